@@ -1,0 +1,44 @@
+"""Errors that a user can act on: one sentence that says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TclError(Exception):
+    """Base of every error that is the user's to mend; the command line prints it and exits with ``exit_code``."""
+
+    exit_code = 1
+
+
+class UsageError(TclError):
+    """A name, a file or a parameter that was given is wrong."""
+
+    exit_code = 2
+
+
+class DataError(TclError):
+    """A file of the data set is missing, damaged, of another schema or of another host."""
+
+    exit_code = 3
+
+
+class PlatformError(TclError):
+    """The hardware, the compiler or the runtime cannot do what was asked."""
+
+    exit_code = 4
+
+
+class RegistryError(TclError):
+    """The model registry has no such model, version or champion."""
+
+    exit_code = 5
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") -> UsageError:
+    """An error that names the nearest known name, e.g. ``unknown platform 'host-avx' ...``."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}."
+    return UsageError(f"unknown {kind} '{name}'{' in ' + where if where else ''}; {hint}")

@@ -1,0 +1,90 @@
+"""What is asked of a measurement and what comes back: plain data that crosses a process boundary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a program is timed; stored with every record, since a latency means nothing without it.
+
+    repeats            timed repeats; the median of their means is the latency
+    min_repeat_ms      a repeat runs the program until it has lasted this long
+    max_number         but at most this many runs a repeat
+    warmup             untimed runs first (TVM's timer adds one of its own)
+    threads            of TVM's runtime
+    early_stop_factor  a program whose first run is this many times slower than its task's best is not repeated
+    flush_cache        evict the caches before each repeat
+    """
+
+    repeats: int = 3
+    min_repeat_ms: float = 10.0
+    max_number: int = 200
+    warmup: int = 1
+    threads: int = 1
+    early_stop_factor: float = 10.0
+    flush_cache: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate program may use before it is stopped: seconds per step and bytes of address space."""
+
+    build_s: float = 20.0
+    run_s: float = 10.0
+    memory_bytes: int = 16 << 30
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program to build, run and time.
+
+    task_key     names the task; jobs of one task that follow each other share its inputs
+    module_json  the task's module as TVM's JSON
+    trace_json   the sketch, as ``sketches.trace_to_json`` wrote it; None runs the module as it is
+    decisions    the sketch's decision vector
+    best_s       the fastest latency of the task so far, seconds; inf turns early stopping off
+    check        compare the output with that of the untuned module on the same inputs
+    """
+
+    task_key: str
+    module_json: str
+    trace_json: str | None = None
+    decisions: tuple[int, ...] = ()
+    best_s: float = math.inf
+    check: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    error        ok, build, run, timeout, crash or wrong-result
+    latencies_s  mean seconds of each repeat, empty unless ok
+    message      one line on the failure
+    repeats      how many repeats were timed; fewer than the protocol's after an early stop
+    checked      the output was compared and found equal
+    build_s      seconds spent building, run_s: running and timing
+    """
+
+    error: str
+    latencies_s: tuple[float, ...] = ()
+    message: str = ""
+    checked: bool = False
+    build_s: float = 0.0
+    run_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker is started with: the TVM target's dictionary, protocol and limits."""
+
+    target: dict
+    protocol: Protocol = field(default_factory=Protocol)
+    limits: Limits = field(default_factory=Limits)
+
+    def protocol_dict(self) -> dict:
+        """The protocol with the target, as it is stored beside each latency."""
+        return asdict(self.protocol)

@@ -1,0 +1,304 @@
+"""Sketches: a program is a sketch plus a small vector of decisions.
+
+MetaSchedule's design space of a task is a few traces with holes.  A ``Sketch`` is one such trace; its holes are
+``Slot`` s of three kinds, laid side by side in one integer vector:
+
+    tile         SamplePerfectTile: n factors whose product is the loop's extent
+    categorical  SampleCategorical: the index of a candidate
+    location     SampleComputeLocation: the loop under which a block is computed (-1 root, -2 inline)
+    constant     the argument of ``meta_schedule.parallel``: fixed in the sketch, but evolutionary search mutates it
+
+Sampling and mutation work on vectors alone; only a program that is to be measured is replayed (``materialise``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from tcl_core.compat import load_intrinsics, load_tvm, make_target, meta_schedule
+from tcl_core.errors import DataError
+
+KINDS = {
+    "SamplePerfectTile": "tile",
+    "SampleCategorical": "categorical",
+    "SampleComputeLocation": "location",
+}
+PARALLEL = "meta_schedule.parallel"
+# Replays with fresh random choices that show which compute locations exist and which tile extents vary.
+PROBES = 12
+
+
+class InvalidProgram(Exception):
+    """The decisions do not make a valid program of the sketch."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One hole of a sketch.
+
+    kind        tile, categorical, location or constant
+    instruction index of the instruction in the sketch's trace
+    offset      first position in the decision vector
+    choices     (C, width) integers: every value that the slot may take
+    """
+
+    kind: str
+    instruction: int
+    offset: int
+    choices: np.ndarray
+
+    @property
+    def width(self) -> int:
+        return self.choices.shape[1]
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.offset, self.offset + self.width)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """One trace with holes of one task; ``index`` numbers the task's sketches."""
+
+    task_key: str
+    index: int
+    trace: Any
+    slots: tuple[Slot, ...]
+
+    @cached_property
+    def width(self) -> int:
+        """Length of a decision vector."""
+        return sum(slot.width for slot in self.slots)
+
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count, width) decision vectors, every slot drawn uniformly from its choices."""
+        columns = [slot.choices[rng.integers(len(slot.choices), size=count)] for slot in self.slots]
+        return np.concatenate(columns, axis=1).astype(np.int32) if columns else np.zeros((count, 0), np.int32)
+
+    def mutate(self, decisions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A copy of (N, width) vectors in which each row has one slot, of those with a choice, drawn anew."""
+        free = [slot for slot in self.slots if len(slot.choices) > 1]
+        mutated = decisions.copy()
+        if free:
+            which = rng.integers(len(free), size=len(decisions))
+            for number, slot in enumerate(free):
+                rows = np.flatnonzero(which == number)
+                mutated[rows, slot.columns] = slot.choices[rng.integers(len(slot.choices), size=len(rows))]
+        return mutated
+
+    def crossover(self, left: np.ndarray, right: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(N, width): each slot taken from one of two parents at random."""
+        child = left.copy()
+        for slot in self.slots:
+            take = rng.random(len(left)) < 0.5
+            child[take, slot.columns] = right[take, slot.columns]
+        return child
+
+    def decisions_of(self, trace: Any) -> np.ndarray:
+        """The decision vector of a trace of this sketch; InvalidProgram if it is a trace of another one."""
+        instructions = trace.insts
+        if tuple(i.kind.name for i in instructions) != self.signature:
+            raise InvalidProgram("the trace has other primitives than the sketch")
+        parts = [_read_slot(slot.kind, instructions[slot.instruction], trace.decisions) for slot in self.slots]
+        return np.array([value for part in parts for value in part], dtype=np.int32)
+
+    @cached_property
+    def signature(self) -> tuple[str, ...]:
+        """The names of the trace's primitives, in order."""
+        return tuple(i.kind.name for i in self.trace.insts)
+
+    def trace_with(self, decisions: Sequence[int]) -> Any:
+        """The sketch's trace with its holes filled."""
+        if len(decisions) != self.width:
+            raise InvalidProgram(f"{len(decisions)} decisions given, the sketch has {self.width}")
+        return fill(self.trace, [(s.kind, s.instruction, s.width) for s in self.slots], decisions)
+
+
+def fill(trace: Any, slots: Sequence[tuple[str, int, int]], decisions: Sequence[int]) -> Any:
+    """A copy of ``trace`` whose slots (kind, instruction, width) hold ``decisions``, read from left to right."""
+    tvm = load_tvm()
+    instructions = list(trace.insts)
+    filled, position = {}, 0
+    for kind, number, width in slots:
+        values = [int(v) for v in decisions[position : position + width]]
+        position += width
+        if kind == "constant":
+            instructions[number] = _with_argument(instructions[number], values[0])
+        else:
+            filled[instructions[number]] = values if kind == "tile" else values[0]
+    return tvm.s_tir.schedule.Trace(instructions, filled)
+
+
+def _with_argument(instruction: Any, value: int) -> Any:
+    """An Annotate instruction whose annotated value is replaced."""
+    tvm = load_tvm()
+    block = instruction.inputs[0]
+    return tvm.s_tir.schedule.Instruction(instruction.kind, [block, value], instruction.attrs, instruction.outputs)
+
+
+def _read_slot(kind: str, instruction: Any, decisions: Any) -> list[int]:
+    if kind == "constant":
+        return [int(instruction.inputs[1])]
+    decision = decisions[instruction]
+    return [int(v) for v in decision] if kind == "tile" else [int(decision)]
+
+
+def find_slots(trace: Any) -> list[tuple[str, int]]:
+    """(kind, instruction number) of every hole of a trace, in the order of the decision vector."""
+    found = []
+    for number, instruction in enumerate(trace.insts):
+        name = instruction.kind.name
+        if name in KINDS:
+            found.append((KINDS[name], number))
+        elif name == "Annotate" and str(instruction.attrs[0]) == PARALLEL:
+            found.append(("constant", number))
+    return found
+
+
+class DesignSpace:
+    """The sketches of one task under one target, and how to make programs of them.
+
+    One design space serves all CPU platforms: the rules are those of plain LLVM, whatever the vector width.
+    """
+
+    def __init__(self, task_key: str, module: Any, target_spec: dict[str, Any]) -> None:
+        tvm = load_tvm()
+        ms = meta_schedule()
+        kind = target_spec["kind"]
+        if kind == "cuda":
+            load_intrinsics(kind)
+        self.task_key = task_key
+        self.module = module
+        self.target = make_target(target_spec)
+        rules = "cuda" if kind == "cuda" else "llvm"
+        space = ms.space_generator.PostOrderApply(
+            sch_rules=ms.ScheduleRule.create(rules),
+            postprocs=ms.Postproc.create(rules),
+            mutator_probs=ms.Mutator.create(rules),
+        )
+        with self.target:
+            self.context = ms.TuneContext(
+                mod=module, target=self.target, space_generator=space, task_name=task_key, rand_state=1, num_threads=1
+            )
+        self._schedule = tvm.s_tir.Schedule
+
+    def sketches(self) -> list[Sketch]:
+        """The task's sketches, in MetaSchedule's order."""
+        schedules = self.context.generate_design_space()
+        traces = [schedule.trace.simplified(remove_postproc=True) for schedule in schedules]
+        return [self.sketch(number, trace) for number, trace in enumerate(traces)]
+
+    def sketch(self, index: int, trace: Any) -> Sketch:
+        """A sketch from its trace: finds the slots and, by random replays, what they may hold."""
+        kinds = find_slots(trace)
+        seen: list[list[tuple[int, ...]]] = [[] for _ in kinds]
+        probes = PROBES if any(kind == "location" for kind, _ in kinds) else 2
+        for seed in range(1, probes + 1):
+            replayed = self._replay_at_random(trace, seed)
+            for values, (kind, number) in zip(seen, kinds, strict=True):
+                values.append(tuple(_read_slot(kind, replayed.insts[number], replayed.decisions)))
+        slots, offset = [], 0
+        for values, (kind, number) in zip(seen, kinds, strict=True):
+            choices = _choices(kind, trace.insts[number], values)
+            slots.append(Slot(kind, number, offset, choices))
+            offset += choices.shape[1]
+        return Sketch(self.task_key, index, trace, tuple(slots))
+
+    def _replay_at_random(self, trace: Any, seed: int) -> Any:
+        blank = load_tvm().s_tir.schedule.Trace(trace.insts, {})
+        schedule = self._schedule(self.module, seed=seed, error_render_level="none")
+        blank.apply_to_schedule(schedule, remove_postproc=True)
+        return schedule.trace
+
+    def materialise(self, sketch: Sketch, decisions: Sequence[int]) -> Any:
+        """The schedule (a ``tvm.s_tir.Schedule``, post-processed) of a program.
+
+        Raises InvalidProgram if TVM refuses the decisions or a post-processor (such as VerifyGPUCode) rejects them.
+        """
+        return self.apply(sketch.trace_with(decisions))
+
+    def apply(self, trace: Any) -> Any:
+        """Replay a filled trace and run the post-processors."""
+        schedule = self._schedule(self.module, seed=1, error_render_level="none")
+        try:
+            trace.apply_to_schedule(schedule, remove_postproc=True)
+            schedule.enter_postproc()
+        except Exception as error:  # TVM reports an impossible decision by several types
+            raise InvalidProgram(str(error).strip().splitlines()[-1]) from error
+        for postproc in self.context.space_generator.postprocs:
+            if not postproc.apply(schedule):
+                raise InvalidProgram(f"rejected by {type(postproc).__name__}")
+        return schedule
+
+    def canonical(self, sketch: Sketch, decisions: Sequence[int]) -> np.ndarray:
+        """The decisions as TVM understands them (it moves an impossible compute location); must be valid."""
+        schedule = self.materialise(sketch, decisions)
+        return sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
+
+
+def _choices(kind: str, instruction: Any, seen: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """(C, width) values of a slot: all tilings of the extent, all categories, or those that replays showed."""
+    if kind == "categorical":
+        return np.arange(len(instruction.attrs[0]), dtype=np.int32)[:, None]
+    extents = {int(np.prod(values)) for values in seen}
+    if kind == "tile" and len(extents) == 1:
+        parts, largest_inner = (int(v) for v in instruction.attrs)
+        return perfect_tilings(extents.pop(), parts, largest_inner)
+    return np.array(sorted(set(seen)), dtype=np.int32)
+
+
+@lru_cache(maxsize=4096)
+def perfect_tilings(extent: int, parts: int, largest_inner: int) -> np.ndarray:
+    """(C, parts) all ordered factorisations of ``extent`` whose last factor is at most ``largest_inner``."""
+    rows = [
+        (*outer, inner)
+        for inner in _divisors(extent)
+        if inner <= largest_inner
+        for outer in _ordered_factors(extent // inner, parts - 1)
+    ]
+    return np.array(rows, dtype=np.int32)
+
+
+@lru_cache(maxsize=65536)
+def _ordered_factors(extent: int, parts: int) -> tuple[tuple[int, ...], ...]:
+    if parts == 0:
+        return ((),) if extent == 1 else ()
+    if parts == 1:
+        return ((extent,),)
+    return tuple((d, *rest) for d in _divisors(extent) for rest in _ordered_factors(extent // d, parts - 1))
+
+
+@lru_cache(maxsize=65536)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def trace_to_json(trace: Any) -> str:
+    """A trace, with its decisions, as text that ``trace_from_json`` reads."""
+    return json.dumps(trace.as_json(), default=_plain_number, separators=(",", ":"))
+
+
+def _plain_number(node: Any) -> int | float:
+    value = node.value
+    return value if isinstance(value, int | float) else float(value)
+
+
+def trace_from_json(text: str, module: Any) -> Any:
+    """The trace written by ``trace_to_json``, replayed on its task's module.
+
+    Raises DataError if the text is damaged or belongs to another task.
+    """
+    tvm = load_tvm()
+    schedule = tvm.s_tir.Schedule(module, seed=1, error_render_level="none")
+    try:
+        tvm.s_tir.schedule.Trace.apply_json_to_schedule(json.loads(text), schedule)
+    except Exception as error:  # json and TVM raise unrelated types
+        raise DataError(f"a sketch does not fit its task ({str(error).strip().splitlines()[-1]}); run the stage candidates again") from error
+    return schedule.trace

@@ -1,0 +1,105 @@
+"""Tasks: the tensor subgraphs of networks that the compiler schedules one by one.
+
+A task is known by its structural hash, so that networks share tasks; how often a network runs a task is its weight there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tcl_core.compat import load_tvm, make_target, meta_schedule, structural_key
+from tcl_core.programs.networks import load_relax
+
+# Relax passes are the same for every CPU, so any LLVM target extracts the same tasks.
+EXTRACTION_TARGET = {"kind": "llvm", "num-cores": 1}
+# First match in the fused task's name decides; order goes from the most to the least costly operator.
+OPERATORS = ("conv2d", "conv3d", "conv1d", "matmul", "softmax", "norm", "pool", "mean", "sum", "take")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One tensor subgraph.
+
+    key          structural hash, 16 hexadecimal digits
+    name         TVM's name of the fused function, readable but not unique
+    operator     operator type, the class over which the sampler spreads its budget
+    flops        floating point operations of one run
+    module_json  the ``IRModule`` as TVM's JSON
+    """
+
+    key: str
+    name: str
+    operator: str
+    flops: float
+    module_json: str
+
+    def module(self) -> Any:
+        """The ``IRModule``, parsed anew."""
+        return load_tvm().ir.load_json(self.module_json)
+
+
+def extract_tasks(network: str) -> list[tuple[Task, int]]:
+    """The tasks of a network (a name, ``.pt2`` or ``.onnx``) and the weight of each in it.
+
+    Raises UsageError if the network cannot be loaded or imported.
+    """
+    target = make_target(EXTRACTION_TARGET)
+    module = fuse(load_relax(network), target)
+    found: dict[str, tuple[Task, int]] = {}
+    for extracted in meta_schedule().relax_integration.extract_tasks(module, target, {}):
+        task = _describe(extracted.task_name, extracted.dispatched[0])
+        weight = int(extracted.weight) + (found[task.key][1] if task.key in found else 0)
+        found[task.key] = (task, weight)
+    return list(found.values())
+
+
+def fuse(module: Any, target: Any) -> Any:
+    """Lower a Relax module to fused TIR functions: what MetaSchedule calls its tasks."""
+    tvm = load_tvm()
+    relax = tvm.relax
+    passes = [
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(module)
+
+
+def _describe(name: str, module: Any) -> Task:
+    tvm = load_tvm()
+    return Task(
+        key=structural_key(module),
+        name=name,
+        operator=operator_type(name, module),
+        flops=float(tvm.s_tir.analysis.estimate_tir_flops(module)),
+        module_json=tvm.ir.save_json(module),
+    )
+
+
+def operator_type(name: str, module: Any) -> str:
+    """The operator that dominates a fused function, told from its name; depthwise convolution apart.
+
+    A convolution is depthwise when its weight, one of the main function's 4-D inputs, has one input channel.
+    """
+    plain = re.sub(r"\d+", lambda m: m.group() if m.group() in "123" else "", name.replace("layer_norm", "norm"))
+    for operator in OPERATORS:
+        if operator in plain:
+            return "depthwise_conv2d" if operator == "conv2d" and _is_depthwise(module) else operator
+    return "elementwise"
+
+
+def _is_depthwise(module: Any) -> bool:
+    data, *others = (shape for shape, _ in argument_types(module))
+    return any(len(s) == 4 and s[1] == 1 and s[0] == data[1] for s in others if len(data) == 4)
+
+
+def argument_types(module: Any) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each argument of a task, outputs last."""
+    return [(tuple(int(d) for d in arg.shape), str(arg.dtype)) for arg in module["main"].params]
