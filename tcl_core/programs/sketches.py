@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -42,20 +42,18 @@ class InvalidProgram(Exception):
 class Slot:
     """One hole of a sketch.
 
-    kind        tile, categorical, location or constant
-    instruction index of the instruction in the sketch's trace
-    offset      first position in the decision vector
-    choices     (C, width) integers: every value that the slot may take
+    kind         tile, categorical, location or constant
+    instruction  index of the instruction in the sketch's trace
+    offset       first position in the decision vector
+    width        positions it takes there
+    choices      (C, width) integers: every value that the slot may take; None until ``DesignSpace.with_choices``
     """
 
     kind: str
     instruction: int
     offset: int
-    choices: np.ndarray
-
-    @property
-    def width(self) -> int:
-        return self.choices.shape[1]
+    width: int
+    choices: np.ndarray | None = None
 
     @property
     def columns(self) -> slice:
@@ -117,22 +115,14 @@ class Sketch:
         """The sketch's trace with its holes filled."""
         if len(decisions) != self.width:
             raise InvalidProgram(f"{len(decisions)} decisions given, the sketch has {self.width}")
-        return fill(self.trace, [(s.kind, s.instruction, s.width) for s in self.slots], decisions)
-
-
-def fill(trace: Any, slots: Sequence[tuple[str, int, int]], decisions: Sequence[int]) -> Any:
-    """A copy of ``trace`` whose slots (kind, instruction, width) hold ``decisions``, read from left to right."""
-    tvm = load_tvm()
-    instructions = list(trace.insts)
-    filled, position = {}, 0
-    for kind, number, width in slots:
-        values = [int(v) for v in decisions[position : position + width]]
-        position += width
-        if kind == "constant":
-            instructions[number] = _with_argument(instructions[number], values[0])
-        else:
-            filled[instructions[number]] = values if kind == "tile" else values[0]
-    return tvm.s_tir.schedule.Trace(instructions, filled)
+        instructions, filled = list(self.trace.insts), {}
+        for slot in self.slots:
+            values = [int(v) for v in decisions[slot.columns]]
+            if slot.kind == "constant":
+                instructions[slot.instruction] = _with_argument(instructions[slot.instruction], values[0])
+            else:
+                filled[instructions[slot.instruction]] = values if slot.kind == "tile" else values[0]
+        return load_tvm().s_tir.schedule.Trace(instructions, filled)
 
 
 def _with_argument(instruction: Any, value: int) -> Any:
@@ -149,16 +139,18 @@ def _read_slot(kind: str, instruction: Any, decisions: Any) -> list[int]:
     return [int(v) for v in decision] if kind == "tile" else [int(decision)]
 
 
-def find_slots(trace: Any) -> list[tuple[str, int]]:
-    """(kind, instruction number) of every hole of a trace, in the order of the decision vector."""
-    found = []
+def read_sketch(task_key: str, index: int, trace: Any) -> Sketch:
+    """The sketch that a trace is an instance of: its holes, without what they may hold."""
+    slots, offset = [], 0
     for number, instruction in enumerate(trace.insts):
         name = instruction.kind.name
-        if name in KINDS:
-            found.append((KINDS[name], number))
-        elif name == "Annotate" and str(instruction.attrs[0]) == PARALLEL:
-            found.append(("constant", number))
-    return found
+        parallel = name == "Annotate" and str(instruction.attrs[0]) == PARALLEL
+        kind = "constant" if parallel else KINDS.get(name)
+        if kind:
+            width = int(instruction.attrs[0]) if kind == "tile" else 1
+            slots.append(Slot(kind, number, offset, width))
+            offset += width
+    return Sketch(task_key, index, trace, tuple(slots))
 
 
 class DesignSpace:
@@ -189,26 +181,24 @@ class DesignSpace:
         self._schedule = tvm.s_tir.Schedule
 
     def sketches(self) -> list[Sketch]:
-        """The task's sketches, in MetaSchedule's order."""
+        """The task's sketches, in MetaSchedule's order, ready to sample."""
         schedules = self.context.generate_design_space()
         traces = [schedule.trace.simplified(remove_postproc=True) for schedule in schedules]
-        return [self.sketch(number, trace) for number, trace in enumerate(traces)]
+        return [self.with_choices(read_sketch(self.task_key, n, trace)) for n, trace in enumerate(traces)]
 
-    def sketch(self, index: int, trace: Any) -> Sketch:
-        """A sketch from its trace: finds the slots and, by random replays, what they may hold."""
-        kinds = find_slots(trace)
-        seen: list[list[tuple[int, ...]]] = [[] for _ in kinds]
-        probes = PROBES if any(kind == "location" for kind, _ in kinds) else 2
-        for seed in range(1, probes + 1):
-            replayed = self._replay_at_random(trace, seed)
-            for values, (kind, number) in zip(seen, kinds, strict=True):
-                values.append(tuple(_read_slot(kind, replayed.insts[number], replayed.decisions)))
-        slots, offset = [], 0
-        for values, (kind, number) in zip(seen, kinds, strict=True):
-            choices = _choices(kind, trace.insts[number], values)
-            slots.append(Slot(kind, number, offset, choices))
-            offset += choices.shape[1]
-        return Sketch(self.task_key, index, trace, tuple(slots))
+    def with_choices(self, sketch: Sketch) -> Sketch:
+        """The sketch with every slot's choices, some of which only random replays can show."""
+        located = any(slot.kind == "location" for slot in sketch.slots)
+        seen: list[list[tuple[int, ...]]] = [[] for _ in sketch.slots]
+        for seed in range(1, (PROBES if located else 2) + 1):
+            replayed = self._replay_at_random(sketch.trace, seed)
+            for values, slot in zip(seen, sketch.slots, strict=True):
+                values.append(tuple(_read_slot(slot.kind, replayed.insts[slot.instruction], replayed.decisions)))
+        slots = (
+            replace(slot, choices=_choices(slot.kind, sketch.trace.insts[slot.instruction], values))
+            for slot, values in zip(sketch.slots, seen, strict=True)
+        )
+        return replace(sketch, slots=tuple(slots))
 
     def _replay_at_random(self, trace: Any, seed: int) -> Any:
         blank = load_tvm().s_tir.schedule.Trace(trace.insts, {})
@@ -300,5 +290,7 @@ def trace_from_json(text: str, module: Any) -> Any:
     try:
         tvm.s_tir.schedule.Trace.apply_json_to_schedule(json.loads(text), schedule)
     except Exception as error:  # json and TVM raise unrelated types
-        raise DataError(f"a sketch does not fit its task ({str(error).strip().splitlines()[-1]}); run the stage candidates again") from error
-    return schedule.trace
+        raise DataError(
+            f"a sketch does not fit its task ({str(error).strip().splitlines()[-1]}); run the stage candidates again"
+        ) from error
+    return schedule.trace.simplified(remove_postproc=True)
