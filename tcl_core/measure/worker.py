@@ -26,7 +26,7 @@ import numpy as np
 
 from tcl_core.compat import load_tvm, set_threads
 from tcl_core.measure.job import Job, Protocol, Setup
-from tcl_core.programs.sketches import DesignSpace, InvalidProgram, fill, find_slots, trace_from_json
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import argument_types
 
 PR_SET_PDEATHSIG = 1
@@ -52,11 +52,9 @@ class Worker:
     def _space(self, task_key: str, module_json: str) -> DesignSpace:
         return DesignSpace(task_key, self.tvm.ir.load_json(module_json), self.setup.target)
 
-    def _sketch(self, task_key: str, module_json: str, trace_json: str) -> tuple[Any, list[tuple[str, int, int]]]:
-        trace = trace_from_json(trace_json, self.space(task_key, module_json).module).simplified(True)
-        widths = {"tile": lambda i: int(i.attrs[0])}
-        slots = [(kind, n, widths.get(kind, lambda _: 1)(trace.insts[n])) for kind, n in find_slots(trace)]
-        return trace, slots
+    def _sketch(self, task_key: str, module_json: str, trace_json: str) -> Sketch:
+        module = self.space(task_key, module_json).module
+        return read_sketch(task_key, 0, trace_from_json(trace_json, module))
 
     def _inputs(self, task_key: str, module_json: str) -> list[Any]:
         """Random inputs and zero outputs on the device; integers are 0 or 1, so that they are valid indices."""
@@ -88,8 +86,8 @@ class Worker:
         space = self.space(job.task_key, job.module_json)
         if job.trace_json is None:
             return self._compile(space.module)
-        trace, slots = self.sketch(job.task_key, job.module_json, job.trace_json)
-        return self._compile(space.apply(fill(trace, slots, job.decisions)).mod)
+        sketch = self.sketch(job.task_key, job.module_json, job.trace_json)
+        return self._compile(space.materialise(sketch, job.decisions).mod)
 
     def time(self, function: Any, job: Job) -> list[float]:
         """Mean seconds of each repeat; one repeat only for a program far behind its task's best."""

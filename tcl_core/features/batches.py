@@ -1,0 +1,75 @@
+"""Samples: measured programs as arrays, the one form in which models see them.
+
+Knows nothing of TVM, of files or of models.  Everything is aligned on the first axis, N programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Samples:
+    """N programs, their labels and their grouping.
+
+    tokens       (N, L, F) float32, one row per schedule primitive; rows from ``lengths`` on are zero
+    lengths      (N,) int32, rows of ``tokens`` in use
+    tasks        (N,) int32, the ranking group: programs are only ever compared within one task
+    latencies_s  (N,) float64, median measured latency in seconds; inf where the program failed
+    task_names   task index -> readable name, for error messages and reports
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    tasks: np.ndarray
+    latencies_s: np.ndarray
+    task_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """(N,) float32 in [0, 1]: fastest latency of the task / own latency; 0 where the program failed."""
+        return latency_scores(self.latencies_s, self.tasks)
+
+    def take(self, index: np.ndarray) -> Samples:
+        """The programs at ``index`` (integers or a mask); task numbering is kept."""
+        picked = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "task_names"}
+        return Samples(**picked, task_names=self.task_names)
+
+    def task_name(self, task: int) -> str:
+        return self.task_names[task] if 0 <= task < len(self.task_names) else f"task {task}"
+
+
+def latency_scores(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+    """(fastest latency of the task) / latency, (N,) float32; 0 for a failed program (latency inf)."""
+    scores = np.zeros(len(tasks), dtype=np.float32)
+    for rows in rows_by_task(tasks):
+        fastest = latencies_s[rows].min()
+        if np.isfinite(fastest):
+            scores[rows] = fastest / latencies_s[rows]
+    return scores
+
+
+def rows_by_task(tasks: np.ndarray) -> Iterator[np.ndarray]:
+    """Row numbers of each task that occurs, in ascending task order."""
+    order = np.argsort(tasks, kind="stable")
+    bounds = np.flatnonzero(np.diff(tasks[order])) + 1
+    return (rows for rows in np.split(order, bounds) if len(rows))
+
+
+def concatenate(parts: Sequence[Samples]) -> Samples:
+    """Stack parts that share one task numbering; shorter token sequences are padded with zero rows."""
+    length = max(p.tokens.shape[1] for p in parts)
+    tokens = [np.pad(p.tokens, ((0, 0), (0, length - p.tokens.shape[1]), (0, 0))) for p in parts]
+    return Samples(
+        tokens=np.concatenate(tokens),
+        lengths=np.concatenate([p.lengths for p in parts]),
+        tasks=np.concatenate([p.tasks for p in parts]),
+        latencies_s=np.concatenate([p.latencies_s for p in parts]),
+        task_names=max((p.task_names for p in parts), key=len),
+    )

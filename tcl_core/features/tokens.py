@@ -1,0 +1,207 @@
+"""Tokens: a program as a sequence of feature rows, computed for thousands of decision vectors at once.
+
+One row for the workload, one per schedule primitive, one per tiling level, and one for the hardware (last, as in
+arXiv 2604.12891).  Within a sketch only decisions differ, so a sketch is a template plus a scatter of its holes.
+The tiling-level rows say what boosted trees get from the lowered statements (extents, footprints, strides per level):
+they are functions of the decisions, so they cost array operations and no lowering.
+
+    row = [kind one-hot (K) | numbers (M)],  F = K + M;  counts, extents, bytes and strides as log2(1 + x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tcl_core.programs.primitives import Hole, Number, Primitive
+from tcl_core.programs.tasks import OPERATORS
+from tcl_core.programs.workload import Workload
+
+KINDS = (
+    "workload", "hardware", "level", "Split", "Reorder", "Fuse", "ComputeAt", "ReverseComputeAt", "ComputeInline",
+    "ReverseComputeInline", "CacheRead", "CacheWrite", "RFactor", "Annotate", "Bind", "other",
+)  # fmt: skip
+NUMBERS = 32
+WIDTH = len(KINDS) + NUMBERS
+ALL_OPERATORS = (*OPERATORS, "depthwise_conv2d", "elementwise")
+ANNOTATIONS = ("parallel", "vectorize", "unroll_explicit", "tiling_structure", "random_compute_producer")
+ACCESSES = 4  # the written buffer and the first three read ones
+FACTORS = 5
+IGNORED = ("Unannotate",)
+
+Row = list[np.ndarray | float]
+
+
+def log2p(x: np.ndarray | float) -> np.ndarray:
+    """log2(1 + |x|), the scale of all sizes."""
+    return np.log2(1.0 + np.abs(np.asarray(x, dtype=np.float64)))
+
+
+def program_tokens(
+    primitives: Sequence[Primitive], workload: Workload, hardware: Sequence[float], decisions: np.ndarray
+) -> np.ndarray:
+    """(N, L, F) float32 rows of the N programs that ``decisions`` (N, width) make of one sketch.
+
+    ``hardware`` are the platform's fields in fixed order; 0 stands for unknown.
+    """
+    nest = _Nest.of(primitives, workload, decisions)
+    rows = [_row("workload", _workload_numbers(workload), len(decisions))]
+    for primitive in primitives:
+        if primitive.kind not in IGNORED:
+            kind = primitive.kind if primitive.kind in KINDS else "other"
+            rows.append(_row(kind, _primitive_numbers(primitive, workload, nest, decisions), len(decisions)))
+    rows += [_row("level", numbers, len(decisions)) for numbers in nest.level_numbers()]
+    rows.append(_row("hardware", [log2p(x) for x in hardware], len(decisions)))
+    return np.stack(rows, axis=1)
+
+
+def _row(kind: str, numbers: Row, count: int) -> np.ndarray:
+    """(count, F) of one row; each number is a constant or (count,)."""
+    row = np.zeros((count, WIDTH), dtype=np.float32)
+    row[:, KINDS.index(kind)] = 1.0
+    for column, value in enumerate(numbers[:NUMBERS]):
+        row[:, len(KINDS) + column] = value
+    return row
+
+
+def _values(number: Number, decisions: np.ndarray) -> np.ndarray:
+    """(N,) values of a number: the decision column, or the constant."""
+    if not isinstance(number, Hole):
+        return np.full(len(decisions), number, dtype=np.int64)
+    column = decisions[:, number.column].astype(np.int64)
+    return column if number.table is None else np.array(number.table, dtype=np.int64)[column]
+
+
+def _workload_numbers(workload: Workload) -> Row:
+    anchor = workload.anchor
+    spatial, reduced = anchor.extents[~anchor.reduces].prod(), anchor.extents[anchor.reduces].prod()
+    sizes = [workload.flops, workload.argument_bytes, workload.flops / workload.argument_bytes, spatial, reduced]
+    one_hot = [float(workload.operator == name) for name in ALL_OPERATORS]
+    return [*map(log2p, sizes), len(workload.blocks) / 8, *one_hot, *map(log2p, anchor.extents[:12])]
+
+
+def _primitive_numbers(primitive: Primitive, workload: Workload, nest: _Nest, decisions: np.ndarray) -> Row:
+    if primitive.kind == "Split":
+        return _split_numbers(primitive, workload, decisions)
+    if primitive.kind in ("ComputeAt", "ReverseComputeAt"):
+        return _location_numbers(primitive, workload, nest, decisions)
+    if primitive.kind == "Annotate":
+        one_hot = [float(primitive.key.endswith(name)) for name in ANNOTATIONS]
+        return [*one_hot, *(log2p(_values(n, decisions)) for n in primitive.numbers[:2])]
+    return [_is_anchor(primitive, workload), *(log2p(_values(n, decisions)) for n in primitive.numbers[:4])]
+
+
+def _is_anchor(primitive: Primitive, workload: Workload) -> float:
+    return float(primitive.block == workload.anchor.name)
+
+
+def _split_numbers(primitive: Primitive, workload: Workload, decisions: np.ndarray) -> Row:
+    loop = primitive.loops[0]
+    factors = [log2p(_values(n, decisions)) for n in primitive.numbers[:FACTORS]]
+    factors += [0.0] * (FACTORS - len(factors))
+    block = workload.block(loop.block)
+    if block is None or loop.axis is None:
+        return [*factors, 0.0, 0.0, _is_anchor(primitive, workload)]
+    about = [log2p(block.extents[loop.axis]), float(block.reduces[loop.axis]), _is_anchor(primitive, workload)]
+    strides = [log2p(access.strides[loop.axis]) for access in block.accesses[:ACCESSES]]
+    return [*factors, *about, loop.axis / 8, *strides]
+
+
+def _location_numbers(primitive: Primitive, workload: Workload, nest: _Nest, decisions: np.ndarray) -> Row:
+    """Where a block is computed: under which loop, and how much of the anchor's work one visit serves."""
+    loop = primitive.loops[0]
+    block = workload.block(primitive.block)
+    size = log2p(block.iterations) if block else 0.0
+    if loop.location is None:
+        return [0.0, 0.0, 0.0, size, 1.0, log2p(_values(loop.extent, decisions))]
+    location = _values(loop.location, decisions)
+    return [
+        location / 32,
+        (location == -1).astype(float),
+        (location == -2).astype(float),
+        size,
+        0.0,
+        0.0,
+        *nest.at_location(location),
+    ]
+
+
+@dataclass
+class _Nest:
+    """The anchor block's loops from outermost to innermost, as far as one reorder states them.
+
+    axes   (loops,) axis that each loop walks;  extents (N, loops)
+    tiles  (N, loops + 1, axes): what each axis covers inside, from loop p on; the last entry is all ones
+    """
+
+    workload: Workload
+    axes: list[int] = field(default_factory=list)
+    extents: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    tiles: np.ndarray = field(default_factory=lambda: np.zeros((0, 1, 0)))
+
+    @classmethod
+    def of(cls, primitives: Sequence[Primitive], workload: Workload, decisions: np.ndarray) -> _Nest:
+        anchor = workload.anchor
+        for primitive in primitives:
+            loops = primitive.loops
+            known = all(loop.block == anchor.name and loop.axis is not None for loop in loops)
+            if primitive.kind == "Reorder" and known and {loop.axis for loop in loops} == set(range(len(anchor.extents))):
+                return cls._from_loops(workload, [loop.axis for loop in loops], [loop.extent for loop in loops], decisions)
+        whole = [int(e) for e in anchor.extents]  # nobody reorders it: its own loops, untiled
+        return cls._from_loops(workload, list(range(len(whole))), whole, decisions)
+
+    @classmethod
+    def _from_loops(cls, workload: Workload, axes: list[int], extents: list[Number], decisions: np.ndarray) -> _Nest:
+        values = np.stack([_values(e, decisions) for e in extents], axis=1)
+        tiles = np.ones((len(decisions), len(axes) + 1, len(workload.anchor.extents)), dtype=np.int64)
+        for p in reversed(range(len(axes))):
+            tiles[:, p] = tiles[:, p + 1]
+            tiles[:, p, axes[p]] *= values[:, p]
+        return cls(workload, axes, values, tiles)
+
+    def levels(self) -> list[range]:
+        """Loop positions of each tiling level: it ends where an axis comes again or spatial meets reduction."""
+        reduces, bounds, seen = self.workload.anchor.reduces, [0], set()
+        for p, axis in enumerate(self.axes):
+            if p and (axis in seen or reduces[axis] != reduces[self.axes[p - 1]]):
+                bounds.append(p)
+                seen = set()
+            seen.add(axis)
+        return [range(a, b) for a, b in zip(bounds, [*bounds[1:], len(self.axes)], strict=True)]
+
+    def level_numbers(self) -> list[Row]:
+        """Per level: its trip count, the work and the footprints inside it, and how its innermost loop strides."""
+        levels, anchor, rows = self.levels(), self.workload.anchor, []
+        for depth, level in enumerate(levels):
+            tiles, last = self.tiles[:, level[0]], level[-1]
+            strides = [access.strides[self.axes[last]] for access in anchor.accesses[:ACCESSES]]
+            rows.append(
+                [
+                    float(anchor.reduces[self.axes[last]]),
+                    depth / 8,
+                    (len(levels) - depth) / 8,
+                    log2p(self.extents[:, level].prod(axis=1)),
+                    log2p(tiles.prod(axis=1)),
+                    log2p(self.extents[:, last]),
+                    *_padded([log2p(s) for s in strides]),
+                    *_padded([float(s == 1) for s in strides]),
+                    *_padded(self._footprints(tiles)),
+                    *_padded([log2p(self.extents[:, p]) for p in level]),
+                ]
+            )
+        return rows
+
+    def at_location(self, location: np.ndarray) -> Row:
+        """Work and footprints inside the loop number ``location`` (N,); everything where it is negative."""
+        inside = np.where(location < 0, 0, np.minimum(location + 1, len(self.axes)))
+        tiles = self.tiles[np.arange(len(location)), inside]
+        return [log2p(tiles.prod(axis=1)), *_padded(self._footprints(tiles))]
+
+    def _footprints(self, tiles: np.ndarray) -> Row:
+        return [log2p(access.footprint_bytes(tiles)) for access in self.workload.anchor.accesses[:ACCESSES]]
+
+
+def _padded(numbers: Row) -> Row:
+    return [*numbers, *[0.0] * (ACCESSES - len(numbers))][:ACCESSES]
