@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,8 +94,28 @@ def make_target(spec: dict[str, Any]) -> Any:
         raise PlatformError(f"TVM has no target {spec}: {reason}") from error
 
 
+@contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Keep the compiler's own chatter off standard error while it works; what it raises is still raised.
+
+    TVM writes warnings that a user can do nothing about straight to file descriptor 2.
+    """
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
 def set_threads(count: int) -> None:
-    """Set the number of threads of TVM's runtime in this process."""
+    """Set the number of threads of TVM's runtime in this process, and pin the calling thread to one core.
+
+    The pinning is TVM's doing: it makes timings steady, and starves whatever else (such as PyTorch) runs here after.
+    """
     load_tvm().get_global_func("runtime.config_threadpool")(-1, count)
 
 

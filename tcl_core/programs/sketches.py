@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core.compat import load_intrinsics, load_tvm, make_target, meta_schedule
+from tcl_core.compat import load_intrinsics, load_tvm, make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError
 
 KINDS = {
@@ -182,7 +182,8 @@ class DesignSpace:
 
     def sketches(self) -> list[Sketch]:
         """The task's sketches, in MetaSchedule's order, ready to sample."""
-        schedules = self.context.generate_design_space()
+        with quiet_compiler():
+            schedules = self.context.generate_design_space()
         traces = [schedule.trace.simplified(remove_postproc=True) for schedule in schedules]
         return [self.with_choices(read_sketch(self.task_key, n, trace)) for n, trace in enumerate(traces)]
 

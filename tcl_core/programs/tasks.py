@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tcl_core.compat import load_tvm, make_target, meta_schedule, structural_key
+from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler, structural_key
 from tcl_core.programs.networks import load_relax
 
 # Relax passes are the same for every CPU, so any LLVM target extracts the same tasks.
@@ -46,10 +46,12 @@ def extract_tasks(network: str) -> list[tuple[Task, int]]:
     Raises UsageError if the network cannot be loaded or imported.
     """
     target = make_target(EXTRACTION_TARGET)
-    module = fuse(load_relax(network), target)
+    with quiet_compiler():
+        module = fuse(load_relax(network), target)
+        fused = meta_schedule().relax_integration.extract_tasks(module, target, {})
     found: dict[str, tuple[Task, int]] = {}
-    for extracted in meta_schedule().relax_integration.extract_tasks(module, target, {}):
-        task = _describe(extracted.task_name, extracted.dispatched[0])
+    for extracted in fused:
+        task = describe(extracted.task_name, extracted.dispatched[0])
         weight = int(extracted.weight) + (found[task.key][1] if task.key in found else 0)
         found[task.key] = (task, weight)
     return list(found.values())
@@ -72,7 +74,8 @@ def fuse(module: Any, target: Any) -> Any:
         return tvm.transform.Sequential(passes)(module)
 
 
-def _describe(name: str, module: Any) -> Task:
+def describe(name: str, module: Any) -> Task:
+    """The task that a fused function of this name is."""
     tvm = load_tvm()
     return Task(
         key=structural_key(module),

@@ -1,0 +1,241 @@
+"""params.yaml as frozen, validated dataclasses: every number a run depends on, no default elsewhere.
+
+A field's annotation is its whole check, so a new parameter is one line here and one commented line in
+params.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from tcl_core.errors import UsageError, unknown_name
+from tcl_core.files import replacing
+from tcl_core.settings import Between, OneOf, parse, read_yaml, yaml_format
+
+Count = Annotated[int, Between(1)]
+CountOrZero = Annotated[int, Between(0)]
+Positive = Annotated[float, Between(0, above=True)]
+NotNegative = Annotated[float, Between(0)]
+Share = Annotated[float, Between(0, 1)]
+PositiveShare = Annotated[float, Between(0, 1, above=True)]
+Sampler = Annotated[str, OneOf(("rdu", "rdu-paper", "random"))]
+
+
+@dataclass(frozen=True)
+class Networks:
+    train: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Platform:
+    """``hardware``: fields of ``platforms.Hardware`` that this machine does not tell, or tells wrongly."""
+
+    mcpu: str
+    hardware: dict[str, NotNegative] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One later platform of the chain: ``prev`` is the platform whose model it starts from."""
+
+    prev: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    first: str
+    then: dict[str, Link]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    max_train_tasks: CountOrZero
+    max_held_out_tasks: CountOrZero
+    programs_per_task: Count
+    held_out_programs_per_task: Count
+
+
+@dataclass(frozen=True)
+class Measure:
+    repeats: Count
+    min_repeat_ms: NotNegative
+    max_number: Count
+    warmup: CountOrZero
+    timeout_s: Positive
+    build_timeout_s: Positive
+    check_fraction: Share
+    early_stop_factor: Annotated[float, Between(1)]
+    flush_cache: bool
+
+
+@dataclass(frozen=True)
+class Collect:
+    sampler: Sampler
+    rounds: Count
+    first_fraction: PositiveShare
+    fraction: PositiveShare
+    initial_share: PositiveShare
+    epochs: Count
+    ensemble: Count
+
+
+@dataclass(frozen=True)
+class Train:
+    model: str
+    epochs: Count
+    learning_rate: Positive
+    batch_size: Count
+    weight_decay: NotNegative
+    gradient_clip: Positive
+    validation_share: Annotated[float, Between(0, 0.9)]
+
+
+@dataclass(frozen=True)
+class Distill:
+    epochs: Count
+    kd_epochs: Count
+    beta: Share
+    ewc_lambda: NotNegative
+    adapter_width: Count
+    column_start: Annotated[str, OneOf(("knowledge_base", "fresh"))]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    top_k: tuple[Count, ...]
+    bootstrap: Count
+
+
+@dataclass(frozen=True)
+class Promote:
+    confidence: Annotated[float, Between(0.5, 1)]
+
+
+@dataclass(frozen=True)
+class Tune:
+    network: str
+    trials: Count
+
+
+@dataclass(frozen=True)
+class Params:
+    seed: CountOrZero
+    networks: Networks
+    platforms: dict[str, Platform]
+    chain: Chain
+    candidates: Candidates
+    measure: Measure
+    collect: Collect
+    train: Train
+    distill: Distill
+    evaluate: Evaluate
+    promote: Promote
+    tune: Tune
+
+    @property
+    def chain_order(self) -> tuple[str, ...]:
+        """The chain's platforms from the first to the target."""
+        return (self.chain.first, *self.chain.then)
+
+    def previous(self, platform: str) -> str | None:
+        """The platform whose model ``platform`` starts from; None for the chain's first."""
+        if platform not in self.chain_order:
+            raise unknown_name("platform", platform, self.chain_order, "the chain of params.yaml")
+        return None if platform == self.chain.first else self.chain.then[platform].prev
+
+
+def load_params(path: str | Path = "params.yaml") -> Params:
+    """Read and check ``path``.  UsageError: no file, YAML syntax, unknown or missing key, bad value."""
+    path = Path(path)
+    return parse_params(read_yaml(path), str(path))
+
+
+def parse_params(tree: Any, source: str = "params.yaml") -> Params:
+    """The parameters of an already parsed YAML document; ``source`` names it in error messages."""
+    if not isinstance(tree, Mapping):
+        raise UsageError(
+            f"{source} holds no sections; restore it from the repository (git checkout {source})"
+        )
+    params = parse(Params, tree, "", source)
+    _check_networks(params.networks, source)
+    _check_chain(params, source)
+    return params
+
+
+def _check_networks(networks: Networks, source: str) -> None:
+    for name in networks.held_out:
+        if name in networks.train:
+            raise UsageError(
+                f"{source}: network '{name}' is in both networks.train and networks.held_out; "
+                "remove it from one, a network that was trained on cannot test the model"
+            )
+
+
+def _check_chain(params: Params, source: str) -> None:
+    earlier: list[str] = []
+    for name in params.chain_order:
+        if name not in params.platforms:
+            raise unknown_name("platform", name, params.platforms, f"the chain of {source}")
+        if name in earlier:
+            raise UsageError(
+                f"{source}: platform '{name}' is both chain.first and in chain.then; remove one of them"
+            )
+        if earlier and params.chain.then[name].prev not in earlier:
+            raise UsageError(
+                f"{source}: chain.then.{name}.prev is '{params.chain.then[name].prev}', "
+                f"which is not an earlier platform of the chain; use one of: {', '.join(earlier)}"
+            )
+        earlier.append(name)
+
+
+def profile_names(path: str | Path = "params.yaml") -> tuple[str, ...]:
+    """Names of the patches ``profiles/NAME.yaml`` beside ``path``, each with only the keys that differ."""
+    return tuple(sorted(file.stem for file in (Path(path).parent / "profiles").glob("*.yaml")))
+
+
+def apply_profile(name: str, path: str | Path = "params.yaml") -> dict[str, tuple[Any, Any]]:
+    """Rewrite the profile's values inside ``path``, comments kept, in one atomic step.
+
+    Returns dotted key -> (old, new) of what changed.  Raises UsageError, and leaves ``path`` alone, for an
+    unknown profile, for a key that ``path`` lacks, and for a result that is not valid.
+    """
+    path = Path(path)
+    if name not in profile_names(path):
+        raise unknown_name("profile", name, profile_names(path), str(path.parent / "profiles"))
+    document = read_yaml(path, round_trip=True)
+    patch_file = path.parent / "profiles" / f"{name}.yaml"
+    changed = dict(_patch(document, read_yaml(patch_file, round_trip=True) or {}, "", str(patch_file)))
+    parse_params(document, f"{path} with profile '{name}'")
+    if changed:
+        with replacing(path) as file:
+            yaml_format(round_trip=True).dump(document, file)
+    return changed
+
+
+def _patch(tree: Any, patch: Mapping, prefix: str, source: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for key, new in patch.items():
+        dotted, old = f"{prefix}{key}", tree.get(key)
+        if key not in tree:
+            raise unknown_name("key", dotted, (f"{prefix}{known}" for known in tree), source)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _patch(old, new, f"{dotted}.", source)
+        elif old != new:
+            yield dotted, (_plain(old), _plain(new))
+            _replace(tree, key, new)
+
+
+def _replace(tree: Any, key: str, new: Any) -> None:
+    """A list is refilled in place, so that it keeps its block or flow style."""
+    if isinstance(tree[key], list) and isinstance(new, list):
+        tree[key].clear()
+        tree[key].extend(new)
+    else:
+        tree[key] = new
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value

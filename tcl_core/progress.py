@@ -1,0 +1,65 @@
+"""Progress of long work on standard error: a bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+QUIET_S = 15.0
+
+
+class Progress:
+    """Counts finished units; ``note`` is shown beside the count."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.title, self.total, self.done, self.note = title, total, 0, ""
+        self.start = self._said = time.monotonic()
+
+    def advance(self, note: str = "") -> None:
+        self.done, self.note = self.done + 1, note
+        if time.monotonic() - self._said > QUIET_S:
+            self._said = time.monotonic()
+            self.show()
+
+    def show(self) -> None:
+        seconds = time.monotonic() - self.start
+        left = seconds / max(self.done, 1) * (self.total - self.done)
+        ending = f", {self.note}" if self.note else ""
+        print(f"{self.title}: {self.done} of {self.total}, about {left:.0f} s left{ending}", file=sys.stderr, flush=True)
+
+
+def _terminal() -> TextIO:
+    """Standard error on a descriptor of its own, so that the bar shows while the compiler is kept quiet."""
+    return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+
+
+class _Bar(Progress):
+    def __init__(self, title: str, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        super().__init__(title, total)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        note = TextColumn("{task.fields[note]}", style="dim")
+        self.bar = RichProgress(*columns, TimeRemainingColumn(), note, console=Console(file=_terminal()))
+        self.task = self.bar.add_task(title, total=total, note="")
+
+    def advance(self, note: str = "") -> None:
+        self.done += 1
+        self.bar.update(self.task, advance=1, note=note)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Progress]:
+    """``with progress("measuring", 100) as p: p.advance()``"""
+    if not sys.stderr.isatty():
+        yield Progress(title, total)
+        return
+    shown = _Bar(title, total)
+    with shown.bar:
+        yield shown

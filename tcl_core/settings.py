@@ -1,0 +1,142 @@
+"""From a YAML file to frozen dataclasses: a field's annotation is its whole check.
+
+Knows YAML and dataclasses, no parameter of TCL.  Supported annotations: int, float, bool, str, each
+optionally ``Annotated`` with ``Between`` or ``OneOf``; ``tuple[X, ...]``; ``dict[str, X]``; a dataclass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from tcl_core.errors import UsageError, unknown_name
+
+
+@dataclass(frozen=True)
+class Between:
+    """Allowed range of a number; ``above`` excludes the lower bound itself."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        bound = f"{'above' if self.above else 'of at least'} {self.low:g}"
+        return bound if self.high == math.inf else f"{bound} and at most {self.high:g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    names: tuple[str, ...]
+
+
+def parse(kind: Any, value: Any, key: str, source: str) -> Any:
+    """``value`` checked against the annotation ``kind`` and converted.
+
+    ``key`` is dotted, as in ``measure.repeats``, and empty for the whole document; ``source`` is the file.
+    Raises UsageError: unknown or missing key, wrong type, value out of range.
+    """
+    kind, rule = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
+    if is_dataclass(kind):
+        return _parse_section(kind, value, key, source)
+    if get_origin(kind) is dict:
+        entries = _mapping(value, key, source)
+        return {
+            name: parse(get_args(kind)[1], entry, f"{key}.{name}", source) for name, entry in entries.items()
+        }
+    if get_origin(kind) is tuple:
+        return _parse_list(get_args(kind)[0], value, key, source)
+    return _parse_scalar(kind, rule, value, key, source)
+
+
+def _parse_section(kind: type, value: Any, key: str, source: str) -> Any:
+    tree = _mapping(value, key, source)
+    known = get_type_hints(kind, include_extras=True)
+    where = f"section '{key}' of {source}" if key else source
+    for name in tree:
+        if name not in known:
+            raise unknown_name("key" if key else "section", str(name), known, where)
+    for field in fields(kind):
+        if field.name not in tree and field.default is MISSING and field.default_factory is MISSING:
+            raise UsageError(
+                f"{where} lacks '{field.name}'; add it, or restore the file (git checkout {source})"
+            )
+    return kind(
+        **{name: parse(known[name], tree[name], f"{key}.{name}".lstrip("."), source) for name in tree}
+    )
+
+
+def _mapping(value: Any, key: str, source: str) -> Mapping:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{source}: '{key}' is {value!r}; it must be a section of 'name: value' lines")
+    for name in value:
+        if not isinstance(name, str):
+            raise UsageError(f"{source}: the name {name!r} in '{key}' is no text; put it in quotes")
+    return value
+
+
+def _parse_list(kind: Any, value: Any, key: str, source: str) -> tuple:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{source}: {key} is {value!r}; it must be a list of at least one entry")
+    items = tuple(parse(kind, item, f"{key}[{index}]", source) for index, item in enumerate(value))
+    for index, item in enumerate(items):
+        if item in items[:index]:
+            raise UsageError(f"{source}: {key} lists {item!r} twice; remove one")
+    return items
+
+
+_EXPECTED = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+
+def _parse_scalar(kind: type, rule: Between | OneOf | None, value: Any, key: str, source: str) -> Any:
+    if isinstance(rule, OneOf) and isinstance(value, str) and value not in rule.names:
+        raise unknown_name(key, value, rule.names, source)
+    if not _is_a(kind, value) or (isinstance(rule, Between) and value not in rule):
+        bounds = f" {rule}" if isinstance(rule, Between) else ""
+        raise UsageError(f"{source}: {key} is {value!r}; it must be {_EXPECTED[kind]}{bounds}")
+    return kind(value)
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    """Strict but for an integer where a float is meant: true is no number, '3' no integer, '' no text."""
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) and value != ""
+
+
+def read_yaml(path: Path, round_trip: bool = False) -> Any:
+    """The document in ``path``, with comments where ``round_trip``; UsageError names the bad line."""
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        return yaml_format(round_trip).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no {path}; run in the root of the repository or name another file"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path} ({error.strerror}); name a readable file") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text; restore it (git checkout {path})") from None
+    except MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UsageError(f"{path}{line}: not valid YAML ({error.problem}); mend that line") from None
+    except YAMLError as error:
+        raise UsageError(f"{path}: not valid YAML ({str(error).splitlines()[0]}); mend it") from None
+
+
+def yaml_format(round_trip: bool) -> Any:
+    """YAML 1.2 as DVC reads it; the round-trip form keeps comments and layout."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="rt" if round_trip else "safe", pure=True)
+    yaml.preserve_quotes = True
+    yaml.width = 4096  # never fold a line: a profile changes values and nothing else
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml

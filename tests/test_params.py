@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tcl_core.errors import PlatformError, UsageError
+from tcl_core.files import replacing
+from tcl_core.params import apply_profile, load_params, profile_names
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of params.yaml and its profiles, with the default profile's values; the path of the copy."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    apply_profile("default", tmp_path / "params.yaml")
+    return tmp_path / "params.yaml"
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
+    path.write_text(text.replace(old, new))
+
+
+def error_of(path: Path) -> str:
+    with pytest.raises(UsageError) as raised:
+        load_params(path)
+    message = str(raised.value)
+    assert "\n" not in message and str(path) in message
+    return message
+
+
+def test_committed_file_is_valid_and_in_chain_order(project):
+    params = load_params(project)
+    assert params.chain_order == ("host-sse42", "host-avx2", "host-avx512")
+    assert [params.previous(p) for p in params.chain_order] == [None, "host-sse42", "host-avx2"]
+    assert params.platforms["host-avx2"].mcpu == "haswell"
+    assert params.evaluate.top_k == (1, 5)
+    assert isinstance(params.measure.timeout_s, float)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.seed = 1
+
+
+def test_previous_of_an_unknown_platform_names_the_nearest(project):
+    with pytest.raises(UsageError, match="did you mean 'host-avx512'"):
+        load_params(project).previous("host-avx51")
+
+
+def test_every_number_has_a_comment():
+    numbers = re.findall(r"^ *\w+: [\[\d].*$", (ROOT / "params.yaml").read_text(), re.MULTILINE)
+    assert len(numbers) > 30
+    assert [line for line in numbers if "#" not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "  repeats: 3 ",
+            "  repeat: 3 ",
+            "unknown key 'repeat' in section 'measure' of {file}; did you mean 'repeats'?",
+        ),
+        ("\nmeasure:", "\nmeasuer:", "unknown section 'measuer' in {file}; did you mean 'measure'?"),
+        ("  warmup: 1 ", "  # warmup: 1 ", "section 'measure' of {file} lacks 'warmup'"),
+        ("  repeats: 3 ", "  repeats: 0 ", "measure.repeats is 0; it must be an integer of at least 1"),
+        ("  repeats: 3 ", "  repeats: 2.5 ", "measure.repeats is 2.5; it must be an integer of at least 1"),
+        ("  repeats: 3 ", "  repeats: true ", "measure.repeats is True; it must be an integer"),
+        ("  repeats: 3 ", "  repeats: '3' ", "measure.repeats is '3'; it must be an integer"),
+        (
+            "\n  fraction: 0.1 ",
+            "\n  fraction: -0.1 ",
+            "collect.fraction is -0.1; it must be a number above 0 and at most 1",
+        ),
+        (
+            "\n  fraction: 0.1 ",
+            "\n  fraction: 1.5 ",
+            "collect.fraction is 1.5; it must be a number above 0 and at most 1",
+        ),
+        ("\n  fraction: 0.1 ", "\n  fraction: .nan ", "collect.fraction is nan; it must be a number"),
+        ("\n  fraction: 0.1 ", "\n  fraction: ", "collect.fraction is None; it must be a number"),
+        (
+            "  beta: 0.5 ",
+            "  beta: 1.01 ",
+            "distill.beta is 1.01; it must be a number of at least 0 and at most 1",
+        ),
+        ("flush_cache: false", "flush_cache: 0", "measure.flush_cache is 0; it must be true or false"),
+        ("sampler: rdu ", "sampler: rdv ", "unknown collect.sampler 'rdv' in {file}; did you mean 'rdu'?"),
+        ("  model: mamba", "  model: ''", "train.model is ''; it must be text"),
+        ("top_k: [1, 5]", "top_k: []", "evaluate.top_k is []; it must be a list of at least one entry"),
+        ("top_k: [1, 5] ", "top_k: 5 ", "evaluate.top_k is 5; it must be a list"),
+        ("top_k: [1, 5]", "top_k: [1, 0]", "evaluate.top_k[1] is 0; it must be an integer of at least 1"),
+        ("top_k: [1, 5]", "top_k: [1, 1]", "evaluate.top_k lists 1 twice"),
+        (
+            "    - bert-tiny",
+            "    - resnet-50",
+            "network 'resnet-50' is in both networks.train and networks.held_out",
+        ),
+        (
+            "prev: host-avx2",
+            "prev: host-avx512",
+            "chain.then.host-avx512.prev is 'host-avx512', which is not an earlier platform",
+        ),
+        ("prev: host-avx2", "prev: host-avx1", "use one of: host-sse42, host-avx2"),
+        (
+            "first: host-sse42",
+            "first: host-sse41",
+            "unknown platform 'host-sse41' in the chain of {file}; did you mean 'host-sse42'?",
+        ),
+        (
+            "first: host-sse42",
+            "first: host-avx2",
+            "platform 'host-avx2' is both chain.first and in chain.then",
+        ),
+        ("seed: 0 ", "seed: [0 ", "line "),
+        ("seed: 0 ", "seed: 0\nseed: 1 ", "line 5: not valid YAML (found duplicate key"),
+        ("  host-avx2:\n    mcpu", "  7:\n    mcpu", "the name 7 in 'platforms' is no text"),
+        ("chain: ", "chain: later ", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(project, old, new, expected):
+    edit(project, old, new)
+    assert expected.format(file=project) in error_of(project)
+
+
+def test_a_syntax_error_names_its_line(project):
+    edit(project, "  repeats: 3 ", "  repeats: 3: 4 ")
+    line = (
+        project.read_text()
+        .splitlines()
+        .index(next(x for x in project.read_text().splitlines() if "3: 4" in x))
+        + 1
+    )
+    assert f"{project}, line {line}: not valid YAML" in error_of(project)
+
+
+@pytest.mark.parametrize("content", [b"", b"just text", b"\xff\xfe\x00", b"- a\n- b\n"])
+def test_a_file_that_holds_no_sections(project, content):
+    project.write_bytes(content)
+    error_of(project)
+
+
+def test_a_missing_file_says_where_to_run(project):
+    project.unlink()
+    assert "run in the root of the repository" in error_of(project)
+
+
+def test_exponents_are_numbers_as_dvc_reads_them(project):
+    edit(project, "learning_rate: 0.0007", "learning_rate: 7e-4")
+    assert load_params(project).train.learning_rate == 0.0007
+
+
+def flat(tree, prefix=""):
+    for key, value in tree.items():
+        yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+
+
+def test_default_profile_holds_exactly_the_committed_values():
+    committed, default, full = (
+        dict(flat(YAML(typ="safe").load(ROOT / name)))
+        for name in ("params.yaml", "profiles/default.yaml", "profiles/full.yaml")
+    )
+    assert default.keys() == full.keys()
+    assert all(default[key] != full[key] for key in full), "a profile holds only keys that differ"
+    if all(committed[key] == full[key] for key in full):
+        pytest.skip("params.yaml holds the full profile at the moment")
+    assert {key: committed[key] for key in default} == default
+
+
+def test_profiles_change_values_only_and_go_back_byte_for_byte(project):
+    before, comments = project.read_bytes(), project.read_text().count("#")
+    changed = apply_profile("full", project)
+    assert changed["tune.trials"] == (200, 2000)
+    assert load_params(project).tune.trials == 2000
+    assert project.read_text().count("#") == comments
+    assert apply_profile("full", project) == {}
+    assert apply_profile("default", project).keys() == changed.keys()
+    assert project.read_bytes() == before
+
+
+def test_a_profile_may_replace_lists_and_keeps_their_style(project):
+    (project.parent / "profiles/small.yaml").write_text("networks: {train: [a, b]}\nevaluate: {top_k: [1]}\n")
+    apply_profile("small", project)
+    assert load_params(project).networks.train == ("a", "b")
+    assert "    - a\n    - b\n" in project.read_text() and "top_k: [1]  " in project.read_text()
+
+
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        (
+            "measure: {repeat: 5}",
+            "unknown key 'measure.repeat' in {folder}/bad.yaml; did you mean 'measure.repeats'?",
+        ),
+        ("measure: {repeats: 0}", "with profile 'bad': measure.repeats is 0"),
+        ("measure: 5", "'measure' is 5; it must be a section"),
+    ],
+)
+def test_a_bad_profile_changes_nothing(project, patch, expected):
+    before = project.read_bytes()
+    (project.parent / "profiles/bad.yaml").write_text(patch)
+    with pytest.raises(UsageError) as raised:
+        apply_profile("bad", project)
+    assert expected.format(folder=project.parent / "profiles") in str(raised.value)
+    assert project.read_bytes() == before
+
+
+def test_an_unknown_profile_names_the_nearest(project):
+    assert profile_names(project) == ("default", "full")
+    with pytest.raises(UsageError, match="unknown profile 'ful' .*did you mean 'full'"):
+        apply_profile("ful", project)
+
+
+def test_a_replacement_that_fails_leaves_the_old_file_and_no_rest(project):
+    before = project.read_bytes()
+    with pytest.raises(ZeroDivisionError), replacing(project) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    with pytest.raises(PlatformError, match="free some space"), replacing(project):
+        raise OSError(28, "No space left on device")
+    assert project.read_bytes() == before
+    assert [path.name for path in project.parent.iterdir() if path.name.startswith(".")] == []
