@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tcl_core import store
+from tcl_core.errors import DataError, PlatformError
+from tcl_core.journal import Journal, Record, iter_journal, measured_keys
+from tcl_core.store import compact, data_digest, iter_records, read_records, read_table, write_table
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+
+
+def record(program: int, task: str = "task-a", **changes) -> Record:
+    values = dict(
+        task_key=task, sketch_id=program % 3, program_id=program, decisions=(program, 2, 4),
+        latencies_s=(0.5, 0.25, 1.0), error="ok", message="", round=0, protocol='{"repeats": 3}',
+        measured_at=START + timedelta(seconds=program), host="cpu-1", tvm_version="0.27",
+    )  # fmt: skip
+    return Record(**values | changes)
+
+
+FAILED = dict(latencies_s=(), error="build", message="line 1\nline 2 “quoted”")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "journal" / "platform=host-avx2"
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "records" / "platform=host-avx2"
+
+
+# --- records and journal ---
+
+
+def test_latency_is_the_median_and_inf_for_a_failed_program():
+    assert record(1).latency_s == 0.5
+    assert record(1, **FAILED).latency_s == float("inf")
+    assert record(4).key == ("task-a", 1, (4, 2, 4))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(error="oops"), dict(error="ok", latencies_s=()), dict(error="run"), dict(latencies_s=(0.0,)),
+     dict(latencies_s=(float("nan"),)), dict(measured_at=datetime(2026, 1, 1))],
+)  # fmt: skip
+def test_an_impossible_record_cannot_be_made(changes):
+    with pytest.raises(ValueError, match="task-a"):
+        record(1, **changes)
+
+
+def test_what_is_appended_is_read_back_across_sessions(journal):
+    assert list(iter_journal(journal)) == [] and measured_keys(journal) == set()
+    first, second, third = record(1), record(2, **FAILED), record(3, task="task-b")
+    with Journal(journal) as writer:
+        writer.append([first])
+        assert list(iter_journal(journal)) == [first], (
+            "durable and readable while the writer still holds the journal"
+        )
+        writer.append([second])
+    with Journal(journal) as writer:
+        writer.append([third])
+    assert list(iter_journal(journal)) == [first, second, third]
+    assert measured_keys(journal) == {first.key, second.key, third.key}
+    assert measured_keys(journal, lambda r: r.error == "ok") == {first.key, third.key}
+
+
+def test_numpy_numbers_are_stored_as_plain_ones(journal):
+    with Journal(journal) as writer:
+        writer.append(
+            [
+                record(
+                    1,
+                    decisions=tuple(np.array([7, 8], np.int32)),
+                    latencies_s=tuple(np.array([0.5], np.float32)),
+                )
+            ]
+        )
+    assert [(r.decisions, r.latencies_s) for r in iter_journal(journal)] == [((7, 8), (0.5,))]
+
+
+def test_a_tail_torn_at_any_byte_is_dropped_and_said(journal, caplog):
+    with Journal(journal) as writer:
+        writer.append([record(1)])
+        whole = (journal / "records.jsonl").read_bytes()
+        writer.append([record(2)])
+    both = (journal / "records.jsonl").read_bytes()
+    for size in range(len(whole) + 1, len(both), 7):
+        (journal / "records.jsonl").write_bytes(both[:size])
+        assert list(iter_journal(journal)) == [record(1)]
+        assert f"dropped its last {size - len(whole)} bytes" in caplog.records[-1].message
+    with Journal(journal) as writer:
+        assert (journal / "records.jsonl").read_bytes() == whole
+        writer.append([record(3)])
+    assert list(iter_journal(journal)) == [record(1), record(3)]
+
+
+def test_a_header_torn_at_any_byte_starts_the_journal_anew(journal):
+    Journal(journal).close()
+    header = (journal / "records.jsonl").read_bytes()
+    for size in range(len(header)):
+        (journal / "records.jsonl").write_bytes(header[:size])
+        Journal(journal).close()
+        assert (journal / "records.jsonl").read_bytes() == header
+
+
+def test_a_damaged_line_before_the_end_is_refused(journal):
+    with Journal(journal) as writer:
+        writer.append([record(1), record(2)])
+    path = journal / "records.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"program_id":1', b'"program_id":9'))
+    for read in (lambda: list(iter_journal(journal)), lambda: Journal(journal)):
+        with pytest.raises(DataError, match=r"records\.jsonl: line 2 is damaged but not the last"):
+            read()
+
+
+def test_a_journal_of_another_schema_version_is_refused(journal, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("tcl_core.journal.SCHEMA_VERSION", 7)
+        Journal(journal).close()
+    for read in (lambda: list(iter_journal(journal)), lambda: Journal(journal)):
+        with pytest.raises(DataError, match="schema version 7, this program reads version 1"):
+            read()
+
+
+WRITER = """
+import sys
+sys.path[:0] = {path!r}
+from tests.test_store import record
+from tcl_core.journal import Journal
+with Journal(sys.argv[1]) as journal:
+    for number in range(10**9):
+        journal.append([record(number, message="x" * 2000, error="run", latencies_s=())])
+        print(number, flush=True)
+"""
+
+
+def start_writer(journal: Path) -> subprocess.Popen:
+    code = WRITER.format(path=[str(Path(__file__).parent.parent)])
+    return subprocess.Popen([sys.executable, "-c", code, str(journal)], stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(journal):
+    writer = start_writer(journal)
+    for _ in range(20):
+        acknowledged = int(writer.stdout.readline())
+    writer.send_signal(signal.SIGKILL)
+    acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
+    writer.wait()
+    found = [r.program_id for r in iter_journal(journal)]
+    assert found == list(range(len(found))) and acknowledged + 1 <= len(found) <= acknowledged + 2
+    with Journal(journal) as after:  # the lock died with its holder
+        after.append([record(len(found))])
+    assert [r.program_id for r in iter_journal(journal)] == [*found, len(found)]
+
+
+def test_a_second_collector_is_refused_and_told_who_holds_the_journal(journal):
+    writer = start_writer(journal)
+    try:
+        writer.stdout.readline()
+        with pytest.raises(PlatformError, match=f"process {writer.pid} is already collecting into {journal}"):
+            Journal(journal)
+    finally:
+        writer.kill()
+        writer.communicate()
+    Journal(journal).close()
+    with Journal(journal), pytest.raises(PlatformError, match=f"process {os.getpid()} is"):
+        Journal(journal)
+
+
+FULL_DISK = """
+import resource, sys
+sys.path[:0] = {path!r}
+from tests.test_store import record
+from tcl_core.errors import PlatformError
+from tcl_core.journal import Journal
+from tcl_core.store import compact
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+count = 0
+with Journal(sys.argv[1]) as journal:
+    try:
+        while True:
+            journal.append([record(count)])
+            count += 1
+    except PlatformError as error:
+        print(count, error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, 2000))
+try:
+    compact(sys.argv[1], sys.argv[2])
+except PlatformError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(journal, records):
+    with Journal(journal) as writer:
+        writer.append([record(100)])
+    compact(journal, records)
+    code = FULL_DISK.format(path=[str(Path(__file__).parent.parent)])
+    child = subprocess.run(
+        [sys.executable, "-c", code, str(journal), str(records)], capture_output=True, text=True, check=True
+    )
+    appended, compacted = child.stdout.splitlines()
+    written = int(appended.split()[0])
+    assert 2 <= written and "free some space" in appended and str(journal / "records.jsonl") in appended
+    assert [r.program_id for r in iter_journal(journal)] == [100, *range(written)]
+    assert (journal / "records.jsonl").read_bytes().endswith(b"\n"), "no torn line stays behind"
+    assert "free some space" in compacted
+    assert read_records(records) == [record(100)], "the old file is still there"
+    assert [p.name for p in records.iterdir()] == ["records.parquet"]
+
+
+# --- Parquet ---
+
+
+def fill(journal: Path, records: Path, *rows: Record) -> None:
+    with Journal(journal) as writer:
+        writer.append(rows)
+    compact(journal, records)
+
+
+def test_compact_sorts_by_task_keeps_the_last_and_is_reproducible(journal, records):
+    again = record(1, latencies_s=(0.125,), round=3)
+    fill(journal, records, record(2, task="task-b"), record(1), record(5, **FAILED), again)
+    assert read_records(records) == [again, record(5, **FAILED), record(2, task="task-b")]
+    digest = data_digest(records)
+    assert compact(journal, records) == 3 and data_digest(records) == digest
+    assert compact(journal, records, keep=lambda r: r.error == "ok") == 2 and data_digest(records) != digest
+
+
+def test_records_stream_by_row_groups_and_columns(journal, records, monkeypatch):
+    monkeypatch.setattr(store, "ROWS_PER_GROUP", 2)
+    fill(journal, records, *(record(n) for n in range(5)))
+    groups = list(iter_records(records, ["program_id", "decisions"]))
+    assert [len(g["program_id"]) for g in groups] == [2, 2, 1]
+    assert all(g.keys() == {"program_id", "decisions"} for g in groups)
+    assert sorted(row for g in groups for row in g["decisions"]) == [[n, 2, 4] for n in range(5)]
+
+
+ROWS = {
+    "tasks": dict(task_key="a", name="conv", op_type="conv2d", flops=2.5e9, module_json="{}"),
+    "networks": dict(network="resnet-18", split="held_out", task_key="a", weight=3),
+    "sketches": dict(task_key="a", sketch_id=1, trace_json="[]"),
+    "programs": dict(task_key="a", split="train", program_id=7, sketch_id=1, decisions=[1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("table", ROWS)
+def test_tables_come_back_as_written(tmp_path, table):
+    path = tmp_path / f"{table}.parquet"
+    assert write_table(path, table, iter([ROWS[table]])) == 1
+    assert read_table(path, table) == [ROWS[table]]
+    assert read_table(path, table, ["task_key"]) == [{"task_key": "a"}]
+    assert write_table(path, table, []) == 0 and read_table(path, table) == []
+
+
+def test_repeated_text_is_dictionary_encoded_and_zstd(journal, records):
+    fill(journal, records, *(record(n) for n in range(50)))
+    group = pq.ParquetFile(records / "records.parquet").metadata.row_group(0)
+    encodings = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    for name in ("task_key", "host", "protocol", "decisions.list.element"):
+        assert "RLE_DICTIONARY" in encodings[name].encodings and encodings[name].compression == "ZSTD"
+
+
+def test_a_row_with_wrong_columns_or_no_value_is_refused_and_nothing_written(tmp_path):
+    path = tmp_path / "sketches.parquet"
+    with pytest.raises(ValueError, match="trace_json"):
+        write_table(path, "sketches", [dict(task_key="a", sketch_id=1)])
+    with pytest.raises(ValueError, match="'sketch_id' .* 1 rows without a value"):
+        write_table(path, "sketches", [dict(task_key="a", sketch_id=None, trace_json="")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage(path: Path, kind: str) -> None:
+    data = path.read_bytes()
+    middle = len(data) // 3
+    changed = {
+        "empty": b"",
+        "text": b"not a table",
+        "cut": data[:-9],
+        "flipped": data[:60] + bytes([data[60] ^ 0xFF]) + data[61:],
+        "zeros": data[:middle] + b"\0" * 16 + data[middle + 16 :],
+    }
+    path.write_bytes(changed[kind])
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "cut", "flipped", "zeros"])
+def test_a_damaged_file_is_named(tmp_path, kind):
+    path = tmp_path / "programs.parquet"
+    write_table(path, "programs", [ROWS["programs"] | dict(program_id=n) for n in range(500)])
+    damage(path, kind)
+    with pytest.raises(
+        DataError, match=r"programs\.parquet is damaged .*; delete it and run its stage again"
+    ) as raised:
+        read_table(path, "programs")
+    assert "\n" not in str(raised.value)
+
+
+def test_another_schema_version_or_table_is_refused(tmp_path):
+    path = tmp_path / "sketches.parquet"
+    schema = store.SCHEMAS["sketches"]
+    rows = pa.Table.from_pylist([ROWS["sketches"]], schema=schema)
+    pq.write_table(rows.replace_schema_metadata({"tcl.table": "sketches", "tcl.schema_version": "9"}), path)
+    with pytest.raises(DataError, match="has schema version 9, this program reads version 1"):
+        read_table(path, "sketches")
+    pq.write_table(rows.replace_schema_metadata(None), path)
+    with pytest.raises(DataError, match="has schema version none"):
+        read_table(path, "sketches")
+    write_table(path, "sketches", [ROWS["sketches"]])
+    with pytest.raises(DataError, match="holds the table 'sketches' where 'programs' is expected"):
+        read_table(path, "programs")
+
+
+def test_missing_data_names_the_stage_that_writes_it(tmp_path, records):
+    with pytest.raises(DataError, match=r"there is no .*tasks\.parquet; the stage tasks writes it"):
+        read_table(tmp_path / "tasks.parquet", "tasks")
+    with pytest.raises(DataError, match="the stage collect@host-avx2 writes it"):
+        list(iter_records(records))
+    with pytest.raises(DataError, match="the stage holdout@host-avx2 writes it"):
+        list(iter_records(records.parent.parent / "holdout" / records.name))
+    write_table(records / "records.parquet", "records", [])
+    with pytest.raises(DataError, match="there are no records in .*collect@host-avx2"):
+        list(iter_records(records))
+    with pytest.raises(DataError, match="holds no data to identify"):
+        data_digest(tmp_path / "nothing")
+
+
+def test_an_empty_journal_compacts_to_an_error_not_to_an_empty_file(journal, records):
+    with pytest.raises(DataError, match="holds no measurement for .*the stage collect@host-avx2"):
+        compact(journal, records)
+    assert not records.exists()
+
+
+def test_a_skipped_platform_says_why(records):
+    assert store.skipped_reason(records) is None
+    store.write_skipped(records, "host-avx512", "this CPU has no AVX-512")
+    assert store.skipped_reason(records) == "this CPU has no AVX-512"
+    with pytest.raises(DataError, match="this CPU has no AVX-512"):
+        read_records(records)
+
+
+def test_two_hosts_under_one_platform_are_refused_by_writer_and_reader(journal, records):
+    fill(journal, records, record(1))
+    other = dataclasses.replace(record(2), host="cpu-2")
+    with Journal(journal) as writer:
+        writer.append([other])
+    with pytest.raises(DataError, match=r"mixes measurements of 2 hosts \(cpu-1; cpu-2\)"):
+        compact(journal, records)
+    assert read_records(records) == [record(1)]
+    write_table(records / "more.parquet", "records", [vars(other)])
+    with pytest.raises(DataError, match=r"mixes measurements of 2 hosts \(cpu-1; cpu-2\)"):
+        next(iter_records(records, ["program_id"]))
+
+
+def test_a_leftover_of_a_killed_writer_is_no_data(journal, records):
+    fill(journal, records, record(1))
+    digest = data_digest(records)
+    (records / ".records.parquet.77.tmp").write_bytes(b"half")
+    (records / ".part.parquet").write_bytes(b"half")
+    assert read_records(records) == [record(1)] and data_digest(records) == digest
+
+
+def test_digest_depends_on_names_and_contents(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("1")
+    assert data_digest(tmp_path / "a") == data_digest(tmp_path / "b")
+    (tmp_path / "b" / "x").rename(tmp_path / "b" / "y")
+    assert data_digest(tmp_path / "a") != data_digest(tmp_path / "b")
