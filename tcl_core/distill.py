@@ -1,0 +1,205 @@
+"""Continuous knowledge distillation (CKD) along a chain of platforms (arXiv 2604.12891, section on CKD).
+
+Two columns of one architecture: the knowledge base (KB) goes along the chain, the active column (AC) learns
+the current platform.  Each platform after the first takes two phases, each a difference from ``fit_network``:
+
+    CL phase  KB frozen; AC and its lateral adapters (``models.lateral_mamba``) learn with LambdaRank; cosine
+              rate, restarting every 10 epochs
+    KD phase  AC frozen as teacher; KB learns from it, from the measured labels, and is held near what it was
+              (``DistillationLoss``); rate times 0.8 every 5 epochs; not after the last platform
+
+What the paper leaves open, and what is done here:
+- The first platform has no KB yet: a plain Mamba is trained, and KB begins as its copy.
+- AC begins as a copy of KB (``column_start="knowledge_base"``) since a new platform brings few records;
+  ``"fresh"`` begins at random.  Adapters are 32 wide and begin closed.
+- The Fisher diagonal is that of the LambdaRank loss of the platform just left, one gradient per task, on its
+  training records; each platform's replaces the one before.
+- P_T in the place of labels: the teacher's scores stretched to [0, 1] within the task.
+- phi needs the batches of a run, so the KD phase keeps one grouping into batches and shuffles only their
+  order.  The sum over j runs over steps: each step adds the EWC term once.
+- The CL phase keeps the best epoch by validation loss.  The KD phase keeps its last epoch: validation on the
+  newest platform alone would favour forgetting the others.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from tcl_core.errors import unknown_name
+from tcl_core.features.batches import Samples
+from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal
+from tcl_core.learning.fit import FitSettings, fit_network
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import read_weights, whole_folder
+from tcl_core.models.lateral_mamba import LateralMamba, LateralMambaModel
+from tcl_core.models.mamba import MambaModel, MambaNetwork
+
+OnPhaseEpoch = Callable[[str, int, float, dict[str, float]], None]
+"""Called after each epoch with the phase ("CL" or "KD"), the epoch, the mean loss and validation metrics."""
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """What a step along the chain depends on (defaults: arXiv 2604.12891 where it gives them)."""
+
+    epochs: int = 50  # of the CL phase
+    kd_epochs: int = 50  # of the KD phase
+    batch_size: int = 1024
+    learning_rate: float = 7e-4
+    weight_decay: float = 0.0
+    clip_norm: float = 0.5
+    beta: float = 0.5  # share of the measured labels against the teacher
+    ewc_lambda: float = 10_000.0  # how firmly KB is held near what it was
+    adapter_width: int = 32
+    column_start: str = "knowledge_base"  # or fresh
+    seed: int = 0
+
+    def column_fit(self) -> FitSettings:
+        """How the CL phase trains."""
+        return self._phase(self.epochs, "cosine", 10)
+
+    def base_fit(self) -> FitSettings:
+        """How the KD phase trains."""
+        return self._phase(self.kd_epochs, "step", 5)
+
+    def _phase(self, epochs: int, schedule: str, period: int) -> FitSettings:
+        return FitSettings(
+            epochs=epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            schedule=schedule,
+            period=period,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """What one platform hands to the next: its deployable model, and KB with its Fisher diagonal."""
+
+    model: MambaModel | LateralMambaModel
+    knowledge_base: MambaModel
+    fisher: dict[str, Tensor]
+
+    def save(self, folder: Path) -> None:
+        """Write the model's folder with ``knowledge_base/`` and ``fisher.safetensors`` inside, whole or not
+        at all.
+        """
+        with whole_folder(folder) as aside:
+            self.model.write_into(aside)
+            self.knowledge_base.save(aside / "knowledge_base")
+            tensors = {name: value.contiguous().cpu() for name, value in self.fisher.items()}
+            (aside / "fisher.safetensors").write_bytes(save(tensors))
+
+    @classmethod
+    def load(cls, folder: Path) -> ChainState:
+        """Read what ``save`` wrote.  Raises DataError when the folder is missing or damaged."""
+        folder = Path(folder)
+        return cls(
+            catalogue.load(folder),
+            MambaModel.load(folder / "knowledge_base"),
+            read_weights(folder / "fisher.safetensors"),
+        )
+
+
+def learn_first(
+    train: Samples,
+    valid: Samples | None,
+    settings: FitSettings,
+    *,
+    on_epoch: OnPhaseEpoch | None = None,
+    checkpoint: Path | None = None,
+) -> ChainState:
+    """Train the chain's first platform: a plain Mamba, whose copy becomes KB.
+
+    ``checkpoint`` is a folder from which an interrupted call goes on; the caller removes it after saving the
+    state. Raises DataError when there is nothing to learn from.
+    """
+    model = MambaModel(settings)
+    model.fit(train, valid, _in_phase("CL", on_epoch), checkpoint=checkpoint)
+    return ChainState(model, copy.deepcopy(model), fisher_diagonal(model.network, train))
+
+
+def learn_next(
+    state: ChainState,
+    train: Samples,
+    valid: Samples | None,
+    settings: DistillSettings,
+    *,
+    last: bool = False,
+    on_epoch: OnPhaseEpoch | None = None,
+    checkpoint: Path | None = None,
+) -> ChainState:
+    """Learn the chain's next platform; ``state`` is that of the platform before and stays as it is.
+
+    ``last`` leaves out the KD phase: KB and its Fisher diagonal then stay those of ``state``.
+    ``checkpoint`` as in ``learn_first``.  Raises DataError when there is nothing to learn from.
+    """
+    model = start_column(state.knowledge_base.network, settings)
+    folder = checkpoint / "column" if checkpoint else None
+    model.fit(train, valid, _in_phase("CL", on_epoch), checkpoint=folder)
+    if last:
+        return ChainState(model, state.knowledge_base, state.fisher)
+    folder = checkpoint / "knowledge_base" if checkpoint else None
+    student = distill(
+        state, model.network, train, settings, on_epoch=_in_phase("KD", on_epoch), checkpoint=folder
+    )
+    return ChainState(model, student, fisher_diagonal(student.network, train))
+
+
+def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaModel:
+    """AC before its CL phase, beside a frozen copy of KB."""
+    if settings.column_start not in ("knowledge_base", "fresh"):
+        raise unknown_name("column start", settings.column_start, ("knowledge_base", "fresh"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        column = MambaNetwork(**base.arguments)
+        if settings.column_start == "knowledge_base":
+            column.load_state_dict(base.state_dict())
+        network = LateralMamba(column, copy.deepcopy(base), settings.adapter_width)
+    return LateralMambaModel.of(network, settings.column_fit())
+
+
+def distill(
+    state: ChainState,
+    teacher: LateralMamba,
+    train: Samples,
+    settings: DistillSettings,
+    *,
+    on_epoch: Callable | None = None,
+    checkpoint: Path | None = None,
+) -> MambaModel:
+    """The KD phase: KB, from where ``state`` left it, learns what the frozen ``teacher`` found."""
+    student = copy.deepcopy(state.knowledge_base)
+    student.settings = settings.base_fit()
+    trust = batch_trust(teacher, train, student.settings)
+    loss = DistillationLoss(
+        teacher, trust, state.knowledge_base.network, state.fisher, settings.beta, settings.ewc_lambda
+    )
+    student.report = fit_network(
+        student.network,
+        train,
+        None,
+        student.settings,
+        loss=loss,
+        on_epoch=on_epoch,
+        checkpoint=checkpoint,
+        identity=f"{settings!r} {trust.tolist()}",
+        regroup=False,
+    )
+    return student
+
+
+def _in_phase(phase: str, on_epoch: OnPhaseEpoch | None) -> Callable | None:
+    if on_epoch is None:
+        return None
+    return lambda epoch, loss, metrics: on_epoch(phase, epoch, loss, metrics)

@@ -1,0 +1,140 @@
+"""Training batches that hold whole tasks, so that every pair of a task can be compared within one step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tcl_core.errors import DataError
+from tcl_core.features.batches import Samples, rows_by_task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B programs of T tasks as tensors.
+
+    number   place of the batch in its grouping; the same programs keep it for as long as the grouping is kept
+    tokens   (B, L, F) float32, cut to the longest sequence of the batch
+    lengths  (B,) int64
+    labels   (T, P) float32 scores of the programs, 0 in the padding
+    index    (T, P) int64 row of each program in ``tokens``, 0 in the padding
+    mask     (T, P) bool, false in the padding
+    tasks    (T,) task numbers in the data set
+    """
+
+    number: int
+    tokens: Tensor
+    lengths: Tensor
+    labels: Tensor
+    index: Tensor
+    mask: Tensor
+    tasks: np.ndarray
+
+    def by_task(self, values: Tensor) -> Tensor:
+        """(B,) values of the programs -> (T, P); the padding repeats the first program and must be masked."""
+        return values[self.index]
+
+
+def usable_tasks(samples: Samples) -> list[np.ndarray]:
+    """Rows of each task that has two programs to compare; the others are dropped with a warning.
+
+    Raises DataError when no task is left or a value is not finite.
+    """
+    check_tokens(samples)
+    check_latencies(samples)
+    groups = list(rows_by_task(samples.tasks))
+    kept = [rows for rows in groups if len(rows) >= 2]
+    if not kept:
+        raise DataError(
+            f"none of the {len(groups)} tasks has two measured programs to compare; collect more records."
+        )
+    if len(kept) < len(groups):
+        lone = next(rows for rows in groups if len(rows) < 2)
+        log.warning(
+            "%d of %d tasks have fewer than two programs and are left out, e.g. '%s'",
+            len(groups) - len(kept),
+            len(groups),
+            samples.task_name(int(samples.tasks[lone[0]])),
+        )
+    return kept
+
+
+def check_tokens(samples: Samples) -> None:
+    """Raise DataError that names the task of the first token that is not finite."""
+    _refuse(
+        samples,
+        ~np.isfinite(samples.tokens).all(axis=(1, 2)),
+        "a token that is not finite; make its features",
+    )
+
+
+def check_latencies(samples: Samples) -> None:
+    """Raise DataError that names the task of the first latency that is not positive (a failed program has
+    inf).
+    """
+    _refuse(samples, ~(samples.latencies_s > 0), "a latency that is not positive; make its records")
+
+
+def _refuse(samples: Samples, bad: np.ndarray, what: str) -> None:
+    if bad.any():
+        task = samples.task_name(int(samples.tasks[bad.argmax()]))
+        raise DataError(f"a program of task '{task}' has {what} again.")
+
+
+def group_tasks(
+    groups: Sequence[np.ndarray], batch_size: int, rng: np.random.Generator
+) -> list[list[np.ndarray]]:
+    """Shuffled batches of whole tasks, up to ``batch_size`` programs each; larger tasks are split."""
+    parts = [
+        part for rows in groups for part in np.array_split(rng.permutation(rows), -(-len(rows) // batch_size))
+    ]
+    batches, room = [], 0
+    for i in rng.permutation(len(parts)):
+        if not batches or len(parts[i]) > room:
+            batches.append([])
+            room = batch_size
+        batches[-1].append(parts[i])
+        room -= len(parts[i])
+    return batches
+
+
+def make_batch(
+    samples: Samples,
+    scores: np.ndarray,
+    parts: Sequence[np.ndarray],
+    number: int = 0,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """The programs at ``parts`` (rows of one task each) as tensors; ``scores`` (N,) are those of
+    ``samples``.
+    """
+    rows = np.concatenate(parts)
+    lengths = samples.lengths[rows].astype(np.int64)
+    tokens = samples.tokens[rows, : max(int(lengths.max()), 1)]
+    sizes = np.array([len(part) for part in parts])
+    mask = np.arange(sizes.max()) < sizes[:, None]
+    index = np.zeros(mask.shape, dtype=np.int64)
+    index[mask] = np.arange(len(rows))
+    labels = np.where(mask, scores[rows][index], 0.0).astype(np.float32)
+    tensors = (torch.from_numpy(array).to(device) for array in (tokens, lengths, labels, index, mask))
+    return Batch(number, *tensors, tasks=samples.tasks[[part[0] for part in parts]])
+
+
+def batches_in_order(
+    samples: Samples, groups: Sequence[np.ndarray], batch_size: int, device: torch.device | str = "cpu"
+) -> Iterator[Batch]:
+    """Batches of whole tasks in ascending order, for validation."""
+    scores, waiting = samples.scores, []
+    for rows in groups:
+        if waiting and sum(map(len, waiting)) + len(rows) > batch_size:
+            yield make_batch(samples, scores, waiting, device=device)
+            waiting = []
+        waiting.append(rows)
+    yield make_batch(samples, scores, waiting, device=device)

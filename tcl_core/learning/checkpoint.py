@@ -1,0 +1,95 @@
+"""Where a training run stands, on disk: one safetensors file, replaced in one step.
+
+Progress travels in the file's own metadata, so weights and progress cannot come from two different moments.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from tcl_core.features.batches import Samples
+from tcl_core.files import replacing
+
+log = logging.getLogger(__name__)
+FILE = "checkpoint.safetensors"
+
+
+@dataclass
+class Progress:
+    """Epochs done, the mean training loss of each, and the best epoch by validation loss so far."""
+
+    epoch: int = 0
+    losses: list[float] = field(default_factory=list)
+    best_epoch: int = 0
+    best_loss: float = float("inf")
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+def run_identity(settings: object, network: nn.Module, train: Samples, valid: Samples | None) -> str:
+    """A string that differs for runs that would not end in the same weights."""
+    sums = [zlib.crc32(tensor.detach().cpu().numpy().tobytes()) for tensor in network.state_dict().values()]
+    for samples in (train, valid) if valid is not None else (train,):
+        sums += [
+            zlib.crc32(array.tobytes()) for array in (samples.tokens, samples.latencies_s, samples.tasks)
+        ]
+    return f"{settings!r} {zlib.crc32(repr(sums).encode()):08x}"
+
+
+def save_checkpoint(
+    folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
+    """Replace the folder's checkpoint in one step."""
+    tensors = {f"network/{name}": tensor for name, tensor in network.state_dict().items()}
+    tensors |= {f"best/{name}": tensor for name, tensor in progress.best_weights.items()}
+    for number, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"adam/{number}/{name}": tensor for name, tensor in state.items()}
+    facts = {name: value for name, value in asdict(progress).items() if name != "best_weights"}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(folder / FILE) as file:
+        file.write(save(tensors, metadata={"identity": identity, "progress": json.dumps(facts)}))
+
+
+def load_checkpoint(
+    folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer
+) -> Progress:
+    """Put network and optimizer where the checkpoint left them; a fresh Progress when there is none.
+
+    A checkpoint of other data or settings, or a damaged one, is left out with a warning and later
+    overwritten.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return Progress()
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError) as error:
+        log.warning("'%s' is damaged (%s); training starts anew", path, error)
+        return Progress()
+    if facts["identity"] != identity:
+        log.warning("'%s' belongs to other data or settings; training starts anew", path)
+        return Progress()
+    network.load_state_dict(_below("network/", tensors))
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": _adam_state(tensors)})
+    return Progress(**json.loads(facts["progress"]), best_weights=_below("best/", tensors))
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _adam_state(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in _below("adam/", tensors).items():
+        number, key = name.split("/")
+        state.setdefault(int(number), {})[key] = tensor
+    return state

@@ -1,0 +1,200 @@
+"""The one training loop: Adam over batches of whole tasks.
+
+A learning method is a difference from this loop: it passes another ``loss``.  The loop knows nothing of the
+network but that ``network(tokens, lengths)`` gives (B,) scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tcl_core.errors import DataError, unknown_name
+from tcl_core.features.batches import Samples
+from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tasks, make_batch, usable_tasks
+from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
+from tcl_core.learning.losses import lambda_rank
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+OnEpoch = Callable[[int, float, dict[str, float]], None]
+"""Called after each epoch with its number (from 1), the mean training loss and the validation metrics."""
+SCHEDULES = {
+    "constant": lambda epoch, period: 1.0,
+    "cosine": lambda epoch, period: 0.5 * (1.0 + math.cos(math.pi * (epoch % period) / period)),
+    "step": lambda epoch, period: 0.8 ** (epoch // period),
+}
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """What a training run depends on (defaults: arXiv 2604.12891, training details, where it gives them)."""
+
+    epochs: int = 100
+    batch_size: int = 1024  # programs, in whole tasks
+    learning_rate: float = 7e-4
+    weight_decay: float = 0.0
+    clip_norm: float = 0.5  # of the whole gradient; the paper gives none, TLP's public code this
+    schedule: str = "constant"  # or cosine (restarts every period) or step (times 0.8 every period)
+    period: int = 10  # epochs
+    sigma: float = 1.0  # steepness of the ranking loss
+    seed: int = 0
+    checkpoint_every: int = 5  # epochs
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """How a run went: the mean training loss of every epoch, and the epoch (from 1) whose weights stayed."""
+
+    losses: tuple[float, ...]
+    kept_epoch: int
+    programs: int
+    tasks: int
+
+
+def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:
+    """Mean LambdaRank loss of the batch's tasks."""
+    predicted = network(batch.tokens, batch.lengths)
+    return lambda_rank(batch.by_task(predicted), batch.labels, batch.mask, sigma).mean()
+
+
+def fit_network(
+    network: nn.Module,
+    train: Samples,
+    valid: Samples | None = None,
+    settings: FitSettings = FitSettings(),
+    *,
+    loss: Loss | None = None,
+    on_epoch: OnEpoch | None = None,
+    checkpoint: Path | None = None,
+    identity: str = "",
+    regroup: bool = True,
+) -> FitReport:
+    """Train ``network`` in place; the same arguments and seed give the same weights.
+
+    valid       tasks kept apart; the weights of the epoch with the lowest validation loss are restored at the
+                end (loss, not top-1: it moves smoothly, while top-1 jumps with one program).  Without it the
+                last epoch's weights stay, as in the paper.
+    loss        ``loss(network, batch)`` -> scalar; default: the mean LambdaRank loss of the batch's tasks
+    checkpoint  folder from which an interrupted run goes on to the identical result; the caller removes it
+                once the result is saved
+    identity    what else the result depends on when ``loss`` is given, so that a stale checkpoint is
+                recognised
+    regroup     draw new batches each epoch; otherwise one grouping is kept and only its order is shuffled
+
+    Raises DataError that names the task for values that are not finite, or when no task has two programs.
+    """
+    groups = usable_tasks(train)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    identity = run_identity((settings, identity, regroup), network, train, valid) if checkpoint else ""
+    progress = load_checkpoint(checkpoint, identity, network, optimizer) if checkpoint else Progress()
+    due = {*range(0, settings.epochs, settings.checkpoint_every), settings.epochs}
+    loss = loss or (lambda network, batch: ranking_loss(network, batch, settings.sigma))
+    while progress.epoch < settings.epochs:
+        _set_rate(optimizer, settings, progress.epoch)
+        batches = epoch_batches(train, groups, settings, progress.epoch, regroup, _device(network))
+        progress.losses.append(_run_epoch(network, trained, optimizer, batches, loss, settings, train))
+        progress.epoch += 1
+        metrics = _validate(network, valid, settings, progress) if valid is not None else {}
+        if checkpoint and progress.epoch in due:
+            save_checkpoint(checkpoint, identity, network, optimizer, progress)
+        if on_epoch:
+            on_epoch(progress.epoch, progress.losses[-1], metrics)
+    if progress.best_weights:
+        network.load_state_dict(progress.best_weights)
+    kept = progress.best_epoch or progress.epoch
+    return FitReport(tuple(progress.losses), kept, sum(map(len, groups)), len(groups))
+
+
+def validation_metrics(
+    network: nn.Module, samples: Samples, batch_size: int, sigma: float = 1.0
+) -> dict[str, float]:
+    """Mean over tasks of the LambdaRank loss and of top-1: the score of the program predicted to be best."""
+    losses, top = [], []
+    with torch.inference_mode():
+        for batch in batches_in_order(samples, usable_tasks(samples), batch_size, _device(network)):
+            predicted = batch.by_task(network(batch.tokens, batch.lengths))
+            losses += lambda_rank(predicted, batch.labels, batch.mask, sigma).tolist()
+            best = predicted.masked_fill(~batch.mask, -torch.inf).argmax(1, keepdim=True)
+            top += batch.labels.gather(1, best)[:, 0].tolist()
+    return {"valid_loss": float(np.mean(losses)), "valid_top1": float(np.mean(top))}
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, settings: FitSettings, epoch: int) -> None:
+    """A pure function of the epoch, so that a resumed run needs no schedule state."""
+    if settings.schedule not in SCHEDULES:
+        raise unknown_name("schedule", settings.schedule, SCHEDULES)
+    for group in optimizer.param_groups:
+        group["lr"] = settings.learning_rate * SCHEDULES[settings.schedule](epoch, settings.period)
+
+
+def epoch_batches(
+    train: Samples,
+    groups: list[np.ndarray],
+    settings: FitSettings,
+    epoch: int,
+    regroup: bool,
+    device: torch.device,
+) -> Iterator[Batch]:
+    """The epoch's batches; every random choice is a pure function of the seed and the epoch."""
+    draw = np.random.default_rng([settings.seed, 0, epoch if regroup else 0])
+    grouping = group_tasks(groups, settings.batch_size, draw)
+    order = np.random.default_rng([settings.seed, 1, epoch]).permutation(len(grouping))
+    scores = train.scores
+    return (make_batch(train, scores, grouping[i], int(i), device) for i in order)
+
+
+def _run_epoch(
+    network: nn.Module,
+    trained: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[Batch],
+    loss: Loss,
+    settings: FitSettings,
+    train: Samples,
+) -> float:
+    """One pass over the batches; returns their mean loss."""
+    network.train()
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss(network, batch)
+        value.backward()
+        norm = nn.utils.clip_grad_norm_(trained, settings.clip_norm)
+        if not (torch.isfinite(value) and torch.isfinite(norm)):
+            raise DataError(_broken_task(network, batch, train))
+        optimizer.step()
+        losses.append(value.item())
+    network.eval()
+    return float(np.mean(losses))
+
+
+def _broken_task(network: nn.Module, batch: Batch, train: Samples) -> str:
+    """The message that names the first task whose predictions are not finite, else the batch's first."""
+    with torch.inference_mode():
+        broken = ~torch.isfinite(batch.by_task(network(batch.tokens, batch.lengths))).all(1)
+    task = train.task_name(int(batch.tasks[int(broken.int().argmax())]))
+    return (
+        f"the training loss is not finite on task '{task}'; look at its tokens, or lower the learning rate."
+    )
+
+
+def _validate(
+    network: nn.Module, valid: Samples, settings: FitSettings, progress: Progress
+) -> dict[str, float]:
+    """Metrics on the validation tasks; keeps the weights when they are the best so far."""
+    metrics = validation_metrics(network, valid, settings.batch_size, settings.sigma)
+    if metrics["valid_loss"] < progress.best_loss:
+        progress.best_loss, progress.best_epoch = metrics["valid_loss"], progress.epoch
+        progress.best_weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    return metrics
+
+
+def _device(network: nn.Module) -> torch.device:
+    return next(network.parameters()).device

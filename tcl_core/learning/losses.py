@@ -1,0 +1,66 @@
+"""The ranking loss, batched over tasks.
+
+A batch holds T tasks, padded to P programs each, with a mask for the programs that exist; pairs are formed
+within a task only.  The pure functions here know no network and no data set.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def lambda_rank(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> Tensor:
+    """(T,) LambdaRank loss of each task (arXiv 2604.12891, loss of the cost model; arXiv 1805.08166 ranks
+    likewise).
+
+    predicted (T, P) scores, labels (T, P) in [0, 1] with higher better, mask (T, P) true where a program
+    exists. With y = label and rank = place by predicted score, from 1:
+
+        G_i = (2^y_i - 1) / maxDCG      D_i = log2(1 + rank_i)
+        loss = sum over y_i > y_j of |G_i - G_j| |1/D_i - 1/D_j| log2(1 + exp(-sigma (s_i - s_j)))
+
+    maxDCG is the discounted gain of the best order, so a task's loss does not depend on the scale of its
+    labels. Needs O(T P^2) memory.
+    """
+    labels = labels.masked_fill(~mask, 0.0)
+    gain = normalised_gains(labels)
+    discount = 1.0 / torch.log2(1.0 + predicted_ranks(predicted, mask))
+    ordered = (labels[:, :, None] > labels[:, None, :]) & mask[:, :, None] & mask[:, None, :]
+    weight = _differences(gain).abs() * _differences(discount).abs() * ordered
+    predicted = predicted.masked_fill(~mask, 0.0)
+    surprise = F.softplus(-sigma * _differences(predicted)) / math.log(2.0)
+    return (weight * surprise).sum((1, 2))
+
+
+def normalised_gains(labels: Tensor) -> Tensor:
+    """(T, P) gains 2^y - 1 over the task's best discounted sum; 0 in a task whose labels are all 0."""
+    gain = torch.exp2(labels) - 1.0
+    places = torch.arange(2, labels.shape[1] + 2, device=labels.device, dtype=labels.dtype)
+    best = (gain.sort(dim=1, descending=True).values / torch.log2(places)).sum(1, keepdim=True)
+    return gain / best.clamp_min(torch.finfo(labels.dtype).tiny)
+
+
+def predicted_ranks(predicted: Tensor, mask: Tensor) -> Tensor:
+    """(T, P) place of each program by predicted score, 1 for the highest; padding comes last; no gradient."""
+    order = predicted.detach().masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    places = torch.arange(1, order.shape[1] + 1, device=order.device, dtype=predicted.dtype).expand_as(
+        predicted
+    )
+    return torch.empty_like(predicted).scatter_(1, order, places)
+
+
+def within_task(scores: Tensor, mask: Tensor) -> Tensor:
+    """(T, P) scores stretched to [0, 1] within each task, best 1; all 0 where a task's scores are equal."""
+    lowest = scores.masked_fill(~mask, torch.inf).amin(1, keepdim=True)
+    highest = scores.masked_fill(~mask, -torch.inf).amax(1, keepdim=True)
+    width = (highest - lowest).clamp_min(torch.finfo(scores.dtype).tiny)
+    return ((scores - lowest) / width).masked_fill(~mask, 0.0)
+
+
+def _differences(values: Tensor) -> Tensor:
+    """(T, P, P) values_i - values_j."""
+    return values[:, :, None] - values[:, None, :]

@@ -1,0 +1,45 @@
+"""Name -> cost model class: the only file that lists them.
+
+Modules are imported when a model is asked for, so that listing the names costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tcl_core.errors import unknown_name
+from tcl_core.models.cost_model import CostModel, read_description
+
+if TYPE_CHECKING:
+    from tcl_core.learning.fit import FitSettings
+
+CLASSES = {
+    "random": "tcl_core.models.random_scores:RandomScores",
+    "mamba": "tcl_core.models.mamba:MambaModel",
+    "lateral-mamba": "tcl_core.models.lateral_mamba:LateralMambaModel",
+}
+
+
+def names() -> tuple[str, ...]:
+    """All known names."""
+    return tuple(CLASSES)
+
+
+def model_class(name: str) -> type[CostModel]:
+    """The class of a name.  Raises UsageError that names the nearest known one."""
+    if name not in CLASSES:
+        raise unknown_name("model", name, CLASSES)
+    module, _, attribute = CLASSES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def create(name: str, settings: FitSettings | None = None) -> CostModel:
+    """A fresh model of a name; ``settings`` carries the seed and how it trains."""
+    return model_class(name)(settings) if settings else model_class(name)()
+
+
+def load(folder: Path) -> CostModel:
+    """The saved model of a folder, whichever class it is.  Raises DataError when it is missing or damaged."""
+    return model_class(read_description(folder)["class"]).load(folder)

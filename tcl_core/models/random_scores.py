@@ -1,0 +1,46 @@
+"""The smallest cost model: a random order.  Every table shows it, since any model must beat it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from tcl_core.features.batches import Samples
+from tcl_core.learning.fit import FitSettings, OnEpoch
+from tcl_core.models.cost_model import FORMAT, read_description, whole_folder
+
+
+class RandomScores:
+    """Uniform scores from the settings' seed; learns nothing.  The n-th program of a call always gets the
+    same score.
+    """
+
+    name = "random"
+
+    def __init__(self, settings: FitSettings = FitSettings()) -> None:
+        self.seed = settings.seed
+
+    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> None:
+        """Nothing to learn."""
+
+    def predict(self, samples: Samples) -> np.ndarray:
+        """(N,) float32 in [0, 1)."""
+        return np.random.default_rng(self.seed).random(len(samples), dtype=np.float32)
+
+    def embed(self, samples: Samples) -> np.ndarray:
+        """(N, 1): a random place, the program's score."""
+        return self.predict(samples)[:, None]
+
+    def save(self, folder: Path) -> None:
+        """Write ``model.json``; there are no weights."""
+        facts = {"format": FORMAT, "class": self.name, "arguments": {"seed": self.seed}}
+        with whole_folder(folder) as aside:
+            (aside / "model.json").write_text(json.dumps(facts, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read what ``save`` wrote.  Raises DataError when the folder is missing or damaged."""
+        return cls(FitSettings(seed=read_description(folder)["arguments"]["seed"]))

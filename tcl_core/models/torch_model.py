@@ -1,0 +1,152 @@
+"""What all torch cost models share: training by the one loop, chunked prediction, their folder.
+
+A subclass gives a name and a network: a module whose constructor takes ``features`` and keeps all its
+arguments as ``arguments``, which maps (B, L, F) tokens and (B,) lengths to (B,) scores, and whose ``embed``
+maps them to (B, EMBEDDING).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tcl_core.errors import DataError, UsageError
+from tcl_core.features.batches import Samples
+from tcl_core.learning.batches_by_task import check_tokens
+from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
+from tcl_core.models.cost_model import read_description, read_weights, whole_folder, write_model
+
+CHUNK = 512  # programs per forward pass of predict
+
+
+class TorchCostModel:
+    """A cost model around one network, which is built at the first fit from the width of the tokens."""
+
+    name: ClassVar[str]
+    build: ClassVar[Callable[..., nn.Module]]
+
+    def __init__(self, settings: FitSettings = FitSettings(), device: str = "cpu") -> None:
+        self.settings = settings
+        self.device = device
+        self.network: nn.Module | None = None
+        self.report: FitReport | None = None
+
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        checkpoint: Path | None = None,
+    ) -> None:
+        """Train with LambdaRank (``learning.fit.fit_network``); a second call goes on from there.
+
+        An interrupted call goes on from ``checkpoint``, a folder that the caller removes afterwards.
+        """
+        if self.network is None:
+            self.network = self._seeded(train.tokens.shape[2])
+        self._check_features(train)
+        self.network.to(self.device)
+        self.report = fit_network(
+            self.network, train, valid, self.settings, on_epoch=on_epoch, checkpoint=checkpoint
+        )
+
+    def _seeded(self, features: int) -> nn.Module:
+        """A fresh network whose weights depend on the seed alone; torch's own random state stays."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed)
+            return type(self).build(features=features)
+
+    def predict(self, samples: Samples) -> np.ndarray:
+        """(N,) float32 scores, higher is better within a task.
+
+        Raises UsageError before the first fit, DataError for tokens of another width or not finite.
+        """
+        self._check_ready(samples)
+        return self._in_chunks(samples, self.network.forward, np.empty(len(samples), dtype=np.float32))
+
+    def embed(self, samples: Samples) -> np.ndarray:
+        """(N, E) float32: where the last hidden layer puts each program; raises as ``predict``."""
+        self._check_ready(samples)
+        return self._in_chunks(
+            samples, self.network.embed, np.empty((len(samples), self.network.EMBEDDING), np.float32)
+        )
+
+    def _check_ready(self, samples: Samples) -> None:
+        if self.network is None:
+            raise UsageError(f"the {self.name} model has not learned anything yet; fit or load it first.")
+        self._check_features(samples)
+        check_tokens(samples)
+
+    def _in_chunks(
+        self, samples: Samples, function: Callable[[Tensor, Tensor], Tensor], values: np.ndarray
+    ) -> np.ndarray:
+        """``values`` filled with ``function`` of all programs, a chunk of similar lengths at a time."""
+        by_length = np.argsort(samples.lengths, kind="stable")
+        self.network.to(self.device).eval()
+        with torch.inference_mode():
+            for start in range(0, len(samples), CHUNK):
+                rows = by_length[start : start + CHUNK]
+                lengths = samples.lengths[rows].astype(np.int64)
+                tokens = np.ascontiguousarray(samples.tokens[rows, : max(int(lengths.max()), 1)])
+                arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, lengths))
+                values[rows] = function(*arrays).cpu().numpy()
+        return values
+
+    def _check_features(self, samples: Samples) -> None:
+        expected, found = self.network.arguments["features"], samples.tokens.shape[2]
+        if expected != found:
+            raise DataError(
+                f"the {self.name} model reads {expected} features per token, but the tokens have {found}; "
+                "they were made by another version of the features: train the model again."
+            )
+
+    def parameter_count(self) -> int:
+        """Numbers the model needs to predict."""
+        return sum(p.numel() for p in self.network.parameters())
+
+    def save(self, folder: Path) -> None:
+        """Write ``model.json`` and ``weights.safetensors``; the folder appears whole or not at all."""
+        with whole_folder(folder) as aside:
+            self.write_into(aside)
+
+    def write_into(self, folder: Path) -> None:
+        """Write the model's two files into an existing folder, beside whatever else belongs there."""
+        if self.network is None:
+            raise UsageError(f"the {self.name} model has not learned anything yet; there is nothing to save.")
+        training = asdict(self.report) if self.report else {}
+        write_model(
+            folder,
+            {
+                "class": self.name,
+                "arguments": self.network.arguments,
+                "training": training,
+                "settings": asdict(self.settings),
+                "parameters": self.parameter_count(),
+            },
+            self.network.state_dict(),
+        )
+
+    @classmethod
+    def load(cls, folder: Path, device: str = "cpu") -> Self:
+        """Read what ``save`` wrote.  Raises DataError for a missing or damaged folder, or another class."""
+        facts = read_description(folder)
+        if facts["class"] != cls.name:
+            raise DataError(f"'{folder}' holds a {facts['class']} model, not a {cls.name} model.")
+        weights = read_weights(Path(folder) / "weights.safetensors")
+        try:
+            model = cls(FitSettings(**facts.get("settings", {})), device)
+            model.network = cls.build(**facts["arguments"]).eval()
+            model.network.load_state_dict(weights)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"'{folder}' was saved by another version ({str(error).splitlines()[0]}); "
+                "train the model again."
+            ) from None
+        return model

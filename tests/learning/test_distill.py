@@ -1,0 +1,210 @@
+"""CKD: what each phase leaves alone, its loss by hand, and the chain on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from synthetic import FEATURES, ranking_problem, top1
+from torch import nn
+
+from tcl_core.distill import (
+    ChainState,
+    DistillSettings,
+    distill,
+    learn_first,
+    learn_next,
+    start_column,
+)
+from tcl_core.errors import DataError, UsageError
+from tcl_core.learning.batches_by_task import make_batch, usable_tasks
+from tcl_core.learning.distillation_loss import (
+    DistillationLoss,
+    batch_trust,
+    fisher_diagonal,
+    trust_of_errors,
+)
+from tcl_core.learning.fit import FitSettings, ranking_loss
+from tcl_core.learning.losses import lambda_rank
+
+FIRST = FitSettings(epochs=8, batch_size=64)
+NEXT = DistillSettings(epochs=4, kd_epochs=4, batch_size=32)
+TARGET = ranking_problem(seed=5, tasks=3, shift=0.6)
+
+
+@pytest.fixture(scope="module")
+def first() -> ChainState:
+    return learn_first(ranking_problem(), None, FIRST)
+
+
+def copy_of(network: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in network.state_dict().items()}
+
+
+def same(network: nn.Module, former: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, former[name]) for name, value in network.state_dict().items())
+
+
+class Linear(nn.Module):
+    """score = w * (first feature of the first token): small enough to compute by hand."""
+
+    def __init__(self, w: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w))
+
+    def forward(self, tokens, lengths):
+        return self.w * tokens[:, 0, 0]
+
+
+def test_the_first_platform_starts_the_knowledge_base(first):
+    assert same(first.knowledge_base.network, copy_of(first.model.network))
+    assert (
+        first.model.name == "mamba"
+        and first.fisher.keys() == dict(first.model.network.named_parameters()).keys()
+    )
+
+
+def test_cl_phase_leaves_the_knowledge_base_alone(first):
+    before = copy_of(first.knowledge_base.network)
+    after = learn_next(first, TARGET, None, NEXT, last=True)
+    assert same(first.knowledge_base.network, before) and same(after.model.network.base, before)
+    assert not same(after.model.network.column, before)
+    assert all(adapter.alpha.abs().max() > 0 for adapter in after.model.network.adapters)
+    assert after.knowledge_base is first.knowledge_base and after.fisher is first.fisher
+
+
+def test_kd_phase_leaves_the_teacher_and_the_former_state_alone(first):
+    teacher = start_column(first.knowledge_base.network, NEXT).network
+    before, base_before = copy_of(teacher), copy_of(first.knowledge_base.network)
+    student = distill(first, teacher, TARGET, NEXT)
+    assert same(teacher, before) and same(first.knowledge_base.network, base_before)
+    assert not same(student.network, base_before)
+
+
+def test_consolidation_holds_the_knowledge_base(first):
+    """A heavy EWC term keeps KB nearer to what it was, weighted by the Fisher diagonal."""
+
+    def moved(ewc_lambda: float) -> float:
+        settings = dataclasses.replace(NEXT, ewc_lambda=ewc_lambda)
+        student = distill(first, start_column(first.knowledge_base.network, NEXT).network, TARGET, settings)
+        before = dict(first.knowledge_base.network.named_parameters())
+        return sum(
+            (first.fisher[name] * (value - before[name]) ** 2).sum().item()
+            for name, value in student.network.named_parameters()
+        )
+
+    assert moved(1e7) < 0.5 * moved(0.0)
+
+
+def test_distillation_loss_by_hand():
+    """beta 0.25, phi 0.5, w 0.5 -> 1.5 with F 2 and lambda 10: EWC 0.5 * 10 * 2 * 1 = 10."""
+    data = ranking_problem(tasks=2, programs=3)
+    batch = make_batch(data, data.scores, usable_tasks(data), number=1)
+    student, teacher = Linear(1.5), Linear(-2.0)
+    loss = DistillationLoss(teacher, np.array([0.9, 0.5]), Linear(0.5), {"w": torch.tensor(2.0)}, 0.25, 10.0)
+    x = torch.from_numpy(data.tokens[:, 0, 0]).view(2, 3)
+    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+    taught = (high - x) / (high - low)  # the teacher's order is that of -x
+    labels, mask = torch.from_numpy(data.scores).view(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    expected = (
+        0.25 * lambda_rank(1.5 * x, labels, mask).mean()
+        + 0.75 * 0.5 * lambda_rank(1.5 * x, taught, mask).mean()
+        + 10.0
+    )
+    torch.testing.assert_close(loss(student, batch), expected)
+    loss(student, batch).backward()
+    assert student.w.grad is not None and teacher.w.grad is None
+
+
+def test_trust_by_hand():
+    np.testing.assert_allclose(trust_of_errors(np.array([2.0, 1.0, 5.0])), [0.75, 1.0, 0.0])
+    np.testing.assert_allclose(trust_of_errors(np.array([3.0, 3.0])), [1.0, 1.0])
+
+
+def test_batch_trust_belongs_to_the_batches_that_the_phase_sees(first):
+    """phi's number j means the same programs in every epoch of the KD phase."""
+    teacher, seen = first.knowledge_base.network, {}
+    settings = dataclasses.replace(NEXT, kd_epochs=3)
+    trust = batch_trust(teacher, TARGET, settings.base_fit())
+
+    class Recorder(DistillationLoss):
+        def __call__(self, student, batch):
+            seen.setdefault(batch.number, set()).add(round(ranking_loss(self.teacher, batch).item(), 5))
+            return super().__call__(student, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tcl_core.distill.DistillationLoss", Recorder)
+        distill(first, start_column(teacher, settings).network, TARGET, settings)
+    errors = np.array([seen[j].pop() for j in range(len(seen))])
+    assert len(trust) == len(errors) == 2 and all(not rest for rest in seen.values())
+    np.testing.assert_allclose(trust, trust_of_errors(errors), atol=1e-3)
+
+
+def test_fisher_by_hand():
+    """The mean over tasks of the squared gradient of each task's loss."""
+    data, net = ranking_problem(tasks=3, programs=4), Linear(0.7)
+    gradients = []
+    for rows in usable_tasks(data):
+        loss = ranking_loss(net, make_batch(data, data.scores, [rows]))
+        gradients.append(torch.autograd.grad(loss, net.w)[0].item())
+    assert fisher_diagonal(net, data)["w"].item() == pytest.approx(np.mean(np.square(gradients)))
+
+
+def test_column_starts(first):
+    base = copy_of(first.knowledge_base.network)
+    assert same(start_column(first.knowledge_base.network, NEXT).network.column, base)
+    fresh = dataclasses.replace(NEXT, column_start="fresh")
+    assert not same(start_column(first.knowledge_base.network, fresh).network.column, base)
+    torch.manual_seed(1)
+    once = start_column(first.knowledge_base.network, fresh).network
+    torch.manual_seed(2)
+    assert same(start_column(first.knowledge_base.network, fresh).network, copy_of(once))
+    with pytest.raises(UsageError, match="unknown column start 'warm'"):
+        start_column(first.knowledge_base.network, dataclasses.replace(NEXT, column_start="warm"))
+
+
+def test_the_chain_learns_the_target_and_survives_the_disk(first, tmp_path):
+    phases = []
+    second = learn_next(
+        first,
+        TARGET,
+        ranking_problem(seed=6, tasks=2, shift=0.6),
+        NEXT,
+        on_epoch=lambda phase, epoch, loss, metrics: phases.append(phase),
+    )
+    assert phases == ["CL"] * 4 + ["KD"] * 4
+    second.save(tmp_path / "second")
+    loaded = ChainState.load(tmp_path / "second")
+    fresh = ranking_problem(seed=7, tasks=12, shift=0.6)
+    np.testing.assert_array_equal(loaded.model.predict(fresh), second.model.predict(fresh))
+    np.testing.assert_array_equal(loaded.model.embed(fresh), second.model.embed(fresh))
+    np.testing.assert_array_equal(loaded.knowledge_base.predict(fresh), second.knowledge_base.predict(fresh))
+    assert all(torch.equal(loaded.fisher[name], value) for name, value in second.fisher.items())
+    random = top1(np.random.default_rng(0).random(len(fresh)), fresh)
+    assert top1(second.model.predict(fresh), fresh) > 0.7 > 0.5 > random
+    assert learn_next(loaded, TARGET, None, NEXT, last=True).model.network.arguments["features"] == FEATURES
+
+
+@pytest.mark.parametrize("phase", ["CL", "KD"])
+def test_a_killed_step_ends_where_an_undisturbed_one_does(first, tmp_path, phase):
+    settings = dataclasses.replace(NEXT, epochs=6, kd_epochs=6)
+    expected = learn_next(first, TARGET, None, settings)
+
+    def kill(now, epoch, loss, metrics):
+        if (now, epoch) == (phase, 6):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn_next(first, TARGET, None, settings, on_epoch=kill, checkpoint=tmp_path)
+    found = learn_next(first, TARGET, None, settings, checkpoint=tmp_path)
+    assert same(found.model.network, copy_of(expected.model.network))
+    assert same(found.knowledge_base.network, copy_of(expected.knowledge_base.network))
+
+
+def test_a_missing_fisher_is_named(first, tmp_path):
+    first.save(tmp_path / "first")
+    (tmp_path / "first" / "fisher.safetensors").unlink()
+    with pytest.raises(DataError, match="fisher.safetensors' is missing"):
+        ChainState.load(tmp_path / "first")

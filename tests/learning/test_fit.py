@@ -1,0 +1,187 @@
+"""The loop: what it learns, what it refuses, and that a killed run ends where an undisturbed one does."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from synthetic import ranking_problem, top1
+
+from tcl_core.errors import DataError, UsageError
+from tcl_core.features.batches import concatenate
+from tcl_core.learning.batches_by_task import group_tasks, make_batch, usable_tasks
+from tcl_core.learning.fit import FitSettings, fit_network
+from tcl_core.models.mamba import MambaModel, MambaNetwork
+from tcl_core.models.random_scores import RandomScores
+
+SHORT = FitSettings(epochs=6, batch_size=48, checkpoint_every=2, schedule="cosine", period=4)
+
+
+def network() -> MambaNetwork:
+    torch.manual_seed(0)
+    return MambaNetwork(6)
+
+
+def weights(net: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_learns_a_ranking_far_better_than_random():
+    model = MambaModel(FitSettings(epochs=20, batch_size=64))
+    model.fit(ranking_problem(seed=0, tasks=10))
+    fresh = ranking_problem(seed=1, tasks=20)
+    random = np.mean([top1(RandomScores(FitSettings(seed=s)).predict(fresh), fresh) for s in range(10)])
+    assert random < 0.5 < 0.85 < top1(model.predict(fresh), fresh)
+    assert model.report.losses[-1] < 0.2 * model.report.losses[0]
+
+
+def test_same_seed_same_weights_other_seed_other_weights():
+    found = []
+    for seed in (0, 0, 1):
+        net = network()
+        fit_network(net, ranking_problem(), settings=dataclasses.replace(SHORT, epochs=2, seed=seed))
+        found.append(weights(net))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("killed_after", [1, 3, 6])
+def test_a_killed_run_ends_where_an_undisturbed_one_does(tmp_path, killed_after):
+    train, valid = ranking_problem(), ranking_problem(seed=1, tasks=2)
+    undisturbed, resumed = network(), network()
+    expected = fit_network(undisturbed, train, valid, SHORT)
+
+    def kill(epoch, loss, metrics):
+        if epoch == killed_after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_network(network(), train, valid, SHORT, on_epoch=kill, checkpoint=tmp_path)
+    epochs = []
+    found = fit_network(
+        resumed, train, valid, SHORT, on_epoch=lambda epoch, *_: epochs.append(epoch), checkpoint=tmp_path
+    )
+    assert epochs == list(range(killed_after // 2 * 2 + 1, 7))
+    assert found == expected and torch.equal(weights(resumed), weights(undisturbed))
+
+
+def test_checkpoints_of_other_runs_and_damaged_ones_are_left_out(tmp_path, caplog):
+    train = ranking_problem()
+    fit_network(network(), train, settings=SHORT, checkpoint=tmp_path)
+    epochs = []
+    other = dataclasses.replace(SHORT, learning_rate=1e-4, epochs=2)
+    fit_network(
+        network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e)
+    )
+    assert epochs == [1, 2] and "other data or settings" in caplog.text
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"half a file")
+    fit_network(
+        network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e)
+    )
+    assert epochs == [1, 2, 1, 2] and "damaged" in caplog.text
+
+
+def test_validation_keeps_the_best_epoch():
+    losses, net = [], network()
+    settings = dataclasses.replace(SHORT, epochs=12, learning_rate=1e-2, schedule="constant")
+    valid = ranking_problem(seed=1, tasks=3)
+    report = fit_network(
+        net,
+        ranking_problem(tasks=2),
+        valid,
+        settings,
+        on_epoch=lambda epoch, loss, metrics: losses.append(metrics["valid_loss"]),
+    )
+    assert report.kept_epoch == 1 + int(np.argmin(losses)) < 12
+    shorter = network()
+    fit_network(
+        shorter, ranking_problem(tasks=2), None, dataclasses.replace(settings, epochs=report.kept_epoch)
+    )
+    assert torch.equal(weights(net), weights(shorter))
+
+
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [("constant", [1, 1, 1, 1, 1]), ("cosine", [1, 0.5, 1, 0.5, 1]), ("step", [1, 1, 0.8, 0.8, 0.64])],
+)
+def test_schedules(schedule, rates, monkeypatch):
+    seen, step = [], torch.optim.Adam.step
+    monkeypatch.setattr(
+        torch.optim.Adam, "step", lambda self: (seen.append(self.param_groups[0]["lr"]), step(self))[1]
+    )
+    settings = FitSettings(epochs=5, batch_size=999, schedule=schedule, period=2, learning_rate=1.0)
+    fit_network(network(), ranking_problem(tasks=1, programs=3), settings=dataclasses.replace(settings))
+    assert seen == pytest.approx(rates)
+
+
+def test_unknown_schedule_is_named():
+    with pytest.raises(UsageError, match="did you mean 'cosine'"):
+        fit_network(network(), ranking_problem(), settings=FitSettings(schedule="cosin"))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_token_names_the_task(value):
+    data = ranking_problem()
+    data.tokens[35, 2, 1] = value
+    with pytest.raises(DataError, match="'task-2'.*token"):
+        fit_network(network(), data)
+
+
+@pytest.mark.parametrize("value", [np.nan, 0.0, -1e-3])
+def test_a_bad_latency_names_the_task(value):
+    data = ranking_problem()
+    data.latencies_s[50] = value
+    with pytest.raises(DataError, match="'task-3'.*latency"):
+        fit_network(network(), data)
+
+
+def test_a_diverging_task_is_named():
+    data = ranking_problem()
+    data.tokens[20] = 3e38  # finite, but its sum is not
+    with pytest.raises(DataError, match="'task-1'"):
+        fit_network(network(), data, settings=dataclasses.replace(SHORT, batch_size=16))
+
+
+def test_lone_programs_are_left_out_with_a_warning(caplog):
+    data = ranking_problem()
+    keep = np.r_[0:16, 16, 32:96]  # task-1 has one program left
+    report = fit_network(network(), data.take(keep), settings=dataclasses.replace(SHORT, epochs=1))
+    assert report.tasks == 5 and report.programs == 80 and "task-1" in caplog.text
+
+
+def test_nothing_to_compare_is_an_error():
+    with pytest.raises(DataError, match="none of the 6 tasks has two"):
+        fit_network(network(), ranking_problem().take(np.arange(0, 96, 16)))
+    with pytest.raises(DataError, match="none of the 0 tasks"):
+        fit_network(network(), ranking_problem().take(np.arange(0)))
+
+
+def test_failed_programs_are_ranked_last():
+    data = ranking_problem(tasks=8)
+    data.latencies_s[::4] = np.inf
+    model = MambaModel(FitSettings(epochs=2, batch_size=64))
+    model.fit(data)
+    assert np.isfinite(model.report.losses).all()
+
+
+def test_batches_hold_whole_tasks_each_program_once():
+    data = concatenate([ranking_problem(tasks=6, programs=10)])
+    groups = usable_tasks(data)
+    batches = group_tasks(groups, 25, np.random.default_rng(0))
+    assert all(sum(map(len, parts)) <= 25 for parts in batches)
+    assert sorted(np.concatenate([part for parts in batches for part in parts])) == list(range(60))
+    assert all(len(part) == 10 for parts in batches for part in parts)
+    halves = [part for parts in group_tasks(groups, 6, np.random.default_rng(0)) for part in parts]
+    assert {len(part) for part in halves} == {5} and all(len(set(data.tasks[part])) == 1 for part in halves)
+
+
+def test_a_batch_lines_up_tokens_labels_and_tasks():
+    data = ranking_problem(tasks=3, programs=4)
+    batch = make_batch(data, data.scores, [np.array([9, 8]), np.array([0, 3, 1])], number=7)
+    assert batch.number == 7 and batch.tasks.tolist() == [2, 0]
+    assert batch.mask.tolist() == [[True, True, False], [True, True, True]]
+    np.testing.assert_array_equal(batch.labels, [[*data.scores[[9, 8]], 0.0], data.scores[[0, 3, 1]]])
+    rows = batch.by_task(torch.arange(5))
+    assert rows[batch.mask].tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(batch.tokens, data.tokens[[9, 8, 0, 3, 1], : batch.lengths.max()])

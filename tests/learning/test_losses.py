@@ -1,0 +1,75 @@
+"""LambdaRank against a hand-computed case and against its literal formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tcl_core.learning.losses import lambda_rank, within_task
+
+
+def literal_lambda_rank(s: list[float], y: list[float], sigma: float) -> float:
+    """The formula of one task, pair by pair."""
+    order = sorted(range(len(s)), key=lambda i: -s[i])
+    D = [math.log2(1 + 1 + order.index(i)) for i in range(len(s))]
+    best = sum((2**label - 1) / math.log2(2 + place) for place, label in enumerate(sorted(y, reverse=True)))
+    G = [(2**label - 1) / best for label in y]
+    return sum(
+        abs(G[i] - G[j]) * abs(1 / D[i] - 1 / D[j]) * math.log2(1 + math.exp(-sigma * (s[i] - s[j])))
+        for i in range(len(s))
+        for j in range(len(s))
+        if y[i] > y[j]
+    )
+
+
+def test_by_hand():
+    """Two programs in the wrong order.
+
+    Gains 1 and sqrt(2) - 1 over the best order's sum 1 + 0.41421 / log2(3) = 1.26134; ranks 2 and 1:
+    |G_1 - G_2| = 0.46441, |1/D_1 - 1/D_2| = 0.36907, log2(1 + e) = 1.89463; product 0.32474.
+    """
+    loss = lambda_rank(
+        torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.5]]), torch.ones(1, 2, dtype=torch.bool)
+    )
+    assert loss.item() == pytest.approx(0.32474, abs=2e-5)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 2.5])
+def test_equals_the_literal_formula_with_padding(sigma):
+    draw = torch.Generator().manual_seed(0)
+    sizes = [2, 7, 5]
+    s, y = (torch.rand(3, 7, generator=draw, dtype=torch.float64) for _ in range(2))
+    mask = torch.arange(7) < torch.tensor(sizes)[:, None]
+    y[1, 2] = y[1, 4]  # a tie forms no pair
+    expected = [literal_lambda_rank(s[t, :n].tolist(), y[t, :n].tolist(), sigma) for t, n in enumerate(sizes)]
+    assert lambda_rank(s, y, mask, sigma).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_padding_gets_no_gradient_even_when_it_is_not_finite():
+    s = torch.tensor([[0.3, 0.1, torch.nan]], requires_grad=True)
+    mask = torch.tensor([[True, True, False]])
+    lambda_rank(s, torch.tensor([[0.2, 1.0, 0.7]]), mask).sum().backward()
+    assert s.grad[0, 2] == 0 and s.grad[0, 1] < 0 < s.grad[0, 0]
+
+
+def test_tasks_without_an_order_cost_nothing():
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    loss = lambda_rank(torch.rand(2, 3), torch.tensor([[0.0, 0.0, 0.0], [0.4, 0.4, 0.4]]), mask)
+    assert loss.tolist() == [0.0, 0.0]
+
+
+def test_better_orders_cost_less():
+    labels, mask = torch.tensor([[1.0, 0.6, 0.2]]), torch.ones(1, 3, dtype=torch.bool)
+    best, swapped, worst = (
+        lambda_rank(torch.tensor([s]), labels, mask).item()
+        for s in ([3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [1.0, 2.0, 3.0])
+    )
+    assert best < swapped < worst
+
+
+def test_within_task_stretches_each_task_and_ignores_padding():
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    found = within_task(torch.tensor([[-1.0, 1.0, 0.0], [5.0, 5.0, 99.0]]), mask)
+    assert found.tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]

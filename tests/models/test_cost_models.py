@@ -1,0 +1,161 @@
+"""The contract: what every model of the catalogue does, and how its folder is read back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tcl_core.errors import DataError, UsageError
+from tcl_core.features.batches import Samples
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import CostModel, whole_folder
+from tcl_core.models.mamba import MambaModel
+from tcl_core.models.random_scores import RandomScores
+
+SETTINGS = FitSettings(epochs=2, batch_size=16, seed=3)
+
+
+def samples(count: int = 24, length: int = 6, features: int = 4, seed: int = 0) -> Samples:
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(1, length + 1, count).astype(np.int32)
+    tokens = draw.normal(size=(count, length, features)).astype(np.float32)
+    tokens[np.arange(length) >= lengths[:, None]] = 0.0
+    tasks = np.arange(count, dtype=np.int32) % 3
+    return Samples(tokens, lengths, tasks, draw.uniform(1e-3, 1e-2, count), ("conv", "dense", "norm"))
+
+
+def fitted() -> MambaModel:
+    model = MambaModel(SETTINGS)
+    model.fit(samples())
+    return model
+
+
+@pytest.mark.parametrize("name", ["random", "mamba"])
+def test_contract_and_round_trip(name, tmp_path):
+    model = catalogue.create(name, SETTINGS)
+    assert isinstance(model, CostModel) and model.name == name
+    model.fit(samples(), samples(seed=1))
+    scores = model.predict(samples(seed=2))
+    assert scores.shape == (24,) and scores.dtype == np.float32 and np.ptp(scores) > 0
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(catalogue.load(tmp_path / "model").predict(samples(seed=2)), scores)
+
+
+def test_a_saved_folder_holds_no_pickle_and_says_what_it_is(tmp_path):
+    fitted().save(tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "model.json",
+        "weights.safetensors",
+    ]
+    facts = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert facts["class"] == "mamba" and facts["arguments"]["features"] == 4
+    assert (
+        facts["training"]["programs"] == 24
+        and facts["training"]["tasks"] == 3
+        and facts["settings"]["seed"] == 3
+    )
+
+
+def test_saving_twice_is_byte_identical_and_replaces(tmp_path):
+    fitted().save(tmp_path / "model")
+    first = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    fitted().save(tmp_path / "model")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == first
+
+
+def test_a_failed_save_keeps_the_former_folder(tmp_path):
+    fitted().save(tmp_path / "model")
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "model") as aside:
+        (aside / "model.json").write_text("half")
+        raise RuntimeError
+    assert catalogue.load(tmp_path / "model").name == "mamba"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_unknown_name_suggests_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'mamba'"):
+        catalogue.create("manba")
+
+
+def break_weights(folder):
+    (folder / "weights.safetensors").write_bytes(b"nothing")
+
+
+def break_arguments(folder):
+    path = folder / "model.json"
+    path.write_text(path.read_text().replace('"features": 4', '"features": 5'))
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda folder: (folder / "model.json").unlink(), "no model in"),
+        (lambda folder: (folder / "model.json").write_text("{"), "damaged"),
+        (
+            lambda folder: (folder / "model.json").write_text(
+                '{"format": 99, "class": "mamba", "arguments": {}}'
+            ),
+            "format",
+        ),
+        (lambda folder: (folder / "weights.safetensors").unlink(), "missing"),
+        (break_weights, "damaged"),
+        (break_arguments, "another version"),
+    ],
+)
+def test_damaged_folders_are_named(tmp_path, damage, message):
+    folder = tmp_path / "model"
+    fitted().save(folder)
+    damage(folder)
+    with pytest.raises(DataError, match=message) as caught:
+        catalogue.load(folder)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_of_another_class_is_refused(tmp_path):
+    RandomScores(SETTINGS).save(tmp_path / "model")
+    with pytest.raises(DataError, match="holds a random model, not a mamba model"):
+        MambaModel.load(tmp_path / "model")
+
+
+def test_predicting_before_fitting_and_with_other_features_is_refused():
+    with pytest.raises(UsageError, match="has not learned anything"):
+        MambaModel().predict(samples())
+    with pytest.raises(DataError, match="reads 4 features per token, but the tokens have 7"):
+        fitted().predict(samples(features=7))
+
+
+def test_predict_names_the_task_of_a_bad_token():
+    bad = samples()
+    bad.tokens[4, 0, 0] = np.nan
+    with pytest.raises(DataError, match="'dense'"):
+        fitted().predict(bad)
+
+
+def test_predictions_do_not_depend_on_chunks_or_order(monkeypatch):
+    model, data = fitted(), samples()
+    whole = model.predict(data)
+    monkeypatch.setattr("tcl_core.models.torch_model.CHUNK", 5)
+    order = np.random.default_rng(0).permutation(len(data))
+    np.testing.assert_allclose(model.predict(data.take(order)), whole[order], rtol=1e-5, atol=1e-5)
+
+
+def test_predicting_nothing_gives_nothing():
+    assert fitted().predict(samples().take(np.arange(0))).shape == (0,)
+
+
+def test_embeddings_tell_programs_apart_and_carry_the_score():
+    model, data = fitted(), samples()
+    places = model.embed(data)
+    assert places.shape == (24, 32) and len(np.unique(places.round(5), axis=0)) == 24
+    head = model.network.decoder[2]
+    expected = places @ head.weight.detach().numpy()[0] + data.lengths * head.bias.item()
+    np.testing.assert_allclose(model.predict(data), expected, rtol=1e-3, atol=1e-4)
+    assert RandomScores(SETTINGS).embed(data).shape == (24, 1)
+
+
+def test_lateral_mamba_needs_a_knowledge_base():
+    with pytest.raises(UsageError, match="knowledge base"):
+        catalogue.create("lateral-mamba").fit(samples())
