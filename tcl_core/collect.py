@@ -1,0 +1,286 @@
+"""The active loop: [select -> measure -> refit]* on one platform.  Here sampling, measurement and fitting meet.
+
+The journal is the loop's only memory.  Each round first looks how many programs are measured and goes on from there,
+so a collection that was killed resumes by being started again, and measures nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcl_core.errors import DataError
+from tcl_core.features.batches import Samples, rows_by_task
+from tcl_core.features.encode import Encoder, ProgramKey
+from tcl_core.journal import Journal, Record, iter_journal
+from tcl_core.measure.job import Job, Outcome, Setup
+from tcl_core.measure.pool import Runner
+from tcl_core.models.cost_model import CostModel
+from tcl_core.programs.pool import Program
+from tcl_core.sampling.catalogue import pick
+
+OnProgram = Callable[[Record], Any]
+OnStep = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a platform's budget is spent.
+
+    sampler         name in ``sampling.catalogue``
+    budget          programs to measure in all
+    initial         of them, the random start
+    rounds          rounds after it, of equal size
+    check_fraction  share of the programs whose output is compared with the untuned program's
+    """
+
+    sampler: str
+    budget: int
+    initial: int
+    rounds: int
+    check_fraction: float
+    seed: int
+
+    def goals(self) -> list[int]:
+        """Programs measured at the end of the random start and of each round."""
+        steps = [self.initial + (self.budget - self.initial) * r // self.rounds for r in range(self.rounds + 1)]
+        return sorted({min(step, self.budget) for step in steps})
+
+
+@dataclass
+class Collection:
+    """The programs of one platform that can be measured, and what is known of them.
+
+    programs   N candidates in fixed order
+    latencies  row -> seconds of the measured ones, inf where a program failed
+    """
+
+    programs: Sequence[Program]
+    encoder: Encoder
+    hardware: Sequence[float]
+    host: str
+    setup: Setup
+    traces: Mapping[tuple[str, int], str]
+    journal: Path
+    latencies: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys: list[ProgramKey] = [(p.task_key, p.sketch, p.decisions) for p in self.programs]
+        self.rows = {key: row for row, key in enumerate(self.keys)}
+        self.protocol = json.dumps(vars(self.setup.protocol), sort_keys=True)
+        for record in iter_journal(self.journal):
+            self._take(record)
+
+    def belongs(self, record: Record) -> bool:
+        """Whether a journal's record is of these programs and was timed in the present way."""
+        return record.key in self.rows and record.protocol == self.protocol
+
+    def _take(self, record: Record) -> None:
+        if not self.belongs(record):
+            return
+        if record.host != self.host:
+            raise DataError(
+                f"{self.journal} holds measurements of another host ({record.host}; this one is {self.host}); "
+                "give this host a platform name of its own in params.yaml, or move that folder away"
+            )
+        self.latencies[self.rows[record.key]] = record.latency_s
+
+    @contextmanager
+    def measuring(self) -> Iterator[Measuring]:
+        """Lock the journal and start the worker process."""
+        with Journal(self.journal) as journal, Runner(self.setup) as runner:
+            yield Measuring(self, journal, runner)
+
+    def samples(self) -> Samples:
+        """What is measured so far, in row order."""
+        rows = sorted(self.latencies)
+        keys = [self.keys[row] for row in rows]
+        return self.encoder.encode(keys, self.hardware, [self.latencies[row] for row in rows])
+
+
+@dataclass
+class Measuring:
+    """A collection with a worker at hand."""
+
+    collection: Collection
+    journal: Journal
+    runner: Runner
+
+    def measure(self, rows: Sequence[int], round_number: int, check_fraction: float, on_program: OnProgram) -> dict[str, int]:
+        """Measure the programs at ``rows``, each recorded as soon as it is known; counts per error kind.
+
+        Rows go task by task, so that a task's inputs are made once.
+        """
+        counts: dict[str, int] = {}
+        best = self._best()
+        for row in sorted(rows):
+            record = self._record(row, round_number, self._job(row, best, check_fraction))
+            self.journal.append([record])
+            self.collection.latencies[row] = record.latency_s
+            best[record.task_key] = min(best.get(record.task_key, math.inf), record.latency_s)
+            counts[record.error] = counts.get(record.error, 0) + 1
+            on_program(record)
+        return counts
+
+    def _best(self) -> dict[str, float]:
+        best: dict[str, float] = {}
+        for row, latency in self.collection.latencies.items():
+            key = self.collection.keys[row][0]
+            best[key] = min(best.get(key, math.inf), latency)
+        return best
+
+    def _job(self, row: int, best: Mapping[str, float], check_fraction: float) -> Job:
+        task_key, sketch, decisions = self.collection.keys[row]
+        return Job(
+            task_key=task_key,
+            module_json=self.collection.encoder.tasks[task_key].module_json,
+            trace_json=self.collection.traces[task_key, sketch],
+            decisions=decisions,
+            best_s=best.get(task_key, math.inf),
+            check=_is_checked(self.collection.keys[row], check_fraction),
+        )
+
+    def _record(self, row: int, round_number: int, job: Job) -> Record:
+        outcome: Outcome = self.runner.measure(job)
+        program = self.collection.programs[row]
+        return Record(
+            task_key=program.task_key,
+            sketch_id=program.sketch,
+            program_id=program.number,
+            decisions=program.decisions,
+            latencies_s=outcome.latencies_s,
+            error=outcome.error,
+            message=outcome.message,
+            round=round_number,
+            measured_at=datetime.now(UTC),
+            protocol=self.collection.protocol,
+            host=self.collection.host,
+            tvm_version=self.runner.tvm_version,
+        )
+
+
+def _is_checked(key: ProgramKey, fraction: float) -> bool:
+    """A fixed share of the programs, whatever else is measured."""
+    return zlib.crc32(repr(key).encode()) < fraction * 2**32
+
+
+def collect(
+    collection: Collection, plan: Plan, models: Sequence[CostModel], on_step: OnStep, on_program: OnProgram
+) -> None:
+    """Spend the plan's budget: a random start, then rounds of select, measure and refit.
+
+    models   the ensemble that selects; the first one's ranking counts, their disagreement is the uncertainty
+    on_step  is told of each finished step: round, step, seconds and counts
+    """
+    with collection.measuring() as measuring:
+        for number, goal in enumerate(plan.goals()):
+            missing = goal - len(collection.latencies)
+            if missing <= 0:
+                continue
+            rows = _timed(on_step, number, "select", _select, collection, plan, models, missing, number)
+            _timed(on_step, number, "measure", _measure, measuring, rows, number, plan.check_fraction, on_program)
+            if number < plan.rounds and goal < plan.budget and plan.sampler != "random":
+                _timed(on_step, number, "refit", _refit, collection, models)
+
+
+def measure_all(collection: Collection, check_fraction: float, on_program: OnProgram) -> None:
+    """Measure every program that is not measured yet."""
+    with collection.measuring() as measuring:
+        rows = [row for row in range(len(collection.programs)) if row not in collection.latencies]
+        measuring.measure(rows, 0, check_fraction, on_program)
+
+
+def _timed(on_step: OnStep, number: int, step: str, work: Callable[..., tuple[Any, dict[str, Any]]], *arguments: Any) -> Any:
+    """Run one step of a round; ``work`` returns its result and its counts, which are reported."""
+    start = time.perf_counter()
+    result, counts = work(*arguments)
+    on_step({"round": number, "step": step, "seconds": round(time.perf_counter() - start, 2), **counts})
+    return result
+
+
+def _measure(
+    measuring: Measuring, rows: Sequence[int], number: int, check_fraction: float, on_program: OnProgram
+) -> tuple[None, dict[str, int]]:
+    counts = measuring.measure(rows, number, check_fraction, on_program)
+    return None, {"programs": len(rows), **counts, "measured_in_all": len(measuring.collection.latencies)}
+
+
+def _refit(collection: Collection, models: Sequence[CostModel]) -> tuple[None, dict[str, Any]]:
+    samples = collection.samples()
+    losses: list[float] = []
+    for model in models:
+        model.fit(samples, on_epoch=lambda epoch, loss, metrics: losses.append(loss))
+    return None, {"programs": len(samples), "loss": round(losses[-1], 4) if losses else None}
+
+
+def _select(
+    collection: Collection, plan: Plan, models: Sequence[CostModel], count: int, number: int
+) -> tuple[list[int], dict[str, Any]]:
+    """Rows to measure next."""
+    rng = np.random.default_rng([plan.seed, len(collection.latencies)])
+    open_rows = np.array([row for row in range(len(collection.programs)) if row not in collection.latencies])
+    if number == 0 or plan.sampler == "random" or not collection.latencies:
+        picked = rng.permutation(len(open_rows))[:count]
+    else:
+        if not _is_fitted(models[0]):  # a resumed collection has records, but its models have seen none
+            _refit(collection, models)
+        picked = _pick(collection, plan, models, open_rows, count, rng)
+    rows = [int(row) for row in open_rows[picked]]
+    operators = collection.encoder.operators([collection.keys[row] for row in rows])
+    names, counts = np.unique(operators, return_counts=True)
+    return rows, {"of": len(open_rows), **{str(n): int(c) for n, c in zip(names, counts, strict=True)}}
+
+
+def _is_fitted(model: CostModel) -> bool:
+    return getattr(model, "network", model) is not None
+
+
+def _pick(
+    collection: Collection,
+    plan: Plan,
+    models: Sequence[CostModel],
+    open_rows: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """The sampler's choice among ``open_rows``: predictions scaled within each task, so that tasks compare."""
+    everything = collection.encoder.encode(collection.keys, collection.hardware)
+    predictions = np.stack([scaled_within_task(m.predict(everything), everything.tasks) for m in models])
+    embeddings = models[0].embed(everything)
+    known = np.array(sorted(collection.latencies))
+    return pick(
+        plan.sampler,
+        predictions[0, open_rows],
+        collection.encoder.operators([collection.keys[row] for row in open_rows]),
+        predictions[0, known],
+        count,
+        uncertainty=predictions.var(axis=0)[open_rows],
+        embeddings=embeddings[open_rows],
+        labelled_embeddings=embeddings[known],
+        rng=rng,
+    )
+
+
+def scaled_within_task(predictions: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+    """(N,) predictions moved and stretched to [0, 1] within each task; 0.5 where a task's are all equal."""
+    scaled = np.full(len(predictions), 0.5)
+    for rows in rows_by_task(tasks):
+        low, width = predictions[rows].min(), np.ptp(predictions[rows])
+        if width > 0:
+            scaled[rows] = (predictions[rows] - low) / width
+    return scaled
+
+
+def with_threads(setup: Setup, threads: int) -> Setup:
+    """The setup with the runtime's thread count."""
+    return replace(setup, protocol=replace(setup.protocol, threads=threads))

@@ -1,0 +1,189 @@
+"""How well a model ranks measured programs: pure functions on arrays, aligned on N programs.
+
+    predictions  (N,) higher is better, compared only within a task
+    latencies_s  (N,) seconds, inf where the program failed
+    tasks        (N,) int, the task of each program
+    networks     network name -> task -> weight, how often the network runs the task
+
+A task in which nothing was measured or everything failed has no best program and is left out of every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tcl_core.errors import DataError
+from tcl_core.features.batches import rows_by_task
+
+Networks = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Picks:
+    """What choosing k programs per task gives: (T,) task, its fastest latency and its fastest pick's."""
+
+    tasks: np.ndarray
+    best_s: np.ndarray
+    picked_s: np.ndarray
+
+    def ratio(self, weights: Mapping[int, float]) -> float:
+        """sum(best * weight) / sum(picked * weight) over the tasks that have a weight."""
+        weight = task_weights(self.tasks, weights)
+        return float((self.best_s @ weight) / (self.picked_s @ weight))
+
+
+def picks(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, k: int) -> Picks:
+    """The fastest of the k programs ranked best, per task.
+
+    A failed pick counts as the task's slowest program that ran, so k failures cost that much and no
+    more.  Among equal predictions at the k-th place the expected latency of a random choice stands: order in
+    the file never helps.
+    """
+    check_inputs(predictions, latencies_s, tasks)
+    found = [
+        (tasks[rows[0]], seconds.min(), _expected_pick(predictions[rows], seconds, k))
+        for rows, seconds in measured_tasks(latencies_s, tasks)
+    ]
+    if not found:
+        raise DataError(
+            "no task has a program that ran, so there is nothing to rank; measure held-out programs first"
+        )
+    return Picks(*(np.array(column) for column in zip(*found, strict=True)))
+
+
+def top_k(
+    predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int
+) -> float:
+    """Pooled over networks m with tasks s of weight w, as TLP and TCL do; in (0, 1], 1 is best:
+
+        sum_m sum_s min latency(s) * w(m, s)  /  sum_m sum_s min latency(the k ranked best of s) * w(m, s)
+
+    Raises DataError for NaN predictions, or when no task of the networks has a program that ran.
+    """
+    return picks(predictions, latencies_s, tasks, k).ratio(pooled(networks))
+
+
+def top_k_network_average(
+    predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int
+) -> float:
+    """TenSet's variant: the ratio of each network alone, then the plain mean; not ``top_k``'s scale."""
+    chosen = picks(predictions, latencies_s, tasks, k)
+    present = set(chosen.tasks.tolist())
+    return float(np.mean([chosen.ratio(weights) for weights in networks.values() if present & set(weights)]))
+
+
+def pairwise_accuracy(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:
+    """Share of pairs with different latencies that are ranked right, per task, then the mean.
+
+    Equal predictions count 1/2.  A failed program is slower than any that ran.  NaN where no task
+    has two different latencies.
+    """
+    check_inputs(predictions, latencies_s, tasks)
+    return _mean_over_tasks(_pairs_right, predictions, latencies_s, tasks)
+
+
+def spearman(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:
+    """Rank correlation of predictions with speed, per task, then the mean; ties share their mean rank.
+
+    Constant predictions correlate 0.  A failed program is slower than any that ran.  NaN as for
+    ``pairwise_accuracy``.
+    """
+    check_inputs(predictions, latencies_s, tasks)
+    return _mean_over_tasks(_rank_correlation, predictions, latencies_s, tasks)
+
+
+def forgetting(top_1: np.ndarray) -> np.ndarray:
+    """(P,) best top-1 on each platform so far minus top-1 after the whole chain, at least 0.
+
+    top_1[i, p] is the model after the chain's i-th platform on platform p; NaN where it was not evaluated.
+    """
+    return np.nanmax(top_1, axis=0) - top_1[-1]
+
+
+def pooled(networks: Networks) -> dict[int, float]:
+    """Task -> weight summed over the networks."""
+    total: dict[int, float] = {}
+    for weights in networks.values():
+        for task, weight in weights.items():
+            total[task] = total.get(task, 0.0) + weight
+    return total
+
+
+def task_weights(tasks: np.ndarray, weights: Mapping[int, float]) -> np.ndarray:
+    """(T,) weight of each task, 0 where it has none.  Raises DataError when all are 0."""
+    found = np.array([weights.get(task, 0.0) for task in tasks.tolist()], dtype=np.float64)
+    if not found.any():
+        raise DataError(
+            "none of the networks' tasks has a program that ran; measure them first (stage holdout)"
+        )
+    return found
+
+
+def measured_tasks(latencies_s: np.ndarray, tasks: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(rows, latencies) of each task in which a program ran; a failed one gets the slowest that ran."""
+    for rows in rows_by_task(tasks):
+        seconds = latencies_s[rows].astype(np.float64)
+        ran = np.isfinite(seconds)
+        if ran.any():
+            yield rows, np.where(ran, seconds, seconds[ran].max())
+
+
+def check_inputs(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> None:
+    if not len(predictions) == len(latencies_s) == len(tasks):
+        raise ValueError(
+            f"{len(predictions)} predictions, {len(latencies_s)} latencies, {len(tasks)} tasks do not align"
+        )
+    if np.isnan(predictions).any():
+        count, task = np.isnan(predictions).sum(), tasks[int(np.isnan(predictions).argmax())]
+        raise DataError(f"the model predicts NaN for {count} programs, first in task {task}; train it again")
+    if not (np.asarray(latencies_s) > 0).all():
+        raise DataError("a latency is NaN, zero or negative; measure those programs again")
+
+
+def first_of_random(count: int, k: int) -> np.ndarray:
+    """(count,) probability that the best of k programs drawn from ``count`` is the i-th fastest:
+    C(count - 1 - i, k - 1) / C(count, k)."""
+    k = min(k, count)
+    i = np.arange(count - 1)
+    steps = np.maximum(count - k - i, 0) / (count - 1 - i)
+    return k / count * np.concatenate([[1.0], np.cumprod(steps)])
+
+
+def _expected_pick(predictions: np.ndarray, seconds: np.ndarray, k: int) -> float:
+    if k >= len(seconds):
+        return seconds.min()
+    border = np.sort(predictions)[-k]
+    above = predictions > border
+    sure = seconds[above].min(initial=np.inf)
+    tied = np.minimum(np.sort(seconds[predictions == border]), sure)
+    return float(tied @ first_of_random(len(tied), k - int(above.sum())))
+
+
+def _mean_over_tasks(figure, predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:
+    values = [
+        figure(predictions[rows], -latencies_s[rows])
+        for rows in rows_by_task(tasks)
+        if len(np.unique(latencies_s[rows])) > 1
+    ]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def _pairs_right(predictions: np.ndarray, speed: np.ndarray) -> float:
+    faster = speed[:, None] > speed[None, :]
+    above = predictions[:, None] > predictions[None, :]
+    equal = predictions[:, None] == predictions[None, :]
+    return float((faster & above).sum() + 0.5 * (faster & equal).sum()) / float(faster.sum())
+
+
+def _rank_correlation(predictions: np.ndarray, speed: np.ndarray) -> float:
+    left, right = (ranks - ranks.mean() for ranks in (_mean_ranks(predictions), _mean_ranks(speed)))
+    spread = np.sqrt((left @ left) * (right @ right))
+    return float(left @ right / spread) if spread > 0 else 0.0
+
+
+def _mean_ranks(values: np.ndarray) -> np.ndarray:
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[group]

@@ -1,0 +1,136 @@
+"""An evaluation as text and as JSON.  Gets plain numbers, knows no model and no file but the one it writes.
+
+The evaluation that every function here and in ``plots`` reads:
+
+    {"platforms": {platform: figures of its own model},          figures: intervals.model_figures
+     "baselines": {name: {platform: figures}},                   may be missing
+     "chain": intervals.chain_figures(...)}                      may be missing
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcl_core.files import replacing
+
+
+def terminal_table(evaluation: Mapping[str, Any], width: int = 160, colour: bool = False) -> str:
+    """Each platform's models beside a random ranking, then the chain."""
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=width, force_terminal=colour, no_color=not colour)
+    console.print(_ranking_table(evaluation))
+    if "chain" in evaluation:
+        console.print(_chain_table(evaluation["chain"]))
+    return console.file.getvalue()
+
+
+def _ranking_table(evaluation: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    ks = ks_of(evaluation)
+    table = Table(title="Ranking of held-out programs (95 % interval); 1 is best")
+    for heading in ("platform", "model"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (*(f"top-{k}" for k in ks), "pairs", "Spearman", "tasks", "programs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for platform, own in evaluation["platforms"].items():
+        baselines = (
+            (name, figures.get(platform)) for name, figures in evaluation.get("baselines", {}).items()
+        )
+        table.add_row(platform, "TCL", *_cells(own, ks))
+        for name, figures in baselines:
+            if figures:
+                table.add_row("", name, *_cells(figures, ks))
+        chance = (_interval(own[f"top_{k}_random"]) for k in ks)
+        table.add_row("", "random", *chance, "0.500", "0.000", style="dim", end_section=True)
+    return table
+
+
+def _cells(figures: Mapping[str, Any], ks: Sequence[int]) -> list[str]:
+    tops = [_interval(figures[f"top_{k}"]) for k in ks]
+    ranks = [_number(figures["pairwise_accuracy"]), _number(figures["spearman"])]
+    return [*tops, *ranks, str(figures["tasks"]), str(figures["programs"])]
+
+
+def _chain_table(chain: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("model after", title="Top-1 along the chain, by platform ranked")
+    for platform in chain["platforms"]:
+        table.add_column(platform, justify="right", no_wrap=True)
+    for platform, row in zip(chain["platforms"], chain["top_1"], strict=True):
+        table.add_row(platform, *map(_number, row), end_section=platform == chain["platforms"][-1])
+    table.add_row("forgotten", *(_number(chain["forgetting"][platform]) for platform in chain["platforms"]))
+    return table
+
+
+def ks_of(evaluation: Mapping[str, Any]) -> list[int]:
+    """The k of every top-k in the evaluation, ascending."""
+    names = {name for figures in evaluation["platforms"].values() for name in figures}
+    return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"top_(\d+)", name)))
+
+
+def _interval(interval: Mapping[str, float]) -> str:
+    return f"{_number(interval['value'])} ({_number(interval['low'])}-{_number(interval['high'])})"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def write_json(path: str | Path, data: Any) -> Path:
+    """``data`` with NumPy values as plain ones and NaN or infinity as null; keys keep their order."""
+    path = Path(path)
+    with replacing(path) as file:
+        file.write(json.dumps(_plain(data), indent=2, allow_nan=False).encode() + b"\n")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def collection_progress(
+    rounds: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, operator_types: Sequence[str]
+) -> list[dict[str, Any]]:
+    """How a collection went, round by round: {round, measured {operator type: programs}, failed, best_score}.
+
+    All arguments have one entry per measured program; latency inf where it failed.  best_score is the mean
+    over tasks of (fastest latency at the end) / (fastest so far), 0 for a task in which nothing has run yet.
+    """
+    rounds, latencies_s, kinds = np.asarray(rounds), np.asarray(latencies_s), np.asarray(operator_types)
+    names, task = np.unique(tasks, return_inverse=True)
+    final = _fastest(task, latencies_s, len(names))
+    ran, progress = np.isfinite(final), []
+    for number in np.unique(rounds).tolist():
+        now, until = rounds == number, rounds <= number
+        so_far = _fastest(task[until], latencies_s[until], len(names))
+        progress.append({
+            "round": number,
+            "measured": dict(sorted(Counter(kinds[now].tolist()).items())),
+            "failed": int(np.isinf(latencies_s[now]).sum()),
+            "best_score": float(np.mean(final[ran] / so_far[ran])) if ran.any() else 0.0,
+        })  # fmt: skip
+    return progress
+
+
+def _fastest(task: np.ndarray, latencies_s: np.ndarray, count: int) -> np.ndarray:
+    fastest = np.full(count, np.inf)
+    np.minimum.at(fastest, task, latencies_s)
+    return fastest

@@ -1,0 +1,48 @@
+"""Samplers by name: the only file that lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tcl_core.errors import unknown_name
+from tcl_core.sampling import random_picks, rdu
+from tcl_core.sampling.pool import Pool
+
+SAMPLERS: dict[str, Callable[[Pool, int, np.random.Generator], np.ndarray]] = {
+    "rdu": rdu.pick,
+    "rdu-paper": rdu.pick_as_printed,
+    "random": random_picks.pick,
+}
+
+
+def pick(
+    sampler: str,
+    predictions: np.ndarray,
+    operator_types: np.ndarray,
+    labelled_predictions: np.ndarray,
+    budget: int,
+    *,
+    uncertainty: np.ndarray | None = None,
+    embeddings: np.ndarray | None = None,
+    labelled_embeddings: np.ndarray | None = None,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Which of the N unmeasured programs to measure: min(budget, N) row numbers in picking order.
+
+    Shapes as in ``Pool``.  A ranking model's raw outputs compare only within a task; give it scores that
+    compare across tasks (for instance scaled within each task) where the pool holds several.
+
+    Raises UsageError for an unknown sampler, ValueError for misaligned arrays or a negative budget, DataError
+    for predictions that are not finite.
+    """
+    if sampler not in SAMPLERS:
+        raise unknown_name("sampler", sampler, SAMPLERS, "collect.sampler of params.yaml")
+    if budget < 0:
+        raise ValueError(f"the budget is {budget} programs; it cannot be negative")
+    pool = Pool(
+        np.asarray(predictions), np.asarray(operator_types), np.asarray(labelled_predictions),
+        uncertainty, embeddings, labelled_embeddings,
+    )  # fmt: skip
+    return SAMPLERS[sampler](pool, budget, rng)

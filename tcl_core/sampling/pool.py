@@ -1,0 +1,50 @@
+"""The unmeasured programs of one round, as a sampler sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tcl_core.errors import DataError
+
+
+@dataclass(frozen=True)
+class Pool:
+    """N unmeasured programs and the M labelled ones they are compared with.
+
+    predictions           (N,) higher is better
+    operator_types        (N,) names or numbers
+    labelled_predictions  (M,) by the same model
+    uncertainty           (N,) variance over an ensemble or over dropout
+    embeddings            (N, E), labelled_embeddings (M, E), by the same model
+    """
+
+    predictions: np.ndarray
+    operator_types: np.ndarray
+    labelled_predictions: np.ndarray
+    uncertainty: np.ndarray | None = None
+    embeddings: np.ndarray | None = None
+    labelled_embeddings: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        rows_of = dict.fromkeys(("operator_types", "uncertainty", "embeddings"), len(self))
+        for name, rows in {**rows_of, "labelled_embeddings": len(self.labelled_predictions)}.items():
+            values = getattr(self, name)
+            if values is not None and len(values) != rows:
+                raise ValueError(f"{name} has {len(values)} rows where there are {rows} programs")
+        for name in (
+            "predictions",
+            "labelled_predictions",
+            "uncertainty",
+            "embeddings",
+            "labelled_embeddings",
+        ):
+            values = getattr(self, name)
+            if values is not None and not np.isfinite(values).all():
+                raise DataError(
+                    f"the model's {name} are not all finite numbers; train it with a lower learning rate"
+                )
+
+    def __len__(self) -> int:
+        return len(self.predictions)

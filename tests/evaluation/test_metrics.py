@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tcl_core.errors import DataError
+from tcl_core.evaluation.metrics import (
+    first_of_random,
+    forgetting,
+    pairwise_accuracy,
+    picks,
+    pooled,
+    spearman,
+    top_k,
+    top_k_network_average,
+)
+
+# Task 0: latencies 1, 2, 4; the model likes 2 best.  Task 1: latencies 10, 5; the model likes 5 best.
+TASKS = np.array([0, 0, 0, 1, 1])
+LATENCIES = np.array([1.0, 2.0, 4.0, 10.0, 5.0])
+PREDICTIONS = np.array([0.5, 0.9, 0.1, -3.0, -2.0])
+NETWORKS = {"m": {0: 3.0, 1: 1.0}, "n": {0: 1.0}}
+INF = math.inf
+
+
+def test_top_1_by_hand():
+    """Pooled weights 4 and 1: best 4 * 1 + 5 = 9, picked 4 * 2 + 5 = 13.  Network m alone 8/11, network n
+    alone 1/2.
+    """
+    assert pooled(NETWORKS) == {0: 4.0, 1: 1.0}
+    assert top_k(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 1) == pytest.approx(9 / 13)
+    assert top_k_network_average(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 1) == pytest.approx(
+        (8 / 11 + 1 / 2) / 2
+    )
+
+
+def test_top_k_reaches_1_with_enough_picks_and_ignores_row_order():
+    assert top_k(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 2) == 1.0
+    assert top_k(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 99) == 1.0
+    shuffled = np.random.default_rng(0).permutation(5)
+    assert top_k(PREDICTIONS[shuffled], LATENCIES[shuffled], TASKS[shuffled], NETWORKS, 1) == pytest.approx(
+        9 / 13
+    )
+
+
+def test_only_the_order_within_a_task_matters():
+    assert top_k(np.exp(PREDICTIONS) - 100 * TASKS, LATENCIES, TASKS, NETWORKS, 1) == pytest.approx(9 / 13)
+
+
+def test_failed_programs_are_never_best_and_cost_the_slowest_that_ran():
+    seconds = np.array([INF, 2.0, 8.0, INF])
+    likes_failed = np.array([9.0, 2.0, 1.0, 8.0])
+    tasks, networks = np.zeros(4, int), {"m": {0: 1.0}}
+    assert top_k(likes_failed, seconds, tasks, networks, 1) == 2 / 8
+    assert top_k(likes_failed, seconds, tasks, networks, 2) == 2 / 8
+    assert top_k(likes_failed, seconds, tasks, networks, 3) == 1.0
+
+
+def test_tasks_without_weight_or_without_any_run_do_not_count():
+    tasks = np.append(TASKS, [2, 2, 3])
+    seconds = np.append(LATENCIES, [INF, INF, 7.0])
+    predictions = np.append(PREDICTIONS, [1.0, 2.0, 0.0])
+    networks = {"m": NETWORKS["m"] | {2: 5.0}, "n": NETWORKS["n"], "unmeasured": {9: 1.0}}
+    assert picks(predictions, seconds, tasks, 1).tasks.tolist() == [0, 1, 3]
+    assert top_k(predictions, seconds, tasks, networks, 1) == pytest.approx(9 / 13)
+    assert top_k_network_average(predictions, seconds, tasks, networks, 1) == pytest.approx(
+        (8 / 11 + 1 / 2) / 2
+    )
+
+
+def test_a_task_of_one_program_is_always_ranked_right():
+    assert top_k(np.array([0.0]), np.array([3.0]), np.array([4]), {"m": {4: 2.0}}, 1) == 1.0
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_ties_count_as_the_mean_over_every_way_to_break_them(k):
+    seconds, predictions = np.array([4.0, 1.0, 6.0, 3.0, 2.0]), np.array([7.0, 5.0, 5.0, 5.0, 1.0])
+    tasks, expected = np.zeros(5, int), []
+    for order in itertools.permutations(range(5)):
+        if all(predictions[a] >= predictions[b] for a, b in itertools.pairwise(order)):
+            expected.append(min(seconds[list(order[:k])]))
+    assert picks(predictions, seconds, tasks, k).picked_s[0] == pytest.approx(np.mean(expected))
+
+
+@pytest.mark.parametrize(("count", "k"), [(1, 1), (5, 1), (5, 2), (5, 5), (5, 9), (40, 7)])
+def test_odds_of_the_best_of_k_random_programs(count, k):
+    k_drawn = min(k, count)
+    exact = [math.comb(count - 1 - i, k_drawn - 1) / math.comb(count, k_drawn) for i in range(count)]
+    assert first_of_random(count, k) == pytest.approx(exact) and sum(exact) == pytest.approx(1)
+
+
+def test_odds_stay_sound_for_thousands_of_programs():
+    assert first_of_random(4000, 5).sum() == pytest.approx(1.0)
+
+
+def test_pairwise_accuracy_by_hand():
+    """Task 0: (1,2) wrong, (1,4) and (2,4) right: 2/3.  Task 1: its one pair right."""
+    assert pairwise_accuracy(PREDICTIONS, LATENCIES, TASKS) == pytest.approx((2 / 3 + 1) / 2)
+    assert pairwise_accuracy(np.zeros(5), LATENCIES, TASKS) == 0.5
+    with_failed = np.where(LATENCIES == 4.0, INF, LATENCIES)
+    assert pairwise_accuracy(-with_failed, with_failed, TASKS) == 1.0
+    assert math.isnan(pairwise_accuracy(np.array([1.0, 2.0]), np.array([3.0, 3.0]), np.array([0, 0])))
+
+
+def test_spearman_equals_scipys_with_ties_and_failures():
+    rng = np.random.default_rng(5)
+    seconds = np.append(rng.integers(1, 6, 30).astype(float), [INF, INF])
+    predictions = rng.integers(0, 5, 32).astype(float)
+    tasks = np.append(np.zeros(20, int), np.ones(12, int))
+    expected = np.mean(
+        [
+            stats.spearmanr(predictions[tasks == t], -np.minimum(seconds[tasks == t], 99)).statistic
+            for t in (0, 1)
+        ]
+    )
+    assert spearman(predictions, seconds, tasks) == pytest.approx(expected)
+    assert spearman(-seconds, seconds, tasks) == pytest.approx(1.0)
+    assert spearman(np.zeros(32), seconds, tasks) == 0.0
+
+
+def test_forgetting_is_the_best_so_far_minus_the_end():
+    matrix = np.array([[0.9, 0.5, np.nan], [0.8, 0.95, 0.6], [0.85, 0.9, 0.7]])
+    assert forgetting(matrix) == pytest.approx([0.05, 0.05, 0.0])
+
+
+@pytest.mark.parametrize("figure", [pairwise_accuracy, spearman, lambda *a: top_k(*a, NETWORKS, 1)])
+def test_unusable_numbers_are_named(figure):
+    broken = PREDICTIONS.copy()
+    broken[3:] = np.nan
+    with pytest.raises(DataError, match="predicts NaN for 2 programs, first in task 1"):
+        figure(broken, LATENCIES, TASKS)
+    with pytest.raises(DataError, match="NaN, zero or negative"):
+        figure(PREDICTIONS, np.where(TASKS == 1, np.nan, LATENCIES), TASKS)
+    with pytest.raises(ValueError, match="4 predictions, 5 latencies"):
+        figure(PREDICTIONS[1:], LATENCIES, TASKS)
+
+
+def test_nothing_to_rank_is_an_error_not_a_figure():
+    with pytest.raises(DataError, match="no task has a program that ran"):
+        top_k(PREDICTIONS, np.full(5, INF), TASKS, NETWORKS, 1)
+    with pytest.raises(DataError, match="none of the networks' tasks"):
+        top_k(PREDICTIONS, LATENCIES, TASKS, {"m": {7: 1.0}}, 1)

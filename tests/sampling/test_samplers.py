@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from tcl_core.errors import DataError, UsageError
+from tcl_core.params import Sampler
+from tcl_core.sampling.catalogue import SAMPLERS, pick
+from tcl_core.sampling.rdu import quota
+from tcl_core.sampling.scores import normalised, paper_scores_reference
+
+
+def pool(count=60, labelled=9, width=5, seed=3) -> dict:
+    rng = np.random.default_rng(seed)
+    return dict(
+        predictions=rng.normal(size=count),
+        operator_types=np.array(["conv2d", "dense", "conv2d", "softmax"])[rng.integers(0, 4, count)],
+        labelled_predictions=rng.normal(size=labelled),
+        uncertainty=rng.random(count),
+        embeddings=rng.normal(size=(count, width)),
+        labelled_embeddings=rng.normal(size=(labelled, width)),
+    )
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_params_know_exactly_the_catalogue():
+    assert set(get_args(Sampler)[1].names) == set(SAMPLERS)
+
+
+# --- quota ---
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 7, 59, 60, 500])
+def test_quota_sums_to_the_budget_and_never_exceeds_a_type(budget):
+    types = pool()["operator_types"]
+    seats, counts = quota(types, budget), Counter(types.tolist())
+    assert sum(seats.values()) == min(budget, len(types))
+    assert all(seats[kind] <= counts[kind] for kind in seats)
+
+
+def test_quota_by_hand():
+    """10 programs, budget 4: 2.4, 1.2 and 0.4 seats; the seat that is left goes to a remainder of 0.4, the
+    first by name.
+    """
+    assert quota(np.array(["a"] * 6 + ["b"] * 3 + ["c"]), 4) == {"a": 3, "b": 1, "c": 0}
+    assert quota(np.array([7, 7, 5]), 3) == {5: 1, 7: 2}
+    assert quota(np.array([], dtype=str), 3) == {}
+
+
+@pytest.mark.parametrize("sampler", ["rdu", "rdu-paper"])
+@pytest.mark.parametrize("budget", [1, 7, 23, 60])
+def test_an_exhausted_type_is_never_picked(sampler, budget):
+    data = pool()
+    data["predictions"] += 10 * (data["operator_types"] == "dense")  # the model loves one type
+    chosen = pick(sampler, budget=budget, rng=rng(), **data)
+    taken = Counter(data["operator_types"][chosen].tolist())
+    assert {k: taken[k] for k in quota(data["operator_types"], budget)} == quota(
+        data["operator_types"], budget
+    )
+
+
+# --- all samplers ---
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_picks_are_distinct_deterministic_and_as_many_as_the_budget(sampler):
+    data = pool()
+    chosen = pick(sampler, budget=17, rng=rng(), **data)
+    assert len(set(chosen.tolist())) == 17 and chosen.min() >= 0 and chosen.max() < 60
+    assert chosen.tolist() == pick(sampler, budget=17, rng=rng(), **data).tolist()
+    assert sorted(pick(sampler, budget=999, rng=rng(), **data).tolist()) == list(range(60))
+    assert pick(sampler, budget=0, rng=rng(), **data).tolist() == []
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_an_empty_pool_or_no_labels_yet(sampler):
+    assert pick(sampler, budget=3, rng=rng(), **pool(count=0)).tolist() == []
+    assert len(pick(sampler, budget=3, rng=rng(), **pool(labelled=0))) == 3
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_equal_programs_are_picked_in_random_order_not_by_position(sampler):
+    same = dict(
+        predictions=np.ones(30), operator_types=np.zeros(30, int), labelled_predictions=np.ones(2),
+        uncertainty=np.ones(30), embeddings=np.ones((30, 2)), labelled_embeddings=np.ones((2, 2)),
+    )  # fmt: skip
+    firsts = {int(pick(sampler, budget=1, rng=np.random.default_rng(seed), **same)[0]) for seed in range(20)}
+    assert len(firsts) > 5
+
+
+def test_random_picks_every_program_about_equally_often():
+    data = pool(count=10)
+    draws = np.concatenate(
+        [pick("random", budget=3, rng=np.random.default_rng(s), **data) for s in range(1000)]
+    )
+    assert np.bincount(draws, minlength=10) == pytest.approx(
+        np.full(10, 300), abs=75
+    )  # 5 standard deviations
+
+
+# --- rdu as printed ---
+
+
+def test_paper_pick_by_hand():
+    """Labelled 0 and 1; the pool 0.5, 0.9, 0.6 has d 0.5, 0.1, 0.4, so f * d is .25, .09, .24.
+
+    u = 2/3 * 1/4 + 2/9 * (f - 1/2)^2 adds 0, .0356 and .0022 to a constant: totals .25, .1256, .2422.
+    """
+    chosen = pick(
+        "rdu-paper", np.array([0.5, 0.9, 0.6]), np.array(["a", "a", "a"]), np.array([0.0, 1.0]), 3, rng=rng()
+    )
+    assert chosen.tolist() == [0, 2, 1]
+
+
+def test_paper_pick_equals_the_naive_argmax_with_types_dropped():
+    data = pool(count=80, labelled=11)
+    f, labelled = normalised(data["predictions"], data["labelled_predictions"])
+    scores, left, naive = paper_scores_reference(f, labelled), quota(data["operator_types"], 25), []
+    while len(naive) < 25:
+        best = int(np.argmax(scores))
+        scores[best] = -np.inf
+        if left[data["operator_types"][best]]:
+            left[data["operator_types"][best]] -= 1
+            naive.append(best)
+    assert pick("rdu-paper", budget=25, rng=rng(), **data).tolist() == naive
+
+
+# --- rdu with real uncertainty and embeddings ---
+
+
+def test_rdu_pick_by_hand():
+    """On a line: labelled at 0, pool at 1, 4, 3.9 with equal predictions 1 (the labelled has 0) and no
+    uncertainty.
+
+    Furthest first: 4.  Then 3.9 is 0.1 from a pick and 1 is 1 from a labelled point: 1 before 3.9.
+    """
+    line = dict(embeddings=np.array([[1.0], [4.0], [3.9]]), labelled_embeddings=np.array([[0.0]]))
+    args = (np.ones(3), np.array(["a"] * 3), np.array([0.0]), 3)
+    assert pick("rdu", *args, uncertainty=np.zeros(3), rng=rng(), **line).tolist() == [1, 0, 2]
+    assert pick("rdu", *args, uncertainty=np.array([0.0, 0.1, 5.0]), rng=rng(), **line).tolist()[0] == 2
+
+
+def test_rdu_equals_the_naive_recomputation_of_every_distance():
+    data = pool(count=40, labelled=6)
+    chosen = pick("rdu", budget=12, rng=rng(), **data)
+    f, _ = normalised(data["predictions"], data["labelled_predictions"])
+    both = np.concatenate([data["embeddings"], data["labelled_embeddings"]])
+    scale = 2 * np.linalg.norm(both - both.mean(axis=0), axis=1).max()
+    left = quota(data["operator_types"], 12)
+    known = list(data["labelled_embeddings"])
+    for turn, row in enumerate(chosen):
+        gap = np.array([min(np.linalg.norm(x - y) for y in known) for x in data["embeddings"]]) / scale
+        total = f * gap + data["uncertainty"] / data["uncertainty"].max()
+        allowed = [r for r in range(40) if r not in chosen[:turn] and left[data["operator_types"][r]]]
+        assert row == max(allowed, key=lambda r: total[r])
+        left[data["operator_types"][row]] -= 1
+        known.append(data["embeddings"][row])
+
+
+def test_wrong_calls_say_what_is_wrong():
+    data = pool()
+    with pytest.raises(
+        UsageError, match="unknown sampler 'rud' in collect.sampler of params.yaml; did you mean 'rdu'"
+    ):
+        pick("rud", budget=1, rng=rng(), **data)
+    with pytest.raises(ValueError, match="needs uncertainty, embeddings"):
+        pick("rdu", budget=1, rng=rng(), **data | dict(embeddings=None))
+    with pytest.raises(ValueError, match="embeddings has 59 rows where there are 60 programs"):
+        pick("rdu", budget=1, rng=rng(), **data | dict(embeddings=data["embeddings"][1:]))
+    with pytest.raises(ValueError, match="cannot be negative"):
+        pick("random", budget=-1, rng=rng(), **data)
+    data["predictions"][3] = np.nan
+    with pytest.raises(DataError, match="predictions are not all finite"):
+        pick("random", budget=1, rng=rng(), **data)
