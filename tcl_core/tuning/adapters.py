@@ -1,0 +1,167 @@
+"""The cost model and the search as parts of MetaSchedule, so that any of its tuning entry points can use them.
+
+    with a promoted model:  tune_tir(mod, target, cost_model=ranker(model, hardware), ...)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tcl_core.compat import load_tvm, meta_schedule, structural_key
+from tcl_core.features.encode import Encoder
+from tcl_core.features.tokens import program_tokens
+from tcl_core.features.batches import Samples
+from tcl_core.models.cost_model import CostModel
+from tcl_core.programs.primitives import trace_primitives
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram
+from tcl_core.programs.tasks import Task, operator_type
+from tcl_core.programs.workload import read_workload
+from tcl_core.tuning.search import Candidate, DecisionSearch
+
+
+def ranker(model: CostModel, hardware: Sequence[float]) -> Any:
+    """A MetaSchedule ``CostModel`` that ranks candidates with a TCL model.
+
+    It reads each candidate's trace literally, whatever search made it, and does not learn while tuning.
+    """
+    load_tvm()
+    ms = meta_schedule()
+    from tvm.ir.utils import derived_object
+
+    @derived_object
+    class TclRanker(ms.cost_model.PyCostModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.workloads: dict[str, Any] = {}
+
+        def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
+            workload = self._workload(context)
+            none = np.zeros((1, 0), dtype=np.int32)
+            rows = [
+                program_tokens(trace_primitives(c.sch.trace, workload), workload, hardware, none)[0] for c in candidates
+            ]
+            return model.predict(_as_samples(rows)).astype("float64")
+
+        def _workload(self, context: Any) -> Any:
+            key = structural_key(context.mod)
+            if key not in self.workloads:
+                flops = float(load_tvm().s_tir.analysis.estimate_tir_flops(context.mod))
+                self.workloads[key] = read_workload(operator_type(context.task_name, context.mod), flops, context.mod)
+            return self.workloads[key]
+
+        def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
+            """The model came trained; what tuning measures can join the next collection."""
+
+        def load(self, path: str) -> None:
+            """Nothing to load: the model came with the ranker."""
+
+        def save(self, path: str) -> None:
+            """Nothing to save, as for ``load``."""
+
+    return TclRanker()
+
+
+def _as_samples(rows: Sequence[np.ndarray]) -> Samples:
+    length = max(len(row) for row in rows)
+    tokens = np.stack([np.pad(row, ((0, length - len(row)), (0, 0))) for row in rows])
+    return Samples(
+        tokens=tokens,
+        lengths=np.array([len(row) for row in rows], dtype=np.int32),
+        tasks=np.zeros(len(rows), dtype=np.int32),
+        latencies_s=np.full(len(rows), np.inf),
+    )
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How the search of one task goes; see ``DecisionSearch``."""
+
+    population: int = 512
+    generations: int = 4
+    explore: float = 0.1
+    seed: int = 0
+
+
+def decision_search(
+    task: Task, model: CostModel, hardware: Sequence[float], target: dict[str, Any], settings: SearchSettings
+) -> Any:
+    """A MetaSchedule ``SearchStrategy`` that evolves decision vectors of one task and replays only what it proposes."""
+    load_tvm()
+    ms = meta_schedule()
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+    from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+
+    @derived_object
+    class TclSearch(ms.search_strategy.PySearchStrategy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.space = DesignSpace(task.key, task.module(), target)
+            self.sketches = self.space.sketches()
+            encoder = Encoder([task], [])
+            encoder.workloads[task.key] = read_workload(task.operator, task.flops, self.space.module)
+            for sketch in self.sketches:
+                encoder.add(sketch)
+
+            def score(candidates: Sequence[Candidate]) -> np.ndarray:
+                return model.predict(encoder.encode([(task.key, *c) for c in candidates], hardware))
+
+            rng = np.random.default_rng([settings.seed, int(task.key[:8], 16)])
+            shape = (settings.population, settings.generations, settings.explore)
+            self.search = DecisionSearch(self.sketches, score, rng, *shape)
+            self.waiting: list[Candidate] = []
+            self.per_round, self.left = 0, 0
+
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            """All that the search needs came with the task."""
+
+        def pre_tuning(self, max_trials, num_trials_per_iter, design_spaces, database=None, cost_model=None) -> None:
+            self.per_round, self.left = num_trials_per_iter, max_trials
+
+        def post_tuning(self) -> None:
+            """What was measured stays with the search object."""
+
+        def generate_measure_candidates(self) -> list[Any] | None:
+            """The next proposals as schedules; None when the trials are spent or the design space is exhausted."""
+            count = min(self.per_round, self.left)
+            if count <= 0:
+                return None
+            schedules: list[Any] = []
+            self.waiting = []
+            for candidate in self.search.propose(2 * count):
+                if len(schedules) == count:
+                    break
+                self._materialise(candidate, schedules)
+            self.left -= len(schedules)
+            arguments = ArgInfo.from_entry_func(self.space.module, remove_preproc=True)
+            return [MeasureCandidate(schedule, arguments) for schedule in schedules] or None
+
+        def _materialise(self, candidate: Candidate, schedules: list[Any]) -> None:
+            sketch = self.sketches[candidate[0]]
+            try:
+                schedule = self.space.materialise(sketch, candidate[1])
+                decisions = sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
+            except InvalidProgram:
+                self.search.tell(candidate, math.inf)
+                return
+            canonical = (candidate[0], tuple(decisions.tolist()))
+            if canonical != candidate:
+                self.search.tell(candidate, math.inf)  # the same program under a name that TVM moves
+            if canonical not in self.search.measured and canonical not in self.waiting:
+                self.waiting.append(canonical)
+                schedules.append(schedule)
+
+        def notify_runner_results(self, measure_candidates: list[Any], results: list[Any]) -> None:
+            for candidate, result in zip(self.waiting, results, strict=True):
+                seconds = [float(s) for s in result.run_secs] if result.run_secs and not result.error_msg else []
+                self.search.tell(candidate, float(np.median(seconds)) if seconds else math.inf)
+
+        def clone(self) -> Any:
+            return decision_search(task, model, hardware, target, settings)
+
+    return TclSearch()

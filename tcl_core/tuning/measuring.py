@@ -1,0 +1,83 @@
+"""MetaSchedule's builder and runner on top of TCL's worker process.
+
+The builder only writes the scheduled module down; the worker builds and runs it in one go, so that a candidate that
+crashes, hangs or gives wrong results is an error message.  Artifacts lie in fresh temporary directories that bear a
+marker file, and only such directories are ever removed: TVM's stock clean-up deletes whatever folder an artifact is in.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tcl_core.compat import load_tvm, meta_schedule
+from tcl_core.measure.job import Job, Outcome
+from tcl_core.measure.pool import Runner
+
+MARKER = ".tcl-artifact"
+MODULE = "module.json"
+
+
+def new_artifact(module_json: str) -> Path:
+    """The file of a scheduled module in a marked directory of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="tcl-artifact-"))
+    (folder / MARKER).touch()
+    (folder / MODULE).write_text(module_json)
+    return folder / MODULE
+
+
+def remove_artifact(path: str | Path) -> bool:
+    """Remove an artifact's directory if ``new_artifact`` made it; returns whether it did."""
+    folder = Path(path).parent
+    made_here = (folder / MARKER).is_file() and {p.name for p in folder.iterdir()} <= {MARKER, MODULE}
+    if made_here:
+        shutil.rmtree(folder)
+    return made_here
+
+
+def module_builder() -> Any:
+    """A MetaSchedule ``Builder`` whose artifact is the scheduled module itself."""
+    tvm, ms = load_tvm(), meta_schedule()
+    from tvm.ir.utils import derived_object
+
+    @derived_object
+    class ModuleBuilder(ms.builder.PyBuilder):
+        def build(self, build_inputs: Sequence[Any]) -> list[Any]:
+            paths = [new_artifact(tvm.ir.save_json(given.mod)) for given in build_inputs]
+            return [ms.builder.BuilderResult(str(path), None) for path in paths]
+
+    return ModuleBuilder()
+
+
+def worker_runner(runner: Runner, on_outcome: Callable[[Outcome], Any] = lambda outcome: None) -> Any:
+    """A MetaSchedule ``Runner`` that measures the artifacts of ``module_builder`` in the worker process."""
+    load_tvm()
+    ms = meta_schedule()
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.runner import RunnerFuture, RunnerResult
+
+    def measured(artifact: str) -> Outcome:
+        try:
+            return runner.measure(Job(task_key=artifact, module_json=Path(artifact).read_text()))
+        finally:
+            remove_artifact(artifact)
+
+    def future(outcome: Outcome) -> Any:
+        failed = None if outcome.error == "ok" else f"{outcome.error}: {outcome.message}"
+        result = RunnerResult(list(outcome.latencies_s) or None, failed)
+        return RunnerFuture(f_done=lambda: True, f_result=lambda: result)
+
+    @derived_object
+    class WorkerRunner(ms.runner.PyRunner):
+        def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
+            futures = []
+            for given in runner_inputs:
+                outcome = measured(str(given.artifact_path))
+                on_outcome(outcome)
+                futures.append(future(outcome))
+            return futures
+
+    return WorkerRunner()

@@ -1,0 +1,187 @@
+"""Tune a whole network with a cost model, build it, check it against PyTorch, and time all three."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler, set_threads
+from tcl_core.errors import PlatformError
+from tcl_core.measure.job import Setup
+from tcl_core.measure.pool import Runner
+from tcl_core.models.cost_model import CostModel
+from tcl_core.progress import progress
+from tcl_core.programs.networks import NETWORKS, build_torch, load_exported, load_relax
+from tcl_core.programs.tasks import describe, fuse
+from tcl_core.tuning.adapters import SearchSettings, decision_search, ranker
+from tcl_core.tuning.measuring import module_builder, worker_runner
+
+# A tuned network whose output differs by more, relative to the output's magnitude, is refused.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Latencies of one inference in milliseconds (medians); difference relative to the reference's magnitude.
+
+    pytorch_ms is None for a network that PyTorch did not export; then the untuned network is the reference.
+    """
+
+    trials: int
+    tasks: int
+    untuned_ms: float
+    tuned_ms: float
+    pytorch_ms: float | None
+    difference: float
+    search_s: float
+
+
+def tune_network(
+    network: str, model: CostModel, hardware: Sequence[float], setup: Setup, trials: int, seed: int
+) -> Tuned:
+    """Spend ``trials`` measured programs on the network's tasks inside MetaSchedule and time the result.
+
+    Raises PlatformError if the tuned network computes something else than PyTorch.
+    """
+    target = make_target(setup.target)
+    reference, inputs, pytorch_ms = _run_pytorch(network, setup.protocol.threads)
+    with quiet_compiler():
+        module = fuse(load_relax(network), target)
+    start = time.monotonic()
+    database, tasks = search_tasks(module, model, hardware, setup, trials, seed)
+    search_s = time.monotonic() - start
+    set_threads(setup.protocol.threads)  # pins this thread to one core, so PyTorch and the search came first
+    untuned, untuned_ms = _build_and_time(module, target, inputs, runs=3)
+    with target, database:
+        applied = load_tvm().relax.transform.MetaScheduleApplyDatabase()(module)
+    output, tuned_ms = _build_and_time(applied, target, inputs, runs=30)
+    difference = _difference(output, untuned if reference is None else reference)
+    if difference > TOLERANCE:
+        raise PlatformError(f"the tuned {network} differs from the reference by {difference:.2g} of its magnitude; not used")
+    return Tuned(trials, tasks, untuned_ms, tuned_ms, pytorch_ms, difference, search_s)
+
+
+def search_tasks(
+    module: Any, model: CostModel, hardware: Sequence[float], setup: Setup, trials: int, seed: int
+) -> tuple[Any, int]:
+    """A MetaSchedule database with the best programs found for the tasks of a fused module, and their number."""
+    ms = meta_schedule()
+    target = make_target(setup.target)
+    extracted = ms.relax_integration.extract_tasks(module, target, {})
+    contexts = [_context(e, model, hardware, setup.target, seed + n) for n, e in enumerate(extracted)]
+    database = ms.database.MemoryDatabase()
+    callbacks = [ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()]
+    with (
+        Runner(setup) as runner,
+        progress("tuning", trials) as shown,
+        tempfile.TemporaryDirectory() as work_dir,
+        quiet_compiler(),
+    ):
+        ms.tune.tune_tasks(
+            tasks=contexts,
+            task_weights=[float(e.weight) for e in extracted],
+            work_dir=work_dir,
+            max_trials_global=trials,
+            num_trials_per_iter=max(1, trials // (3 * len(contexts))),
+            builder=module_builder(),
+            runner=worker_runner(runner, lambda outcome: shown.advance(_short(outcome))),
+            database=database,
+            cost_model=ranker(model, hardware),
+            measure_callbacks=callbacks,
+            task_scheduler=ms.task_scheduler.GradientBased(seed=max(1, seed)),
+        )
+    return database, len(contexts)
+
+
+def _short(outcome: Any) -> str:
+    return f"{min(outcome.latencies_s) * 1e3:.3f} ms" if outcome.latencies_s else outcome.error
+
+
+def _context(extracted: Any, model: CostModel, hardware: Sequence[float], target: dict[str, Any], seed: int) -> Any:
+    ms = meta_schedule()
+    module = extracted.dispatched[0]
+    task = describe(extracted.task_name, module)
+    quiet = logging.getLogger("tcl.tuning.metaschedule")
+    quiet.setLevel(logging.CRITICAL)
+    space = ms.space_generator.PostOrderApply(
+        sch_rules=ms.ScheduleRule.create("llvm"),
+        postprocs=ms.Postproc.create("llvm"),
+        mutator_probs=ms.Mutator.create("llvm"),
+    )
+    return ms.TuneContext(
+        mod=module,
+        target=make_target(target),
+        space_generator=space,
+        search_strategy=decision_search(task, model, hardware, target, SearchSettings(seed=seed)),
+        task_name=task.name,
+        rand_state=seed + 1,
+        num_threads=1,
+        logger=quiet,
+    )
+
+
+def _run_pytorch(network: str, threads: int) -> tuple[np.ndarray | None, list[np.ndarray], float | None]:
+    """PyTorch's output, the inputs, and its median milliseconds; (None, random inputs, None) for an ONNX file."""
+    if network.endswith(".onnx"):
+        return None, _onnx_inputs(network), None
+    import torch
+
+    torch.set_num_threads(threads)
+    run, inputs = build_torch(network) if network in NETWORKS else _exported(network)
+    with torch.inference_mode():
+        output = run(*inputs)
+        pytorch_ms = _median_ms(lambda: run(*inputs), 30)
+    first = output[0] if isinstance(output, tuple | list) else output
+    return first.numpy(), [tensor.numpy() for tensor in inputs], pytorch_ms
+
+
+def _exported(network: str) -> tuple[Any, tuple[Any, ...]]:
+    program, inputs = load_exported(network)
+    return program.module(), inputs
+
+
+def _onnx_inputs(path: str) -> list[np.ndarray]:
+    import onnx
+
+    graph = onnx.load(path).graph
+    constants, rng = {t.name for t in graph.initializer}, np.random.default_rng(0)
+    found = []
+    for given in graph.input:
+        if given.name not in constants:
+            kind = given.type.tensor_type
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+            found.append(rng.uniform(0, 1, [d.dim_value for d in kind.shape.dim]).astype(dtype))
+    return found
+
+
+def _build_and_time(module: Any, target: Any, inputs: list[np.ndarray], runs: int) -> tuple[np.ndarray, float]:
+    """Compile a Relax module, run it; its first output and median milliseconds."""
+    tvm = load_tvm()
+    machine = tvm.relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
+    arguments = [tvm.runtime.tensor(array) for array in inputs]
+    output = machine["main"](*arguments)
+    milliseconds = _median_ms(lambda: machine["main"](*arguments), runs)
+    first = output if isinstance(output, tvm.runtime.Tensor) else output[0]
+    return first.numpy(), milliseconds
+
+
+def _median_ms(run: Callable[[], Any], runs: int) -> float:
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e3
+
+
+def _difference(found: np.ndarray, expected: np.ndarray) -> float:
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
