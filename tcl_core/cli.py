@@ -1,0 +1,238 @@
+"""`tcl`: the stages and the registry from the shell.  Thin: each command is one call into ``tcl_core.stages``.
+
+Knows exit codes, signals and help texts; no stage logic.  A TclError ends as its one sentence and its exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Annotated, NoReturn, Optional
+
+import typer
+
+from tcl_core.errors import TclError, UsageError
+
+# Set by a flow that starts a command: whom not to outlive, and the file that takes what would be printed.
+PARENT_PID = "TCL_PARENT_PID"
+ANSWER_FILE = "TCL_ANSWER_FILE"
+INTERRUPTED = "stopped; what was measured and finished is kept, the same command goes on from here"
+
+app = typer.Typer(
+    help="Learn to rank tensor programs: choose what to measure, train, carry knowledge down a chain of platforms, tune.",
+    epilog="The whole pipeline: make run.  One stage by hand: tcl collect --platform host-avx2",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+DATA, MODELS, USE = "Data", "Models", "Use"
+Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: the whole chain.")]
+
+
+@app.callback()
+def start() -> None:
+    _enter_project()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` blocks run
+    if PARENT_PID in os.environ:
+        threading.Thread(target=end_with, args=(int(os.environ[PARENT_PID]),), daemon=True).start()
+
+
+@app.command(rich_help_panel=DATA)
+def platforms() -> None:
+    """List the platforms of the chain and whether this machine can run them."""
+    from tcl_core import stages
+
+    _say(stages.platforms())
+
+
+@app.command(rich_help_panel=DATA)
+def tasks(network: Annotated[Optional[str], typer.Argument(help="Show one network's tasks; none: write all.")] = None) -> None:
+    """Cut the networks of params.yaml into tasks.  Example: tcl tasks resnet-18"""
+    from tcl_core import stages
+
+    _say(stages.tasks(network))
+
+
+@app.command(rich_help_panel=DATA)
+def candidates() -> None:
+    """Sample candidate programs of every task."""
+    from tcl_core import stages
+
+    _say(stages.candidates())
+
+
+@app.command(rich_help_panel=DATA)
+def collect(
+    platform: Platform = None,
+    again: Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before.")] = False,
+) -> None:
+    """Choose programs, measure them, refit, in rounds.  A stopped collection goes on where it was.
+
+    Example: tcl collect --platform host-avx2
+    """
+    from tcl_core import stages
+
+    _say(stages.collect(platform, again=again))
+
+
+@app.command(rich_help_panel=DATA)
+def holdout(platform: Platform = None) -> None:
+    """Measure the programs of the held-out networks, on which models are compared."""
+    from tcl_core import stages
+
+    _say(stages.holdout(platform))
+
+
+@app.command(rich_help_panel=MODELS)
+def train(model: Annotated[Optional[str], typer.Option(help="Another cost model than params.yaml's.")] = None) -> None:
+    """Train the cost model of the chain's first platform.  Example: tcl train --model tlp"""
+    from tcl_core import stages
+
+    _say(stages.train(model))
+
+
+@app.command(rich_help_panel=MODELS)
+def distill(platform: Platform = None) -> None:
+    """Carry the knowledge of the previous platform on to this one."""
+    from tcl_core import stages
+
+    _say(stages.distill(platform))
+
+
+@app.command(rich_help_panel=MODELS)
+def evaluate() -> None:
+    """Rank the held-out programs of every platform with every model; write the report and its plots."""
+    from tcl_core import stages
+
+    _say(stages.evaluate())
+
+
+@app.command(rich_help_panel=MODELS)
+def register(platform: Platform = None) -> None:
+    """Put the trained models into the registry, as new versions of tcl-PLATFORM."""
+    from tcl_core import stages
+
+    _say(stages.register(platform))
+
+
+@app.command(rich_help_panel=MODELS)
+def promote(platform: Platform = None) -> None:
+    """Make the newest version champion where it ranks the held-out programs better than today's champion."""
+    from tcl_core import stages
+
+    _say(stages.promote(platform))
+
+
+@app.command(rich_help_panel=USE)
+def tune(
+    network: Annotated[Optional[str], typer.Argument(help="The network; none: params.yaml's.")] = None,
+    platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="The platform; none: the chain's last.")] = None,
+    trials: Annotated[Optional[int], typer.Option(min=1, help="Programs to measure; none: params.yaml's.")] = None,
+) -> None:
+    """Search fast programs for a network with the champion.  Example: tcl tune resnet-18 -p host-avx2 --trials 64"""
+    from tcl_core import stages
+
+    _say(stages.tune(network, platform, trials))
+
+
+@app.command(rich_help_panel=USE)
+def profile(name: Annotated[str, typer.Argument(help="A file of profiles/, without .yaml.")]) -> None:
+    """Set params.yaml to a named profile.  Example: tcl profile full"""
+    from tcl_core import stages
+
+    _say(stages.profile(name))
+
+
+@app.command(rich_help_panel=USE)
+def summary() -> None:
+    """Say what the last run measured, learned, promoted and tuned."""
+    from tcl_core import stages
+
+    _say(stages.summary())
+
+
+def main() -> None:
+    """Entry point of `tcl`: exits 0, a TclError's own code, 2 for wrong usage, 130 for Ctrl-C, 1 for the unforeseen."""
+    try:
+        app()
+    except TclError as error:
+        _fail(str(error), error.exit_code)
+    except SystemExit as end:
+        if end.code == 130:  # what typer makes of KeyboardInterrupt
+            _fail(INTERRUPTED, 130)
+        raise
+    except KeyboardInterrupt:
+        _fail(INTERRUPTED, 130)
+    except Exception as error:
+        _fail(f"unexpected {type(error).__name__}: {_first_line(error)}; the traceback is in {_write_log()}", 1)
+
+
+def _say(text: str | None) -> None:
+    if text and not _handed_over(text, 0):
+        typer.echo(text)
+        sys.stdout.flush()  # a reader that left is noticed here, where typer ends quietly
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if not _handed_over(message, code):
+        typer.secho(f"tcl: {message}", err=True, fg="red")
+    sys.exit(code)
+
+
+def _handed_over(text: str, code: int) -> bool:
+    """Whether the flow that started this command took the answer; it says it in its own log."""
+    if ANSWER_FILE not in os.environ:
+        return False
+    Path(os.environ[ANSWER_FILE]).write_text(json.dumps({"text": text, "exit_code": code}), encoding="utf-8")
+    return True
+
+
+def _enter_project() -> None:
+    """Work in the folder of params.yaml, here or above: all paths are relative to it."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "params.yaml").is_file():
+            os.chdir(folder)
+            return
+    raise UsageError(f"there is no params.yaml in {here} or above; run tcl inside the repository")
+
+
+def end_with(parent: int) -> None:
+    """End this process soon after ``parent`` is gone, however it went: a kill -9 must leave nothing measuring."""
+    while _is_alive(parent):
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+    os._exit(128 + signal.SIGTERM)  # stuck in compiled code, where no Python handler runs
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+def _write_log() -> Path:
+    file = Path("logs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"{' '.join(sys.argv)}\n{traceback.format_exc()}", encoding="utf-8")
+    return file
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The entry points that `tcl`, dvc.yaml and the flows share: each reads params.yaml and data/, does one stage's work,
+and returns what there is to say about it.
+
+``platform=None`` means all of the chain.  All raise TclError with one sentence for the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tcl_core.params import apply_profile, load_params
+
+
+def platforms() -> str:
+    from tcl_core.stages.listing import list_platforms
+
+    return list_platforms(load_params())
+
+
+def tasks(network: str | None = None) -> str:
+    from tcl_core.stages.data import show_tasks, write_tasks
+
+    return show_tasks(network) if network else write_tasks(_project())
+
+
+def candidates() -> str:
+    from tcl_core.stages.data import write_candidates
+
+    return write_candidates(_project())
+
+
+def collect(platform: str | None = None, again: bool = False) -> str:
+    from tcl_core.stages.data import run_collect
+
+    return _each(platform, lambda project, name: run_collect(project, name, again))
+
+
+def holdout(platform: str | None = None) -> str:
+    from tcl_core.stages.data import run_holdout
+
+    return _each(platform, run_holdout)
+
+
+def train(model: str | None = None) -> str:
+    from tcl_core.stages.models import run_train
+
+    return run_train(_project(), model)
+
+
+def distill(platform: str | None = None) -> str:
+    from tcl_core.errors import UsageError
+    from tcl_core.stages.models import run_distill
+
+    if platform == load_params().chain.first:
+        raise UsageError(f"{platform} is the chain's first platform and has nothing to learn from; run: tcl train")
+    return _each(platform, run_distill, first=False)
+
+
+def evaluate() -> str:
+    from tcl_core.stages.models import run_evaluate
+
+    return run_evaluate(_project())
+
+
+def register(platform: str | None = None) -> str:
+    from tcl_core.stages.use import chosen_platforms, register_model
+
+    project = _project()
+    return "\n".join(register_model(project, name) for name in chosen_platforms(project, platform))
+
+
+def promote(platform: str | None = None) -> str:
+    from tcl_core.stages.use import chosen_platforms, promote_model
+
+    project = _project()
+    return "\n".join(promote_model(project, name) for name in chosen_platforms(project, platform))
+
+
+def tune(network: str | None = None, platform: str | None = None, trials: int | None = None) -> str:
+    from tcl_core.stages.use import run_tune
+
+    return run_tune(_project(), network, platform, trials)
+
+
+def profile(name: str) -> str:
+    changed = apply_profile(name)
+    return "\n".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items()) or f"params.yaml is {name} already"
+
+
+def summary() -> str:
+    from tcl_core.stages.use import write_summary
+
+    return write_summary(_project())
+
+
+def _project():
+    from tcl_core.stages.project import Project
+
+    return Project.here()
+
+
+def _each(platform: str | None, stage: Callable, first: bool = True) -> str:
+    """Run a per-platform stage for one platform, or for all of the chain in order."""
+    from tcl_core.stages.data import check_platform
+
+    project = _project()
+    if platform:
+        check_platform(project, platform)
+        return stage(project, platform)
+    names = project.params.chain_order[0 if first else 1 :]
+    return "\n".join(f"{name}: {stage(project, name)}" for name in names)

@@ -1,0 +1,255 @@
+"""Stages that make data: tasks, candidates, collect, holdout."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tcl_core import store
+from tcl_core.collect import Collection, Plan, collect, measure_all
+from tcl_core.errors import PlatformError, unknown_name
+from tcl_core.evaluation.report import write_json
+from tcl_core.journal import Record
+from tcl_core.learning.fit import FitSettings
+from tcl_core.measure.job import Limits, Protocol, Setup
+from tcl_core.models import catalogue
+from tcl_core.platforms import host_fingerprint, target_of, threads, why_not
+from tcl_core.programs.pool import build_pool, rank_tasks
+from tcl_core.programs.tasks import Task, extract_tasks
+from tcl_core.progress import progress
+from tcl_core.stages.project import (
+    POOL,
+    REPORTS,
+    TASKS,
+    Project,
+    hardware_here,
+    journal_folder,
+    records_folder,
+    save_hardware,
+    timed,
+)
+
+
+def write_tasks(project: Project) -> str:
+    """Extract the tasks of all networks -> data/programs/tasks/."""
+    networks = project.params.networks
+    splits = {**dict.fromkeys(networks.train, "train"), **dict.fromkeys(networks.held_out, "held_out")}
+    tasks: dict[str, Task] = {}
+    uses: list[dict[str, Any]] = []
+    with timed("tasks"), progress("extracting tasks", len(splits)) as shown:
+        for network, split in splits.items():
+            for task, weight in extract_tasks(network):
+                tasks.setdefault(task.key, task)
+                uses.append({"network": network, "split": split, "task_key": task.key, "weight": weight})
+            shown.advance(network)
+        rows = [vars(t) | {"task_key": t.key, "op_type": t.operator} for t in tasks.values()]
+        columns = store.SCHEMAS["tasks"].names
+        store.write_table(TASKS / "tasks.parquet", "tasks", [{c: row[c] for c in columns} for row in rows])
+        store.write_table(TASKS / "networks.parquet", "networks", uses)
+    return f"{len(tasks)} distinct tasks of {len(splits)} networks"
+
+
+def show_tasks(network: str) -> str:
+    """One network's tasks as a table, without writing anything."""
+    found = sorted(extract_tasks(network), key=lambda t: -t[0].flops * t[1])
+    lines = [f"{'task':16s}  {'operator':17s} {'MFLOP':>10s}  weight  name"]
+    lines += [f"{t.key:16s}  {t.operator:17s} {t.flops / 1e6:10.2f}  {w:6d}  {t.name}" for t, w in found]
+    return "\n".join(lines)
+
+
+def write_candidates(project: Project) -> str:
+    """Sample the candidate programs -> data/programs/pool/."""
+    c = project.params.candidates
+    held_out_keys = [row["task_key"] for row in project.networks if row["split"] == "held_out"]
+    plans = (
+        ("train", _by_network(project, "train"), held_out_keys, c.max_train_tasks, c.programs_per_task),
+        ("held_out", _by_network(project, "held_out"), (), c.max_held_out_tasks, c.held_out_programs_per_task),
+    )
+    rows, programs = [], []
+    with timed("candidates"):
+        for split, networks, without, limit, count in plans:
+            ranked = rank_tasks(networks, without)
+            with progress(f"sampling {split.replace('_', '-')} candidates", limit or len(ranked)) as shown:
+                found = build_pool(ranked, limit, count, project.params.seed, lambda task: shown.advance(task.name[:40]))
+            rows += found[0]
+            programs += [_program_row(p, split) for p in found[1]]
+        store.write_table(POOL / "sketches.parquet", "sketches", rows)
+        store.write_table(POOL / "programs.parquet", "programs", programs)
+    counts = Counter(p["split"] for p in programs)
+    used = len({row["task_key"] for row in rows})
+    return f"{counts['train']} training and {counts['held_out']} held-out programs of {used} tasks, {len(rows)} sketches"
+
+
+def _program_row(program: Any, split: str) -> dict[str, Any]:
+    return {
+        "task_key": program.task_key,
+        "split": split,
+        "program_id": program.number,
+        "sketch_id": program.sketch,
+        "decisions": list(program.decisions),
+    }
+
+
+def _by_network(project: Project, split: str) -> dict[str, list[tuple[Task, int]]]:
+    """network -> its tasks and their weights."""
+    by_key = {task.key: task for task in project.tasks}
+    found: dict[str, list[tuple[Task, int]]] = {}
+    for row in project.networks:
+        task = by_key[row["task_key"]]
+        if row["split"] == split:
+            found.setdefault(row["network"], []).append((task, row["weight"]))
+    return found
+
+
+def run_collect(project: Project, platform: str, again: bool = False) -> str:
+    """Measure a platform's share of the training programs with the sampler -> data/records/platform=P/."""
+    out = records_folder(platform)
+    if reason := _reason_to_skip(project, platform):
+        store.write_skipped(out, platform, reason)
+        write_json(REPORTS / "collect" / f"{platform}.json", {"platform": platform, "skipped": reason})
+        return f"skipped: {reason}"
+    if again:
+        _set_aside(journal_folder(platform, "collect"))
+    params, settings = project.params, project.params.collect
+    with timed(f"collect@{platform}"):
+        collection = _collection(project, platform, "train", "collect")
+        share = settings.first_fraction if platform == params.chain.first else settings.fraction
+        budget = max(1, round(share * len(collection.programs)))
+        plan = Plan(
+            sampler=settings.sampler,
+            budget=budget,
+            initial=max(1, round(settings.initial_share * budget)),
+            rounds=settings.rounds,
+            check_fraction=params.measure.check_fraction,
+            seed=params.seed,
+        )
+        models = [catalogue.create(params.train.model, _refit_settings(project, n)) for n in range(settings.ensemble)]
+        steps = _StepLog(collection.journal / "rounds.jsonl")
+        with progress(f"collecting on {platform}", budget) as shown:
+            shown.done = len(collection.latencies)
+            collect(collection, plan, models, steps.add, lambda record: shown.advance(_short(record)))
+        count = store.compact(collection.journal, out, collection.belongs)
+        save_hardware(out, _hardware(project, platform))
+        report = _collection_report(collection, steps.all())
+        write_json(REPORTS / "collect" / f"{platform}.json", {"platform": platform, **report})
+    return f"{count} of {len(collection.programs)} programs measured; {_errors(report['errors'])}"
+
+
+def run_holdout(project: Project, platform: str) -> str:
+    """Measure all held-out programs -> data/holdout/platform=P/."""
+    out = records_folder(platform, "holdout")
+    if reason := _reason_to_skip(project, platform):
+        store.write_skipped(out, platform, reason)
+        return f"skipped: {reason}"
+    with timed(f"holdout@{platform}"):
+        collection = _collection(project, platform, "held_out", "holdout")
+        missing = len(collection.programs) - len(collection.latencies)
+        with progress(f"measuring held-out programs on {platform}", missing) as shown:
+            measure_all(collection, project.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
+        count = store.compact(collection.journal, out, collection.belongs)
+        save_hardware(out, _hardware(project, platform))
+    return f"{count} held-out programs measured"
+
+
+def setup_of(project: Project, platform: str) -> Setup:
+    """How programs are measured on a platform: its target and the protocol of params.yaml."""
+    m = project.params.measure
+    protocol = Protocol(
+        repeats=m.repeats,
+        min_repeat_ms=m.min_repeat_ms,
+        max_number=m.max_number,
+        warmup=m.warmup,
+        threads=threads(),
+        early_stop_factor=m.early_stop_factor,
+        flush_cache=m.flush_cache,
+    )
+    limits = Limits(build_s=m.build_timeout_s, run_s=m.timeout_s)
+    return Setup(target_of(project.params.platforms[platform].mcpu, threads()), protocol, limits)
+
+
+def check_platform(project: Project, platform: str) -> None:
+    """Raise UsageError for a name that is not in params.yaml."""
+    if platform not in project.params.platforms:
+        raise unknown_name("platform", platform, project.params.platforms, "params.yaml")
+
+
+def _reason_to_skip(project: Project, platform: str) -> str | None:
+    """Why this machine leaves the platform out.  Raises PlatformError when it can run none of the chain."""
+    reasons = {name: why_not(p.mcpu) for name, p in project.params.platforms.items()}
+    if all(reasons.values()):
+        raise PlatformError(f"this machine can run none of the platforms of params.yaml ({reasons[platform]}); add one it can")
+    return reasons[platform]
+
+
+def _collection(project: Project, platform: str, split: str, kind: str) -> Collection:
+    return Collection(
+        programs=project.programs(split),
+        encoder=project.encoder,
+        hardware=_hardware(project, platform).vector(),
+        host=host_fingerprint(),
+        setup=setup_of(project, platform),
+        traces={(r["task_key"], r["sketch_id"]): r["trace_json"] for r in project.sketches},
+        journal=journal_folder(platform, kind),
+    )
+
+
+def _hardware(project: Project, platform: str) -> Any:
+    spec = project.params.platforms[platform]
+    return hardware_here(platform, spec.mcpu, dict(spec.hardware))
+
+
+def _refit_settings(project: Project, member: int) -> FitSettings:
+    train, collect_settings = project.params.train, project.params.collect
+    return FitSettings(
+        epochs=collect_settings.epochs,
+        batch_size=train.batch_size,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        clip_norm=train.gradient_clip,
+        seed=project.params.seed + member,
+    )
+
+
+def _set_aside(journal: Path) -> None:
+    """Keep an old journal under another name: measurements are never deleted."""
+    if journal.exists():
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        os.replace(journal, journal.with_name(f"{journal.name}.before-{stamp}"))
+
+
+class _StepLog:
+    """One JSON line per finished step of a collection, readable while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, step: dict[str, Any]) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(step) + "\n")
+
+    def all(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+
+def _collection_report(collection: Collection, steps: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    from tcl_core.journal import iter_journal
+
+    kept = {r.key: r for r in iter_journal(collection.journal) if collection.belongs(r)}
+    errors = Counter(r.error for r in kept.values())
+    return {"programs": len(kept), "pool": len(collection.programs), "errors": dict(sorted(errors.items())), "rounds": list(steps)}
+
+
+def _errors(errors: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in errors.items())
+
+
+def _short(record: Record) -> str:
+    return f"{record.latency_s * 1e3:.3f} ms" if record.error == "ok" else record.error

@@ -1,0 +1,162 @@
+"""Where things lie in the project's folder, and how what one stage wrote is read by the next."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from tcl_core import store
+from tcl_core.errors import DataError
+from tcl_core.features.batches import Samples
+from tcl_core.features.encode import Encoder
+from tcl_core.files import replacing
+from tcl_core.params import Params, load_params
+from tcl_core.platforms import Hardware, host_fingerprint, read_hardware
+from tcl_core.programs.pool import Program
+from tcl_core.programs.tasks import Task
+
+DATA = Path("data")
+TASKS = DATA / "programs" / "tasks"
+POOL = DATA / "programs" / "pool"
+REPORTS = DATA / "reports"
+JOURNAL = DATA / "journal"
+
+
+def records_folder(platform: str, kind: str = "records") -> Path:
+    """``kind`` is records (training tasks) or holdout."""
+    return DATA / kind / f"platform={platform}"
+
+
+def journal_folder(platform: str, kind: str) -> Path:
+    """``kind`` is collect or holdout."""
+    return JOURNAL / kind / platform
+
+
+def model_folder(platform: str) -> Path:
+    return DATA / "models" / platform
+
+
+@dataclass(frozen=True)
+class Project:
+    """The parameters, and the data set as the stages left it.  Everything is read when first asked for."""
+
+    params: Params
+
+    @classmethod
+    def here(cls) -> Project:
+        return cls(load_params())
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        rows = store.read_table(TASKS / "tasks.parquet", "tasks")
+        return [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
+
+    @cached_property
+    def networks(self) -> list[dict]:
+        """Rows of the networks table: network, split, task_key, weight."""
+        return store.read_table(TASKS / "networks.parquet", "networks")
+
+    @cached_property
+    def sketches(self) -> list[dict]:
+        return store.read_table(POOL / "sketches.parquet", "sketches")
+
+    def programs(self, split: str) -> list[Program]:
+        """The candidate programs of a split, train or held_out, in fixed order."""
+        rows = store.read_table(POOL / "programs.parquet", "programs")
+        return [
+            Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows if r["split"] == split
+        ]
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return Encoder(self.tasks, self.sketches)
+
+    def task_weights(self, split: str) -> dict[str, dict[int, float]]:
+        """network -> {task number: weight}, the form that metrics take."""
+        found: dict[str, dict[int, float]] = {}
+        for row in self.networks:
+            if row["split"] == split:
+                found.setdefault(row["network"], {})[self.encoder.numbers[row["task_key"]]] = float(row["weight"])
+        return found
+
+    def samples(self, platform: str, kind: str = "records", hardware: Hardware | None = None) -> Samples:
+        """The measured programs of a platform, encoded.
+
+        ``hardware`` replaces the platform's own hardware row.  Raises DataError when there are no records.
+        """
+        folder = records_folder(platform, kind)
+        records = store.read_records(folder)
+        fields = hardware or read_saved_hardware(folder)
+        return self.encoder.encode([r.key for r in records], fields.vector(), [r.latency_s for r in records])
+
+    def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
+        """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart."""
+        tasks = np.unique(samples.tasks)
+        count = int(round(share * len(tasks)))
+        if not count:
+            return samples, None
+        kept = np.random.default_rng(self.params.seed).choice(tasks, size=count, replace=False)
+        apart = np.isin(samples.tasks, kept)
+        return samples.take(~apart), samples.take(apart)
+
+    def platforms_that_ran(self) -> list[str]:
+        """The chain's platforms that this machine could measure, in chain order."""
+        return [p for p in self.params.chain_order if store.skipped_reason(records_folder(p)) is None]
+
+    def ran_before(self, platform: str) -> str:
+        """The nearest earlier platform of the chain that was measured; its model is the one to go on from."""
+        ran, previous = self.platforms_that_ran(), self.params.previous(platform)
+        while previous is not None and previous not in ran:
+            previous = self.params.previous(previous)
+        if previous is None:
+            raise DataError(f"no platform before {platform} in the chain could be run here; nothing to go on from")
+        return previous
+
+
+def hardware_here(platform: str, mcpu: str, given: dict[str, float]) -> Hardware:
+    """The platform's hardware vector, measured once per host and kept, so that all stages see the same numbers."""
+    path = JOURNAL / "hardware" / f"{platform}.json"
+    wanted = {"host": host_fingerprint(), "mcpu": mcpu, "given": given}
+    if path.exists():
+        saved = json.loads(path.read_text())
+        if {key: saved[key] for key in wanted} == wanted:
+            return Hardware(**saved["hardware"])
+    hardware = read_hardware(mcpu, given)
+    with replacing(path) as file:
+        file.write(json.dumps({**wanted, "hardware": asdict(hardware)}, indent=2).encode())
+    return hardware
+
+
+def save_hardware(folder: Path, hardware: Hardware) -> None:
+    with replacing(folder / "hardware.json") as file:
+        file.write(json.dumps(asdict(hardware), indent=2).encode() + b"\n")
+
+
+def read_saved_hardware(folder: Path) -> Hardware:
+    """The hardware row of records or of a model.  Raises DataError when it is not there."""
+    path = folder / "hardware.json"
+    if not path.exists():
+        raise DataError(f"there is no {path}; the stage that writes {folder} writes it: run dvc repro")
+    return Hardware(**json.loads(path.read_text()))
+
+
+@contextmanager
+def timed(stage: str) -> Iterator[None]:
+    """Remember how long a stage took, for the summary; outside DVC's outputs, where times do not belong."""
+    start = time.monotonic()
+    yield
+    with replacing(JOURNAL / "seconds" / f"{stage}.json") as file:
+        file.write(json.dumps({"stage": stage, "seconds": round(time.monotonic() - start, 1)}).encode())
+
+
+def stage_seconds() -> dict[str, float]:
+    """Stage -> seconds of its last run."""
+    files = sorted((JOURNAL / "seconds").glob("*.json"), key=lambda f: f.stat().st_mtime)
+    return {entry["stage"]: entry["seconds"] for entry in (json.loads(f.read_text()) for f in files)}

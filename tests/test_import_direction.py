@@ -1,0 +1,101 @@
+"""The rules of the house: imports go one way, and each foreign tool has its one place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ORDER = (
+    "errors files telemetry settings progress params compat platforms journal store programs measure features "
+    "learning models sampling distill collect evaluation registry tuning stages cli flows"
+).split()
+ALLOWED = {  # foreign package -> where it may be imported
+    "prefect": ("flows/",),
+    "mlflow": ("tcl_core/registry.py",),
+    "pyarrow": ("tcl_core/store.py",),
+    "tvm": ("tcl_core/compat.py", "tcl_core/programs/", "tcl_core/measure/", "tcl_core/features/statements.py",
+            "tcl_core/tuning/", "tcl_core/models/scan_kernel.py"),
+}  # fmt: skip
+
+
+def imported(source: str) -> Iterator[str]:
+    """Dotted names that a file imports, lazily or not; what only type checkers see does not count."""
+    todo: list[ast.AST] = [ast.parse(source)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            todo += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        todo += ast.iter_child_nodes(node)
+
+
+def part(path: str) -> str:
+    """``tcl_core/models/mamba.py`` -> models, ``flows/pipeline.py`` -> flows"""
+    folders = path.removesuffix(".py").split("/")
+    return folders[1] if folders[0] == "tcl_core" else folders[0]
+
+
+def violations(path: str, source: str) -> list[str]:
+    """One sentence for each import that breaks a rule; ``path`` is relative to the project's folder."""
+    found = []
+    for name in sorted(set(imported(source))):
+        top = name.split(".")[0]
+        if top in ALLOWED and not path.startswith(ALLOWED[top]):
+            found.append(f"{path} imports {name}, which belongs in {', '.join(ALLOWED[top])}")
+        if top in ("tcl_core", "flows"):
+            target = part(name.replace(".", "/"))
+            if ORDER.index(target) > ORDER.index(part(path)):
+                found.append(f"{path} imports {name}, which comes after {part(path)}")
+    return found
+
+
+def sources() -> list[Path]:
+    files = [*(ROOT / "tcl_core").rglob("*.py"), *(ROOT / "flows").rglob("*.py")]
+    return [file for file in files if part(file.relative_to(ROOT).as_posix()) != "__init__"]
+
+
+def test_imports_go_one_way():
+    found = [line for file in sources() for line in violations(file.relative_to(ROOT).as_posix(), file.read_text())]
+    assert found == []
+
+
+def test_every_part_has_its_place_in_the_order():
+    parts = {part(file.relative_to(ROOT).as_posix()) for file in sources()}
+    assert parts <= set(ORDER), "add the new part to ORDER, where its imports allow"
+
+
+@pytest.mark.parametrize(
+    "path, source",
+    [
+        ("tcl_core/models/mamba.py", "from tcl_core.stages import train"),
+        ("tcl_core/models/mamba.py", "def f():\n    from tcl_core import registry"),
+        ("tcl_core/errors.py", "import tcl_core.params"),
+        ("tcl_core/collect.py", "import prefect"),
+        ("tcl_core/stages/use.py", "def f():\n    import mlflow.pyfunc"),
+        ("flows/pipeline.py", "from pyarrow import parquet"),
+        ("tcl_core/learning/fit.py", "if True:\n    from tvm import tir"),
+    ],
+)
+def test_a_planted_violation_is_found(path, source):
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    "path, source",
+    [
+        ("tcl_core/stages/use.py", "from tcl_core import registry\nfrom tcl_core.models import catalogue"),
+        ("tcl_core/registry.py", "import mlflow"),
+        ("tcl_core/store.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tcl_core.models import mamba"),
+    ],
+)
+def test_what_is_allowed_is_not_found(path, source):
+    assert violations(path, source) == []
