@@ -1,0 +1,21 @@
+# Runtime for collection, training and orchestration: the same steps as `make setup`, then the whole pipeline.
+#   docker build -t tcl .
+#   docker run --rm -v tcl-data:/tcl/data -v tcl-cache:/tcl/.dvc/cache -v tcl-registry:/tcl/registry tcl
+FROM python:3.11-slim
+
+# TVM links the programs that it builds with the system's C++ compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ git make && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /tcl
+COPY Makefile pyproject.toml constraints.txt ./
+COPY .dvc .dvc
+RUN mkdir -p tcl_core flows && touch README.md tcl_core/__init__.py flows/__init__.py && make setup
+COPY . .
+RUN touch .venv/.installed
+
+ENV PATH=/tcl/.venv/bin:$PATH \
+    DO_NOT_TRACK=1 \
+    MLFLOW_DISABLE_TELEMETRY=true \
+    MLFLOW_TRACKING_URI=sqlite:////tcl/registry/mlflow.db
+RUN mkdir -p registry
+CMD ["make", "run"]

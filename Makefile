@@ -1,0 +1,60 @@
+# Each target does everything it needs, also on a machine that has only Python 3.11 or 3.12 and a C++ compiler.
+#   make run                 the whole pipeline: tasks, measuring, training, chain, evaluation, registry, tuning
+#   make run PROFILE=full    the same with the sizes of a named profile (see `tcl profile --help`)
+#   make test                all tests
+#   make bench               the comparisons with other cost models, samplers and tuners
+#   make ui                  Prefect and MLflow in the browser, on this machine only
+#   make clean               remove the environment and caches; measurements and models stay
+
+SHELL := /bin/bash
+VENV  := .venv
+BIN   := $(CURDIR)/$(VENV)/bin
+LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
+
+export PATH := $(BIN):$(PATH)
+export DO_NOT_TRACK := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.PHONY: help run test bench ui setup clean
+help:
+	@sed -n 's/^#   //p' Makefile
+
+run: setup
+	@$(if $(PROFILE),python -m tcl_core.cli profile $(PROFILE))
+	@python -m flows.pipeline
+
+test: setup
+	@python -m pytest
+
+bench: setup
+	@set -e; for table in $(sort $(wildcard bench/[!_]*.py)); do python $$table; done
+
+ui: setup
+	@echo "Prefect http://127.0.0.1:4200    MLflow http://127.0.0.1:5000    Ctrl-C stops both"
+	@trap 'kill $$(jobs -p) 2>/dev/null; wait' EXIT; trap 'exit 0' INT TERM; \
+	prefect --no-prompt server start --host 127.0.0.1 & \
+	mlflow server --host 127.0.0.1 --port 5000 --workers 1 --backend-store-uri sqlite:///$(CURDIR)/mlflow.db \
+	    --default-artifact-root file://$(CURDIR)/mlruns & \
+	wait
+
+setup: $(VENV)/.installed
+
+# uv installs four times faster; where it cannot be had, pip does the same.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@set -e; \
+	for python in python3.11 python3.12 python3; do \
+	    if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then break; fi; \
+	    python=; \
+	done; \
+	if [ -z "$$python" ]; then echo "no Python 3.11 or 3.12 found: install one of them, then run make again" >&2; exit 1; fi; \
+	[ -x $(BIN)/python ] || $$python -m venv $(VENV); \
+	$(BIN)/python -m pip install --quiet $(LINKS) -c constraints.txt uv || true; \
+	if $(BIN)/python -m uv --version >/dev/null 2>&1; then install="$(BIN)/python -m uv pip install --python $(BIN)/python"; \
+	else install="$(BIN)/python -m pip install"; fi; \
+	$$install $(LINKS) -c constraints.txt -e '.[dev]'; \
+	git rev-parse --git-dir >/dev/null 2>&1 || $(BIN)/python -m dvc config --local core.no_scm true; \
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache build *.egg-info
+	find tcl_core flows tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

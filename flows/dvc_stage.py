@@ -1,0 +1,152 @@
+"""A DVC stage or a `tcl` command as a child process: what a flow starts, follows and, if it must end, takes along.
+
+Knows processes and DVC's locks; nothing of Prefect and nothing of what a stage does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tcl_core.cli import ANSWER_FILE, PARENT_PID
+from tcl_core.errors import TclError, UsageError
+
+LOCKS = Path(".dvc/tmp")
+INTERRUPT_S = 5.0  # for a child to end by itself after Ctrl-C, which the terminal sends to it as well
+
+
+class StageFailed(TclError):
+    """A child process failed; carries its own sentence and its exit code."""
+
+    def __init__(self, name: str, sentence: str, exit_code: int) -> None:
+        super().__init__(f"{name}: {sentence}")
+        self.exit_code = exit_code
+
+
+def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], again: bool = False) -> str:
+    """Bring one DVC stage up to date, without the stages before it; returns what it had to say, '' if up to date.
+
+    settings  environment variables for the stage; ``watch`` is called a few times a second while it runs
+    again     run it even if nothing changed, and measure anew what was measured before
+    """
+    command = [sys.executable, "-m", "dvc", "repro", "--quiet", "--single-item", stage]
+    if again:
+        return _run(stage, [*command, "--force"], {**settings, "TCL_AGAIN": "1"}, watch)
+    return _run(stage, command, settings, watch)
+
+
+def run_command(name: str, settings: Mapping[str, str]) -> str:
+    """Run `tcl NAME`; returns what it had to say."""
+    return _run(name, [sys.executable, "-m", "tcl_core.cli", name], settings, lambda: None)
+
+
+@contextmanager
+def only_run() -> Iterator[None]:
+    """One flow at a time in this folder, for two would disturb each other's timings."""
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    with open(LOCKS / "flow.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError("another run is at work in this folder; wait for its end or stop it") from None
+        forget_dead_locks()
+        yield
+
+
+def forget_dead_locks(patience_s: float = 15.0) -> None:
+    """Remove the stage locks that killed DVC processes left behind.
+
+    DVC takes any living process with a lock's number for its holder, and a file cut short by the kill for damage.
+    What a killed flow left running ends by itself within seconds, see ``PARENT_PID``: it is waited for.
+    """
+    deadline = time.monotonic() + patience_s
+    while any(_is_dvc(pid) for pid in _lock_holders()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not any(_is_dvc(pid) for pid in _lock_holders()):
+        (LOCKS / "rwlock").unlink(missing_ok=True)
+
+
+def _lock_holders() -> set[int]:
+    try:
+        locks = json.loads((LOCKS / "rwlock").read_text())
+    except (FileNotFoundError, ValueError):
+        return set()
+    readers = (info for infos in locks.get("read", {}).values() for info in infos)
+    return {info["pid"] for info in (*readers, *locks.get("write", {}).values())}
+
+
+def _is_dvc(pid: int) -> bool:
+    try:
+        return any(Path(word).name == "dvc" for word in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False
+
+
+def _run(name: str, command: list[str], settings: Mapping[str, str], watch: Callable[[], None]) -> str:
+    """The child shares the terminal, for its progress bars; what it says in the end comes back through a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        child = subprocess.Popen(command, env=_environment(answer, settings))
+        try:
+            while child.poll() is None:
+                time.sleep(0.2)
+                watch()
+        except KeyboardInterrupt:
+            _end(child, INTERRUPT_S)
+            raise
+        except BaseException:
+            _end(child, 0.0)
+            raise
+        watch()
+        said = json.loads(answer.read_text()) if answer.exists() else {}
+    if child.returncode == 0:
+        return said.get("text", "")
+    by_hand = " ".join(word for word in ("python", *command[1:]) if word != "--quiet")
+    sentence = said.get("text", f"failed without a word; to see why, run: {by_hand}")
+    raise StageFailed(name, sentence, said.get("exit_code") or 1)
+
+
+def _environment(answer: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, **settings, "PATH": path, PARENT_PID: str(os.getpid()), ANSWER_FILE: str(answer)}
+
+
+def _end(child: subprocess.Popen, patience_s: float) -> None:
+    """End a child and all below it: the `tcl` command is asked, and ends its own workers; what stays is killed."""
+    family = _family(child.pid)
+    try:
+        _, alive = psutil.wait_procs(family, timeout=patience_s)
+        for process in [p for p in alive if _runs_tcl(p)] or alive:
+            with suppress(psutil.Error):
+                process.terminate()
+        psutil.wait_procs(alive, timeout=10.0)
+    finally:
+        for process in family:
+            with suppress(psutil.Error):
+                process.kill()
+        child.wait()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _runs_tcl(process: psutil.Process) -> bool:
+    try:
+        return "tcl_core.cli" in process.cmdline()
+    except psutil.Error:
+        return False

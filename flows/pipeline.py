@@ -1,0 +1,171 @@
+"""The whole pipeline as a Prefect flow.  ``diagram`` is the picture; DVC decides what of it is out of date.
+
+Run it:  python -m flows.pipeline [--force-collect PLATFORM]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run, task_run
+from prefect.states import Completed
+
+from flows import report
+from flows.dvc_stage import StageFailed, only_run, reproduce, run_command
+from flows.server import prefect_api, wait_until_recorded
+from tcl_core import store
+from tcl_core.cli import INTERRUPTED
+from tcl_core.errors import TclError, unknown_name
+from tcl_core.params import Params, load_params
+from tcl_core.registry import FLOW_RUN_ID
+
+RETRY_DELAY_S = 10
+OUTPUTS = {"collect": "data/records/platform={}", "holdout": "data/holdout/platform={}", "distill": "data/models/{}"}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished step, handed to the steps that build on it; ``skipped`` says why this machine could not do it."""
+
+    name: str
+    skipped: str | None = None
+
+
+Step = Callable[..., Done]
+
+
+def diagram(params: Params, stage: Step) -> Done:
+    """The stages and what each builds on; the same graph as dvc.yaml's."""
+    tasks = stage("tasks")
+    pool = stage("candidates", tasks)
+    records = {platform: stage(f"collect@{platform}", pool) for platform in params.platforms}
+    holdout = {platform: stage(f"holdout@{platform}", pool) for platform in params.platforms}
+    models = {params.chain.first: stage("train", tasks, pool, records[params.chain.first])}
+    for platform, link in params.chain.then.items():
+        models[platform] = stage(f"distill@{platform}", tasks, pool, records[platform], models[link.prev])
+    return stage("evaluate", tasks, pool, *records.values(), *holdout.values(), *models.values())
+
+
+@flow(name="tcl")
+def pipeline(force_collect: tuple[str, ...] = ()) -> None:
+    """Measure, train along the chain, evaluate, register, promote and tune: whatever of it is not up to date."""
+    params = load_params()
+    for platform in force_collect:
+        if platform not in params.platforms:
+            raise unknown_name("platform", platform, params.platforms, "params.yaml")
+    forced = {f"collect@{platform}" for platform in force_collect}
+    with only_run():
+        evaluated = diagram(params, lambda name, *inputs: run_stage(name, *inputs, again=name in forced))
+        registered = command("register", evaluated)
+        promoted = command("promote", registered)
+        tuned = command("tune", promoted)
+        summary(tuned)
+
+
+def run_stage(name: str, *inputs: Done, again: bool = False) -> Done:
+    """One DVC stage as a task; only measuring is retried, for there the world can fail."""
+    title, measures = name.replace("@", " "), name.startswith(("collect@", "holdout@"))
+    options = dict(retries=2, retry_delay_seconds=RETRY_DELAY_S, retry_condition_fn=world_failed) if measures else {}
+    return stage_task.with_options(name=title, task_run_name=title, **options)(name, inputs, again)
+
+
+@task(cache_policy=NO_CACHE)
+def stage_task(name: str, inputs: tuple[Done, ...], again: bool) -> Done | State:
+    """Reproduce one DVC stage; ``inputs`` are here for the arrows between tasks."""
+    log, (kind, _, platform) = get_run_logger(), name.partition("@")
+    rounds = report.Rounds(platform) if kind == "collect" else None
+
+    def watch() -> None:
+        for step in rounds.new() if rounds else ():
+            log.info(report.one_line(step))
+
+    log.info("started")
+    first_try = task_run.run_count == 1  # another try goes on with what this one measured
+    said = reproduce(name, {FLOW_RUN_ID: str(flow_run.id)}, watch, again and first_try)
+    skipped = reason_skipped(kind, platform)
+    if skipped:
+        log.warning(f"skipped: {skipped}")
+        return Completed(name="Skipped", message=skipped, data=Done(name, skipped))
+    log.info(said or "up to date")
+    if kind == "collect":
+        report.show_rounds(platform)
+    if kind == "evaluate":
+        report.show_evaluation()
+    return Done(name)
+
+
+def command(name: str, *inputs: Done) -> Done:
+    """One `tcl` command that leaves history, not reproducible bytes."""
+    return command_task.with_options(name=name, task_run_name=name)(name, inputs)
+
+
+@task(cache_policy=NO_CACHE)
+def command_task(name: str, inputs: tuple[Done, ...]) -> Done:
+    get_run_logger().info(run_command(name, {FLOW_RUN_ID: str(flow_run.id)}) or "done")
+    return Done(name)
+
+
+@task(cache_policy=NO_CACHE, name="summary", task_run_name="summary")
+def summary(tuned: Done) -> None:
+    """Close with what this run measured, learned, promoted and tuned."""
+    from tcl_core import stages
+
+    text = stages.summary()
+    report.show_summary(text)
+    print(text)
+
+
+def reason_skipped(kind: str, platform: str) -> str | None:
+    """Why a stage left its platform out; None if it did not."""
+    return store.skipped_reason(OUTPUTS[kind].format(platform)) if kind in OUTPUTS else None
+
+
+def world_failed(_task, _run, state) -> bool:
+    """Whether another try can help: not after a wrong parameter (2) or damaged data (3)."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, StageFailed) and error.exit_code not in (2, 3)
+
+
+class OneSentence(logging.Filter):
+    """A TclError says all there is to say: no traceback with it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], TclError):
+            record.exc_info = None
+        return True
+
+
+for logger in ("prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(logger).addFilter(OneSentence())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description=pipeline.__doc__)
+    parser.add_argument("--force-collect", action="append", default=[], metavar="PLATFORM",
+                        help="measure this platform again, although nothing changed; may be given several times")
+    arguments = parser.parse_args()
+    try:
+        with prefect_api():
+            state = pipeline(tuple(arguments.force_collect), return_state=True)
+            wait_until_recorded(state.state_details.flow_run_id)
+        if state.is_completed():
+            return 0
+        error = state.result(raise_on_failure=False)
+    except KeyboardInterrupt:
+        print(f"\ntcl: {INTERRUPTED}", file=sys.stderr)
+        return 130
+    except TclError as failed_start:
+        error = failed_start
+    print(f"tcl: {error}", file=sys.stderr)
+    return getattr(error, "exit_code", 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""What a run shows in Prefect: the rounds of a collection as they happen, tables, pictures and the summary.
+
+Reads the small JSON files that stages write; knows no stage and no mathematics.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+
+
+class Rounds:
+    """The round report of a platform's collection: one JSON object per line and step."""
+
+    def __init__(self, platform: str, journal: Path = Path("data/journal/collect")) -> None:
+        self.file = journal / platform / "rounds.jsonl"
+        self.read = self.file.stat().st_size if self.file.exists() else 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """The steps that were completed since the last call."""
+        if not self.file.exists() or self.file.stat().st_size == self.read:
+            return []
+        if self.file.stat().st_size < self.read:  # set aside, to measure again
+            self.read = 0
+        with open(self.file, "rb") as file:
+            file.seek(self.read)
+            lines = file.read().rpartition(b"\n")[0]
+        self.read += len(lines) + 1 if lines else 0
+        return [json.loads(line) for line in lines.splitlines() if line]
+
+    def all(self) -> list[dict[str, Any]]:
+        self.read = 0
+        return self.new()
+
+
+def one_line(step: dict[str, Any]) -> str:
+    """``round 2 measure: 12.3 s, programs 40, failed 1``"""
+    counts = [f"{name} {_short(value)}" for name, value in step.items() if name not in ("round", "step", "seconds")]
+    return f"round {step['round']} {step['step']}: " + ", ".join([f"{step['seconds']:.1f} s", *counts])
+
+
+def show_rounds(platform: str) -> None:
+    """A table of what each round of the collection chose, measured and learned."""
+    if steps := Rounds(platform).all():
+        create_table_artifact(steps, key=f"rounds-{platform}", description=f"Collection rounds on {platform}")
+
+
+def show_evaluation(reports: Path = Path("data/reports")) -> None:
+    """The figures of ``evaluation.json`` as one table, and every plot as a picture that needs no file server."""
+    rows = table_rows(json.loads((reports / "evaluation.json").read_text()))
+    create_table_artifact(rows, key="evaluation", description="Held-out programs, ranked by every model")
+    for plot in sorted((reports / "plots").glob("*.png")):
+        picture = base64.b64encode(plot.read_bytes()).decode()
+        create_image_artifact(f"data:image/png;base64,{picture}", key=f"plot-{plot.stem.replace('_', '-').lower()}")
+
+
+def show_summary(text: str) -> None:
+    create_markdown_artifact(text, key="summary", description="What this run measured, learned, promoted and tuned")
+
+
+def table_rows(tree: Any, path: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """One row for every object of a JSON tree that holds plain values: where it stands, and these values."""
+    if isinstance(tree, list):
+        return [row for item in tree for row in table_rows(item, path)]
+    if not isinstance(tree, dict):
+        return []
+    plain = {name: _short(value) for name, value in tree.items() if not isinstance(value, (dict, list))}
+    deeper = [row for name, value in tree.items() for row in table_rows(value, (*path, name))]
+    return ([{"of": " / ".join(path) or "all", **plain}] if plain else []) + deeper
+
+
+def _short(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,0 +1,98 @@
+"""Prefect's API for one run, where PREFECT_API_URL names none: our own child instead of Prefect's.
+
+Prefect's temporary server goes down with the terminal's Ctrl-C before the run's end is saved, and stays behind when
+the flow is killed.  This one is out of the terminal's reach and never outlives the flow.
+
+Run by ``prefect_api`` only:  python -m flows.server PORT
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tcl_core.cli import PARENT_PID, end_with
+from tcl_core.errors import PlatformError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+START_S = 180.0  # a new database on a busy machine takes its time
+
+
+@contextmanager
+def prefect_api() -> Iterator[None]:
+    """Within it flows have an API: the one that is set, else a temporary one with the database of ``.prefect``."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    if url := PREFECT_API_URL.value():
+        with get_client(sync_client=True) as client:
+            if client.api_healthcheck() is not None:
+                raise PlatformError(f"no Prefect server answers at {url}; start it, or unset PREFECT_API_URL")
+        yield
+        return
+    logging.getLogger("prefect.flow_runs").addFilter(lambda record: not record.getMessage().startswith("View at"))
+    port = _free_port()
+    server = subprocess.Popen([sys.executable, "-m", "flows.server", str(port)], env=_environment(), start_new_session=True)
+    atexit.register(server.terminate)  # registered first, so it goes last: Prefect's own threads send until the end
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
+        _wait_until_up(server)
+        yield
+
+
+def wait_until_recorded(flow_run_id: UUID, patience_s: float = 15.0) -> None:
+    """Wait for the end of every task run to be saved: Prefect hands it in behind the flow's back."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    of_this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+    deadline = time.monotonic() + patience_s
+    with get_client(sync_client=True) as client:
+        while time.monotonic() < deadline:
+            runs = client.read_task_runs(flow_run_filter=of_this_run)
+            if all(run.state and run.state.is_final() for run in runs):
+                return
+            time.sleep(0.2)
+
+
+def _wait_until_up(server: subprocess.Popen) -> None:
+    from prefect.client.orchestration import get_client
+
+    deadline = time.monotonic() + START_S
+    with get_client(sync_client=True) as client:
+        while client.api_healthcheck() is not None:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise PlatformError("Prefect's server did not start; to see why, run: prefect server start")
+            time.sleep(0.2)
+
+
+def _environment() -> dict[str, str]:
+    only_api = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    return {**os.environ, **only_api, PARENT_PID: str(os.getpid())}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def serve(port: int) -> None:
+    import uvicorn
+
+    threading.Thread(target=end_with, args=(int(os.environ[PARENT_PID]),), daemon=True).start()
+    uvicorn.run("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

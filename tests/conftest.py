@@ -1,0 +1,157 @@
+"""Tiny tasks, their sketches and programs: built once, shared by all tests that need the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+import torch  # before TVM: a worker's way of loading TVM hides torch, which must not happen in this process
+
+from tcl_core.compat import load_tvm
+from tcl_core.measure.job import Limits, Protocol, Setup
+from tcl_core.programs.sketches import DesignSpace, Sketch, trace_to_json
+from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, describe
+from tcl_core.programs.workload import Workload, read_workload
+
+
+@dataclass
+class TinyTask:
+    """One task with everything that can be made of it."""
+
+    task: Task
+
+    @cached_property
+    def module(self) -> Any:
+        return self.task.module()
+
+    @cached_property
+    def space(self) -> DesignSpace:
+        return DesignSpace(self.task.key, self.module, EXTRACTION_TARGET)
+
+    @cached_property
+    def sketches(self) -> list[Sketch]:
+        return self.space.sketches()
+
+    @cached_property
+    def workload(self) -> Workload:
+        return read_workload(self.task.operator, self.task.flops, self.module)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of the sketches table."""
+        return [
+            {"task_key": self.task.key, "sketch_id": s.index, "trace_json": trace_to_json(s.trace)} for s in self.sketches
+        ]
+
+    def sample(self, sketch: Sketch, count: int, seed: int = 0) -> np.ndarray:
+        return sketch.sample(count, np.random.default_rng(seed))
+
+
+def matmul_module(rows: int = 32, columns: int = 32, depth: int = 32) -> Any:
+    """relu(A @ B) of float32."""
+    tvm = load_tvm()
+    from tvm import te
+
+    a, b = te.placeholder((rows, depth), name="A"), te.placeholder((depth, columns), name="B")
+    k = te.reduce_axis((0, depth), name="k")
+    product = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="matmul")
+    relu = te.compute(
+        (rows, columns), lambda i, j: tvm.tirx.max(product[i, j], tvm.tirx.const(0, "float32")), name="relu"
+    )
+    return tvm.IRModule({"main": te.create_prim_func([a, b, relu])})
+
+
+def conv_module() -> Any:
+    """relu(conv2d(x, w) + bias): 8 channels of 8 x 8, 3 x 3 kernel, padded."""
+    tvm = load_tvm()
+    from tvm import te, topi
+
+    x, w = te.placeholder((1, 8, 8, 8), name="x"), te.placeholder((16, 8, 3, 3), name="w")
+    bias = te.placeholder((1, 16, 1, 1), name="bias")
+    conv = topi.nn.conv2d(x, w, 1, 1, 1)
+    out = topi.nn.relu(topi.add(conv, bias))
+    return tvm.IRModule({"main": te.create_prim_func([x, w, bias, out])})
+
+
+def softmax_module() -> Any:
+    tvm = load_tvm()
+    from tvm import te, topi
+
+    x = te.placeholder((16, 64), name="x")
+    return tvm.IRModule({"main": te.create_prim_func([x, topi.nn.softmax(x)])})
+
+
+@pytest.fixture(scope="session")
+def matmul() -> TinyTask:
+    return TinyTask(describe("fused_matmul_relu", matmul_module()))
+
+
+@pytest.fixture(scope="session")
+def conv() -> TinyTask:
+    return TinyTask(describe("fused_conv2d_add_relu", conv_module()))
+
+
+@pytest.fixture(scope="session")
+def softmax() -> TinyTask:
+    return TinyTask(describe("softmax", softmax_module()))
+
+
+@pytest.fixture(scope="session")
+def tiny_tasks(matmul: TinyTask, conv: TinyTask, softmax: TinyTask) -> dict[str, TinyTask]:
+    return {"matmul": matmul, "conv": conv, "softmax": softmax}
+
+
+class TinyNetwork(torch.nn.Module):
+    """Two equal convolutions, a depthwise one, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(8, 8, 3, padding=1)
+        self.second = torch.nn.Conv2d(8, 8, 3, padding=1)
+        self.depthwise = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.classifier = torch.nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        x = torch.relu(self.depthwise(x)).mean(dim=(2, 3))
+        return torch.softmax(self.classifier(x), dim=-1)
+
+
+@pytest.fixture(scope="session")
+def tiny_network(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A ``.pt2`` file."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("network") / "tiny.pt2"
+    torch.export.save(torch.export.export(TinyNetwork().eval(), (torch.randn(1, 8, 8, 8),)), path)
+    return str(path)
+
+
+def onnx_model(path, nodes, inputs, outputs, weights=None) -> str:  # type: ignore[no-untyped-def]
+    """Write an ONNX file: ``nodes`` are (operator, inputs, outputs), ``inputs`` and ``outputs`` name -> shape."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    given, made = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items()]
+        for values in (inputs, outputs)
+    )
+    constants = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    graph = helper.make_graph([helper.make_node(*node) for node in nodes], "graph", given, made, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    onnx.save(model, path)
+    return str(path)
+
+
+def quick_setup(run_s: float = 10.0, build_s: float = 30.0, **protocol: Any) -> Setup:
+    """Two short repeats on one thread of the plain host target."""
+    timing = {"repeats": 2, "min_repeat_ms": 0.2, "max_number": 10, "threads": 1} | protocol
+    return Setup(EXTRACTION_TARGET, Protocol(**timing), Limits(build_s=build_s, run_s=run_s))
+
+
+@pytest.fixture(scope="session")
+def make_setup() -> Callable[..., Setup]:
+    return quick_setup

@@ -1,0 +1,177 @@
+"""The flow on a real Prefect server, with stages that answer at once: what runs, what is retried, what is shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows import pipeline as module
+from flows import report
+from flows.dvc_stage import StageFailed
+from tcl_core.params import Params, parse_params
+
+PARAMS = yaml.safe_load((Path(__file__).resolve().parents[2] / "params.yaml").read_text())
+STEP = {"round": 1, "step": "measure", "seconds": 12.34, "programs": 40}
+
+
+class Stages:
+    """Stands in for the child processes: writes what the real ones would, and fails as told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.again: list[str] = []
+        self.failures: dict[str, list[int]] = {}  # stage -> exit codes of its first runs
+
+    def reproduce(self, name, settings, watch, again=False) -> str:
+        self.calls.append(name)
+        self.again += [name] if again else []
+        if self.failures.get(name):
+            raise StageFailed(name, "no answer from the board; plug it in", self.failures[name].pop(0))
+        self.write(name)
+        watch()
+        return f"did {name}"
+
+    def write(self, name: str) -> None:
+        kind, _, platform = name.partition("@")
+        if name == "collect@host-avx512":
+            put("data/records/platform=host-avx512/skipped.json", {"platform": platform, "reason": "no AVX-512 here"})
+        elif kind == "collect":
+            put(f"data/journal/collect/{platform}/rounds.jsonl", STEP)
+        elif kind == "evaluate":
+            put("data/reports/evaluation.json", {"platforms": {"host-avx2": {"top_1": {"value": 0.91234567}}}})
+            Path("data/reports/plots").mkdir()
+            Path("data/reports/plots/top_k.png").write_bytes(b"picture")
+
+    def command(self, name, settings) -> str:
+        self.calls.append(name)
+        return f"did {name}"
+
+
+def put(path: str, content: dict) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(content) + "\n")
+
+
+@pytest.fixture
+def stages(tmp_path, monkeypatch, prefect_server) -> Stages:
+    from tcl_core import stages as real
+
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(yaml.safe_dump(PARAMS, sort_keys=False))
+    fake = Stages()
+    monkeypatch.setattr(module, "reproduce", fake.reproduce)
+    monkeypatch.setattr(module, "run_command", fake.command)
+    monkeypatch.setattr(module, "RETRY_DELAY_S", 0)
+    monkeypatch.setattr(real, "summary", lambda: "all is well")
+    return fake
+
+
+def run(**arguments):
+    """The flow's final state and its task runs, name -> task run."""
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    state = module.pipeline(**arguments, return_state=True)
+    run_id = state.state_details.flow_run_id
+    module.wait_until_recorded(run_id)
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
+    return state, {task_run.name: task_run for task_run in runs}
+
+
+def artifacts() -> dict[str, object]:
+    from prefect import get_client
+
+    with get_client(sync_client=True) as client:
+        return {artifact.key: artifact.data for artifact in client.read_artifacts()}
+
+
+def test_the_whole_flow_runs_in_order_and_shows_what_it_did(stages):
+    state, runs = run()
+    assert state.is_completed()
+    params: Params = parse_params(PARAMS)
+    assert stages.calls[:2] == ["tasks", "candidates"]
+    assert stages.calls[-4:] == ["evaluate", "register", "promote", "tune"]
+    assert len(stages.calls) == len(set(stages.calls)) == 3 + 2 * len(params.platforms) + len(params.chain_order) + 3
+    assert runs["collect host-avx512"].state_name == "Skipped"
+    assert runs["collect host-avx512"].state.message == "no AVX-512 here"
+    assert {run.state_name for name, run in runs.items() if name != "collect host-avx512"} == {"Completed"}
+    shown = artifacts()
+    assert json.loads(shown["rounds-host-avx2"]) == [STEP]
+    assert json.loads(shown["evaluation"]) == [{"of": "platforms / host-avx2 / top_1", "value": 0.9123}]
+    assert shown["plot-top-k"].startswith("data:image/png;base64,") and shown["summary"] == "all is well"
+    assert "rounds-host-avx512" not in shown
+
+
+def test_the_arrows_between_tasks_are_the_diagram(stages):
+    _, runs = run()
+    names = {task_run.id: name for name, task_run in runs.items()}
+    drawn = {
+        name: {names[entry.id] for entries in task_run.task_inputs.values() for entry in entries}
+        for name, task_run in runs.items()
+    }
+    assert drawn["distill host-avx2"] == {"tasks", "candidates", "collect host-avx2", "train"}
+    assert drawn["promote"] == {"register"}
+
+
+def test_measuring_is_tried_again_and_training_is_not(stages):
+    stages.failures = {"collect@host-sse42": [4, 1], "train": [1]}
+    state, runs = run()
+    assert runs["collect host-sse42"].run_count == 3 and runs["collect host-sse42"].state.is_completed()
+    assert runs["train"].run_count == 1 and runs["train"].state.is_failed()
+    assert stages.calls[-1] == "train"
+    error = state.result(raise_on_failure=False)
+    assert (str(error), error.exit_code) == ("train: no answer from the board; plug it in", 1)
+
+
+def test_a_wrong_parameter_is_not_tried_again(stages):
+    stages.failures = {"collect@host-sse42": [2, 2]}
+    state, runs = run()
+    assert state.is_failed() and runs["collect host-sse42"].run_count == 1
+
+
+def test_a_platform_can_be_measured_again(stages):
+    stages.failures = {"collect@host-avx2": [4]}
+    run(force_collect=("host-avx2",))
+    assert stages.calls.count("collect@host-avx2") == 2
+    assert stages.again == ["collect@host-avx2"]  # the second try keeps what the first one measured
+
+
+def test_an_unknown_platform_is_refused_before_anything_runs(stages):
+    state, _ = run(force_collect=("host-avx",))
+    assert "did you mean 'host-avx2'?" in str(state.result(raise_on_failure=False))
+    assert stages.calls == []
+
+
+def test_a_known_error_is_logged_without_its_traceback():
+    sentence = StageFailed("train", "no records", 3)
+    for error, kept in ((sentence, False), (ValueError("bug"), True)):
+        record = logging.LogRecord("flow", logging.ERROR, "", 0, "failed", (), (type(error), error, None))
+        assert module.OneSentence().filter(record)
+        assert bool(record.exc_info) == kept
+
+
+def test_rounds_are_followed_line_by_line(tmp_path):
+    file = tmp_path / "p" / "rounds.jsonl"
+    file.parent.mkdir()
+    file.write_text(json.dumps(STEP) + "\n")
+    rounds = report.Rounds("p", tmp_path)
+    assert rounds.new() == []  # what earlier runs wrote is not news
+    with open(file, "a") as growing:
+        growing.write(json.dumps({**STEP, "round": 2}) + '\n{"round": 3, "st')
+        growing.flush()
+        assert [step["round"] for step in rounds.new()] == [2]
+        growing.write('ep": "refit", "seconds": 1}\n')
+    assert [step["step"] for step in rounds.new()] == ["refit"]
+    file.write_text(json.dumps({**STEP, "round": 0}) + "\n")  # set aside and begun anew
+    assert [step["round"] for step in rounds.new()] == [0]
+    assert report.one_line(STEP) == "round 1 measure: 12.3 s, programs 40"
+
+
+def test_nested_figures_become_rows():
+    tree = {"seed": 0, "platforms": {"a": {"top_1": {"value": 0.5, "low": 0.40001}, "matrix": [[1, 2]]}}}
+    assert report.table_rows(tree) == [{"of": "all", "seed": 0}, {"of": "platforms / a / top_1", "value": 0.5, "low": 0.4}]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import matmul_module
+
+from tcl_core.programs import pool
+from tcl_core.programs.pool import build_pool, rank_tasks, sample_programs
+from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json
+from tcl_core.programs.tasks import Task, describe
+
+
+def named(key, flops):
+    return Task(key, f"task {key}", "matmul", flops, "{}")
+
+
+def test_networks_take_turns_heaviest_first():
+    """By weight x FLOPs: a: a1 (30), a2 (20), a3 (1); b: a2 (50), b1 (5)."""
+    a1, a2, a3, b1 = named("a1", 30.0), named("a2", 10.0), named("a3", 1.0), named("b1", 5.0)
+    networks = {"a": [(a3, 1), (a2, 2), (a1, 1)], "b": [(b1, 1), (a2, 5)]}
+    assert [t.key for t in rank_tasks(networks)] == ["a1", "a2", "b1", "a3"]
+    assert [t.key for t in rank_tasks(networks, without=["a2"])] == ["a1", "b1", "a3"]
+    assert rank_tasks({}) == [] and rank_tasks({"a": []}) == []
+
+
+def test_programs_are_distinct_valid_and_canonical(matmul):
+    programs = sample_programs(matmul.task, matmul.sketches, matmul.space, 40, seed=0)
+    assert [p.number for p in programs] == list(range(40))
+    assert len({(p.sketch, p.decisions) for p in programs}) == 40
+    assert {p.sketch for p in programs} == {0, 1, 2}
+    for program in programs[:10]:
+        canonical = matmul.space.canonical(matmul.sketches[program.sketch], program.decisions)
+        assert tuple(canonical.tolist()) == program.decisions
+        assert all(type(d) is int for d in program.decisions)
+
+
+def test_the_draw_depends_on_seed_and_task_alone(matmul, conv):
+    first = sample_programs(matmul.task, matmul.sketches, matmul.space, 8, seed=0)
+    assert sample_programs(matmul.task, matmul.sketches, matmul.space, 8, seed=0) == first
+    assert sample_programs(matmul.task, matmul.sketches, matmul.space, 8, seed=1) != first
+    alone, together = build_pool([matmul.task], 0, 8, 0)[1], build_pool([conv.task, matmul.task], 0, 8, 0)[1]
+    assert alone == first == [p for p in together if p.task_key == matmul.task.key]
+
+
+def test_a_small_space_gives_fewer_programs():
+    """A matmul of one element: only the unroll limit, one of four, is left to choose."""
+    task = describe("matmul", matmul_module(1, 1, 1))
+    rows, programs = build_pool([task], 0, 50, 0)
+    assert len(rows) == 1
+    assert [p.decisions for p in programs] == [(16, unroll, -1) for unroll in range(4)]
+
+
+def test_invalid_draws_are_passed_over(matmul):
+    class Picky:
+        """Accepts each second draw."""
+
+        calls = 0
+
+        def canonical(self, sketch, decisions):
+            self.calls += 1
+            if self.calls % 2:
+                raise InvalidProgram("no")
+            return decisions
+
+    space = Picky()
+    assert len(sample_programs(matmul.task, matmul.sketches, space, 5, seed=0)) == 5
+    assert space.calls == 10
+
+
+def test_a_space_without_a_valid_program_ends(matmul):
+    class Never:
+        def canonical(self, sketch, decisions):
+            raise InvalidProgram("no")
+
+    assert sample_programs(matmul.task, matmul.sketches, Never(), 5, seed=0) == []
+
+
+def test_a_pool_and_its_rows(matmul, conv):
+    seen = []
+    rows, programs = build_pool([matmul.task, conv.task], 0, 6, 0, seen.append)
+    assert seen == [matmul.task, conv.task]
+    assert [p.task_key for p in programs] == [matmul.task.key] * 6 + [conv.task.key] * 6
+    assert {(r["task_key"], r["sketch_id"]) for r in rows} == {
+        (tiny.task.key, s.index) for tiny in (matmul, conv) for s in tiny.sketches
+    }
+    row = next(r for r in rows if r["task_key"] == matmul.task.key)
+    sketch = read_sketch(matmul.task.key, row["sketch_id"], trace_from_json(row["trace_json"], matmul.module))
+    assert sketch.signature == matmul.sketches[row["sketch_id"]].signature
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1, 1), (2, 2), (0, 2), (9, 2)])
+def test_a_limit_counts_tasks_that_are_used(matmul, conv, limit, count):
+    programs = build_pool([matmul.task, conv.task], limit, 2, 0)[1]
+    assert len({p.task_key for p in programs}) == count
+
+
+def test_a_task_without_a_choice_is_passed_over(matmul, monkeypatch):
+    """One program only: nothing to rank; it does not use up the limit either."""
+    fixed = [replace(matmul.sketches[0], slots=tuple(replace(s, choices=s.choices[:1]) for s in matmul.sketches[0].slots))]
+    real, calls = pool.DesignSpace.sketches, []
+
+    def first_task_is_fixed(space):
+        calls.append(space)
+        return fixed if len(calls) == 1 else real(space)
+
+    monkeypatch.setattr(pool.DesignSpace, "sketches", first_task_is_fixed)
+    seen = []
+    build_pool([matmul.task, replace(matmul.task, name="second")], 1, 3, 0, seen.append)
+    assert [task.name for task in seen] == ["second"]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import onnx_model
+
+from tcl_core.errors import UsageError
+from tcl_core.programs import networks
+from tcl_core.programs.networks import NETWORKS, load_exported, load_relax
+from tcl_core.programs.tasks import extract_tasks
+
+# --- names ---
+
+
+@pytest.mark.parametrize(("name", "near"), [("bert-tini", "bert-tiny"), ("mobilenet_v2", "mobilenet-v2"), ("vit", "vit-tiny")])
+def test_an_unknown_name_gets_the_nearest(name, near):
+    with pytest.raises(UsageError, match=f"^unknown network '{name}'; did you mean '{near}'"):
+        load_relax(name)
+
+
+def test_a_name_like_no_other_gets_the_list():
+    with pytest.raises(UsageError, match="^unknown network '???'; known: .*resnet-18".replace("?", r"\?")):
+        load_relax("???")
+
+
+def test_every_named_network_has_its_classes():
+    """A wrong class name or size would show only when somebody asks for that network."""
+    import transformers
+
+    known = set(dir(transformers))  # importing the models themselves would take a quarter of a minute
+    for entry in NETWORKS.values():
+        config = getattr(transformers, entry.config)(**entry.sizes)
+        assert entry.model in known
+        assert all(getattr(config, size) == value for size, value in entry.sizes.items())
+
+
+def test_a_named_network_through_a_tiny_configuration(monkeypatch):
+    """The whole way of a named network, with sizes small enough for a test; seeded, so equal each time."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    tiny = networks.Network("BertModel", "BertConfig", sizes | {"vocab_size": 128}, networks.TEXT)
+    monkeypatch.setitem(NETWORKS, "bert-nano", tiny)
+    model, inputs = networks.build_torch("bert-nano")
+    with torch.inference_mode():
+        first, second = model(*inputs), networks.build_torch("bert-nano")[0](*inputs)
+    assert first.shape == (1, 128, 16) and torch.equal(first, second)
+    program, example = load_exported("bert-nano")
+    torch.testing.assert_close(program.module()(*example), first)
+    operators = {task.operator for task, _ in extract_tasks("bert-nano")}
+    assert {"matmul", "softmax", "take"} <= operators
+
+
+# --- .pt2 ---
+
+
+class Add(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+
+
+def save(path, model, inputs, **options):
+    torch.export.save(torch.export.export(model, inputs, **options), path)
+    return str(path)
+
+
+def test_a_pt2_file(tiny_network):
+    module = load_relax(tiny_network)
+    assert len(module["main"].params) == 1  # the weights are constants
+    program, inputs = load_exported(tiny_network)
+    assert [tuple(i.shape) for i in inputs] == [(1, 8, 8, 8)]
+
+
+def test_a_missing_pt2_file(tmp_path):
+    with pytest.raises(UsageError, match=r"^network file .*/none.pt2 does not exist; give a .pt2 or .onnx file"):
+        load_relax(str(tmp_path / "none.pt2"))
+
+
+def test_a_folder_instead_of_a_file(tmp_path):
+    (tmp_path / "folder.pt2").mkdir()
+    with pytest.raises(UsageError, match="does not exist"):
+        load_relax(str(tmp_path / "folder.pt2"))
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.0])
+def test_a_truncated_pt2_file(tmp_path, tiny_network, keep):
+    whole = open(tiny_network, "rb").read()
+    path = tmp_path / "cut.pt2"
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(UsageError, match=r"^.*/cut.pt2 is not a readable torch.export archive \(.*\); export it again$"):
+        load_relax(str(path))
+
+
+def test_a_pt2_file_with_dynamic_shapes(tmp_path):
+    dynamic = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
+    path = save(tmp_path / "dynamic.pt2", Add(), (torch.randn(4, 3),), dynamic_shapes=dynamic)
+    with pytest.raises(UsageError, match=r"dynamic.pt2 has dynamic shapes \(.+\); export it with fixed input shapes$"):
+        load_relax(path)
+
+
+def test_a_torch_operator_that_tvm_lacks_is_named(tmp_path):
+    class Bessel(torch.nn.Module):
+        def forward(self, x):
+            return torch.special.bessel_j0(x)
+
+    path = save(tmp_path / "bessel.pt2", Bessel(), (torch.randn(4),))
+    with pytest.raises(UsageError, match=r"^TVM cannot import .*/bessel.pt2: .*special_bessel_j0"):
+        load_relax(path)
+
+
+# --- .onnx ---
+
+
+def relu_model(tmp_path, shape=(4, 3)):
+    return onnx_model(tmp_path / "model.onnx", [("Relu", ["x"], ["y"])], {"x": shape}, {"y": shape})
+
+
+def test_an_onnx_file(tmp_path):
+    module = load_relax(relu_model(tmp_path))
+    (x,) = module["main"].params
+    assert [int(d) for d in x.ty.shape] == [4, 3]
+    ((task, weight),) = extract_tasks(str(tmp_path / "model.onnx"))
+    assert (task.operator, weight) == ("elementwise", 1)
+
+
+def test_onnx_weights_are_constants(tmp_path):
+    """An initializer that is also listed as an input is no input of the network."""
+    weight = {"w": np.eye(3, dtype=np.float32)}
+    inputs = {"x": (4, 3), "w": (3, 3)}
+    path = onnx_model(tmp_path / "weights.onnx", [("MatMul", ["x", "w"], ["y"])], inputs, {"y": (4, 3)}, weight)
+    assert len(load_relax(path)["main"].params) == 1
+
+
+def test_a_missing_onnx_file(tmp_path):
+    with pytest.raises(UsageError, match="none.onnx does not exist"):
+        load_relax(str(tmp_path / "none.onnx"))
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.0])
+def test_a_truncated_onnx_file(tmp_path, keep):
+    path = tmp_path / "cut.onnx"
+    whole = open(relu_model(tmp_path), "rb").read()
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(UsageError, match=r"cut.onnx is not a readable ONNX model \(.*\); export it again$"):
+        load_relax(str(path))
+
+
+@pytest.mark.parametrize("shape", [("batch", 3), (4, None), None])
+def test_an_onnx_file_with_dynamic_shapes(tmp_path, shape):
+    """A named, an unnamed, and no dimensions at all."""
+    with pytest.raises(UsageError, match=r"model.onnx.*(dynamic shape; export it with fixed shapes|not a readable)"):
+        load_relax(relu_model(tmp_path, shape))
+
+
+def test_an_onnx_operator_that_tvm_lacks_is_named(tmp_path):
+    """``Det`` is in the standard, but not in the importer."""
+    path = onnx_model(tmp_path / "det.onnx", [("Det", ["x"], ["y"])], {"x": (3, 3)}, {"y": ()})
+    with pytest.raises(UsageError, match=r"^TVM cannot import .*/det.onnx: .*Det"):
+        load_relax(path)

@@ -1,0 +1,93 @@
+"""dvc.yaml, params.yaml and the flow say the same: one graph, and every stage reproduces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.pipeline import OUTPUTS, Done, diagram
+from tcl_core.params import Params, load_params
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(ROOT / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict:
+    """Address -> DVC's stage, with foreach unrolled."""
+    from dvc.repo import Repo
+
+    return {stage.addressing: stage for stage in Repo(str(ROOT)).index.stages}
+
+
+def flow_graph(params: Params) -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {}
+
+    def record(name: str, *inputs: Done) -> Done:
+        assert name not in graph and all(step.name in graph for step in inputs), f"{name} runs twice or too early"
+        graph[name] = {step.name for step in inputs}
+        return Done(name)
+
+    diagram(params, record)
+    return graph
+
+
+def test_the_flow_and_dvc_have_the_same_graph(params, stages):
+    graph = next(iter(stages.values())).repo.index.graph
+    dvc = {stage.addressing: {needed.addressing for needed in graph.successors(stage)} for stage in graph}
+    assert flow_graph(params) == dvc
+
+
+def test_each_platform_has_its_stages(params, stages):
+    expected = {"tasks", "candidates", "train", "evaluate"}
+    expected |= {f"{kind}@{platform}" for kind in ("collect", "holdout") for platform in params.platforms}
+    expected |= {f"distill@{platform}" for platform in params.chain.then}
+    assert set(stages) == expected
+
+
+def test_each_prev_is_an_earlier_platform_of_the_chain(params):
+    order = list(params.chain_order)
+    for platform, link in params.chain.then.items():
+        assert order.index(link.prev) < order.index(platform)
+
+
+def test_every_stage_is_one_command_of_tcl(stages):
+    from tcl_core.cli import app
+
+    commands = {command.callback.__name__ for command in app.registered_commands}
+    for address, stage in stages.items():
+        kind, _, platform = address.partition("@")
+        assert kind in commands
+        assert stage.cmd == f"python -m tcl_core.cli {kind}" + (f" --platform {platform}" if platform else "")
+
+
+def test_inputs_in_the_checkout_exist_and_outputs_stay_below_data(stages):
+    for stage in stages.values():
+        assert all(Path(out.fspath).relative_to(ROOT).parts[0] == "data" for out in stage.outs)
+        code = [Path(dep.fspath) for dep in stage.deps if Path(dep.fspath).is_relative_to(ROOT / "tcl_core")]
+        assert [path for path in code if not path.exists()] == []
+
+
+def test_the_flow_looks_for_skipped_platforms_where_stages_write(stages):
+    for address, stage in stages.items():
+        kind, _, platform = address.partition("@")
+        if kind in OUTPUTS:
+            assert OUTPUTS[kind].format(platform) in {Path(out.fspath).relative_to(ROOT).as_posix() for out in stage.outs}
+
+
+def test_an_edit_never_measures_again(stages):
+    for address, stage in stages.items():
+        if address.startswith(("collect@", "holdout@")):
+            assert not [dep for dep in stage.deps if "tcl_core" in str(dep)]
+
+
+def test_every_section_of_params_that_shapes_bytes_is_declared(stages):
+    declared = {name.split(".")[0] for stage in stages.values() for dep in stage.deps for name in getattr(dep, "params", ())}
+    sections = set(yaml.safe_load((ROOT / "params.yaml").read_text()))
+    assert declared == sections - {"promote", "tune"}  # these two leave history, not bytes
