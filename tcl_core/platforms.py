@@ -6,6 +6,7 @@ Knows the host through /proc and /sys only, so that listing platforms needs no c
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform as host_platform
 import re
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tcl_core.errors import PlatformError, unknown_name
+from tcl_core.errors import unknown_name
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,8 @@ def why_not(mcpu: str) -> str | None:
     return f"this CPU lacks {', '.join(missing)}" if missing else None
 
 
-def require(name: str, mcpu: str) -> None:
-    """Raise PlatformError unless this machine can run the platform."""
-    if reason := why_not(mcpu):
-        raise PlatformError(f"platform {name} cannot run here: {reason}")
+# Read at import: TVM's runtime pins a process that runs programs to one of them.
+_USABLE = os.sched_getaffinity(0)
 
 
 @cache
@@ -110,8 +109,13 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def threads() -> int:
-    """Logical CPUs that this process may use; what ``num-cores`` and the runtime's threads are set to."""
-    return len(os.sched_getaffinity(0))
+    """Logical CPUs that this process may use; what ``num-cores`` and the runtime's threads are set to.
+
+    A container's CPU quota counts too: with more threads than it grants, timings are of the scheduler.
+    """
+    quota, _, period = (_read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    granted = math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else len(_USABLE)
+    return max(1, min(len(_USABLE), granted))
 
 
 def host_fingerprint() -> str:
@@ -121,7 +125,8 @@ def host_fingerprint() -> str:
     """
     info = _cpuinfo()
     model = re.sub(r"\s+", " ", info.get("model name", info.get("CPU part", host_platform.machine())))
-    details = repr((model, info.get("stepping"), sorted(cpu_flags()), sorted(_caches_kib().items())))
+    known = frozenset().union(*(cpu.features for cpu in CPUS.values()))  # others come and go with the kernel
+    details = repr((model, info.get("stepping"), sorted(cpu_flags() & known), sorted(_caches_kib().items())))
     return f"{model} x{threads()} {hashlib.sha256(details.encode()).hexdigest()[:8]}"
 
 
@@ -148,7 +153,7 @@ def read_hardware(mcpu: str, given: Mapping[str, float] | None = None) -> Hardwa
         "simd_bytes": CPUS[mcpu].simd_bytes,
     }
     if "bandwidth_gbs" not in (given or {}):
-        read["bandwidth_gbs"] = _copy_bandwidth_gbs()
+        read["bandwidth_gbs"] = copy_bandwidth_gbs()
     return Hardware(**{k: round(float(v), 3) for k, v in {**read, **(given or {})}.items()})
 
 
@@ -167,10 +172,15 @@ def _caches_kib() -> dict[int, float]:
     return found
 
 
+def largest_cache_bytes() -> int:
+    """Bytes of the largest cache; 64 MiB where Linux does not tell."""
+    return int(max(_caches_kib().values(), default=65536.0) * 1024)
+
+
 def _physical_cores() -> int:
     """Distinct (package, core) pairs among the CPUs this process may use."""
     pairs = set()
-    for cpu in os.sched_getaffinity(0):
+    for cpu in _USABLE:
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
             pairs.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
@@ -188,14 +198,21 @@ def _base_ghz() -> float:
     return float(_cpuinfo().get("bogomips", 0)) / 2e3 if host_platform.machine() == "x86_64" else 0.0
 
 
+def _read_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
 def _read_number(path: str) -> float:
     try:
-        return float(Path(path).read_text())
-    except (OSError, ValueError):
+        return float(_read_text(path) or 0)
+    except ValueError:
         return 0.0
 
 
-def _copy_bandwidth_gbs() -> float:
+def copy_bandwidth_gbs() -> float:
     """Fastest of several copies of 64 MiB by one thread, read plus written bytes per second."""
     import numpy as np
 

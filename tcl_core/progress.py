@@ -12,12 +12,18 @@ from typing import TextIO
 QUIET_S = 15.0
 
 
+def _standard_error() -> TextIO:
+    """Standard error on a descriptor of its own, so that progress shows while the compiler is kept quiet."""
+    return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+
+
 class Progress:
     """Counts finished units; ``note`` is shown beside the count."""
 
     def __init__(self, title: str, total: int) -> None:
         self.title, self.total, self.done, self.note = title, total, 0, ""
         self.start = self._said = time.monotonic()
+        self.out = _standard_error()
 
     def advance(self, note: str = "") -> None:
         self.done, self.note = self.done + 1, note
@@ -29,12 +35,7 @@ class Progress:
         seconds = time.monotonic() - self.start
         left = seconds / max(self.done, 1) * (self.total - self.done)
         ending = f", {self.note}" if self.note else ""
-        print(f"{self.title}: {self.done} of {self.total}, about {left:.0f} s left{ending}", file=sys.stderr, flush=True)
-
-
-def _terminal() -> TextIO:
-    """Standard error on a descriptor of its own, so that the bar shows while the compiler is kept quiet."""
-    return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+        print(f"{self.title}: {self.done} of {self.total}, about {left:.0f} s left{ending}", file=self.out)
 
 
 class _Bar(Progress):
@@ -46,7 +47,7 @@ class _Bar(Progress):
         super().__init__(title, total)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         note = TextColumn("{task.fields[note]}", style="dim")
-        self.bar = RichProgress(*columns, TimeRemainingColumn(), note, console=Console(file=_terminal()))
+        self.bar = RichProgress(*columns, TimeRemainingColumn(), note, console=Console(file=self.out))
         self.task = self.bar.add_task(title, total=total, note="")
 
     def advance(self, note: str = "") -> None:

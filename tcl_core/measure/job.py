@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass, field
 
@@ -13,15 +14,17 @@ class Protocol:
     repeats            timed repeats; the median of their means is the latency
     min_repeat_ms      a repeat runs the program until it has lasted this long
     max_number         but at most this many runs a repeat
-    warmup             untimed runs first (TVM's timer adds one of its own)
+    enough_s           no further repeat once the timed runs have lasted this long
+    warmup             untimed runs first, at least one
     threads            of TVM's runtime
-    early_stop_factor  a program whose first run is this many times slower than its task's best is not repeated
-    flush_cache        evict the caches before each repeat
+    early_stop_factor  a program whose first two runs are this many times slower than its task's best is not repeated
+    flush_cache        evict the caches before each run
     """
 
     repeats: int = 3
     min_repeat_ms: float = 10.0
     max_number: int = 200
+    enough_s: float = 1.0
     warmup: int = 1
     threads: int = 1
     early_stop_factor: float = 10.0
@@ -30,7 +33,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a candidate program may use before it is stopped: seconds per step and bytes of address space."""
+    """What a candidate program may use before it is stopped: seconds per step and bytes of address space (0: any)."""
 
     build_s: float = 20.0
     run_s: float = 10.0
@@ -64,9 +67,8 @@ class Outcome:
     error        ok, build, run, timeout, crash or wrong-result
     latencies_s  mean seconds of each repeat, empty unless ok
     message      one line on the failure
-    repeats      how many repeats were timed; fewer than the protocol's after an early stop
     checked      the output was compared and found equal
-    build_s      seconds spent building, run_s: running and timing
+    build_s      seconds spent building
     """
 
     error: str
@@ -74,7 +76,6 @@ class Outcome:
     message: str = ""
     checked: bool = False
     build_s: float = 0.0
-    run_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class Setup:
     protocol: Protocol = field(default_factory=Protocol)
     limits: Limits = field(default_factory=Limits)
 
-    def protocol_dict(self) -> dict:
-        """The protocol with the target, as it is stored beside each latency."""
-        return asdict(self.protocol)
+    def protocol_json(self, error: str = "ok") -> str:
+        """The protocol and the target as one line, stored with each record: equal lines, comparable latencies.
+
+        The limits are part of it where they decided the outcome: a program that timed out may do with more time.
+        """
+        limits = {"limits": asdict(self.limits)} if error == "timeout" else {}
+        return json.dumps({**asdict(self.protocol), "target": self.target, **limits}, sort_keys=True)

@@ -27,7 +27,7 @@ RECYCLE = 500
 class Runner:
     """Measures jobs one after the other in a process of their own.
 
-    Use as a context manager.  ``measure`` always returns an Outcome; only a worker that cannot even start
+    Use as a context manager; the worker starts with the first job.  ``measure`` always returns an Outcome; only a worker that cannot even start
     (a broken installation) raises PlatformError.
     """
 
@@ -40,7 +40,6 @@ class Runner:
         self._log = tempfile.TemporaryFile()
 
     def __enter__(self) -> Runner:
-        self._start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -49,7 +48,7 @@ class Runner:
 
     def measure(self, job: Job) -> Outcome:
         """Build, run and time one program; whatever it does to its process is an Outcome."""
-        if self._process is None or self._served >= RECYCLE:
+        if self._process is None or self._process.poll() is not None or self._served >= RECYCLE:
             self._stop()
             self._start()
         self._served += 1
@@ -114,7 +113,9 @@ class Runner:
             if ready is not None:
                 self.tvm_version = ready[1]
                 return
-        raise PlatformError(f"the measuring process {self._death()} at its start; its last words: {self._last_words()}")
+        death = self._death()
+        self._stop()
+        raise PlatformError(f"the measuring process {death} at its start; its last words: {self._last_words()}")
 
     def _death(self) -> str:
         try:

@@ -7,7 +7,7 @@ It reports each step before the next one begins, so that the supervisor knows wh
     <- Job
     -> ("built", s)     or ("failed", "build", message)
     -> ("timed", [s])   or ("failed", "run", message)
-    -> ("done", equal)  equal: None not compared, True, or False with the largest difference as message
+    -> ("done", d)      d: largest difference to the untuned program's output, None where it was not compared
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import numpy as np
 
 from tcl_core.compat import load_tvm, set_threads
 from tcl_core.measure.job import Job, Protocol, Setup
+from tcl_core.platforms import largest_cache_bytes
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import argument_types
 
 PR_SET_PDEATHSIG = 1
 # Outputs are compared relative to the largest magnitude: reordered float32 sums differ by some 1e-6.
 TOLERANCE = 1e-3
-FLUSH_BYTES = 64 << 20
 
 
 class Worker:
@@ -43,6 +43,8 @@ class Worker:
         self.setup = setup
         self.device = self.tvm.device("cuda" if setup.target["kind"] == "cuda" else "cpu", 0)
         set_threads(setup.protocol.threads)
+        flushed = 2 * largest_cache_bytes() if setup.protocol.flush_cache else 0
+        self.flush_buffer = np.zeros(flushed, dtype=np.uint8)
         # The last few tasks' design spaces, sketches, inputs and reference outputs.
         self.space = lru_cache(maxsize=16)(self._space)
         self.sketch = lru_cache(maxsize=64)(self._sketch)
@@ -57,7 +59,7 @@ class Worker:
         return read_sketch(task_key, 0, trace_from_json(trace_json, module))
 
     def _inputs(self, task_key: str, module_json: str) -> list[Any]:
-        """Random inputs and zero outputs on the device; integers are 0 or 1, so that they are valid indices."""
+        """Random arguments on the device, always the same ones; integers are 0 or 1, so that they are valid indices."""
         rng = np.random.default_rng(0)
         arrays = []
         for shape, dtype in argument_types(self.space(task_key, module_json).module):
@@ -69,12 +71,13 @@ class Worker:
         return arrays
 
     def _reference(self, task_key: str, module_json: str) -> list[np.ndarray]:
-        self._compile(self.space(task_key, module_json).module)(*self.inputs(task_key, module_json))
-        return self.outputs(task_key, module_json)
+        return self._results(self._compile(self.space(task_key, module_json).module), task_key, module_json)
 
-    def outputs(self, task_key: str, module_json: str) -> list[np.ndarray]:
-        """The arguments as they are now; the task's inputs among them never change."""
-        return [tensor.numpy().copy() for tensor in self.inputs(task_key, module_json)]
+    def _results(self, function: Any, task_key: str, module_json: str) -> list[np.ndarray]:
+        """All arguments after one call on fresh ones, so that a program that writes too little is seen."""
+        arguments = self._inputs(task_key, module_json)
+        function(*arguments)
+        return [tensor.numpy() for tensor in arguments]
 
     def _compile(self, module: Any) -> Any:
         target = self.setup.target
@@ -90,14 +93,19 @@ class Worker:
         return self._compile(space.materialise(sketch, job.decisions).mod)
 
     def time(self, function: Any, job: Job) -> list[float]:
-        """Mean seconds of each repeat; one repeat only for a program far behind its task's best."""
+        """Mean seconds of each repeat: fewer for a slow program, one run for one far behind its task's best."""
         protocol, arguments = self.setup.protocol, self.inputs(job.task_key, job.module_json)
         for _ in range(max(1, protocol.warmup)):
-            first_s = self._once(function, arguments)
-        if first_s > protocol.early_stop_factor * job.best_s:
-            return [self._once(function, arguments)]
-        number = _runs_per_repeat(first_s, protocol)
-        return [self._repeat(function, arguments, number) for _ in range(protocol.repeats)]
+            warm_s = self._once(function, arguments)
+        once_s = self._once(function, arguments)
+        if min(warm_s, once_s) > protocol.early_stop_factor * job.best_s:  # one slow run may be bad luck, two are not
+            return [once_s]
+        if once_s > protocol.enough_s:
+            return [once_s]
+        number, repeats = _runs_per_repeat(once_s, protocol), []
+        while len(repeats) < protocol.repeats and number * sum(repeats) < protocol.enough_s:
+            repeats.append(self._repeat(function, arguments, number))
+        return repeats
 
     def _repeat(self, function: Any, arguments: list[Any], number: int) -> float:
         if self.setup.protocol.flush_cache:
@@ -109,7 +117,7 @@ class Worker:
         return (time.perf_counter() - start) / number
 
     def _flushed_run(self, function: Any, arguments: list[Any]) -> float:
-        np.ones(FLUSH_BYTES, dtype=np.uint8)
+        self.flush_buffer[:] += 1  # touches every line of twice the largest cache
         return self._once(function, arguments)
 
     def _once(self, function: Any, arguments: list[Any]) -> float:
@@ -121,8 +129,7 @@ class Worker:
     def difference(self, function: Any, job: Job) -> float:
         """Largest difference to the untuned program's output, relative to the output's largest magnitude."""
         expected = self.reference(job.task_key, job.module_json)
-        function(*self.inputs(job.task_key, job.module_json))
-        found = self.outputs(job.task_key, job.module_json)
+        found = self._results(function, job.task_key, job.module_json)
         return max(_relative_difference(f, e) for f, e in zip(found, expected, strict=True))
 
 
@@ -183,7 +190,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which closes the pipe
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     serve(Connection(int(sys.argv[1])))
 
 
