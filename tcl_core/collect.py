@@ -1,15 +1,16 @@
 """The active loop: [select -> measure -> refit]* on one platform.  Here sampling, measurement and fitting meet.
 
-The journal is the loop's only memory.  Each round first looks how many programs are measured and goes on from there,
-so a collection that was killed resumes by being started again, and measures nothing twice.
+A collection always plays its plan from the start; the journal is a cache of what was measured before.  So one that
+was killed goes on by being started again, measures nothing twice, and ends with the records of an undisturbed run;
+and another plan (sampler, seed, budget) selects anew, and measures only what the journal lacks.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.features.encode import Encoder, ProgramKey
 from tcl_core.journal import Journal, Record, iter_journal
-from tcl_core.measure.job import Job, Outcome, Setup
+from tcl_core.measure.job import Job, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import Program
@@ -61,8 +62,9 @@ class Plan:
 class Collection:
     """The programs of one platform that can be measured, and what is known of them.
 
-    programs   N candidates in fixed order
-    latencies  row -> seconds of the measured ones, inf where a program failed
+    programs  N candidates in fixed order
+    known     row -> record of earlier measurements of these programs, timed in the present way: the cache
+    records   row -> record of the programs that this collection selected, with its own round numbers
     """
 
     programs: Sequence[Program]
@@ -70,30 +72,24 @@ class Collection:
     hardware: Sequence[float]
     host: str
     setup: Setup
-    traces: Mapping[tuple[str, int], str]
     journal: Path
-    latencies: dict[int, float] = field(default_factory=dict)
+    known: dict[int, Record] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.keys: list[ProgramKey] = [(p.task_key, p.sketch, p.decisions) for p in self.programs]
-        self.rows = {key: row for row, key in enumerate(self.keys)}
-        self.protocol = json.dumps(vars(self.setup.protocol), sort_keys=True)
+        rows = {key: row for row, key in enumerate(self.keys)}
         for record in iter_journal(self.journal):
-            self._take(record)
+            if record.key in rows and record.protocol == self.setup.protocol_json(record.error):
+                self._require_this_host(record)
+                self.known[rows[record.key]] = record
 
-    def belongs(self, record: Record) -> bool:
-        """Whether a journal's record is of these programs and was timed in the present way."""
-        return record.key in self.rows and record.protocol == self.protocol
-
-    def _take(self, record: Record) -> None:
-        if not self.belongs(record):
-            return
+    def _require_this_host(self, record: Record) -> None:
         if record.host != self.host:
             raise DataError(
                 f"{self.journal} holds measurements of another host ({record.host}; this one is {self.host}); "
                 "give this host a platform name of its own in params.yaml, or move that folder away"
             )
-        self.latencies[self.rows[record.key]] = record.latency_s
 
     @contextmanager
     def measuring(self) -> Iterator[Measuring]:
@@ -102,10 +98,14 @@ class Collection:
             yield Measuring(self, journal, runner)
 
     def samples(self) -> Samples:
-        """What is measured so far, in row order."""
-        rows = sorted(self.latencies)
-        keys = [self.keys[row] for row in rows]
-        return self.encoder.encode(keys, self.hardware, [self.latencies[row] for row in rows])
+        """What was selected so far, in row order."""
+        rows = sorted(self.records)
+        latencies = [self.records[row].latency_s for row in rows]
+        return self.encoder.encode([self.keys[row] for row in rows], self.hardware, latencies)
+
+    def can_rank(self) -> bool:
+        """Whether any task has two programs to compare, without which no model can learn."""
+        return any(count > 1 for count in Counter(self.keys[row][0] for row in self.records).values())
 
 
 @dataclass
@@ -116,44 +116,44 @@ class Measuring:
     journal: Journal
     runner: Runner
 
-    def measure(self, rows: Sequence[int], round_number: int, check_fraction: float, on_program: OnProgram) -> dict[str, int]:
-        """Measure the programs at ``rows``, each recorded as soon as it is known; counts per error kind.
+    def measure(self, rows: Sequence[int], number: int, check_fraction: float, on_program: OnProgram) -> dict[str, int]:
+        """Measure the programs at ``rows`` for round ``number``, each recorded as soon as it is known.
 
-        Rows go task by task, so that a task's inputs are made once.
+        Rows go task by task, so that a task's inputs are made once.  Returns how many came from the journal and how
+        many there are of each error kind.
         """
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         best = self._best()
         for row in sorted(rows):
-            record = self._record(row, round_number, self._job(row, best, check_fraction))
-            self.journal.append([record])
-            self.collection.latencies[row] = record.latency_s
+            record = self.collection.known.get(row)
+            counts["from_journal"] += record is not None
+            if record is None:
+                record = self._measured(row, number, best, check_fraction)
+            self.collection.records[row] = record = replace(record, round=number)
             best[record.task_key] = min(best.get(record.task_key, math.inf), record.latency_s)
-            counts[record.error] = counts.get(record.error, 0) + 1
+            counts[record.error] += 1
             on_program(record)
-        return counts
+        return dict(counts)
 
     def _best(self) -> dict[str, float]:
         best: dict[str, float] = {}
-        for row, latency in self.collection.latencies.items():
-            key = self.collection.keys[row][0]
-            best[key] = min(best.get(key, math.inf), latency)
+        for record in self.collection.records.values():
+            best[record.task_key] = min(best.get(record.task_key, math.inf), record.latency_s)
         return best
 
-    def _job(self, row: int, best: Mapping[str, float], check_fraction: float) -> Job:
-        task_key, sketch, decisions = self.collection.keys[row]
-        return Job(
-            task_key=task_key,
-            module_json=self.collection.encoder.tasks[task_key].module_json,
-            trace_json=self.collection.traces[task_key, sketch],
-            decisions=decisions,
-            best_s=best.get(task_key, math.inf),
-            check=_is_checked(self.collection.keys[row], check_fraction),
+    def _measured(self, row: int, number: int, best: Mapping[str, float], check_fraction: float) -> Record:
+        program, setup = self.collection.programs[row], self.collection.setup
+        outcome = self.runner.measure(
+            Job(
+                task_key=program.task_key,
+                module_json=self.collection.encoder.tasks[program.task_key].module_json,
+                trace_json=self.collection.encoder.texts[program.task_key, program.sketch],
+                decisions=program.decisions,
+                best_s=best.get(program.task_key, math.inf),
+                check=_is_checked(self.collection.keys[row], check_fraction),
+            )
         )
-
-    def _record(self, row: int, round_number: int, job: Job) -> Record:
-        outcome: Outcome = self.runner.measure(job)
-        program = self.collection.programs[row]
-        return Record(
+        record = Record(
             task_key=program.task_key,
             sketch_id=program.sketch,
             program_id=program.number,
@@ -161,12 +161,15 @@ class Measuring:
             latencies_s=outcome.latencies_s,
             error=outcome.error,
             message=outcome.message,
-            round=round_number,
+            round=number,
             measured_at=datetime.now(UTC),
-            protocol=self.collection.protocol,
+            protocol=setup.protocol_json(outcome.error),
             host=self.collection.host,
             tvm_version=self.runner.tvm_version,
         )
+        self.journal.append([record])
+        self.collection.known[row] = record
+        return record
 
 
 def _is_checked(key: ProgramKey, fraction: float) -> bool:
@@ -184,20 +187,17 @@ def collect(
     """
     with collection.measuring() as measuring:
         for number, goal in enumerate(plan.goals()):
-            missing = goal - len(collection.latencies)
-            if missing <= 0:
-                continue
+            missing = goal - len(collection.records)
             rows = _timed(on_step, number, "select", _select, collection, plan, models, missing, number)
             _timed(on_step, number, "measure", _measure, measuring, rows, number, plan.check_fraction, on_program)
-            if number < plan.rounds and goal < plan.budget and plan.sampler != "random":
+            if goal < plan.budget and plan.sampler != "random" and collection.can_rank():
                 _timed(on_step, number, "refit", _refit, collection, models)
 
 
 def measure_all(collection: Collection, check_fraction: float, on_program: OnProgram) -> None:
-    """Measure every program that is not measured yet."""
+    """Measure every program."""
     with collection.measuring() as measuring:
-        rows = [row for row in range(len(collection.programs)) if row not in collection.latencies]
-        measuring.measure(rows, 0, check_fraction, on_program)
+        measuring.measure(range(len(collection.programs)), 0, check_fraction, on_program)
 
 
 def _timed(on_step: OnStep, number: int, step: str, work: Callable[..., tuple[Any, dict[str, Any]]], *arguments: Any) -> Any:
@@ -212,7 +212,7 @@ def _measure(
     measuring: Measuring, rows: Sequence[int], number: int, check_fraction: float, on_program: OnProgram
 ) -> tuple[None, dict[str, int]]:
     counts = measuring.measure(rows, number, check_fraction, on_program)
-    return None, {"programs": len(rows), **counts, "measured_in_all": len(measuring.collection.latencies)}
+    return None, {"programs": len(rows), **counts, "in_all": len(measuring.collection.records)}
 
 
 def _refit(collection: Collection, models: Sequence[CostModel]) -> tuple[None, dict[str, Any]]:
@@ -220,29 +220,23 @@ def _refit(collection: Collection, models: Sequence[CostModel]) -> tuple[None, d
     losses: list[float] = []
     for model in models:
         model.fit(samples, on_epoch=lambda epoch, loss, metrics: losses.append(loss))
-    return None, {"programs": len(samples), "loss": round(losses[-1], 4) if losses else None}
+    return None, {"programs": len(samples), **({"loss": round(losses[-1], 4)} if losses else {})}
 
 
 def _select(
     collection: Collection, plan: Plan, models: Sequence[CostModel], count: int, number: int
 ) -> tuple[list[int], dict[str, Any]]:
-    """Rows to measure next."""
-    rng = np.random.default_rng([plan.seed, len(collection.latencies)])
-    open_rows = np.array([row for row in range(len(collection.programs)) if row not in collection.latencies])
-    if number == 0 or plan.sampler == "random" or not collection.latencies:
+    """Rows to measure next: at random until a model could learn something, then what the sampler picks."""
+    rng = np.random.default_rng([plan.seed, number])
+    open_rows = np.array([row for row in range(len(collection.programs)) if row not in collection.records], dtype=int)
+    if number == 0 or plan.sampler == "random" or not collection.can_rank():
         picked = rng.permutation(len(open_rows))[:count]
     else:
-        if not _is_fitted(models[0]):  # a resumed collection has records, but its models have seen none
-            _refit(collection, models)
         picked = _pick(collection, plan, models, open_rows, count, rng)
     rows = [int(row) for row in open_rows[picked]]
     operators = collection.encoder.operators([collection.keys[row] for row in rows])
     names, counts = np.unique(operators, return_counts=True)
     return rows, {"of": len(open_rows), **{str(n): int(c) for n, c in zip(names, counts, strict=True)}}
-
-
-def _is_fitted(model: CostModel) -> bool:
-    return getattr(model, "network", model) is not None
 
 
 def _pick(
@@ -257,7 +251,7 @@ def _pick(
     everything = collection.encoder.encode(collection.keys, collection.hardware)
     predictions = np.stack([scaled_within_task(m.predict(everything), everything.tasks) for m in models])
     embeddings = models[0].embed(everything)
-    known = np.array(sorted(collection.latencies))
+    known = np.array(sorted(collection.records))
     return pick(
         plan.sampler,
         predictions[0, open_rows],
@@ -272,15 +266,15 @@ def _pick(
 
 
 def scaled_within_task(predictions: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """(N,) predictions moved and stretched to [0, 1] within each task; 0.5 where a task's are all equal."""
+    """(N,) predictions moved and stretched to [0, 1] within each task; 0.5 where a task's are all equal.
+
+    Raises DataError for predictions that are not finite: a model that diverged must not select.
+    """
     scaled = np.full(len(predictions), 0.5)
     for rows in rows_by_task(tasks):
+        if not np.isfinite(predictions[rows]).all():
+            raise DataError("the sampler's model predicts values that are not finite; lower train.learning_rate in params.yaml")
         low, width = predictions[rows].min(), np.ptp(predictions[rows])
         if width > 0:
             scaled[rows] = (predictions[rows] - low) / width
     return scaled
-
-
-def with_threads(setup: Setup, threads: int) -> Setup:
-    """The setup with the runtime's thread count."""
-    return replace(setup, protocol=replace(setup.protocol, threads=threads))

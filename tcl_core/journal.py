@@ -3,7 +3,7 @@
 Why lines of text and not Parquet or Arrow: one measurement costs about a second of machine time and must
 survive ``kill -9`` and a power cut the moment it is taken.  A line costs one write and one fsync (well under
 a millisecond on a local disk), is complete when its checksum fits, and needs no footer; a Parquet file per
-measurement would be thousands of files.  ``store.compact`` turns a journal into the Parquet that every other
+measurement would be thousands of files.  ``store.write_records`` makes the Parquet that every other
 stage reads.
 
     records.jsonl   a header, then a line per record: CRC-32 of the JSON (8 hex digits), a space, the JSON
@@ -19,7 +19,7 @@ import math
 import os
 import statistics
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -150,11 +150,6 @@ def iter_journal(folder: str | Path) -> Iterator[Record]:
             _check_version(path, entry)
         else:
             yield _record(entry)
-
-
-def measured_keys(folder: str | Path, keep: Callable[[Record], bool] = lambda record: True) -> set[Key]:
-    """Keys of the programs that need no measuring again; ``keep`` may ask for a certain protocol or host."""
-    return {record.key for record in iter_journal(folder) if keep(record)}
 
 
 def _lock(folder: Path) -> int:

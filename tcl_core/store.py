@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from tcl_core.errors import DataError
 from tcl_core.files import replacing
-from tcl_core.journal import SCHEMA_VERSION, Record, iter_journal
+from tcl_core.journal import SCHEMA_VERSION, Record
 
 ROWS_PER_GROUP = 65_536  # the unit of streaming: some 10 MB of records in memory
 
@@ -128,22 +128,17 @@ def read_records(folder: str | Path) -> list[Record]:
     ]
 
 
-def compact(
-    journal: str | Path, folder: str | Path, keep: Callable[[Record], bool] = lambda record: True
-) -> int:
-    """Write the kept records of a journal to ``folder/records.parquet``, sorted by task; their number.
+def write_records(folder: str | Path, records: Iterable[Record]) -> int:
+    """Write a platform's records to ``folder/records.parquet``, sorted by task; their number.
 
-    A program that was measured twice keeps its last measurement.  The same records give the same bytes.
-    Raises DataError where nothing is kept or the hosts differ, PlatformError when the disk is full.
+    The same records give the same bytes.  Raises DataError where there are none or the hosts differ, PlatformError
+    when the disk is full.
     """
-    folder, latest = Path(folder), {}
-    for record in iter_journal(journal):
-        if keep(record):
-            latest[record.key] = record
-    if not latest:
-        raise DataError(f"the journal {journal} holds no measurement for {folder}; {_how_to_write(folder)}")
-    _check_hosts(Path(journal), {record.host for record in latest.values()})
-    return write_table(folder / "records.parquet", "records", (vars(latest[key]) for key in sorted(latest)))
+    folder, ordered = Path(folder), sorted(records, key=lambda record: record.key)
+    if not ordered:
+        raise DataError(f"nothing was measured for {folder}; {_how_to_write(folder)}")
+    _check_hosts(folder, {record.host for record in ordered})
+    return write_table(folder / "records.parquet", "records", (vars(record) for record in ordered))
 
 
 def write_skipped(folder: str | Path, platform: str, reason: str, **facts: str) -> None:

@@ -1,11 +1,12 @@
 """From programs, known by task, sketch and decisions, to the arrays that models see.
 
-Holds the templates of all sketches, so that encoding costs array operations alone.
+Keeps the templates of sketches, so that encoding costs array operations alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,29 +23,46 @@ ProgramKey = tuple[str, int, tuple[int, ...]]
 """(task key, sketch index, decisions)."""
 
 
+@dataclass(frozen=True)
+class _Template:
+    """A sketch's primitives with holes, and the length of the decision vectors that fill them."""
+
+    primitives: list[Primitive]
+    width: int
+
+
 class Encoder:
-    """Knows every task's workload and every sketch's primitives; turns programs into tokens."""
+    """Turns programs into tokens; reads each task and sketch when a program of it is first met."""
 
     def __init__(self, tasks: Sequence[Task], sketches: Iterable[Mapping[str, Any]]) -> None:
         self.tasks = {task.key: task for task in tasks}
         self.numbers = {task.key: number for number, task in enumerate(tasks)}
         self.names = tuple(task.name for task in tasks)
-        self.workloads: dict[str, Workload] = {}
-        self.primitives: dict[tuple[str, int], list[Primitive]] = {}
-        modules: dict[str, Any] = {}
-        for row in sketches:
-            key = row["task_key"]
-            if key not in self.tasks:
-                raise DataError(f"a sketch of the unknown task {key}; run the stages tasks and candidates again")
-            if key not in modules:
-                modules[key] = self.tasks[key].module()
-                self.workloads[key] = read_workload(self.tasks[key].operator, self.tasks[key].flops, modules[key])
-            sketch = read_sketch(key, row["sketch_id"], trace_from_json(row["trace_json"], modules[key]))
-            self.add(sketch)
+        self.texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
+        self._modules: dict[str, Any] = {}
+        self._workloads: dict[str, Workload] = {}
+        self._templates: dict[tuple[str, int], _Template] = {}
 
     def add(self, sketch: Sketch) -> None:
         """Learn one more sketch of a known task."""
-        self.primitives[sketch.task_key, sketch.index] = sketch_primitives(sketch, self.workloads[sketch.task_key])
+        primitives = sketch_primitives(sketch, self.workload(sketch.task_key))
+        self._templates[sketch.task_key, sketch.index] = _Template(primitives, sketch.width)
+
+    def workload(self, task_key: str) -> Workload:
+        """What a task computes; read from its module when first asked for."""
+        if task_key not in self._workloads:
+            task = self.tasks[task_key]
+            self._modules[task_key] = task.module()
+            self._workloads[task_key] = read_workload(task.operator, task.flops, self._modules[task_key])
+        return self._workloads[task_key]
+
+    def _template(self, group: tuple[str, int]) -> _Template:
+        if group not in self._templates:
+            if group[0] not in self.tasks or group not in self.texts:
+                raise DataError(f"sketch {group[1]} of task {group[0]} is not in the pool; run the stage candidates again")
+            self.workload(group[0])
+            self.add(read_sketch(*group, trace_from_json(self.texts[group], self._modules[group[0]])))
+        return self._templates[group]
 
     def operators(self, keys: Sequence[ProgramKey]) -> np.ndarray:
         """(N,) operator type of each program."""
@@ -73,7 +91,11 @@ class Encoder:
         )
 
     def _tokens(self, group: tuple[str, int], decisions: Sequence[Sequence[int]], hardware: Sequence[float]) -> np.ndarray:
-        if group not in self.primitives:
-            raise DataError(f"sketch {group[1]} of task {group[0]} is not in the pool; run the stage candidates again")
-        matrix = np.array(decisions, dtype=np.int32).reshape(len(decisions), -1)
-        return program_tokens(self.primitives[group], self.workloads[group[0]], hardware, matrix)
+        template = self._template(group)
+        if any(len(row) != template.width for row in decisions):
+            raise DataError(
+                f"a program of sketch {group[1]} of task {group[0]} has not the sketch's {template.width} decisions; "
+                "it belongs to another pool: run the stage candidates again"
+            )
+        matrix = np.array(decisions, dtype=np.int32).reshape(len(decisions), template.width)
+        return program_tokens(template.primitives, self.workload(group[0]), hardware, matrix)

@@ -1,7 +1,9 @@
 """Tokens: a program as a sequence of feature rows, computed for thousands of decision vectors at once.
 
-One row for the workload, one per schedule primitive, one per tiling level, and one for the hardware (last, as in
-arXiv 2604.12891).  Within a sketch only decisions differ, so a sketch is a template plus a scatter of its holes.
+One row for the hardware, one for the workload, one per schedule primitive and one per tiling level.  The hardware
+comes first, so that a model which reads from left to right knows the platform when it meets the schedule
+(arXiv 2604.12891 gives the row, not its place).  Within a sketch only decisions differ, so a sketch is a template
+plus a scatter of its holes.
 The tiling-level rows say what boosted trees get from the lowered statements (extents, footprints, strides per level):
 they are functions of the decisions, so they cost array operations and no lowering.
 
@@ -47,13 +49,15 @@ def program_tokens(
     ``hardware`` are the platform's fields in fixed order; 0 stands for unknown.
     """
     nest = _Nest.of(primitives, workload, decisions)
-    rows = [_row("workload", _workload_numbers(workload), len(decisions))]
+    rows = [
+        _row("hardware", [log2p(x) for x in hardware], len(decisions)),
+        _row("workload", _workload_numbers(workload), len(decisions)),
+    ]
     for primitive in primitives:
         if primitive.kind not in IGNORED:
             kind = primitive.kind if primitive.kind in KINDS else "other"
             rows.append(_row(kind, _primitive_numbers(primitive, workload, nest, decisions), len(decisions)))
     rows += [_row("level", numbers, len(decisions)) for numbers in nest.level_numbers()]
-    rows.append(_row("hardware", [log2p(x) for x in hardware], len(decisions)))
     return np.stack(rows, axis=1)
 
 

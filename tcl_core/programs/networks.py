@@ -8,87 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tcl_core.compat import load_tvm
 from tcl_core.errors import UsageError, unknown_name
-
-IMAGE = (1, 3, 224, 224)
-TEXT = (1, 128)
-
-
-@dataclass(frozen=True)
-class Network:
-    """How to build one named network: a model class, its configuration class and the sizes that differ."""
-
-    model: str
-    config: str
-    sizes: dict[str, Any]
-    shape: tuple[int, ...] = IMAGE
-
-
-def _resnet(depths: list[int], layer: str, widths: list[int], model: str = "ResNet") -> Network:
-    sizes = {"depths": depths, "hidden_sizes": widths, "layer_type": layer}
-    return Network(f"{model}ForImageClassification", f"{model}Config", sizes)
-
-
-def _bert(layers: int, width: int, prefix: str = "Bert") -> Network:
-    sizes = {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": max(2, width // 64),
-        "intermediate_size": 4 * width,
-    }
-    return Network(f"{prefix}Model", f"{prefix}Config", sizes, TEXT)
-
-
-def _vit(layers: int, width: int, heads: int, prefix: str = "ViT") -> Network:
-    sizes = {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
-    }
-    return Network(f"{prefix}ForImageClassification", f"{prefix}Config", sizes)
-
-
-NETWORKS: dict[str, Network] = {
-    "resnet-18": _resnet([2, 2, 2, 2], "basic", [64, 128, 256, 512]),
-    "resnet-50": _resnet([3, 4, 6, 3], "bottleneck", [256, 512, 1024, 2048]),
-    "wide-resnet-50": Network(
-        "ResNetForImageClassification",
-        "ResNetConfig",
-        {"depths": [3, 4, 6, 3], "hidden_sizes": [384, 768, 1536, 3072], "embedding_size": 96},
-    ),
-    "regnet-y-4": Network(
-        "RegNetForImageClassification",
-        "RegNetConfig",
-        {"depths": [2, 6, 12, 2], "hidden_sizes": [128, 192, 512, 1088], "groups_width": 64},
-    ),
-    "mobilenet-v1": Network("MobileNetV1ForImageClassification", "MobileNetV1Config", {}),
-    "mobilenet-v2": Network("MobileNetV2ForImageClassification", "MobileNetV2Config", {}),
-    "efficientnet-b0": Network(
-        "EfficientNetForImageClassification",
-        "EfficientNetConfig",
-        {"width_coefficient": 1.0, "depth_coefficient": 1.0, "image_size": 224, "hidden_dim": 1280},
-    ),
-    "convnext-tiny": Network("ConvNextForImageClassification", "ConvNextConfig", {}),
-    "poolformer-s12": Network("PoolFormerForImageClassification", "PoolFormerConfig", {}),
-    "vit-tiny": _vit(12, 192, 3),
-    "deit-small": _vit(12, 384, 6, "DeiT"),
-    "swin-tiny": Network("SwinForImageClassification", "SwinConfig", {}),
-    "bert-tiny": _bert(2, 128),
-    "bert-small": _bert(4, 512),
-    "bert-base": _bert(12, 768),
-    "electra-small": _bert(12, 256, "Electra"),
-    "albert-base": _bert(12, 768, "Albert"),
-    "gpt2-small": Network("GPT2Model", "GPT2Config", {}, TEXT),
-    "distilbert": Network(
-        "DistilBertModel", "DistilBertConfig", {"dim": 512, "n_layers": 4, "n_heads": 8, "hidden_dim": 2048}, TEXT
-    ),
-}
+from tcl_core.network_names import NETWORKS, TEXT
 
 
 def load_exported(network: str) -> tuple[Any, tuple[Any, ...]]:
@@ -151,7 +76,9 @@ def _load_pt2(path: Path) -> tuple[Any, tuple[Any, ...]]:
     if program.range_constraints:
         names = ", ".join(str(symbol) for symbol in program.range_constraints)
         raise UsageError(f"{path} has dynamic shapes ({names}); export it with fixed input shapes")
-    inputs = program.example_inputs[0] if program.example_inputs else ()
+    inputs, by_name = program.example_inputs or ((), {})
+    if by_name or not inputs:
+        raise UsageError(f"{path} has no positional example inputs; export it as torch.export.export(model, (input, ...))")
     return program, inputs
 
 
@@ -162,7 +89,9 @@ def load_relax(network: str) -> Any:
     """
     load_tvm()
     if network.endswith(".onnx"):
-        return _relax_from_onnx(Path(network))
+        from tvm.relax.frontend.onnx import from_onnx
+
+        return _convert(network, from_onnx, load_onnx(Path(network)), keep_params_in_input=False)
     program, _ = load_exported(network)
     from tvm.relax.frontend.torch import from_exported_program
 
@@ -171,9 +100,9 @@ def load_relax(network: str) -> Any:
     )
 
 
-def _relax_from_onnx(path: Path) -> Any:
+def load_onnx(path: Path) -> Any:
+    """The checked ``onnx.ModelProto`` of a file.  Raises UsageError: missing, damaged, dynamic shapes."""
     import onnx
-    from tvm.relax.frontend.onnx import from_onnx
 
     _require_file(path)
     try:
@@ -181,12 +110,16 @@ def _relax_from_onnx(path: Path) -> Any:
         onnx.checker.check_model(model)
     except Exception as error:  # protobuf and the checker raise unrelated types
         raise UsageError(f"{path} is not a readable ONNX model ({_last_line(error)}); export it again") from error
-    constants = {tensor.name for tensor in model.graph.initializer}
-    for graph_input in model.graph.input:
-        dims = graph_input.type.tensor_type.shape.dim
-        if graph_input.name not in constants and any(d.dim_param or d.dim_value <= 0 for d in dims):
-            raise UsageError(f"{path}: input '{graph_input.name}' has a dynamic shape; export it with fixed shapes")
-    return _convert(str(path), from_onnx, model, keep_params_in_input=False)
+    for given in onnx_inputs(model):
+        if any(d.dim_param or d.dim_value <= 0 for d in given.type.tensor_type.shape.dim):
+            raise UsageError(f"{path}: input '{given.name}' has a dynamic shape; export it with fixed shapes")
+    return model
+
+
+def onnx_inputs(model: Any) -> list[Any]:
+    """The inputs that a caller gives (``ValueInfoProto``): older exporters list the weights as inputs too."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [given for given in model.graph.input if given.name not in weights]
 
 
 def _convert(network: str, convert: Callable[..., Any], model: Any, **options: Any) -> Any:

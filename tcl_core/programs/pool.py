@@ -5,16 +5,21 @@ One pool serves every CPU platform, so that the same program is measured on each
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
 
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
-from tcl_core.programs.tasks import EXTRACTION_TARGET, Task
+from tcl_core.programs.tasks import Task, argument_types
 
+# Share of a network's cost below which a task can wait.
+SMALL = 0.01
 # Draws per wanted program before a design space counts as exhausted.
 DRAWS = 8
 
@@ -30,18 +35,40 @@ class Program:
 
 
 def rank_tasks(networks: Mapping[str, Iterable[tuple[Task, int]]], without: Iterable[str] = ()) -> list[Task]:
-    """Distinct tasks, taken in turn from each network, its heaviest (weight x FLOPs) first.
+    """Distinct tasks in the order in which they deserve a place in the pool, taken in turn from each network.
 
     ``without`` are keys of tasks to leave out, such as those that a held-out network also has.
     """
     left_out = set(without)
-    ranked: dict[str, Task] = {}
-    queues = [sorted(tasks, key=lambda t: -t[0].flops * t[1]) for tasks in networks.values()]
-    for rank in range(max(map(len, queues), default=0)):
-        for queue in queues:
-            if rank < len(queue) and queue[rank][0].key not in left_out:
-                ranked.setdefault(queue[rank][0].key, queue[rank][0])
-    return list(ranked.values())
+    queues = [_by_turns([t for t in tasks if t[0].key not in left_out]) for tasks in networks.values()]
+    turns = chain.from_iterable(zip_longest(*queues))
+    return list({task.key: task for task in turns if task is not None}.values())
+
+
+def _by_turns(tasks: Sequence[tuple[Task, int]]) -> list[Task]:
+    """One network's tasks: its operator types in turn, each one's heaviest (weight x ``cost``) task first.
+
+    Tasks below ``SMALL`` of the network's cost come last, whatever their type.
+    """
+    costs = {task.key: weight * cost(task) for task, weight in tasks}
+    enough = SMALL * sum(costs.values())
+    ranked = sorted((task for task, _ in tasks), key=lambda task: -costs[task.key])
+    queues: dict[str, list[Task]] = {}
+    for task in ranked:
+        if costs[task.key] >= enough:
+            queues.setdefault(task.operator, []).append(task)
+    large = [task for task in chain.from_iterable(zip_longest(*queues.values())) if task is not None]
+    return large + [task for task in ranked if costs[task.key] < enough]
+
+
+@cache
+def cost(task: Task) -> float:
+    """How long a task may take, in operations: its own, and ten for each byte of its arguments.
+
+    By operations alone depthwise convolutions and reductions would look cheap, which wait for memory.
+    """
+    sizes = (math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in argument_types(task.module()))
+    return task.flops + 10.0 * sum(sizes)
 
 
 def sample_programs(task: Task, sketches: Sequence[Sketch], space: DesignSpace, count: int, seed: int) -> list[Program]:
@@ -65,11 +92,12 @@ def sample_programs(task: Task, sketches: Sequence[Sketch], space: DesignSpace, 
 
 
 def build_pool(
-    tasks: Sequence[Task], limit: int, count: int, seed: int, on_task: Callable[[Task], Any] = lambda task: None
+    tasks: Sequence[Task], limit: int, count: int, seed: int, cores: int, on_task: Callable[[Task], Any] = lambda task: None
 ) -> tuple[list[dict[str, Any]], list[Program]]:
     """The sketches (rows of the sketches table) and ``count`` programs each of the first ``limit`` (0: all) tasks.
 
-    A task whose design space is a single program needs no model and is passed over.
+    ``cores`` bounds the parallel loops of the sketches.  A task whose design space is a single program needs no
+    model and is passed over.
     """
     rows: list[dict[str, Any]] = []
     programs: list[Program] = []
@@ -77,7 +105,7 @@ def build_pool(
     for task in tasks:
         if limit and used == limit:
             break
-        space = DesignSpace(task.key, task.module(), EXTRACTION_TARGET)
+        space = DesignSpace(task.key, task.module(), {"kind": "llvm", "num-cores": cores})
         sketches = space.sketches()
         drawn = sample_programs(task, sketches, space, count, seed) if _has_choice(sketches) else []
         if len(drawn) > 1:

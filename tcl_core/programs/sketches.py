@@ -30,8 +30,8 @@ KINDS = {
     "SampleComputeLocation": "location",
 }
 PARALLEL = "meta_schedule.parallel"
-# Replays with fresh random choices that show which compute locations exist and which tile extents vary.
-PROBES = 12
+# Replays with fresh random choices that show where blocks go beside loops, and which tile extents vary.
+PROBES = 6
 
 
 class InvalidProgram(Exception):
@@ -196,7 +196,7 @@ class DesignSpace:
             for values, slot in zip(seen, sketch.slots, strict=True):
                 values.append(tuple(_read_slot(slot.kind, replayed.insts[slot.instruction], replayed.decisions)))
         slots = (
-            replace(slot, choices=_choices(slot.kind, sketch.trace.insts[slot.instruction], values))
+            replace(slot, choices=_choices(slot, sketch.trace.insts, values))
             for slot, values in zip(sketch.slots, seen, strict=True)
         )
         return replace(sketch, slots=tuple(slots))
@@ -233,15 +233,28 @@ class DesignSpace:
         return sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
 
 
-def _choices(kind: str, instruction: Any, seen: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """(C, width) values of a slot: all tilings of the extent, all categories, or those that replays showed."""
-    if kind == "categorical":
+def _choices(slot: Slot, instructions: Sequence[Any], seen: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """(C, width) values of a slot: all tilings of the extent, all categories, all loops, or what replays showed."""
+    instruction = instructions[slot.instruction]
+    if slot.kind == "categorical":
         return np.arange(len(instruction.attrs[0]), dtype=np.int32)[:, None]
+    if slot.kind == "location":
+        return _locations(instructions, {values[0] for values in seen})
     extents = {int(np.prod(values)) for values in seen}
-    if kind == "tile" and len(extents) == 1:
+    if slot.kind == "tile" and len(extents) == 1:
         parts, largest_inner = (int(v) for v in instruction.attrs)
         return perfect_tilings(extents.pop(), parts, largest_inner)
     return np.array(sorted(set(seen)), dtype=np.int32)
+
+
+def _locations(instructions: Sequence[Any], seen: set[int]) -> np.ndarray:
+    """(C, 1): inlining, the root, and every loop of the largest nest.
+
+    A few replays do not show them all.  TVM moves a block from where it cannot be, so offering all is safe.
+    """
+    nests = [len(i.inputs) for i in instructions if i.kind.name == "Reorder"]
+    deepest = max([*seen, *(n - 1 for n in nests)])
+    return np.arange(-2, deepest + 1, dtype=np.int32)[:, None]
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,6 @@ A task is known by its structural hash, so that networks share tasks; how often 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,15 +86,20 @@ def describe(name: str, module: Any) -> Task:
 
 
 def operator_type(name: str, module: Any) -> str:
-    """The operator that dominates a fused function, told from its name; depthwise convolution apart.
+    """The operator that dominates a fused function, told from its name, else from its blocks' names.
 
     A convolution is depthwise when its weight, one of the main function's 4-D inputs, has one input channel.
     """
-    plain = re.sub(r"\d+", lambda m: m.group() if m.group() in "123" else "", name.replace("layer_norm", "norm"))
-    for operator in OPERATORS:
-        if operator in plain:
-            return "depthwise_conv2d" if operator == "conv2d" and _is_depthwise(module) else operator
+    for text in (name, *_block_names(module)):
+        for operator in OPERATORS:
+            if operator in text.lower():
+                return "depthwise_conv2d" if operator == "conv2d" and _is_depthwise(module) else operator
     return "elementwise"
+
+
+def _block_names(module: Any) -> list[str]:
+    schedule = load_tvm().s_tir.Schedule(module, error_render_level="none")
+    return [str(schedule.get(b).name_hint) for b in schedule.get_child_blocks(schedule.get_sblock("root"))]
 
 
 def _is_depthwise(module: Any) -> bool:

@@ -35,10 +35,10 @@ def collect(platform: str | None = None, again: bool = False) -> str:
     return _each(platform, lambda project, name: run_collect(project, name, again))
 
 
-def holdout(platform: str | None = None) -> str:
+def holdout(platform: str | None = None, again: bool = False) -> str:
     from tcl_core.stages.data import run_holdout
 
-    return _each(platform, run_holdout)
+    return _each(platform, lambda project, name: run_holdout(project, name, again))
 
 
 def train(model: str | None = None) -> str:
@@ -76,10 +76,12 @@ def promote(platform: str | None = None) -> str:
     return "\n".join(promote_model(project, name) for name in chosen_platforms(project, platform))
 
 
-def tune(network: str | None = None, platform: str | None = None, trials: int | None = None) -> str:
+def tune(
+    network: str | None = None, platform: str | None = None, trials: int | None = None, again: bool = False
+) -> str:
     from tcl_core.stages.use import run_tune
 
-    return run_tune(_project(), network, platform, trials)
+    return run_tune(_project(), network, platform, trials, again)
 
 
 def profile(name: str) -> str:
@@ -88,7 +90,7 @@ def profile(name: str) -> str:
 
 
 def summary() -> str:
-    from tcl_core.stages.use import write_summary
+    from tcl_core.stages.overview import write_summary
 
     return write_summary(_project())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -14,12 +15,13 @@ from tcl_core import store
 from tcl_core.collect import Collection, Plan, collect, measure_all
 from tcl_core.errors import PlatformError, unknown_name
 from tcl_core.evaluation.report import write_json
+from tcl_core.files import disk_full_named
 from tcl_core.journal import Record
 from tcl_core.learning.fit import FitSettings
 from tcl_core.measure.job import Limits, Protocol, Setup
 from tcl_core.models import catalogue
-from tcl_core.platforms import host_fingerprint, target_of, threads, why_not
-from tcl_core.programs.pool import build_pool, rank_tasks
+from tcl_core.platforms import Hardware, host_fingerprint, target_of, threads, why_not
+from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress
 from tcl_core.stages.project import (
@@ -29,6 +31,7 @@ from tcl_core.stages.project import (
     Project,
     hardware_here,
     journal_folder,
+    measuring_alone,
     records_folder,
     save_hardware,
     timed,
@@ -63,29 +66,30 @@ def show_tasks(network: str) -> str:
 
 
 def write_candidates(project: Project) -> str:
-    """Sample the candidate programs -> data/programs/pool/."""
+    """Sample the candidate programs -> data/programs/pool/{train,held_out}/."""
     c = project.params.candidates
     held_out_keys = [row["task_key"] for row in project.networks if row["split"] == "held_out"]
-    plans = (
-        ("train", _by_network(project, "train"), held_out_keys, c.max_train_tasks, c.programs_per_task),
-        ("held_out", _by_network(project, "held_out"), (), c.max_held_out_tasks, c.held_out_programs_per_task),
-    )
-    rows, programs = [], []
     with timed("candidates"):
-        for split, networks, without, limit, count in plans:
-            ranked = rank_tasks(networks, without)
-            with progress(f"sampling {split.replace('_', '-')} candidates", limit or len(ranked)) as shown:
-                found = build_pool(ranked, limit, count, project.params.seed, lambda task: shown.advance(task.name[:40]))
-            rows += found[0]
-            programs += [_program_row(p, split) for p in found[1]]
-        store.write_table(POOL / "sketches.parquet", "sketches", rows)
-        store.write_table(POOL / "programs.parquet", "programs", programs)
-    counts = Counter(p["split"] for p in programs)
-    used = len({row["task_key"] for row in rows})
-    return f"{counts['train']} training and {counts['held_out']} held-out programs of {used} tasks, {len(rows)} sketches"
+        said = [
+            _write_pool(project, "train", held_out_keys, c.max_train_tasks, c.programs_per_task),
+            _write_pool(project, "held_out", (), c.max_held_out_tasks, c.held_out_programs_per_task),
+        ]
+    return "; ".join(said)
 
 
-def _program_row(program: Any, split: str) -> dict[str, Any]:
+def _write_pool(project: Project, split: str, without: Iterable[str], limit: int, count: int) -> str:
+    ranked = rank_tasks(_by_network(project, split), without)
+    with progress(f"sampling {split.replace('_', '-')} candidates", limit or len(ranked)) as shown:
+        sketches, programs = build_pool(
+            ranked, limit, count, project.params.seed, threads(), lambda task: shown.advance(task.name[:40])
+        )
+    store.write_table(POOL / split / "sketches.parquet", "sketches", sketches)
+    store.write_table(POOL / split / "programs.parquet", "programs", [_program_row(p, split) for p in programs])
+    tasks = len({row["task_key"] for row in sketches})
+    return f"{split}: {len(programs)} programs of {tasks} tasks, {len(sketches)} sketches"
+
+
+def _program_row(program: Program, split: str) -> dict[str, Any]:
     return {
         "task_key": program.task_key,
         "split": split,
@@ -108,52 +112,64 @@ def _by_network(project: Project, split: str) -> dict[str, list[tuple[Task, int]
 
 def run_collect(project: Project, platform: str, again: bool = False) -> str:
     """Measure a platform's share of the training programs with the sampler -> data/records/platform=P/."""
-    out = records_folder(platform)
     if reason := _reason_to_skip(project, platform):
-        store.write_skipped(out, platform, reason)
         write_json(REPORTS / "collect" / f"{platform}.json", {"platform": platform, "skipped": reason})
-        return f"skipped: {reason}"
-    if again:
-        _set_aside(journal_folder(platform, "collect"))
-    params, settings = project.params, project.params.collect
-    with timed(f"collect@{platform}"):
-        collection = _collection(project, platform, "train", "collect")
-        share = settings.first_fraction if platform == params.chain.first else settings.fraction
-        budget = max(1, round(share * len(collection.programs)))
-        plan = Plan(
-            sampler=settings.sampler,
-            budget=budget,
-            initial=max(1, round(settings.initial_share * budget)),
-            rounds=settings.rounds,
-            check_fraction=params.measure.check_fraction,
-            seed=params.seed,
-        )
-        models = [catalogue.create(params.train.model, _refit_settings(project, n)) for n in range(settings.ensemble)]
+        return _skip(records_folder(platform), platform, reason)
+    settings = project.params.collect
+    with timed(f"collect@{platform}"), measuring_alone():
+        collection = _collection(project, platform, "train", "collect", again)
+        plan = _plan(project, platform, len(collection.programs))
+        models = [catalogue.create(project.params.train.model, _refit_settings(project, n)) for n in range(settings.ensemble)]
         steps = _StepLog(collection.journal / "rounds.jsonl")
-        with progress(f"collecting on {platform}", budget) as shown:
-            shown.done = len(collection.latencies)
+        with progress(f"collecting on {platform}", plan.budget) as shown:
             collect(collection, plan, models, steps.add, lambda record: shown.advance(_short(record)))
-        count = store.compact(collection.journal, out, collection.belongs)
-        save_hardware(out, _hardware(project, platform))
-        report = _collection_report(collection, steps.all())
+        _write_records(project, platform, "records", collection)
+        report = _collection_report(collection, steps.steps)
         write_json(REPORTS / "collect" / f"{platform}.json", {"platform": platform, **report})
-    return f"{count} of {len(collection.programs)} programs measured; {_errors(report['errors'])}"
+    return f"{len(collection.records)} of {len(collection.programs)} programs; {_errors(report['errors'])}"
 
 
-def run_holdout(project: Project, platform: str) -> str:
+def run_holdout(project: Project, platform: str, again: bool = False) -> str:
     """Measure all held-out programs -> data/holdout/platform=P/."""
-    out = records_folder(platform, "holdout")
     if reason := _reason_to_skip(project, platform):
-        store.write_skipped(out, platform, reason)
-        return f"skipped: {reason}"
-    with timed(f"holdout@{platform}"):
-        collection = _collection(project, platform, "held_out", "holdout")
-        missing = len(collection.programs) - len(collection.latencies)
-        with progress(f"measuring held-out programs on {platform}", missing) as shown:
+        return _skip(records_folder(platform, "holdout"), platform, reason)
+    with timed(f"holdout@{platform}"), measuring_alone():
+        collection = _collection(project, platform, "held_out", "holdout", again)
+        with progress(f"measuring held-out programs on {platform}", len(collection.programs)) as shown:
             measure_all(collection, project.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
-        count = store.compact(collection.journal, out, collection.belongs)
-        save_hardware(out, _hardware(project, platform))
-    return f"{count} held-out programs measured"
+        _write_records(project, platform, "holdout", collection)
+    return f"{len(collection.records)} held-out programs"
+
+
+def _plan(project: Project, platform: str, programs: int) -> Plan:
+    settings = project.params.collect
+    share = settings.first_fraction if platform == project.params.chain.first else settings.fraction
+    budget = max(1, round(share * programs))
+    return Plan(
+        sampler=settings.sampler,
+        budget=budget,
+        initial=max(1, round(settings.initial_share * budget)),
+        rounds=settings.rounds,
+        check_fraction=project.params.measure.check_fraction,
+        seed=project.params.seed,
+    )
+
+
+def _write_records(project: Project, platform: str, kind: str, collection: Collection) -> None:
+    folder = _emptied(records_folder(platform, kind))
+    store.write_records(folder, collection.records.values())
+    save_hardware(folder, _hardware(project, platform))
+
+
+def _skip(folder: Path, platform: str, reason: str) -> str:
+    store.write_skipped(_emptied(folder), platform, reason)
+    return f"skipped: {reason}"
+
+
+def _emptied(folder: Path) -> Path:
+    """A stage's output folder without what an earlier run left there; DVC does the same before it runs a stage."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def setup_of(project: Project, platform: str) -> Setup:
@@ -163,6 +179,7 @@ def setup_of(project: Project, platform: str) -> Setup:
         repeats=m.repeats,
         min_repeat_ms=m.min_repeat_ms,
         max_number=m.max_number,
+        enough_s=m.enough_s,
         warmup=m.warmup,
         threads=threads(),
         early_stop_factor=m.early_stop_factor,
@@ -186,21 +203,23 @@ def _reason_to_skip(project: Project, platform: str) -> str | None:
     return reasons[platform]
 
 
-def _collection(project: Project, platform: str, split: str, kind: str) -> Collection:
+def _collection(project: Project, platform: str, split: str, kind: str, again: bool) -> Collection:
+    journal = journal_folder(platform, kind)
+    if again:
+        _set_aside(journal)
     return Collection(
         programs=project.programs(split),
         encoder=project.encoder,
         hardware=_hardware(project, platform).vector(),
         host=host_fingerprint(),
         setup=setup_of(project, platform),
-        traces={(r["task_key"], r["sketch_id"]): r["trace_json"] for r in project.sketches},
-        journal=journal_folder(platform, kind),
+        journal=journal,
     )
 
 
-def _hardware(project: Project, platform: str) -> Any:
+def _hardware(project: Project, platform: str) -> Hardware:
     spec = project.params.platforms[platform]
-    return hardware_here(platform, spec.mcpu, dict(spec.hardware))
+    return hardware_here(spec.mcpu, spec.hardware)
 
 
 def _refit_settings(project: Project, member: int) -> FitSettings:
@@ -218,33 +237,29 @@ def _refit_settings(project: Project, member: int) -> FitSettings:
 def _set_aside(journal: Path) -> None:
     """Keep an old journal under another name: measurements are never deleted."""
     if journal.exists():
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         os.replace(journal, journal.with_name(f"{journal.name}.before-{stamp}"))
 
 
 class _StepLog:
-    """One JSON line per finished step of a collection, readable while it grows."""
+    """One JSON line per finished step of this run, in a file that can be followed while it grows."""
 
     def __init__(self, path: Path) -> None:
+        self.steps: list[dict[str, Any]] = []
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
 
     def add(self, step: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        self.steps.append(step)
+        with disk_full_named(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(step) + "\n")
 
-    def all(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
 
-
-def _collection_report(collection: Collection, steps: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    from tcl_core.journal import iter_journal
-
-    kept = {r.key: r for r in iter_journal(collection.journal) if collection.belongs(r)}
-    errors = Counter(r.error for r in kept.values())
-    return {"programs": len(kept), "pool": len(collection.programs), "errors": dict(sorted(errors.items())), "rounds": list(steps)}
+def _collection_report(collection: Collection, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    errors = Counter(record.error for record in collection.records.values())
+    counts = {"programs": len(collection.records), "pool": len(collection.programs)}
+    return {**counts, "errors": dict(sorted(errors.items())), "rounds": steps}
 
 
 def _errors(errors: dict[str, int]) -> str:

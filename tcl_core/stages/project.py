@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,7 +21,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.files import replacing
 from tcl_core.params import Params, load_params
-from tcl_core.platforms import Hardware, host_fingerprint, read_hardware
+from tcl_core.platforms import Hardware, copy_bandwidth_gbs, host_fingerprint, read_hardware
 from tcl_core.programs.pool import Program
 from tcl_core.programs.tasks import Task
 
@@ -27,6 +30,7 @@ TASKS = DATA / "programs" / "tasks"
 POOL = DATA / "programs" / "pool"
 REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
+SPLITS = ("train", "held_out")
 
 
 def records_folder(platform: str, kind: str = "records") -> Path:
@@ -63,20 +67,17 @@ class Project:
         """Rows of the networks table: network, split, task_key, weight."""
         return store.read_table(TASKS / "networks.parquet", "networks")
 
-    @cached_property
-    def sketches(self) -> list[dict]:
-        return store.read_table(POOL / "sketches.parquet", "sketches")
-
     def programs(self, split: str) -> list[Program]:
         """The candidate programs of a split, train or held_out, in fixed order."""
-        rows = store.read_table(POOL / "programs.parquet", "programs")
-        return [
-            Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows if r["split"] == split
-        ]
+        rows = store.read_table(POOL / split / "programs.parquet", "programs")
+        return [Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows]
 
     @cached_property
     def encoder(self) -> Encoder:
-        return Encoder(self.tasks, self.sketches)
+        """Encodes programs of either split, as far as its sketches are there."""
+        files = [POOL / split / "sketches.parquet" for split in SPLITS]
+        rows = [row for file in files if file.exists() for row in store.read_table(file, "sketches")]
+        return Encoder(self.tasks, rows)
 
     def task_weights(self, split: str) -> dict[str, dict[int, float]]:
         """network -> {task number: weight}, the form that metrics take."""
@@ -86,14 +87,11 @@ class Project:
                 found.setdefault(row["network"], {})[self.encoder.numbers[row["task_key"]]] = float(row["weight"])
         return found
 
-    def samples(self, platform: str, kind: str = "records", hardware: Hardware | None = None) -> Samples:
-        """The measured programs of a platform, encoded.
-
-        ``hardware`` replaces the platform's own hardware row.  Raises DataError when there are no records.
-        """
+    def samples(self, platform: str, kind: str = "records") -> Samples:
+        """The measured programs of a platform, encoded.  Raises DataError when there are no records."""
         folder = records_folder(platform, kind)
         records = store.read_records(folder)
-        fields = hardware or read_saved_hardware(folder)
+        fields = read_saved_hardware(folder)
         return self.encoder.encode([r.key for r in records], fields.vector(), [r.latency_s for r in records])
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
@@ -120,18 +118,28 @@ class Project:
         return previous
 
 
-def hardware_here(platform: str, mcpu: str, given: dict[str, float]) -> Hardware:
-    """The platform's hardware vector, measured once per host and kept, so that all stages see the same numbers."""
-    path = JOURNAL / "hardware" / f"{platform}.json"
-    wanted = {"host": host_fingerprint(), "mcpu": mcpu, "given": given}
-    if path.exists():
-        saved = json.loads(path.read_text())
-        if {key: saved[key] for key in wanted} == wanted:
-            return Hardware(**saved["hardware"])
-    hardware = read_hardware(mcpu, given)
-    with replacing(path) as file:
-        file.write(json.dumps({**wanted, "hardware": asdict(hardware)}, indent=2).encode())
-    return hardware
+def hardware_here(mcpu: str, given: Mapping[str, float]) -> Hardware:
+    """The hardware vector of this host under ``mcpu``.  What is measured is measured once per host and kept."""
+    path = JOURNAL / "hardware.json"
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    if saved.get("host") != host_fingerprint():
+        saved = {"host": host_fingerprint(), "bandwidth_gbs": copy_bandwidth_gbs()}
+        with replacing(path) as file:
+            file.write(json.dumps(saved, indent=2).encode() + b"\n")
+    return read_hardware(mcpu, {"bandwidth_gbs": saved["bandwidth_gbs"], **given})
+
+
+@contextmanager
+def measuring_alone() -> Iterator[None]:
+    """Hold the machine: two measurements at once would time each other.  Waits, and says so, while another holds it."""
+    path = Path(tempfile.gettempdir()) / "tcl-measuring.lock"
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another process measures on this machine; waiting for its end", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def save_hardware(folder: Path, hardware: Hardware) -> None:
