@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals over tasks, over random rankings and over seeds, and the champion's duel.
+"""How sure a figure is: intervals over tasks and over random rankings, and the champion's duel.
 
 Arguments as in ``metrics``.  All intervals are 95 %.
 """
@@ -89,18 +89,6 @@ def paired_bootstrap(
     low, high = np.percentile(new - old, [2.5, 97.5]).tolist()
     probability = float(np.mean(new > old) + 0.5 * np.mean(new == old))
     return Duel(*(c.ratio(pooled(networks)) for c in chosen), probability, low, high)
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean over seeds with Student's t interval; NaN bounds for a single value."""
-    from scipy.stats import t
-
-    values = np.asarray(values, dtype=np.float64)
-    mean = float(values.mean())
-    if len(values) < 2:
-        return Interval(mean, float("nan"), float("nan"))
-    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-    return Interval(mean, mean - half, mean + half)
 
 
 def model_figures(

@@ -4,7 +4,8 @@ The evaluation that every function here and in ``plots`` reads:
 
     {"platforms": {platform: figures of its own model},          figures: intervals.model_figures
      "baselines": {name: {platform: figures}},                   may be missing
-     "chain": intervals.chain_figures(...)}                      may be missing
+     "chain": intervals.chain_figures(...),                      of the deployable models; may be missing
+     "knowledge_base": intervals.chain_figures(...)}             of what goes along the chain; may be missing
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ import numpy as np
 from tcl_core.files import replacing
 
 
-def terminal_table(evaluation: Mapping[str, Any], width: int = 160, colour: bool = False) -> str:
-    """Each platform's models beside a random ranking, then the chain."""
+def terminal_table(evaluation: Mapping[str, Any], width: int = 160) -> str:
+    """Each platform's models beside a random ranking, then the chain and its knowledge base."""
     from rich.console import Console
 
-    console = Console(file=StringIO(), width=width, force_terminal=colour, no_color=not colour)
+    console = Console(file=StringIO(), width=width)
     console.print(_ranking_table(evaluation))
-    if "chain" in evaluation:
-        console.print(_chain_table(evaluation["chain"]))
+    for key, what in (("chain", "along the chain"), ("knowledge_base", "of the knowledge base alone")):
+        if key in evaluation:
+            console.print(_chain_table(evaluation[key], f"Top-1 {what}, by platform ranked"))
     return console.file.getvalue()
 
 
@@ -62,10 +64,10 @@ def _cells(figures: Mapping[str, Any], ks: Sequence[int]) -> list[str]:
     return [*tops, *ranks, str(figures["tasks"]), str(figures["programs"])]
 
 
-def _chain_table(chain: Mapping[str, Any]) -> Any:
+def _chain_table(chain: Mapping[str, Any], title: str) -> Any:
     from rich.table import Table
 
-    table = Table("model after", title="Top-1 along the chain, by platform ranked")
+    table = Table("model after", title=title)
     for platform in chain["platforms"]:
         table.add_column(platform, justify="right", no_wrap=True)
     for platform, row in zip(chain["platforms"], chain["top_1"], strict=True):

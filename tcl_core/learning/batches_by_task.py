@@ -43,7 +43,7 @@ class Batch:
 
 
 def usable_tasks(samples: Samples) -> list[np.ndarray]:
-    """Rows of each task that has two programs to compare; the others are dropped with a warning.
+    """Rows of each task that has two programs to compare; the others are left out, which is logged.
 
     Raises DataError when no task is left or a value is not finite.
     """
@@ -57,7 +57,7 @@ def usable_tasks(samples: Samples) -> list[np.ndarray]:
         )
     if len(kept) < len(groups):
         lone = next(rows for rows in groups if len(rows) < 2)
-        log.warning(
+        log.info(
             "%d of %d tasks have fewer than two programs and are left out, e.g. '%s'",
             len(groups) - len(kept),
             len(groups),

@@ -21,14 +21,16 @@ from tcl_core.files import replacing
 
 log = logging.getLogger(__name__)
 FILE = "checkpoint.safetensors"
+FORMAT = 2
 
 
 @dataclass
 class Progress:
-    """Epochs done, the mean training loss of each, and the best epoch by validation loss so far."""
+    """Epochs done, the mean training loss and the validation metrics of each, the best by validation so far."""
 
     epoch: int = 0
     losses: list[float] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
     best_epoch: int = 0
     best_loss: float = float("inf")
     best_weights: dict[str, Tensor] = field(default_factory=dict)
@@ -41,7 +43,7 @@ def run_identity(settings: object, network: nn.Module, train: Samples, valid: Sa
         sums += [
             zlib.crc32(array.tobytes()) for array in (samples.tokens, samples.latencies_s, samples.tasks)
         ]
-    return f"{settings!r} {zlib.crc32(repr(sums).encode()):08x}"
+    return f"{FORMAT} {settings!r} {zlib.crc32(repr(sums).encode()):08x}"
 
 
 def save_checkpoint(

@@ -79,8 +79,11 @@ def fit_network(
 
     valid       tasks kept apart; the weights of the epoch with the lowest validation loss are restored at the
                 end (loss, not top-1: it moves smoothly, while top-1 jumps with one program).  Without it the
-                last epoch's weights stay, as in the paper.
+                last epoch's weights stay, as in the paper; better so with a few dozen tasks, of which the
+                three or four kept apart would choose an epoch nearly at random.
     loss        ``loss(network, batch)`` -> scalar; default: the mean LambdaRank loss of the batch's tasks
+    on_epoch    hears of every epoch in order; after an interruption first of those before the checkpoint, with
+                the numbers of then, so that a curve is the same whether the run was interrupted or not
     checkpoint  folder from which an interrupted run goes on to the identical result; the caller removes it
                 once the result is saved
     identity    what else the result depends on when ``loss`` is given, so that a stale checkpoint is
@@ -95,17 +98,19 @@ def fit_network(
     identity = run_identity((settings, identity, regroup), network, train, valid) if checkpoint else ""
     progress = load_checkpoint(checkpoint, identity, network, optimizer) if checkpoint else Progress()
     due = {*range(0, settings.epochs, settings.checkpoint_every), settings.epochs}
+    on_epoch = on_epoch or (lambda epoch, loss, metrics: None)
+    for epoch, facts in enumerate(zip(progress.losses, progress.metrics, strict=True), start=1):
+        on_epoch(epoch, *facts)
     loss = loss or (lambda network, batch: ranking_loss(network, batch, settings.sigma))
     while progress.epoch < settings.epochs:
         _set_rate(optimizer, settings, progress.epoch)
         batches = epoch_batches(train, groups, settings, progress.epoch, regroup, _device(network))
         progress.losses.append(_run_epoch(network, trained, optimizer, batches, loss, settings, train))
         progress.epoch += 1
-        metrics = _validate(network, valid, settings, progress) if valid is not None else {}
+        progress.metrics.append(_validate(network, valid, settings, progress) if valid is not None else {})
         if checkpoint and progress.epoch in due:
             save_checkpoint(checkpoint, identity, network, optimizer, progress)
-        if on_epoch:
-            on_epoch(progress.epoch, progress.losses[-1], metrics)
+        on_epoch(progress.epoch, progress.losses[-1], progress.metrics[-1])
     if progress.best_weights:
         network.load_state_dict(progress.best_weights)
     kept = progress.best_epoch or progress.epoch

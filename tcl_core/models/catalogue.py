@@ -22,11 +22,6 @@ CLASSES = {
 }
 
 
-def names() -> tuple[str, ...]:
-    """All known names."""
-    return tuple(CLASSES)
-
-
 def model_class(name: str) -> type[CostModel]:
     """The class of a name.  Raises UsageError that names the nearest known one."""
     if name not in CLASSES:

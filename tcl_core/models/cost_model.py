@@ -9,8 +9,10 @@ A saved model is a folder: ``model.json`` (which class, with which arguments, fr
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,24 +63,51 @@ class CostModel(Protocol):
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A fresh folder to write into, which takes the place of ``folder`` when the block ends without an error.
 
+    After a kill or a power cut at any moment ``folder`` is the former or the new one: a folder cannot be
+    renamed over another, and who dies between the two renames leaves the former aside, where ``tidy`` finds it.
     Raises PlatformError when the disk is full; whatever ``folder`` held before is then still there.
     """
     folder = Path(folder)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    former = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    shutil.rmtree(aside, ignore_errors=True)
+    tidy(folder)
+    aside, former = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("new", "old"))
     aside.mkdir(parents=True)
     try:
         with disk_full_named(folder):
             yield aside
-            sync_folder(aside)
+            for path in (*aside.rglob("*"), aside):
+                sync_folder(path)  # of a file likewise: its bytes must be there before its folder's new name
             if folder.exists():
                 os.replace(folder, former)
             os.replace(aside, folder)
             sync_folder(folder.parent)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(former, ignore_errors=True)
+        tidy(folder)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what this process or dead ones left beside ``folder``; if it is gone, put the former one back."""
+    pattern = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.(new|old)")
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        found = pattern.fullmatch(path.name)
+        if found is None or _works_elsewhere(int(found[1])):
+            continue
+        if found[2] == "old" and not folder.exists():
+            os.replace(path, folder)
+            sync_folder(folder.parent)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _works_elsewhere(process: int) -> bool:
+    """Whether another process of this number is alive."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # alive, but another user's
+        pass
+    return True
 
 
 def write_model(folder: Path, description: dict, weights: dict[str, Tensor]) -> None:
@@ -97,6 +126,8 @@ def read_description(folder: Path) -> dict:
     Raises DataError when the folder is missing, damaged or of another format.
     """
     path = Path(folder) / "model.json"
+    if not path.parent.exists():
+        tidy(path.parent)
     try:
         facts = json.loads(path.read_text())
         known = facts["format"] == FORMAT and {"class", "arguments"} <= facts.keys()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,16 @@ import numpy as np
 
 from tcl_core import store
 from tcl_core.distill import ChainState, DistillSettings, learn_first, learn_next
-from tcl_core.errors import PlatformError, UsageError
+from tcl_core.errors import PlatformError
 from tcl_core.evaluation import plots
 from tcl_core.evaluation.intervals import chain_figures, model_figures
-from tcl_core.evaluation.metrics import top_k
+from tcl_core.evaluation.metrics import Networks, top_k
 from tcl_core.evaluation.report import collection_progress, terminal_table, write_json
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
-from tcl_core.models.cost_model import CostModel
+from tcl_core.models.cost_model import whole_folder
+from tcl_core.models.mamba import MambaModel
 from tcl_core.progress import Progress, progress
 from tcl_core.stages.project import (
     DATA,
@@ -32,6 +35,8 @@ from tcl_core.stages.project import (
     save_hardware,
     timed,
 )
+
+SCRATCH = "scratch"  # below a platform's model: the plain model trained on that platform's records only
 
 
 class _Curve:
@@ -47,7 +52,7 @@ class _Curve:
 
 
 def fit_settings(project: Project) -> FitSettings:
-    """How the first platform's model trains."""
+    """How a model of one platform trains: params.yaml's section ``train``.  Distillation takes all but the epochs."""
     t = project.params.train
     return FitSettings(
         epochs=t.epochs,
@@ -64,14 +69,9 @@ def run_train(project: Project, name: str | None = None) -> str:
 
     Another model than params.yaml's goes to data/baselines/NAME/P/, so that no stage's output is touched.
     """
-    platform, chosen = project.params.chain.first, project.params.train.model
-    if name and name != chosen:
+    platform = project.params.chain.first
+    if name and name != project.params.train.model:
         return _train_baseline(project, platform, name)
-    if chosen != "mamba":
-        raise UsageError(
-            f"train.model is '{chosen}', but only 'mamba' can start the chain of platforms; "
-            f"train another one beside it with: tcl train --model {chosen}"
-        )
     if reason := store.skipped_reason(records_folder(platform)):
         raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
     with timed("train"):
@@ -100,67 +100,100 @@ def run_distill(project: Project, platform: str) -> str:
         before = store.data_digest(model_folder(project.params.previous(platform)))
         store.write_skipped(model_folder(platform), platform, reason, model_before=before)
         return f"skipped: {reason}"
-    d, t = project.params.distill, project.params.train
-    last = platform == project.platforms_that_ran()[-1]
-    settings = DistillSettings(
-        epochs=d.epochs,
-        kd_epochs=d.kd_epochs,
-        batch_size=t.batch_size,
-        learning_rate=t.learning_rate,
-        weight_decay=t.weight_decay,
-        clip_norm=t.gradient_clip,
-        beta=d.beta,
-        ewc_lambda=d.ewc_lambda,
-        adapter_width=d.adapter_width,
-        column_start=d.column_start,
-        seed=project.params.seed,
-    )
+    last = platform == project.params.chain_order[-1]  # of the chain, whatever this machine skips: no other stage's doing
+    settings = DistillSettings(fit_settings(project), **asdict(project.params.distill))
     with timed(f"distill@{platform}"):
         before = project.ran_before(platform)
         state = ChainState.load(model_folder(before))
-        train, valid = project.split_by_task(project.samples(platform), t.validation_share)
-        with progress(f"distilling {before} -> {platform}", d.epochs + (0 if last else d.kd_epochs)) as shown:
+        train, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
+        epochs = settings.epochs + (0 if last else settings.kd_epochs) + settings.fit.epochs
+        with progress(f"distilling {before} -> {platform}", epochs) as shown:
             curve, checkpoint = _Curve(shown), JOURNAL / "checkpoints" / platform
             state = learn_next(state, train, valid, settings, last=last, on_epoch=curve, checkpoint=checkpoint)
-        _save(state, platform, curve, checkpoint)
+            alone = _own_data_only(train, valid, settings.fit, shown, checkpoint / "scratch")
+        _save(state, platform, curve, checkpoint, alone)
     return f"learned {platform} from {len(train)} programs and what {before} knew"
 
 
-def _save(state: ChainState, platform: str, curve: _Curve, checkpoint: Path) -> None:
-    """The model's folder holds all that ranking needs: weights, hardware row; and how it learned."""
-    folder = model_folder(platform)
-    state.save(folder)
-    save_hardware(folder, read_saved_hardware(records_folder(platform)))
-    write_json(folder / "curve.json", curve.epochs)
+def _own_data_only(
+    train: Samples, valid: Samples | None, settings: FitSettings, shown: Progress, checkpoint: Path
+) -> MambaModel:
+    """A plain model that knows this platform's records and nothing else: what distillation is compared with."""
+    model = MambaModel(settings)
+    note = lambda epoch, loss, metrics: shown.advance(f"for comparison, own data only: loss {loss:.4f}")  # noqa: E731
+    model.fit(train, valid, note, checkpoint=checkpoint)
+    return model
+
+
+def _save(
+    state: ChainState, platform: str, curve: _Curve, checkpoint: Path, alone: MambaModel | None = None
+) -> None:
+    """The model's folder holds all that ranking needs, weights and hardware row, how it learned, and, in
+    ``scratch/``, the model that it is compared with; it appears whole or not at all.
+    """
+    with whole_folder(model_folder(platform)) as folder:
+        state.write_into(folder)
+        save_hardware(folder, read_saved_hardware(records_folder(platform)))
+        write_json(folder / "curve.json", curve.epochs)
+        if alone:
+            alone.save(folder / SCRATCH)
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def run_evaluate(project: Project) -> str:
-    """Rank every platform's held-out programs with every platform's model -> data/reports/evaluation.json, plots."""
-    params = project.params
+    """Rank every platform's held-out programs with every platform's model -> data/reports/evaluation.json, plots.
+
+    Beside the chained model of a platform stand two that show what distillation is worth: ``zero-shot``, the model
+    of the platform before, which has seen no measurement of this one but is given its hardware row, and
+    ``own data only``, a plain model that knows nothing of the chain.
+    """
     ran = project.platforms_that_ran()
     with timed("evaluate"):
         weights = project.task_weights("held_out")
         held_out = {p: project.samples(p, "holdout") for p in ran}
         models = {p: catalogue.load(model_folder(p)) for p in ran}
+        bases = {p: catalogue.load(model_folder(p) / "knowledge_base") for p in ran}
         predicted = {(m, p): models[m].predict(held_out[p]) for m in ran for p in ran}
-        figures = {
-            p: model_figures(
-                predicted[p, p], held_out[p].latencies_s, held_out[p].tasks, weights,
-                params.evaluate.top_k, params.evaluate.bootstrap, params.seed,
-            )
-            for p in ran
-        }  # fmt: skip
-        matrix = [[top_k(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks, weights, 1) for p in ran] for m in ran]
-        evaluation = {"platforms": figures, "chain": chain_figures(ran, matrix), "parameters": _sizes(models)}
+        by_base = {(m, p): bases[m].predict(held_out[p]) for m in ran for p in ran}
+        evaluation = {
+            "platforms": _figures(project, held_out, weights, {p: predicted[p, p] for p in ran}),
+            "baselines": {
+                "zero-shot": _figures(project, held_out, weights, {p: predicted[b, p] for b, p in pairwise(ran)}),
+                "own data only": _figures(project, held_out, weights, _by_scratch(held_out)),
+            },
+            "chain": _chain(predicted, held_out, weights),
+            "knowledge_base": _chain(by_base, held_out, weights),
+            "parameters": {p: m.parameter_count() for p, m in models.items()},
+        }
         write_json(REPORTS / "evaluation.json", evaluation)
         _plot(project, evaluation, held_out, predicted)
     return terminal_table(evaluation)
 
 
-def _sizes(models: dict[str, CostModel]) -> dict[str, int]:
-    """Platform -> parameters of its deployable model."""
-    return {p: sum(w.numel() for w in m.network.parameters()) for p, m in models.items()}
+def _figures(
+    project: Project, held_out: dict[str, Samples], weights: Networks, predicted: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """Platform -> figures of the predictions of its held-out programs."""
+    e, seed = project.params.evaluate, project.params.seed
+    return {
+        p: model_figures(scores, held_out[p].latencies_s, held_out[p].tasks, weights, e.top_k, e.bootstrap, seed)
+        for p, scores in predicted.items()
+    }
+
+
+def _by_scratch(held_out: dict[str, Samples]) -> dict[str, np.ndarray]:
+    """Platform -> predictions of its model that was trained on its own records only; the chain's first has none."""
+    folders = {p: model_folder(p) / SCRATCH for p in held_out}
+    return {p: MambaModel.load(f).predict(held_out[p]) for p, f in folders.items() if f.exists()}
+
+
+def _chain(
+    predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks
+) -> dict[str, Any]:
+    """The matrix of top-1: row = model after a platform, column = platform ranked."""
+    ran = list(held_out)
+    top_1 = lambda m, p: top_k(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks, weights, 1)  # noqa: E731
+    return chain_figures(ran, [[top_1(m, p) for p in ran] for m in ran])
 
 
 def _plot(
