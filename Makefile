@@ -29,12 +29,13 @@ test: setup
 bench: setup
 	@set -e; for table in $(sort $(wildcard bench/[!_]*.py)); do python $$table; done
 
+# MLflow without its job workers: seven processes that only its evaluation of language models needs.
 ui: setup
-	@echo "Prefect http://127.0.0.1:4200    MLflow http://127.0.0.1:5000    Ctrl-C stops both"
+	@echo "Prefect http://127.0.0.1:4200    MLflow http://127.0.0.1:5000    (each says when it is up)    Ctrl-C stops both"
 	@trap 'kill $$(jobs -p) 2>/dev/null; wait' EXIT; trap 'exit 0' INT TERM; \
 	prefect --no-prompt server start --host 127.0.0.1 & \
-	mlflow server --host 127.0.0.1 --port 5000 --workers 1 --backend-store-uri sqlite:///$(CURDIR)/mlflow.db \
-	    --default-artifact-root file://$(CURDIR)/mlruns & \
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow server --host 127.0.0.1 --port 5000 --workers 1 \
+	    --backend-store-uri sqlite:///$(CURDIR)/mlflow.db --default-artifact-root file://$(CURDIR)/mlruns & \
 	wait
 
 setup: $(VENV)/.installed

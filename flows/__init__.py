@@ -1,1 +1,1 @@
-from tcl_core import telemetry  # noqa: F401  (before Prefect is imported)
+from tcl_core import environment  # noqa: F401  (before Prefect is imported)

@@ -22,11 +22,12 @@ from flows.dvc_stage import StageFailed, only_run, reproduce, run_command
 from flows.server import prefect_api, wait_until_recorded
 from tcl_core import store
 from tcl_core.cli import INTERRUPTED
-from tcl_core.errors import TclError, unknown_name
+from tcl_core.errors import PlatformError, TclError, unknown_name
 from tcl_core.params import Params, load_params
 from tcl_core.registry import FLOW_RUN_ID
 
 RETRY_DELAY_S = 10
+BUSY = "is already collecting into"  # of the journal's sentence: the other process goes on for long
 OUTPUTS = {"collect": "data/records/platform={}", "holdout": "data/holdout/platform={}", "distill": "data/models/{}"}
 
 
@@ -128,9 +129,12 @@ def reason_skipped(kind: str, platform: str) -> str | None:
 
 
 def world_failed(_task, _run, state) -> bool:
-    """Whether another try can help: not after a wrong parameter (2) or damaged data (3)."""
+    """Whether another try can help: hardware, compiler or worker failed (4), and nobody else is at this measurement.
+
+    A bug (1), a wrong parameter (2), damaged data (3) and the registry (5) stay what they are.
+    """
     error = state.result(raise_on_failure=False)
-    return isinstance(error, StageFailed) and error.exit_code not in (2, 3)
+    return isinstance(error, StageFailed) and error.exit_code == PlatformError.exit_code and BUSY not in str(error)
 
 
 class OneSentence(logging.Filter):

@@ -17,11 +17,13 @@ from typing import Annotated, NoReturn, Optional
 
 import typer
 
+from tcl_core import environment  # noqa: F401  (before torch is imported)
 from tcl_core.errors import TclError, UsageError
 
 # Set by a flow that starts a command: whom not to outlive, and the file that takes what would be printed.
 PARENT_PID = "TCL_PARENT_PID"
 ANSWER_FILE = "TCL_ANSWER_FILE"
+HELP = ("-h", "--help")
 INTERRUPTED = "stopped; what was measured and finished is kept, the same command goes on from here"
 
 app = typer.Typer(
@@ -30,15 +32,17 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": list(HELP)},
 )
 DATA, MODELS, USE = "Data", "Models", "Use"
+Again = Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before.")]
 Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: the whole chain.")]
 
 
 @app.callback()
 def start() -> None:
-    _enter_project()
+    if not set(HELP) & set(sys.argv):  # this runs before a command sees its own --help
+        _enter_project()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` blocks run
     if PARENT_PID in os.environ:
         threading.Thread(target=end_with, args=(int(os.environ[PARENT_PID]),), daemon=True).start()
@@ -69,10 +73,7 @@ def candidates() -> None:
 
 
 @app.command(rich_help_panel=DATA)
-def collect(
-    platform: Platform = None,
-    again: Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before.")] = False,
-) -> None:
+def collect(platform: Platform = None, again: Again = False) -> None:
     """Choose programs, measure them, refit, in rounds.  A stopped collection goes on where it was.
 
     Example: tcl collect --platform host-avx2
@@ -83,16 +84,16 @@ def collect(
 
 
 @app.command(rich_help_panel=DATA)
-def holdout(platform: Platform = None) -> None:
+def holdout(platform: Platform = None, again: Again = False) -> None:
     """Measure the programs of the held-out networks, on which models are compared."""
     from tcl_core import stages
 
-    _say(stages.holdout(platform))
+    _say(stages.holdout(platform, again=again))
 
 
 @app.command(rich_help_panel=MODELS)
 def train(model: Annotated[Optional[str], typer.Option(help="Another cost model than params.yaml's.")] = None) -> None:
-    """Train the cost model of the chain's first platform.  Example: tcl train --model tlp"""
+    """Train the cost model of the chain's first platform.  Example: tcl train --model random"""
     from tcl_core import stages
 
     _say(stages.train(model))
@@ -124,7 +125,7 @@ def register(platform: Platform = None) -> None:
 
 @app.command(rich_help_panel=MODELS)
 def promote(platform: Platform = None) -> None:
-    """Make the newest version champion where it ranks the held-out programs better than today's champion."""
+    """Make the present models champions where they rank the held-out programs better than today's champions."""
     from tcl_core import stages
 
     _say(stages.promote(platform))
@@ -135,11 +136,12 @@ def tune(
     network: Annotated[Optional[str], typer.Argument(help="The network; none: params.yaml's.")] = None,
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="The platform; none: the chain's last.")] = None,
     trials: Annotated[Optional[int], typer.Option(min=1, help="Programs to measure; none: params.yaml's.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Tune anew what was tuned with this champion.")] = False,
 ) -> None:
     """Search fast programs for a network with the champion.  Example: tcl tune resnet-18 -p host-avx2 --trials 64"""
     from tcl_core import stages
 
-    _say(stages.tune(network, platform, trials))
+    _say(stages.tune(network, platform, trials, again=again))
 
 
 @app.command(rich_help_panel=USE)
@@ -171,7 +173,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail(INTERRUPTED, 130)
     except Exception as error:
-        _fail(f"unexpected {type(error).__name__}: {_first_line(error)}; the traceback is in {_write_log()}", 1)
+        _fail(f"unexpected {type(error).__name__}: {_first_line(error)}; {_write_log()}", 1)
 
 
 def _say(text: str | None) -> None:
@@ -190,7 +192,10 @@ def _handed_over(text: str, code: int) -> bool:
     """Whether the flow that started this command took the answer; it says it in its own log."""
     if ANSWER_FILE not in os.environ:
         return False
-    Path(os.environ[ANSWER_FILE]).write_text(json.dumps({"text": text, "exit_code": code}), encoding="utf-8")
+    try:
+        Path(os.environ[ANSWER_FILE]).write_text(json.dumps({"text": text, "exit_code": code}), encoding="utf-8")
+    except OSError:  # a full disk: then it is printed
+        return False
     return True
 
 
@@ -227,11 +232,15 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0]
 
 
-def _write_log() -> Path:
+def _write_log() -> str:
+    """Where the traceback of the present exception is; itself on a disk that takes no file."""
     file = Path("logs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(f"{' '.join(sys.argv)}\n{traceback.format_exc()}", encoding="utf-8")
-    return file
+    try:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"{' '.join(sys.argv)}\n{traceback.format_exc()}", encoding="utf-8")
+    except OSError as full:
+        return f"{file} could not be written ({full.strerror}), so here is the traceback:\n{traceback.format_exc()}"
+    return f"the traceback is in {file}"
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@ params.yaml.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from tcl_core.errors import UsageError, unknown_name
 from tcl_core.files import replacing
+from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.settings import Between, OneOf, parse, read_yaml, yaml_format
 
 Count = Annotated[int, Between(1)]
@@ -64,6 +66,7 @@ class Measure:
     repeats: Count
     min_repeat_ms: NotNegative
     max_number: Count
+    enough_s: Positive
     warmup: CountOrZero
     timeout_s: Positive
     build_timeout_s: Positive
@@ -161,18 +164,53 @@ def parse_params(tree: Any, source: str = "params.yaml") -> Params:
             f"{source} holds no sections; restore it from the repository (git checkout {source})"
         )
     params = parse(Params, tree, "", source)
-    _check_networks(params.networks, source)
+    _check_networks(params, source)
+    _check_platforms(params.platforms, source)
     _check_chain(params, source)
+    _check_models(params, source)
     return params
 
 
-def _check_networks(networks: Networks, source: str) -> None:
+def _check_networks(params: Params, source: str) -> None:
+    networks = params.networks
+    for key, names in (("train", networks.train), ("held_out", networks.held_out)):
+        for name in names:
+            _check_network(f"networks.{key}", name, source)
+    _check_network("tune.network", params.tune.network, source)
     for name in networks.held_out:
         if name in networks.train:
             raise UsageError(
                 f"{source}: network '{name}' is in both networks.train and networks.held_out; "
                 "remove it from one, a network that was trained on cannot test the model"
             )
+
+
+def _check_network(key: str, name: str, source: str) -> None:
+    """A known name or a file's; whether the file is there and sound shows when its tasks are cut."""
+    if not is_file_name(name) and name not in NETWORKS:
+        raise unknown_name(f"network of {key}", name, NETWORKS, f"{source}, and no .pt2 or .onnx file")
+
+
+def _check_platforms(names: Iterable[str], source: str) -> None:
+    for name in names:
+        if not re.fullmatch("[a-z0-9][a-z0-9-]*", name):
+            raise UsageError(
+                f"{source}: '{name}' cannot name a platform, for folders and models are called by it; "
+                "use small letters, digits and hyphens only"
+            )
+
+
+def _check_models(params: Params, source: str) -> None:
+    if params.train.model != "mamba":
+        raise UsageError(
+            f"{source}: train.model is '{params.train.model}', but only 'mamba' can start the chain of platforms; "
+            f"train another one beside it with: tcl train --model {params.train.model}"
+        )
+    if 1 not in params.evaluate.top_k:
+        raise UsageError(
+            f"{source}: evaluate.top_k is {list(params.evaluate.top_k)}, but must contain 1: "
+            "reports and the summary are written of top-1; add it"
+        )
 
 
 def _check_chain(params: Params, source: str) -> None:

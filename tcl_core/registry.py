@@ -1,8 +1,8 @@
 """Trained models with their history, in MLflow: versions of `tcl-PLATFORM`, and which of them is the champion.
 
 The only file that knows MLflow; imported by it lazily, for it takes seconds.  Knows nothing of how a model is made or
-which is better: the caller brings facts, metrics and the verdict.  The store is `mlflow.db` in the project's folder,
-or what MLFLOW_TRACKING_URI names.
+which is better: the caller brings facts, metrics and the verdict.  The store is `mlflow.db` in the working folder
+(`tcl` goes to the project's), or what MLFLOW_TRACKING_URI names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tcl_core import telemetry  # noqa: F401  (before MLflow is imported)
+from tcl_core import environment  # noqa: F401  (before MLflow is imported)
 from tcl_core.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tcl_core.models.cost_model import CostModel
 
-PROJECT = Path(__file__).resolve().parents[1]
+CODE = Path(__file__).resolve().parent  # what a registered version brings along to be served
 EXPERIMENT = "tcl"
 CHAMPION = "champion"
 FLOW_RUN_ID = "TCL_FLOW_RUN_ID"  # set by the flow for the commands it starts
@@ -70,14 +70,19 @@ def register(
         return int(version.version)
 
 
-def newest(platform: str) -> tuple[int, Path]:
-    """The version registered last and its model folder.  Raises RegistryError when there is none."""
+def version_of(platform: str, model_folder: Path, tags: Mapping[str, str]) -> int:
+    """The version as which exactly this model was registered; ``tags`` as for ``register``.
+
+    Not simply the highest one: after a change of parameters was taken back, the present model is an older version.
+    """
+    name, key = model_name(platform), run_key(platform, model_folder, tags)
     with _registry() as client:
-        versions = _versions(client, model_name(platform))
-        if not versions:
-            raise RegistryError(f"no model of {platform} is registered; run: tcl register --platform {platform}")
-        version = max(int(v.version) for v in versions)
-    return version, _model_folder(platform, version)
+        for known in _versions(client, name):
+            if known.tags.get("run_key") == key:
+                return int(known.version)
+    raise RegistryError(
+        f"the model of {platform} in {model_folder} is not registered; run: tcl register --platform {platform}"
+    )
 
 
 def champion_version(platform: str) -> int | None:
@@ -203,7 +208,7 @@ def _log_model(model_folder: Path) -> ModelInfo:
             python_model=str(code),
             artifacts={"model": str(model_folder)},
             pip_requirements=[f"{package}=={importlib.metadata.version(package).partition('+')[0]}" for package in NEEDED],
-            code_paths=[str(PROJECT / "tcl_core")],
+            code_paths=[str(CODE)],
         )
 
 
@@ -228,7 +233,7 @@ def _provenance() -> dict[str, str]:
 
 def _git(*arguments: str) -> str:
     try:
-        answer = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=10)
+        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout.strip() if answer.returncode == 0 else ""
@@ -239,15 +244,30 @@ def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
 
 
 def _model_folder(platform: str, version: int) -> Path:
-    """The folder that was registered: in place for a local store, else downloaded to a temporary folder."""
-    import mlflow
+    """The folder that was registered: in place for a local store, else fetched once and kept."""
+    from mlflow.artifacts import download_artifacts
 
-    with _registry():
-        root = Path(mlflow.artifacts.download_artifacts(f"models:/{model_name(platform)}/{version}"))
+    with _registry() as client:
+        name = model_name(platform)
+        uri = f"models:/{name}/{version}"
+        root = Path(download_artifacts(uri)) if _local_store() else _fetched(client, name, version, uri)
     found = list(root.glob("artifacts/*/model.json"))
     if not found:
         raise RegistryError(f"version {version} of {model_name(platform)} has no model in {root}; register it again")
     return found[0].parent
+
+
+def _fetched(client: MlflowClient, name: str, version: int, uri: str) -> Path:
+    """A version's files below `mlruns/fetched/`, whole or not there; the run's id tells stores apart."""
+    from mlflow.artifacts import download_artifacts
+
+    kept = _beside_store() / "fetched" / f"{name}-{version}-{client.get_model_version(name, str(version)).run_id}"
+    with _alone(name):
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=kept.parent) as aside:
+                os.replace(download_artifacts(uri, dst_path=aside), kept)
+    return kept
 
 
 @contextmanager
@@ -272,7 +292,7 @@ def _registry() -> Iterator[MlflowClient]:
 
 
 def _uri() -> str:
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{PROJECT / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
 
 
 def _local_store() -> Path | None:
@@ -281,10 +301,15 @@ def _local_store() -> Path | None:
     return Path(_uri().removeprefix(prefix)).resolve().parent if _uri().startswith(prefix) else None
 
 
+def _beside_store() -> Path:
+    """Where this machine keeps locks and what it fetched: beside a local database, else in the working folder."""
+    return (_local_store() or Path.cwd()) / "mlruns"
+
+
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
     """One registration or promotion of a model at a time; the lock is freed when its process ends, however it ends."""
-    folder = (_local_store() or PROJECT) / "mlruns"
+    folder = _beside_store()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{name}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,7 +1,8 @@
-"""What is done with models: list, register, promote, tune, sum up.  Leaves history, not reproducible bytes."""
+"""What is done with models: register, promote, tune.  Leaves history, not reproducible bytes."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from tcl_core import registry, store
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.evaluation.report import write_json
+from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.params import Params
 from tcl_core.platforms import why_not
@@ -21,15 +23,16 @@ from tcl_core.stages.data import check_platform, setup_of
 from tcl_core.stages.project import (
     REPORTS,
     Project,
+    measuring_alone,
     model_folder,
     read_saved_hardware,
     records_folder,
-    stage_seconds,
     timed,
 )
 
 TUNED = REPORTS / "tuned.json"
-SUMMARY = REPORTS / "summary.json"
+EVALUATION = REPORTS / "evaluation.json"
+FACTS = ("train", "distill", "collect", "measure")  # sections of params.yaml that a version records
 
 
 def chosen_platforms(project: Project, platform: str | None) -> list[str]:
@@ -44,47 +47,45 @@ def chosen_platforms(project: Project, platform: str | None) -> list[str]:
 
 def register_model(project: Project, platform: str) -> str:
     """Put a platform's model into the registry, with what it was made of and how good it is."""
-    folder, stage = model_folder(platform), _stage_of(project.params, platform)
-    evaluation = _evaluation().get("platforms", {}).get(platform, {})
+    folder = model_folder(platform)
+    figures = evaluation().get("platforms", {}).get(platform, {})
     version = registry.register(
         platform,
         folder,
-        facts=_flat({name: asdict(getattr(project.params, name)) for name in ("train", "distill", "collect", "measure")}),
-        metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(evaluation)},
-        tags={
-            "data.hash": store.data_digest(records_folder(platform)),
-            "holdout.hash": store.data_digest(records_folder(platform, "holdout")),
-            "dvc.stage": stage,
-        },
+        facts=_flat({name: asdict(getattr(project.params, name)) for name in FACTS}),
+        metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(figures)},
+        tags=_origin(project.params, platform),
         curves=_curves(folder),
-        artifacts=[REPORTS / "evaluation.json", *sorted((REPORTS / "plots").glob("*.png"))],
+        artifacts=[EVALUATION, *sorted((REPORTS / "plots").glob("*.png"))],
     )
     return f"tcl-{platform} version {version}"
 
 
 def promote_model(project: Project, platform: str) -> str:
-    """Make the newest version champion if it ranks the platform's held-out records better than the present one."""
-    version, folder = registry.newest(platform)
+    """Make the present model champion if it ranks the platform's held-out records better than today's champion."""
+    version = registry.version_of(platform, model_folder(platform), _origin(project.params, platform))
     against = registry.champion_version(platform)
     if against == version:
         return f"tcl-{platform} version {version} is the champion already"
-    better, reason = _verdict(project, platform, folder, against)
+    better, reason = _verdict(project, platform, against)
     registry.promote(platform, version, better, reason, against)
     return f"tcl-{platform} version {version} {'is now champion' if better else 'stays a candidate'}: {reason}"
 
 
-def _verdict(project: Project, platform: str, candidate: Path, against: int | None) -> tuple[bool, str]:
-    """Whether the candidate is better, and the sentence that says how sure that is."""
+def _origin(params: Params, platform: str) -> dict[str, str]:
+    """The tags that tell apart models of other data or stages; ``register`` and ``promote`` must agree on them."""
+    return {
+        "data.hash": store.data_digest(records_folder(platform)),
+        "holdout.hash": store.data_digest(records_folder(platform, "holdout")),
+        "dvc.stage": "train" if platform == params.chain.first else f"distill@{platform}",
+    }
+
+
+def _verdict(project: Project, platform: str, against: int | None) -> tuple[bool, str]:
+    """Whether the present model is better than the champion, and the sentence that says how sure that is."""
     samples, weights = project.samples(platform, "holdout"), project.task_weights("held_out")
-    predicted = catalogue.load(candidate).predict(samples)
-    if against is None:
-        rival, name = catalogue.create("random").predict(samples), "a random ranking"
-    else:
-        name = f"champion version {against}"
-        try:
-            rival = catalogue.load(registry.champion(platform)[1]).predict(samples)
-        except DataError as error:
-            return True, f"{name} cannot read today's features ({error})"
+    predicted = catalogue.load(model_folder(platform)).predict(samples)
+    rival, name = _rival(platform, against, samples)
     evaluate, needed = project.params.evaluate, project.params.promote.confidence
     duel = paired_bootstrap(
         rival, predicted, samples.latencies_s, samples.tasks, weights, 1, evaluate.bootstrap, project.params.seed
@@ -97,97 +98,94 @@ def _verdict(project: Project, platform: str, candidate: Path, against: int | No
     return duel.probability >= needed, reason
 
 
-def run_tune(project: Project, network: str | None, platform: str | None, trials: int | None) -> str:
-    """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json."""
-    from tcl_core.tuning.network import tune_network
+def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.ndarray, str]:
+    """(N,) what the candidate must beat, and its name: the champion's predictions, or a random ranking.
 
+    Equal predictions are a random ranking exactly: the metrics take the expected latency of a choice among equals.
+    A champion that cannot rank these samples is no reason to promote just anything.
+    """
+    at_random = np.zeros(len(samples), np.float32)
+    if against is None:
+        return at_random, "a random ranking"
+    try:
+        predicted = catalogue.load(registry.champion(platform)[1]).predict(samples)
+        if np.isnan(predicted).any():
+            raise DataError("it predicts values that are not numbers")
+    except (DataError, UsageError) as error:  # damaged, of another feature width, of a class that is no more
+        why = str(error).rstrip(".")
+        return at_random, f"a random ranking (champion version {against} cannot rank them: {why})"
+    return predicted, f"champion version {against}"
+
+
+def run_tune(
+    project: Project, network: str | None, platform: str | None, trials: int | None, again: bool = False
+) -> str:
+    """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
+
+    What was tuned last with the same champion and trials is said once more, unless ``again``.
+    """
     network = network or project.params.tune.network
     platform = platform or project.platforms_that_ran()[-1]
     check_platform(project, platform)
     if reason := why_not(project.params.platforms[platform].mcpu):
-        raise UsageError(f"cannot tune on {platform}: {reason}; choose one of: {', '.join(project.platforms_that_ran())}")
+        others = ", ".join(project.platforms_that_ran())
+        raise UsageError(f"cannot tune on {platform}: {reason}; choose one of: {others}")
     version, folder = registry.champion(platform)
-    with timed("tune"):
-        result = tune_network(
-            network,
-            model=catalogue.load(folder),
-            hardware=read_saved_hardware(folder).vector(),
-            setup=setup_of(project, platform),
-            trials=trials or project.params.tune.trials,
-            seed=project.params.seed,
-        )
-    write_json(TUNED, {"network": network, "platform": platform, "champion_version": version, **asdict(result)})
+    trials = trials or project.params.tune.trials
+    asked = {"network": network, "platform": platform, "champion_version": version, "trials": trials}
+    asked |= _bytes_of(network)
+    last = last_tuned()
+    if not again and asked.items() <= last.items():
+        return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
+    tuned = {**_tune(project, network, platform, folder, trials), **asked}
+    write_json(TUNED, tuned)
+    reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
     return (
-        f"{network} on {platform} with {result.trials} measured programs: {result.untuned_ms:.2f} ms untuned, "
-        f"{result.tuned_ms:.2f} ms tuned, PyTorch {result.pytorch_ms:.2f} ms; "
-        f"largest difference to PyTorch's output {result.difference:.1e}"
+        f"{tuned_text(tuned)}; {trials} programs measured, "
+        f"largest difference to {reference}'s output {tuned['difference']:.1e}"
     )
 
 
-def write_summary(project: Project) -> str:
-    """Everything of the last run that a person asks for first -> data/reports/summary.json, and as text."""
-    evaluation, tuned = _evaluation(), json.loads(TUNED.read_text()) if TUNED.exists() else {}
-    platforms: dict[str, Any] = {}
-    for platform in project.params.chain_order:
-        if reason := store.skipped_reason(records_folder(platform)):
-            platforms[platform] = {"skipped": reason}
-            continue
-        figures = evaluation["platforms"][platform]
-        platforms[platform] = {
-            "top1": figures["top_1"]["value"],
-            "top5": figures["top_5"]["value"] if "top_5" in figures else None,
-            "random_top1": figures["top_1_random"]["value"],
-            "pairwise_accuracy": figures["pairwise_accuracy"],
-            "forgetting": evaluation["chain"]["forgetting"][platform],
-            "programs_measured": sum(map(len, map(store.read_records, _both_folders(platform)))),
-            "champion_version": registry.champion_version(platform),
-        }
-    seconds = stage_seconds()
-    write_json(SUMMARY, {"platforms": platforms, "tuned": tuned, **_milliseconds(tuned), "seconds": seconds})
-    return _as_text(platforms, tuned, seconds)
+def _tune(project: Project, network: str, platform: str, champion: Path, trials: int) -> dict[str, Any]:
+    from tcl_core.tuning.network import tune_network
 
-
-def _both_folders(platform: str) -> tuple[Path, Path]:
-    return records_folder(platform), records_folder(platform, "holdout")
-
-
-def _milliseconds(tuned: Mapping[str, Any]) -> dict[str, float | None]:
-    return {name: tuned.get(name) for name in ("tuned_ms", "untuned_ms", "pytorch_ms")}
-
-
-def _as_text(platforms: Mapping[str, Any], tuned: Mapping[str, Any], seconds: Mapping[str, float]) -> str:
-    lines = ["What was learned", ""]
-    for name, p in platforms.items():
-        if "skipped" in p:
-            lines.append(f"- {name}: skipped, {p['skipped']}")
-            continue
-        champion = f"champion is version {p['champion_version']}" if p["champion_version"] else "no champion yet"
-        top5 = "" if p["top5"] is None else f", top-5 {p['top5']:.3f}"
-        lines.append(
-            f"- {name}: top-1 {p['top1']:.3f}{top5} on held-out networks (a random ranking: {p['random_top1']:.3f}), "
-            f"{p['programs_measured']} programs measured, {champion}"
+    with measuring_alone(), timed("tune"):
+        result = tune_network(
+            network,
+            model=catalogue.load(champion),
+            hardware=read_saved_hardware(champion).vector(),
+            setup=setup_of(project, platform),
+            trials=trials,
+            seed=project.params.seed,
         )
-    if tuned:
-        lines.append(
-            f"- {tuned['network']} on {tuned['platform']}: {tuned['untuned_ms']:.2f} ms untuned, "
-            f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {tuned['pytorch_ms']:.2f} ms"
-        )
-    total = sum(seconds.values())
-    spent = ", ".join(f"{stage} {s:.0f} s" for stage, s in sorted(seconds.items(), key=lambda item: -item[1])[:5])
-    lines += ["", f"Time: {total / 60:.1f} min in stages ({spent})"]
-    lines += [f"Open next: {REPORTS / 'plots'}/*.png, {SUMMARY}; or `make ui` for MLflow and Prefect in the browser"]
-    return "\n".join(lines)
+    return asdict(result)
 
 
-def _stage_of(params: Params, platform: str) -> str:
-    return "train" if platform == params.chain.first else f"distill@{platform}"
+def _bytes_of(network: str) -> dict[str, str]:
+    """What tells a changed network file from the one before; nothing for a named network."""
+    file = Path(network)
+    return {"network_sha256": hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
 
 
-def _evaluation() -> dict[str, Any]:
-    path = REPORTS / "evaluation.json"
-    if not path.exists():
-        raise DataError(f"there is no {path}; the stage evaluate writes it: dvc repro evaluate")
-    return json.loads(path.read_text())
+def last_tuned() -> dict[str, Any]:
+    """What tuning wrote last; empty before the first time."""
+    return json.loads(TUNED.read_text()) if TUNED.exists() else {}
+
+
+def tuned_text(tuned: Mapping[str, Any]) -> str:
+    """One line; PyTorch's time is unknown for an ONNX file."""
+    pytorch = "-" if tuned["pytorch_ms"] is None else f"{tuned['pytorch_ms']:.2f} ms"
+    return (
+        f"{tuned['network']} on {tuned['platform']}: {tuned['untuned_ms']:.2f} ms untuned, "
+        f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}"
+    )
+
+
+def evaluation() -> dict[str, Any]:
+    """The report of the stage evaluate.  Raises DataError when it was not written yet."""
+    if not EVALUATION.exists():
+        raise DataError(f"there is no {EVALUATION}; the stage evaluate writes it: dvc repro evaluate")
+    return json.loads(EVALUATION.read_text())
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

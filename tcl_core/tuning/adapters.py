@@ -81,8 +81,8 @@ def _as_samples(rows: Sequence[np.ndarray]) -> Samples:
 class SearchSettings:
     """How the search of one task goes; see ``DecisionSearch``."""
 
-    population: int = 512
-    generations: int = 4
+    population: int = 256
+    generations: int = 3
     explore: float = 0.1
     seed: int = 0
 
@@ -104,7 +104,6 @@ def decision_search(
             self.space = DesignSpace(task.key, task.module(), target)
             self.sketches = self.space.sketches()
             encoder = Encoder([task], [])
-            encoder.workloads[task.key] = read_workload(task.operator, task.flops, self.space.module)
             for sketch in self.sketches:
                 encoder.add(sketch)
 
@@ -128,15 +127,15 @@ def decision_search(
 
         def generate_measure_candidates(self) -> list[Any] | None:
             """The next proposals as schedules; None when the trials are spent or the design space is exhausted."""
-            count = min(self.per_round, self.left)
-            if count <= 0:
-                return None
-            schedules: list[Any] = []
+            count, schedules = min(self.per_round, self.left), []
             self.waiting = []
-            for candidate in self.search.propose(2 * count):
-                if len(schedules) == count:
-                    break
-                self._materialise(candidate, schedules)
+            while count > len(schedules):
+                proposed = self.search.propose(2 * count)
+                for candidate in proposed:
+                    if len(schedules) < count:
+                        self._materialise(candidate, schedules)
+                if schedules or not proposed:
+                    break  # invalid proposals count as measured, so the next ones are others
             self.left -= len(schedules)
             arguments = ArgInfo.from_entry_func(self.space.module, remove_preproc=True)
             return [MeasureCandidate(schedule, arguments) for schedule in schedules] or None

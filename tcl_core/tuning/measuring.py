@@ -1,8 +1,8 @@
 """MetaSchedule's builder and runner on top of TCL's worker process.
 
 The builder only writes the scheduled module down; the worker builds and runs it in one go, so that a candidate that
-crashes, hangs or gives wrong results is an error message.  Artifacts lie in fresh temporary directories that bear a
-marker file, and only such directories are ever removed: TVM's stock clean-up deletes whatever folder an artifact is in.
+crashes, hangs or gives wrong results is an error message.  Artifacts lie in fresh directories that bear a marker file,
+and only such directories are ever removed: TVM's stock clean-up deletes whatever folder an artifact is in.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MARKER = ".tcl-artifact"
 MODULE = "module.json"
 
 
-def new_artifact(module_json: str) -> Path:
-    """The file of a scheduled module in a marked directory of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="tcl-artifact-"))
+def new_artifact(module_json: str, below: str | Path | None = None) -> Path:
+    """The file of a scheduled module in a marked directory of its own, below the system's temporary folder if None."""
+    folder = Path(tempfile.mkdtemp(prefix="tcl-artifact-", dir=below))
     (folder / MARKER).touch()
     (folder / MODULE).write_text(module_json)
     return folder / MODULE
@@ -38,15 +38,19 @@ def remove_artifact(path: str | Path) -> bool:
     return made_here
 
 
-def module_builder() -> Any:
-    """A MetaSchedule ``Builder`` whose artifact is the scheduled module itself."""
+def module_builder(below: str | Path | None = None) -> Any:
+    """A MetaSchedule ``Builder`` whose artifact is the scheduled module itself.
+
+    below  a folder that outlives the tuning and is removed with all in it: what a stopped run had built and not yet
+           measured goes with it
+    """
     tvm, ms = load_tvm(), meta_schedule()
     from tvm.ir.utils import derived_object
 
     @derived_object
     class ModuleBuilder(ms.builder.PyBuilder):
         def build(self, build_inputs: Sequence[Any]) -> list[Any]:
-            paths = [new_artifact(tvm.ir.save_json(given.mod)) for given in build_inputs]
+            paths = [new_artifact(tvm.ir.save_json(given.mod), below) for given in build_inputs]
             return [ms.builder.BuilderResult(str(path), None) for path in paths]
 
     return ModuleBuilder()

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler, set_threads
-from tcl_core.errors import PlatformError
+from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.measure.job import Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
-from tcl_core.programs.networks import NETWORKS, build_torch, load_exported, load_relax
+from tcl_core.network_names import NETWORKS
+from tcl_core.programs.networks import build_torch, load_exported, load_onnx, load_relax, onnx_inputs
 from tcl_core.programs.tasks import describe, fuse
 from tcl_core.tuning.adapters import SearchSettings, decision_search, ranker
 from tcl_core.tuning.measuring import module_builder, worker_runner
 
 # A tuned network whose output differs by more, relative to the output's magnitude, is refused.
 TOLERANCE = 1e-3
+# One rule for all that is timed: as many runs as fit in the time, within bounds (an untuned network may take seconds).
+RUNS, RUN_FOR_S = (3, 30), 5.0
 
 
 @dataclass(frozen=True)
@@ -57,15 +63,26 @@ def tune_network(
     start = time.monotonic()
     database, tasks = search_tasks(module, model, hardware, setup, trials, seed)
     search_s = time.monotonic() - start
-    set_threads(setup.protocol.threads)  # pins this thread to one core, so PyTorch and the search came first
-    untuned, untuned_ms = _build_and_time(module, target, inputs, runs=3)
     with target, database:
         applied = load_tvm().relax.transform.MetaScheduleApplyDatabase()(module)
-    output, tuned_ms = _build_and_time(applied, target, inputs, runs=30)
+    with _pinned(setup.protocol.threads):
+        untuned, untuned_ms = _build_and_time(module, target, inputs)
+        output, tuned_ms = _build_and_time(applied, target, inputs)
     difference = _difference(output, untuned if reference is None else reference)
     if difference > TOLERANCE:
         raise PlatformError(f"the tuned {network} differs from the reference by {difference:.2g} of its magnitude; not used")
     return Tuned(trials, tasks, untuned_ms, tuned_ms, pytorch_ms, difference, search_s)
+
+
+@contextmanager
+def _pinned(threads: int) -> Iterator[None]:
+    """TVM's runtime with its threads, which pins the calling one to a core; whoever comes after gets all cores back."""
+    cores = os.sched_getaffinity(0)
+    set_threads(threads)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def search_tasks(
@@ -83,14 +100,15 @@ def search_tasks(
         progress("tuning", trials) as shown,
         tempfile.TemporaryDirectory() as work_dir,
         quiet_compiler(),
+        _errors_as_raised(),
     ):
         ms.tune.tune_tasks(
             tasks=contexts,
             task_weights=[float(e.weight) for e in extracted],
             work_dir=work_dir,
             max_trials_global=trials,
-            num_trials_per_iter=max(1, trials // (3 * len(contexts))),
-            builder=module_builder(),
+            num_trials_per_iter=_trials_per_round(trials, len(contexts)),
+            builder=module_builder(work_dir),
             runner=worker_runner(runner, lambda outcome: shown.advance(_short(outcome))),
             database=database,
             cost_model=ranker(model, hardware),
@@ -98,6 +116,24 @@ def search_tasks(
             task_scheduler=ms.task_scheduler.GradientBased(seed=max(1, seed)),
         )
     return database, len(contexts)
+
+
+@contextmanager
+def _errors_as_raised() -> Iterator[None]:
+    """What a callback raises for the user, and Ctrl-C, pass through TVM as they are; else all would be RuntimeError."""
+    from tvm_ffi import register_error
+
+    for kind in (KeyboardInterrupt, SystemExit, UsageError, DataError, PlatformError):
+        register_error(kind.__name__, kind)
+    try:
+        yield
+    except SystemExit as end:  # TVM made text of its code
+        raise SystemExit(int(str(end))) from None
+
+
+def _trials_per_round(trials: int, tasks: int) -> int:
+    """About two rounds per task, of four programs or more, as each costs a search; one round must reach all tasks."""
+    return min(max(4, trials // (2 * tasks)), max(1, trials // tasks))
 
 
 def _short(outcome: Any) -> str:
@@ -130,14 +166,14 @@ def _context(extracted: Any, model: CostModel, hardware: Sequence[float], target
 def _run_pytorch(network: str, threads: int) -> tuple[np.ndarray | None, list[np.ndarray], float | None]:
     """PyTorch's output, the inputs, and its median milliseconds; (None, random inputs, None) for an ONNX file."""
     if network.endswith(".onnx"):
-        return None, _onnx_inputs(network), None
+        return None, _random_inputs(load_onnx(Path(network))), None
     import torch
 
     torch.set_num_threads(threads)
     run, inputs = build_torch(network) if network in NETWORKS else _exported(network)
     with torch.inference_mode():
         output = run(*inputs)
-        pytorch_ms = _median_ms(lambda: run(*inputs), 30)
+        pytorch_ms = _median_ms(lambda: run(*inputs))
     first = output[0] if isinstance(output, tuple | list) else output
     return first.numpy(), [tensor.numpy() for tensor in inputs], pytorch_ms
 
@@ -147,34 +183,33 @@ def _exported(network: str) -> tuple[Any, tuple[Any, ...]]:
     return program.module(), inputs
 
 
-def _onnx_inputs(path: str) -> list[np.ndarray]:
+def _random_inputs(model: Any) -> list[np.ndarray]:
+    """Numbers from 0 to 1 for each input of an ONNX model, seeded."""
     import onnx
 
-    graph = onnx.load(path).graph
-    constants, rng = {t.name for t in graph.initializer}, np.random.default_rng(0)
-    found = []
-    for given in graph.input:
-        if given.name not in constants:
-            kind = given.type.tensor_type
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            found.append(rng.uniform(0, 1, [d.dim_value for d in kind.shape.dim]).astype(dtype))
+    rng, found = np.random.default_rng(0), []
+    for given in onnx_inputs(model):
+        kind = given.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        found.append(rng.uniform(0, 1, [d.dim_value for d in kind.shape.dim]).astype(dtype))
     return found
 
 
-def _build_and_time(module: Any, target: Any, inputs: list[np.ndarray], runs: int) -> tuple[np.ndarray, float]:
+def _build_and_time(module: Any, target: Any, inputs: list[np.ndarray]) -> tuple[np.ndarray, float]:
     """Compile a Relax module, run it; its first output and median milliseconds."""
     tvm = load_tvm()
     machine = tvm.relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
     arguments = [tvm.runtime.tensor(array) for array in inputs]
     output = machine["main"](*arguments)
-    milliseconds = _median_ms(lambda: machine["main"](*arguments), runs)
+    milliseconds = _median_ms(lambda: machine["main"](*arguments))
     first = output if isinstance(output, tvm.runtime.Tensor) else output[0]
     return first.numpy(), milliseconds
 
 
-def _median_ms(run: Callable[[], Any], runs: int) -> float:
-    seconds = []
-    for _ in range(runs):
+def _median_ms(run: Callable[[], Any]) -> float:
+    seconds: list[float] = []
+    fewest, most = RUNS
+    while len(seconds) < fewest or (len(seconds) < most and sum(seconds) < RUN_FOR_S):
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)
