@@ -1,0 +1,50 @@
+"""What the comparisons share: results as JSON beside the code, tables on the terminal and in the README."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tcl_core.platforms import host_fingerprint
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+
+
+# 97.5 % quantiles of Student's t by degrees of freedom: the intervals below are over a handful of seeds.
+T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and its 95 % interval over 2 to 10 seeds."""
+    mean = statistics.fmean(values)
+    half = T_975[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
+    return mean, mean - half, mean + half
+
+
+def save(name: str, result: dict[str, Any], command: str) -> None:
+    """Write ``bench/results/NAME.json`` with the command, the machine and the day."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    about = {"command": command, "host": host_fingerprint(), "python": platform.python_version()}
+    day = datetime.now(UTC).date().isoformat()
+    (RESULTS / f"{name}.json").write_text(json.dumps({**about, "date": day, **result}, indent=2) + "\n")
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def into_readme(name: str, text: str) -> None:
+    """Put ``text`` between the README's markers of ``name``."""
+    readme = ROOT / "README.md"
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+    readme.write_text(pattern.sub(lambda _: f"{start}\n{text}\n{end}", readme.read_text()))
