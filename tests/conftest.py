@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ import pytest
 import torch  # before TVM: a worker's way of loading TVM hides torch, which must not happen in this process
 
 from tcl_core.compat import load_tvm
-from tcl_core.measure.job import Limits, Protocol, Setup
+from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
 from tcl_core.programs.sketches import DesignSpace, Sketch, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, describe
 from tcl_core.programs.workload import Workload, read_workload
@@ -146,12 +147,51 @@ def onnx_model(path, nodes, inputs, outputs, weights=None) -> str:  # type: igno
     return str(path)
 
 
-def quick_setup(run_s: float = 10.0, build_s: float = 30.0, **protocol: Any) -> Setup:
+def quick_setup(run_s: float = 10.0, build_s: float = 30.0, memory_bytes: int = 16 << 30, **protocol: Any) -> Setup:
     """Two short repeats on one thread of the plain host target."""
     timing = {"repeats": 2, "min_repeat_ms": 0.2, "max_number": 10, "threads": 1} | protocol
-    return Setup(EXTRACTION_TARGET, Protocol(**timing), Limits(build_s=build_s, run_s=run_s))
+    return Setup(EXTRACTION_TARGET, Protocol(**timing), Limits(build_s, run_s, memory_bytes))
 
 
 @pytest.fixture(scope="session")
 def make_setup() -> Callable[..., Setup]:
     return quick_setup
+
+
+class FakeRunner:
+    """Latencies by a hash of the decisions; each seventh program or so fails."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.tvm_version, self.jobs, self.limit = setup, "0.0", [], None
+
+    def __enter__(self) -> FakeRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def measure(self, job: Job) -> Outcome:
+        if self.limit is not None and len(self.jobs) >= self.limit:
+            raise KeyboardInterrupt
+        self.jobs.append(job)
+        number = zlib.crc32(repr(job.decisions).encode())
+        failure = {0: "crash", 1: "timeout"}.get(number % 14)
+        return Outcome(failure, message="why") if failure else Outcome("ok", ((1 + number % 1000) * 1e-6,) * 3)
+
+
+@pytest.fixture
+def runners(monkeypatch: pytest.MonkeyPatch) -> list[FakeRunner]:
+    """The runners that collections start; set ``limit`` to interrupt each after so many programs."""
+
+    class Runners(list):  # type: ignore[type-arg]
+        limit: int | None = None
+
+    made = Runners()
+
+    def start(setup: Setup) -> FakeRunner:
+        made.append(FakeRunner(setup))
+        made[-1].limit = made.limit
+        return made[-1]
+
+    monkeypatch.setattr("tcl_core.collect.Runner", start)
+    return made

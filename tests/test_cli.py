@@ -43,13 +43,15 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["tasks", "resnet-18"], "tasks", ("resnet-18",)),
         (["candidates"], "candidates", ()),
         (["collect", "-p", "a", "--again"], "collect", ("a", True)),
-        (["holdout"], "holdout", (None,)),
+        (["holdout"], "holdout", (None, False)),
+        (["holdout", "--again", "-p", "a"], "holdout", ("a", True)),
         (["train", "--model", "tlp"], "train", ("tlp",)),
         (["distill", "--platform", "b"], "distill", ("b",)),
         (["evaluate"], "evaluate", ()),
         (["register"], "register", (None,)),
         (["promote", "-p", "b"], "promote", ("b",)),
-        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64)),
+        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False)),
+        (["tune", "--again"], "tune", (None, None, None, True)),
         (["profile", "full"], "profile", ("full",)),
         (["summary"], "summary", ()),
     ],
@@ -84,6 +86,23 @@ def test_a_bug_is_one_sentence_and_a_log(tcl, monkeypatch):
     assert "in fail" in Path(err.split("the traceback is in ")[1].strip()).read_text()
 
 
+def test_a_bug_on_a_disk_that_takes_no_log_is_still_told(tcl, monkeypatch, tmp_path):
+    def fail():
+        raise ZeroDivisionError("no programs")
+
+    (tmp_path / "logs").write_text("in the way")
+    monkeypatch.setattr(stages, "platforms", fail)
+    code, _, err = tcl("platforms")
+    assert code == 1 and err.startswith("tcl: unexpected ZeroDivisionError: no programs; logs/")
+    assert "could not be written (File exists), so here is the traceback:" in err and "in fail" in err
+
+
+def test_an_answer_that_cannot_be_handed_over_is_printed(tcl, monkeypatch, tmp_path):
+    monkeypatch.setenv(cli.ANSWER_FILE, str(tmp_path / "gone/answer.json"))
+    monkeypatch.setattr(stages, "platforms", lambda: "3 platforms")
+    assert tcl("platforms") == (0, "3 platforms\n", "")
+
+
 def test_ctrl_c_says_that_nothing_is_lost(tcl, monkeypatch):
     def stop():
         raise KeyboardInterrupt
@@ -106,6 +125,19 @@ def test_it_works_below_the_project_and_nowhere_else(tcl, monkeypatch, tmp_path)
     monkeypatch.chdir("/")
     code, _, err = tcl("platforms")
     assert code == 2 and "there is no params.yaml in / or above" in err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["tune", "--help"], ["collect", "-h"]])
+def test_help_is_there_everywhere(tcl, monkeypatch, words):
+    monkeypatch.chdir("/")
+    code, out, err = tcl(*words)
+    assert (code, err) == (0, "") and "Usage" in out
+
+
+def test_the_model_of_the_example_exists():
+    from tcl_core.models import catalogue
+
+    assert cli.train.__doc__.split("--model ")[1] in catalogue.CLASSES
 
 
 def test_a_flow_gets_the_answer_instead_of_the_terminal(tcl, monkeypatch, tmp_path):

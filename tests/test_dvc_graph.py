@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from flows.pipeline import OUTPUTS, Done, diagram
 from tcl_core.params import Params, load_params
@@ -81,13 +81,58 @@ def test_the_flow_looks_for_skipped_platforms_where_stages_write(stages):
             assert OUTPUTS[kind].format(platform) in {Path(out.fspath).relative_to(ROOT).as_posix() for out in stage.outs}
 
 
+def inputs(stage) -> set[str]:
+    """What a stage reads in this folder, relative to it, without parameters."""
+    return {Path(dep.fspath).relative_to(ROOT).as_posix() for dep in stage.deps if not getattr(dep, "params", ())}
+
+
+def parameters(stage) -> set[str]:
+    return {name for dep in stage.deps for name in getattr(dep, "params", ())}
+
+
 def test_an_edit_never_measures_again(stages):
+    """Nor do tasks' names and weights, held-out programs of training platforms, or how the last model trains."""
     for address, stage in stages.items():
-        if address.startswith(("collect@", "holdout@")):
-            assert not [dep for dep in stage.deps if "tcl_core" in str(dep)]
+        kind, _, platform = address.partition("@")
+        if kind == "collect":
+            assert inputs(stage) == {"data/programs/pool/train"}
+        if kind == "holdout":
+            assert inputs(stage) == {"data/programs/pool/held_out"}
+            assert parameters(stage) == {"measure", f"platforms.{platform}"}
+
+
+def test_another_number_of_held_out_programs_trains_nothing_again(stages):
+    kinds = {"collect", "train", "distill"}
+    readers = {address for address, stage in stages.items() if "data/programs/pool/held_out" in inputs(stage)}
+    assert not {address for address in readers if address.partition("@")[0] in kinds}
+    assert {"data/programs/pool/train", "data/programs/pool/held_out"} <= inputs(stages["evaluate"])
+
+
+def test_tasks_are_cut_again_for_other_networks_only(stages):
+    assert inputs(stages["tasks"]) == {
+        "networks", "tcl_core/network_names.py", "tcl_core/programs/networks.py", "tcl_core/programs/tasks.py",
+    }  # fmt: skip
+    assert (ROOT / "networks/README.md").is_file()
+
+
+def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
+    tokens = {f"tcl_core/programs/{name}.py" for name in ("primitives", "sketches", "tasks", "workload")}
+    shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/models.py", "tcl_core/stages/project.py", *tokens}
+    for address, stage in stages.items():
+        if address.partition("@")[0] in ("train", "distill", "evaluate"):
+            assert shared <= inputs(stage), address
+        if address.partition("@")[0] in ("train", "distill"):
+            assert {"tcl_core/distill.py", "tcl_core/learning"} <= inputs(stage)
+
+
+def test_a_step_of_the_chain_knows_its_links(stages):
+    """Whether a platform is the last decides its KD phase, and only the links say which one is."""
+    for address, stage in stages.items():
+        if address.startswith("distill@"):
+            assert parameters(stage) == {"seed", "train", "distill", "chain.then"}
 
 
 def test_every_section_of_params_that_shapes_bytes_is_declared(stages):
-    declared = {name.split(".")[0] for stage in stages.values() for dep in stage.deps for name in getattr(dep, "params", ())}
-    sections = set(yaml.safe_load((ROOT / "params.yaml").read_text()))
+    declared = {name.split(".")[0] for stage in stages.values() for name in parameters(stage)}
+    sections = set(YAML(typ="safe").load(ROOT / "params.yaml"))
     assert declared == sections - {"promote", "tune"}  # these two leave history, not bytes

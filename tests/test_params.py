@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,23 @@ def test_every_number_has_a_comment():
         ("flush_cache: false", "flush_cache: 0", "measure.flush_cache is 0; it must be true or false"),
         ("sampler: rdu ", "sampler: rdv ", "unknown collect.sampler 'rdv' in {file}; did you mean 'rdu'?"),
         ("  model: mamba", "  model: ''", "train.model is ''; it must be text"),
+        (
+            "  model: mamba",
+            "  model: tlp",
+            "train.model is 'tlp', but only 'mamba' can start the chain of platforms; "
+            "train another one beside it with: tcl train --model tlp",
+        ),
+        ("top_k: [1, 5]", "top_k: [5, 10]", "evaluate.top_k is [5, 10], but must contain 1"),
+        (
+            "    - vit-tiny",
+            "    - vit-tini",
+            "unknown network of networks.train 'vit-tini' in {file}, and no .pt2 or .onnx file; did you mean 'vit-tiny'?",
+        ),
+        ("    - bert-tiny", "    - bert_tiny", "unknown network of networks.held_out 'bert_tiny'"),
+        ("network: resnet-18 ", "network: resnet-180 ", "unknown network of tune.network 'resnet-180' in {file}"),
+        ("  host-avx512:\n    mcpu", "  Host_AVX512:\n    mcpu", "'Host_AVX512' cannot name a platform"),
+        ("  host-avx512:\n    mcpu", "  ../avx512:\n    mcpu", "use small letters, digits and hyphens only"),
+        ("  host-avx512:\n    mcpu", "  -avx512:\n    mcpu", "'-avx512' cannot name a platform"),
         ("top_k: [1, 5]", "top_k: []", "evaluate.top_k is []; it must be a list of at least one entry"),
         ("top_k: [1, 5] ", "top_k: 5 ", "evaluate.top_k is 5; it must be a list"),
         ("top_k: [1, 5]", "top_k: [1, 0]", "evaluate.top_k[1] is 0; it must be an integer of at least 1"),
@@ -128,6 +147,12 @@ def test_every_number_has_a_comment():
 def test_a_wrong_file_is_one_sentence(project, old, new, expected):
     edit(project, old, new)
     assert expected.format(file=project) in error_of(project)
+
+
+def test_reading_parameters_loads_nothing_heavy(project):
+    code = "import sys; from tcl_core.params import load_params; load_params(sys.argv[1]); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, project], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"torch", "tvm", "transformers", "onnx", "mlflow", "numpy"} & set(done.stdout.split())
 
 
 def test_a_syntax_error_names_its_line(project):
@@ -186,10 +211,10 @@ def test_profiles_change_values_only_and_go_back_byte_for_byte(project):
 
 
 def test_a_profile_may_replace_lists_and_keeps_their_style(project):
-    (project.parent / "profiles/small.yaml").write_text("networks: {train: [a, b]}\nevaluate: {top_k: [1]}\n")
+    (project.parent / "profiles/small.yaml").write_text("networks: {train: [gpt2-small, networks/own.onnx]}\nevaluate: {top_k: [1]}\n")
     apply_profile("small", project)
-    assert load_params(project).networks.train == ("a", "b")
-    assert "    - a\n    - b\n" in project.read_text() and "top_k: [1]  " in project.read_text()
+    assert load_params(project).networks.train == ("gpt2-small", "networks/own.onnx")
+    assert "    - gpt2-small\n    - networks/own.onnx\n" in project.read_text() and "top_k: [1]  " in project.read_text()
 
 
 @pytest.mark.parametrize(

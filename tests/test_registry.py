@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 import threading
 
 import numpy as np
@@ -64,7 +66,6 @@ def test_the_same_bytes_are_one_version_and_other_data_another(tmp_path):
     versions.append(registry.register("p-same", model, {}, {}, {**TAGS, "data.hash": "d2"}))
     versions.append(registry.register("p-same", saved(tmp_path / "model", seed=1), {}, {}, TAGS))
     assert versions == [1, 1, 2, 3]
-    assert registry.newest("p-same")[0] == 3
 
 
 def test_a_version_says_where_it_comes_from(tmp_path, monkeypatch):
@@ -124,10 +125,49 @@ def test_what_is_missing_is_said_with_what_to_run(tmp_path):
     assert registry.champion_version("p-none") is None
     with pytest.raises(RegistryError, match="p-none has no champion; run: tcl register"):
         registry.champion("p-none")
-    with pytest.raises(RegistryError, match="no model of p-none is registered; run: tcl register --platform p-none"):
-        registry.newest("p-none")
+    model = saved(tmp_path / "model")
+    with pytest.raises(RegistryError, match="model of p-none in .* is not registered; run: tcl register --platform p-none"):
+        registry.version_of("p-none", model, TAGS)
     with pytest.raises(RegistryError, match="there is no model of p-none in"):
         registry.register("p-none", tmp_path, {}, {}, TAGS)
+
+
+def test_a_model_that_came_back_is_the_version_that_it_was(tmp_path):
+    """Parameters changed and changed back: the present model is version 1 again, not the highest."""
+    model = tmp_path / "model"
+    found = [registry.register("p-again", saved(model, seed), {}, {}, TAGS) for seed in (0, 1, 2, 0)]
+    assert found == [1, 2, 3, 1] and registry.version_of("p-again", model, TAGS) == 1
+    with pytest.raises(RegistryError, match="not registered"):
+        registry.version_of("p-again", model, {**TAGS, "data.hash": "d2"})
+
+
+def test_a_version_of_a_server_is_fetched_once_and_kept_whole(tmp_path, monkeypatch):
+    import mlflow.artifacts
+
+    registry.register("p-far", saved(tmp_path / "model", 5), {}, {}, TAGS)
+    registry.promote("p-far", 1, True, "the first", None)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(registry, "_local_store", lambda: None)  # as for a server's address
+    _, folder = registry.champion("p-far")
+    assert folder.is_relative_to(tmp_path / "mlruns/fetched") and (folder / "model.json").is_file()
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda *_, **__: pytest.fail("fetched twice"))
+    assert registry.champion("p-far") == (1, folder)
+    assert list((tmp_path / "temporary").iterdir()) == [] and len(list((tmp_path / "mlruns/fetched").iterdir())) == 1
+
+
+def test_facts_and_store_are_those_of_the_folder_that_one_works_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert registry._provenance()["git.commit"] == "none"
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert registry._provenance()["git.commit"] == head
+    assert registry._uri() == f"sqlite:///{tmp_path}/mlflow.db"
+    assert registry._beside_store() == tmp_path / "mlruns"
 
 
 def test_a_store_that_is_away_is_named(monkeypatch):

@@ -15,8 +15,8 @@ import pytest
 
 from tcl_core import store
 from tcl_core.errors import DataError, PlatformError
-from tcl_core.journal import Journal, Record, iter_journal, measured_keys
-from tcl_core.store import compact, data_digest, iter_records, read_records, read_table, write_table
+from tcl_core.journal import Journal, Record, iter_journal
+from tcl_core.store import data_digest, iter_records, read_records, read_table, write_records, write_table
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
@@ -63,7 +63,7 @@ def test_an_impossible_record_cannot_be_made(changes):
 
 
 def test_what_is_appended_is_read_back_across_sessions(journal):
-    assert list(iter_journal(journal)) == [] and measured_keys(journal) == set()
+    assert list(iter_journal(journal)) == []
     first, second, third = record(1), record(2, **FAILED), record(3, task="task-b")
     with Journal(journal) as writer:
         writer.append([first])
@@ -74,8 +74,6 @@ def test_what_is_appended_is_read_back_across_sessions(journal):
     with Journal(journal) as writer:
         writer.append([third])
     assert list(iter_journal(journal)) == [first, second, third]
-    assert measured_keys(journal) == {first.key, second.key, third.key}
-    assert measured_keys(journal, lambda r: r.error == "ok") == {first.key, third.key}
 
 
 def test_numpy_numbers_are_stored_as_plain_ones(journal):
@@ -186,8 +184,8 @@ import resource, sys
 sys.path[:0] = {path!r}
 from tests.test_store import record
 from tcl_core.errors import PlatformError
-from tcl_core.journal import Journal
-from tcl_core.store import compact
+from tcl_core.journal import Journal, iter_journal
+from tcl_core.store import write_records
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 count = 0
 with Journal(sys.argv[1]) as journal:
@@ -199,7 +197,7 @@ with Journal(sys.argv[1]) as journal:
         print(count, error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 2000))
 try:
-    compact(sys.argv[1], sys.argv[2])
+    write_records(sys.argv[2], iter_journal(sys.argv[1]))
 except PlatformError as error:
     print(error)
 """
@@ -208,17 +206,17 @@ except PlatformError as error:
 def test_a_full_disk_is_one_sentence_and_loses_nothing(journal, records):
     with Journal(journal) as writer:
         writer.append([record(100)])
-    compact(journal, records)
+    write_records(records, [record(100)])
     code = FULL_DISK.format(path=[str(Path(__file__).parent.parent)])
     child = subprocess.run(
         [sys.executable, "-c", code, str(journal), str(records)], capture_output=True, text=True, check=True
     )
-    appended, compacted = child.stdout.splitlines()
+    appended, replaced = child.stdout.splitlines()
     written = int(appended.split()[0])
     assert 2 <= written and "free some space" in appended and str(journal / "records.jsonl") in appended
     assert [r.program_id for r in iter_journal(journal)] == [100, *range(written)]
     assert (journal / "records.jsonl").read_bytes().endswith(b"\n"), "no torn line stays behind"
-    assert "free some space" in compacted
+    assert "free some space" in replaced
     assert read_records(records) == [record(100)], "the old file is still there"
     assert [p.name for p in records.iterdir()] == ["records.parquet"]
 
@@ -226,24 +224,21 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(journal, records):
 # --- Parquet ---
 
 
-def fill(journal: Path, records: Path, *rows: Record) -> None:
-    with Journal(journal) as writer:
-        writer.append(rows)
-    compact(journal, records)
-
-
-def test_compact_sorts_by_task_keeps_the_last_and_is_reproducible(journal, records):
-    again = record(1, latencies_s=(0.125,), round=3)
-    fill(journal, records, record(2, task="task-b"), record(1), record(5, **FAILED), again)
-    assert read_records(records) == [again, record(5, **FAILED), record(2, task="task-b")]
+def test_records_are_sorted_by_program_and_the_same_ones_give_the_same_bytes(records):
+    rows = [record(2, task="task-b"), record(4), record(1), record(5, **FAILED), record(10)]
+    assert write_records(records, rows) == 5
+    assert [(r.task_key, r.sketch_id, r.program_id) for r in read_records(records)] == [
+        ("task-a", 1, 1), ("task-a", 1, 4), ("task-a", 1, 10), ("task-a", 2, 5), ("task-b", 2, 2),
+    ]  # fmt: skip
+    assert set(read_records(records)) == set(rows)
     digest = data_digest(records)
-    assert compact(journal, records) == 3 and data_digest(records) == digest
-    assert compact(journal, records, keep=lambda r: r.error == "ok") == 2 and data_digest(records) != digest
+    assert write_records(records, iter(rows[::-1])) == 5 and data_digest(records) == digest
+    assert write_records(records, rows[1:]) == 4 and data_digest(records) != digest
 
 
-def test_records_stream_by_row_groups_and_columns(journal, records, monkeypatch):
+def test_records_stream_by_row_groups_and_columns(records, monkeypatch):
     monkeypatch.setattr(store, "ROWS_PER_GROUP", 2)
-    fill(journal, records, *(record(n) for n in range(5)))
+    write_records(records, [record(n) for n in range(5)])
     groups = list(iter_records(records, ["program_id", "decisions"]))
     assert [len(g["program_id"]) for g in groups] == [2, 2, 1]
     assert all(g.keys() == {"program_id", "decisions"} for g in groups)
@@ -267,8 +262,8 @@ def test_tables_come_back_as_written(tmp_path, table):
     assert write_table(path, table, []) == 0 and read_table(path, table) == []
 
 
-def test_repeated_text_is_dictionary_encoded_and_zstd(journal, records):
-    fill(journal, records, *(record(n) for n in range(50)))
+def test_repeated_text_is_dictionary_encoded_and_zstd(records):
+    write_records(records, [record(n) for n in range(50)])
     group = pq.ParquetFile(records / "records.parquet").metadata.row_group(0)
     encodings = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     for name in ("task_key", "host", "protocol", "decisions.list.element"):
@@ -338,9 +333,9 @@ def test_missing_data_names_the_stage_that_writes_it(tmp_path, records):
         data_digest(tmp_path / "nothing")
 
 
-def test_an_empty_journal_compacts_to_an_error_not_to_an_empty_file(journal, records):
-    with pytest.raises(DataError, match="holds no measurement for .*the stage collect@host-avx2"):
-        compact(journal, records)
+def test_no_records_are_an_error_not_an_empty_file(records):
+    with pytest.raises(DataError, match=f"^nothing was measured for {records}; the stage collect@host-avx2 writes it: dvc repro"):
+        write_records(records, [])
     assert not records.exists()
 
 
@@ -352,21 +347,19 @@ def test_a_skipped_platform_says_why(records):
         read_records(records)
 
 
-def test_two_hosts_under_one_platform_are_refused_by_writer_and_reader(journal, records):
-    fill(journal, records, record(1))
+def test_two_hosts_under_one_platform_are_refused_by_writer_and_reader(records):
+    write_records(records, [record(1)])
     other = dataclasses.replace(record(2), host="cpu-2")
-    with Journal(journal) as writer:
-        writer.append([other])
     with pytest.raises(DataError, match=r"mixes measurements of 2 hosts \(cpu-1; cpu-2\)"):
-        compact(journal, records)
+        write_records(records, [record(1), other])
     assert read_records(records) == [record(1)]
     write_table(records / "more.parquet", "records", [vars(other)])
     with pytest.raises(DataError, match=r"mixes measurements of 2 hosts \(cpu-1; cpu-2\)"):
         next(iter_records(records, ["program_id"]))
 
 
-def test_a_leftover_of_a_killed_writer_is_no_data(journal, records):
-    fill(journal, records, record(1))
+def test_a_leftover_of_a_killed_writer_is_no_data(records):
+    write_records(records, [record(1)])
     digest = data_digest(records)
     (records / ".records.parquet.77.tmp").write_bytes(b"half")
     (records / ".part.parquet").write_bytes(b"half")

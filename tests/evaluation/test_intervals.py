@@ -4,12 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from tcl_core.evaluation.intervals import (
     bootstrap_top_k,
     chain_figures,
-    mean_interval,
     model_figures,
     paired_bootstrap,
     random_top_k,
@@ -66,14 +64,6 @@ def test_tasks_without_weight_do_not_dilute_the_duel():
     """Only task 0 counts, where the candidate is better: every resample says so."""
     duel = paired_bootstrap(BAD, np.where(TASKS == 0, GOOD, BAD), LATENCIES, TASKS, {"m": {0: 1.0}})
     assert duel.champion < 1.0 and duel.probability == 1.0
-
-
-def test_mean_interval_is_students():
-    values = [0.81, 0.85, 0.80, 0.88, 0.84]
-    low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    found = mean_interval(values)
-    assert (found.value, found.low, found.high) == pytest.approx((np.mean(values), low, high))
-    assert math.isnan(mean_interval([0.5]).low)
 
 
 def test_model_figures_hold_every_table_column():

@@ -30,6 +30,7 @@ def evaluation() -> dict:
         "platforms": platforms,
         "baselines": {"tenset-mlp": {"host-avx2": figures(1, 2.0)}},
         "chain": chain_figures(list(platforms), [[0.91, math.nan], [0.875, 0.95]]),
+        "knowledge_base": chain_figures(list(platforms), [[0.9, 0.7], [0.6, 0.8]]),
     }
 
 
@@ -48,14 +49,17 @@ def test_the_table_shows_every_model_beside_random(evaluation):
         ["host-sse42", "0.910", "-"],
         ["host-avx2", "0.875", "0.950"],
         ["forgotten", "0.035", "0.000"],
+        ["host-sse42", "0.900", "0.700"],
+        ["host-avx2", "0.600", "0.800"],
+        ["forgotten", "0.300", "0.000"],
     ]
-    assert "\x1b[" not in text and "\x1b[" in terminal_table(evaluation, colour=True)
+    assert text.index("Top-1 along the chain") < text.index("Top-1 of the knowledge base") and "\x1b[" not in text
     assert max(map(len, text.splitlines())) <= 110
 
 
 def test_the_table_does_without_chain_and_baselines(evaluation):
     text = terminal_table({"platforms": evaluation["platforms"]})
-    assert "Chain" not in text and text.count("random") == 2
+    assert "chain" not in text and "knowledge base" not in text and text.count("random") == 2
     assert ks_of(evaluation) == [1, 5]
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tcl_core.errors import DataError
+from tcl_core.features import encode as encode_module
 from tcl_core.features.encode import Encoder
 from tcl_core.features.tokens import KINDS, WIDTH, program_tokens
 from tcl_core.programs.primitives import sketch_primitives
@@ -42,7 +45,7 @@ def test_programs_keep_their_order_lengths_and_padding(encoder, keys, matmul, co
         )[0]
         np.testing.assert_array_equal(samples.tokens[row, :length], wanted)
         assert not samples.tokens[row, length:].any()
-        assert samples.tokens[row, length - 1, KINDS.index("hardware")] == 1
+        assert samples.tokens[row, 0, KINDS.index("hardware")] == 1
 
 
 def test_latencies_are_unknown_or_given(encoder, keys):
@@ -68,24 +71,63 @@ def test_an_unknown_sketch(encoder, matmul):
 
 
 def test_an_unknown_task(encoder):
-    with pytest.raises((DataError, KeyError), match="0123456789abcdef"):
+    with pytest.raises(DataError, match="^sketch 0 of task 0123456789abcdef is not in the pool; run the stage candidates again"):
         encoder.encode([("0123456789abcdef", 0, ())], HARDWARE)
 
 
-def test_decisions_of_a_wrong_length(encoder, matmul):
-    """A vector of another sketch must not be read as if it were of this one."""
-    with pytest.raises(DataError):
-        encoder.encode([(matmul.task.key, 0, (1,) * 5)], HARDWARE)
-    with pytest.raises(DataError):
-        encoder.encode([(matmul.task.key, 0, (1,) * 13)], HARDWARE)
-
-
 def test_a_sketch_of_a_task_that_is_not_there(matmul, conv):
-    with pytest.raises(DataError, match=f"^a sketch of the unknown task {conv.task.key}; run the stages tasks and candidates"):
-        Encoder([matmul.task], conv.rows())
+    """Rows of unknown tasks do no harm until a program of them is asked for."""
+    encoder = Encoder([matmul.task], [*matmul.rows(), *conv.rows()])
+    assert len(encoder.encode([(matmul.task.key, 0, tuple(matmul.sample(matmul.sketches[0], 1)[0]))], HARDWARE)) == 1
+    with pytest.raises(DataError, match=f"^sketch 0 of task {conv.task.key} is not in the pool"):
+        encoder.encode([(conv.task.key, 0, ())], HARDWARE)
+
+
+@pytest.mark.parametrize("length", [0, 5, 11, 13, 24])
+def test_decisions_of_a_wrong_length(encoder, matmul, length):
+    """A vector of another sketch must not be read as if it were of this one, nor two as one of twice the length."""
+    with pytest.raises(DataError) as raised:
+        encoder.encode([(matmul.task.key, 0, (1,) * 12), (matmul.task.key, 0, (1,) * length)], HARDWARE)
+    assert str(raised.value) == (
+        f"a program of sketch 0 of task {matmul.task.key} has not the sketch's 12 decisions; "
+        "it belongs to another pool: run the stage candidates again"
+    )
 
 
 def test_a_damaged_sketch(matmul):
     row = matmul.rows()[0]
+    encoder = Encoder([matmul.task], [row | {"trace_json": row["trace_json"][:100]}])
     with pytest.raises(DataError, match="run the stage candidates again"):
-        Encoder([matmul.task], [row | {"trace_json": row["trace_json"][:100]}])
+        encoder.encode([(matmul.task.key, 0, (1,) * 12)], HARDWARE)
+
+
+# --- laziness ---
+
+
+def test_tasks_and_sketches_are_read_once_and_only_when_met(matmul, conv, monkeypatch):
+    read = []
+    real = encode_module.trace_from_json
+    monkeypatch.setattr(encode_module, "trace_from_json", lambda text, module: read.append(text) or real(text, module))
+    unreadable = replace(conv.task, module_json="{")
+    encoder = Encoder([matmul.task, unreadable], [*matmul.rows(), *conv.rows()])
+    assert read == [] and encoder.names == ("fused_matmul_relu", "fused_conv2d_add_relu")
+    assert encoder.texts[matmul.task.key, 0] == matmul.rows()[0]["trace_json"]
+    keys = [(matmul.task.key, 0, tuple(d)) for d in matmul.sample(matmul.sketches[0], 3).tolist()]
+    first, again = encoder.encode(keys, HARDWARE), encoder.encode(keys, HARDWARE)
+    assert read == [encoder.texts[matmul.task.key, 0]]
+    np.testing.assert_array_equal(first.tokens, again.tokens)
+
+
+def test_a_workload_is_read_once(encoder, matmul):
+    found = encoder.workload(matmul.task.key)
+    assert found is encoder.workload(matmul.task.key)
+    assert [b.name for b in found.blocks] == ["matmul", "relu"]
+
+
+def test_a_sketch_may_be_added_without_its_text(matmul):
+    """The search has its sketches at hand; what it encodes equals what is read from the pool."""
+    added, read = Encoder([matmul.task], []), Encoder([matmul.task], matmul.rows())
+    for sketch in matmul.sketches:
+        added.add(sketch)
+        keys = [(matmul.task.key, sketch.index, tuple(d)) for d in matmul.sample(sketch, 3).tolist()]
+        np.testing.assert_array_equal(added.encode(keys, HARDWARE).tokens, read.encode(keys, HARDWARE).tokens)

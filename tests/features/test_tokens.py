@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tcl_core.compat import load_tvm
-from tcl_core.features.tokens import ALL_OPERATORS, KINDS, NUMBERS, WIDTH, log2p, program_tokens
+from tcl_core.features.tokens import ALL_OPERATORS, IGNORED, KINDS, NUMBERS, WIDTH, log2p, program_tokens
 from tcl_core.platforms import Hardware
 from tcl_core.programs.primitives import sketch_primitives, trace_primitives
 
@@ -85,19 +85,29 @@ def test_a_row_is_one_kind_and_its_numbers(conv):
     assert not rows_of(tokens[0], "other").size  # every primitive of these sketches has a name
 
 
-def test_hardware_is_the_last_row(matmul):
+def test_hardware_is_the_first_row(matmul):
+    """A model that reads from left to right knows the platform when it meets the schedule."""
     tokens = tokens_of(matmul, matmul.sketches[0], matmul.sample(matmul.sketches[0], 2))
-    assert (tokens[:, -1, KINDS.index("hardware")] == 1).all()
-    numbers = tokens[0, -1, len(KINDS) :]
+    assert (tokens[:, 0, KINDS.index("hardware")] == 1).all()
+    numbers = tokens[0, 0, len(KINDS) :]
     np.testing.assert_allclose(numbers[:11], np.log2(1 + np.array(HARDWARE)), rtol=1e-6)
     assert not numbers[11:].any() and len(Hardware().vector()) == 11
     assert rows_of(tokens[0], "hardware").shape == (1, NUMBERS)
 
 
-def test_the_workload_is_the_first_row(matmul):
+def test_the_order_of_the_rows(matmul):
+    """Hardware, workload, the primitives in the trace's order, then the tiling levels."""
+    tokens = tokens_of(matmul, matmul.sketches[-1], matmul.sample(matmul.sketches[-1], 1))[0]
+    kinds = [KINDS[k] for k in tokens[:, : len(KINDS)].argmax(axis=1)]
+    assert kinds[:2] == ["hardware", "workload"] and kinds[-6:] == ["level"] * 6
+    wanted = [p.kind for p in sketch_primitives(matmul.sketches[-1], matmul.workload)]
+    assert kinds[2:-6] == [k if k in KINDS else "other" for k in wanted if k not in IGNORED]
+
+
+def test_the_workload_is_the_second_row(matmul):
     tokens = tokens_of(matmul, matmul.sketches[0], matmul.sample(matmul.sketches[0], 1))[0]
-    assert tokens[0, KINDS.index("workload")] == 1
-    numbers = tokens[0, len(KINDS) :]
+    assert tokens[1, KINDS.index("workload")] == 1
+    numbers = tokens[1, len(KINDS) :]
     flops, size = 2 * 32**3 + 32**2, 3 * 4096
     np.testing.assert_allclose(numbers[:5], np.log2(1 + np.array([flops, size, flops / size, 1024, 32])), rtol=1e-6)
     operators = numbers[6 : 6 + len(ALL_OPERATORS)]

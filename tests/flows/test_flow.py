@@ -7,14 +7,16 @@ import logging
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from flows import pipeline as module
 from flows import report
 from flows.dvc_stage import StageFailed
+from tcl_core.errors import PlatformError
+from tcl_core.journal import Journal
 from tcl_core.params import Params, parse_params
 
-PARAMS = yaml.safe_load((Path(__file__).resolve().parents[2] / "params.yaml").read_text())
+PARAMS = YAML(typ="safe").load(Path(__file__).resolve().parents[2] / "params.yaml")
 STEP = {"round": 1, "step": "measure", "seconds": 12.34, "programs": 40}
 
 
@@ -51,6 +53,15 @@ class Stages:
         return f"did {name}"
 
 
+@pytest.fixture(scope="module")
+def prefect_server():
+    """A Prefect server with a database of its own; starting it takes seconds, so once."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
 def put(path: str, content: dict) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(content) + "\n")
@@ -61,7 +72,7 @@ def stages(tmp_path, monkeypatch, prefect_server) -> Stages:
     from tcl_core import stages as real
 
     monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(yaml.safe_dump(PARAMS, sort_keys=False))
+    YAML().dump(PARAMS, Path("params.yaml"))
     fake = Stages()
     monkeypatch.setattr(module, "reproduce", fake.reproduce)
     monkeypatch.setattr(module, "run_command", fake.command)
@@ -119,19 +130,46 @@ def test_the_arrows_between_tasks_are_the_diagram(stages):
 
 
 def test_measuring_is_tried_again_and_training_is_not(stages):
-    stages.failures = {"collect@host-sse42": [4, 1], "train": [1]}
+    stages.failures = {"collect@host-sse42": [4, 4], "train": [4]}
     state, runs = run()
     assert runs["collect host-sse42"].run_count == 3 and runs["collect host-sse42"].state.is_completed()
     assert runs["train"].run_count == 1 and runs["train"].state.is_failed()
     assert stages.calls[-1] == "train"
     error = state.result(raise_on_failure=False)
-    assert (str(error), error.exit_code) == ("train: no answer from the board; plug it in", 1)
+    assert (str(error), error.exit_code) == ("train: no answer from the board; plug it in", 4)
 
 
 def test_a_wrong_parameter_is_not_tried_again(stages):
     stages.failures = {"collect@host-sse42": [2, 2]}
     state, runs = run()
     assert state.is_failed() and runs["collect host-sse42"].run_count == 1
+
+
+class Ended:
+    """A task run's state that ended with an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def result(self, raise_on_failure: bool) -> Exception:
+        return self.error
+
+
+@pytest.mark.parametrize(("exit_code", "again"), [(1, False), (2, False), (3, False), (4, True), (5, False), (130, False)])
+def test_only_what_the_world_did_is_tried_again(exit_code, again):
+    error = StageFailed("collect@p", "the measuring process hung at its start", exit_code)
+    assert module.world_failed(None, None, Ended(error)) is again
+
+
+def test_a_journal_that_another_process_holds_is_not_waited_for(tmp_path):
+    with Journal(tmp_path), pytest.raises(PlatformError) as busy:
+        Journal(tmp_path)
+    error = StageFailed("collect@p", str(busy.value), busy.value.exit_code)
+    assert not module.world_failed(None, None, Ended(error))
+
+
+def test_other_errors_are_not_tried_again():
+    assert not module.world_failed(None, None, Ended(RuntimeError("bug")))
 
 
 def test_a_platform_can_be_measured_again(stages):

@@ -30,7 +30,7 @@ from tcl_core.learning.fit import FitSettings, ranking_loss
 from tcl_core.learning.losses import lambda_rank
 
 FIRST = FitSettings(epochs=8, batch_size=64)
-NEXT = DistillSettings(epochs=4, kd_epochs=4, batch_size=32)
+NEXT = DistillSettings(FitSettings(batch_size=32), epochs=4, kd_epochs=4)
 TARGET = ranking_problem(seed=5, tasks=3, shift=0.6)
 
 
@@ -175,8 +175,8 @@ def test_the_chain_learns_the_target_and_survives_the_disk(first, tmp_path):
         on_epoch=lambda phase, epoch, loss, metrics: phases.append(phase),
     )
     assert phases == ["CL"] * 4 + ["KD"] * 4
-    second.save(tmp_path / "second")
-    loaded = ChainState.load(tmp_path / "second")
+    second.write_into(tmp_path)
+    loaded = ChainState.load(tmp_path)
     fresh = ranking_problem(seed=7, tasks=12, shift=0.6)
     np.testing.assert_array_equal(loaded.model.predict(fresh), second.model.predict(fresh))
     np.testing.assert_array_equal(loaded.model.embed(fresh), second.model.embed(fresh))
@@ -190,7 +190,9 @@ def test_the_chain_learns_the_target_and_survives_the_disk(first, tmp_path):
 @pytest.mark.parametrize("phase", ["CL", "KD"])
 def test_a_killed_step_ends_where_an_undisturbed_one_does(first, tmp_path, phase):
     settings = dataclasses.replace(NEXT, epochs=6, kd_epochs=6)
-    expected = learn_next(first, TARGET, None, settings)
+    heard: dict[str, list] = {"undisturbed": [], "resumed": []}
+    note = lambda name: lambda *facts: heard[name].append(facts)  # noqa: E731
+    expected = learn_next(first, TARGET, None, settings, on_epoch=note("undisturbed"))
 
     def kill(now, epoch, loss, metrics):
         if (now, epoch) == (phase, 6):
@@ -198,13 +200,14 @@ def test_a_killed_step_ends_where_an_undisturbed_one_does(first, tmp_path, phase
 
     with pytest.raises(KeyboardInterrupt):
         learn_next(first, TARGET, None, settings, on_epoch=kill, checkpoint=tmp_path)
-    found = learn_next(first, TARGET, None, settings, checkpoint=tmp_path)
+    found = learn_next(first, TARGET, None, settings, on_epoch=note("resumed"), checkpoint=tmp_path)
+    assert heard["resumed"] == heard["undisturbed"] and len(heard["resumed"]) == 12
     assert same(found.model.network, copy_of(expected.model.network))
     assert same(found.knowledge_base.network, copy_of(expected.knowledge_base.network))
 
 
 def test_a_missing_fisher_is_named(first, tmp_path):
-    first.save(tmp_path / "first")
-    (tmp_path / "first" / "fisher.safetensors").unlink()
+    first.write_into(tmp_path)
+    (tmp_path / "fisher.safetensors").unlink()
     with pytest.raises(DataError, match="fisher.safetensors' is missing"):
-        ChainState.load(tmp_path / "first")
+        ChainState.load(tmp_path)

@@ -40,6 +40,7 @@ def test_differences_by_hand():
     assert difference([-4.0], [4.0]) == 2
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 def test_numbers_that_are_not_finite():
     assert difference([1, np.nan], [1, 2]) == math.inf
     assert difference([1, 2], [1, np.inf]) == math.inf
@@ -98,10 +99,10 @@ def test_runs_until_a_repeat_has_lasted(first_s, number):
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_repeats_warmup_and_numbers(worker, job, monkeypatch, flush):
-    """Counted calls: the warm-up, then repeats x number; a warm-up of 0 still needs one run to choose the number."""
+    """Counted calls: the warm-up (one at least), one run that chooses the number, then repeats x number."""
     calls = []
     monkeypatch.setattr(worker_module, "_runs_per_repeat", lambda first_s, protocol: 5)
-    for warmup, wanted in ((0, 1), (1, 1), (3, 3)):
+    for warmup, wanted in ((0, 2), (1, 2), (3, 4)):
         protocol = replace(worker.setup.protocol, repeats=4, warmup=warmup, flush_cache=flush)
         monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=protocol))
         calls.clear()
@@ -110,12 +111,69 @@ def test_repeats_warmup_and_numbers(worker, job, monkeypatch, flush):
         assert len(calls) == wanted + 4 * 5
 
 
-def test_an_early_stop_is_measured_after_the_warmup(worker, job):
-    calls = []
-    assert len(worker.time(lambda *a: calls.append(a), replace(job, best_s=1e-15))) == 1
-    assert len(calls) == 2
-    calls.clear()
-    assert len(worker.time(lambda *a: calls.append(a), replace(job, best_s=1e3))) == 2
+@pytest.mark.parametrize(
+    ("warmup", "single_runs", "repeats"),
+    [
+        (1, [99.0, 1.0], 2),  # cold: the first run loads the code and makes the threads
+        (1, [99.0, 9.9], 2),
+        (1, [99.0, 10.1], 1),
+        (1, [9.9, 99.0], 2),  # one slow run may be bad luck
+        (3, [99.0, 98.0, 2.0, 99.0], 2),  # the last warm-up counts
+        (3, [2.0, 2.0, 30.0, 20.0], 1),
+        (0, [30.0, 20.0], 1),
+    ],
+)
+def test_a_program_far_behind_is_given_up_after_two_slow_runs(worker, job, monkeypatch, warmup, single_runs, repeats):
+    """Ten times slower than the best (1 s) in the last warm-up and in one run more; that run is then the latency."""
+    protocol = replace(worker.setup.protocol, warmup=warmup, early_stop_factor=10.0, enough_s=1e3)
+    monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=protocol))
+    waiting = list(single_runs)
+    monkeypatch.setattr(worker, "_once", lambda function, arguments: waiting.pop(0))
+    monkeypatch.setattr(worker, "_repeat", lambda function, arguments, number: 7.0)
+    latencies = worker.time(None, replace(job, best_s=1.0))
+    assert latencies == ([single_runs[-1]] if repeats == 1 else [7.0, 7.0]) and waiting == []
+
+
+def test_without_a_best_nothing_is_given_up(worker, job, monkeypatch):
+    """The first program of a task has nothing to be behind of, however slow it is."""
+    monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=replace(worker.setup.protocol, enough_s=1e9)))
+    monkeypatch.setattr(worker, "_once", lambda function, arguments: 1e6)
+    monkeypatch.setattr(worker, "_repeat", lambda function, arguments, number: float(number))
+    assert worker.time(None, replace(job, best_s=math.inf)) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("run_s", "latencies"),
+    [
+        (0.01, [0.01] * 5),  # 5 repeats of 100 ms
+        (0.15, [0.15] * 5),  # 0.15, 0.3 .. 0.75 s: none has yet lasted a second
+        (0.3, [0.3] * 4),  # 0.9 s after three, 1.2 s after four
+        (0.999, [0.999] * 2),
+        (1.0, [1.0]),
+        (1.001, [1.001]),  # the run that chose the number is the one repeat
+        (30.0, [30.0]),
+    ],
+)
+def test_a_slow_program_is_repeated_until_it_has_lasted_a_second(worker, job, monkeypatch, run_s, latencies):
+    protocol = replace(worker.setup.protocol, repeats=5, min_repeat_ms=100, enough_s=1.0)
+    monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=protocol))
+    monkeypatch.setattr(worker, "_once", lambda function, arguments: run_s)
+    repeated = []
+    monkeypatch.setattr(worker, "_repeat", lambda function, arguments, number: repeated.append(number) or run_s)
+    assert worker.time(None, job) == latencies
+    assert repeated == [_runs_per_repeat(run_s, protocol)] * (len(latencies) if run_s <= 1.0 else 0)
+
+
+def test_the_caches_are_flushed_before_each_timed_run(make_setup, monkeypatch):
+    """Every byte of twice the largest cache is touched; and nothing is kept where nobody flushes."""
+    monkeypatch.setattr(worker_module, "largest_cache_bytes", lambda: 3000)
+    assert Worker(make_setup()).flush_buffer.nbytes == 0
+    worker, seen = Worker(make_setup(flush_cache=True)), []
+    assert worker.flush_buffer.nbytes == 6000
+    worker._once(lambda: None, [])
+    assert not worker.flush_buffer.any()
+    worker._repeat(lambda: seen.append(set(worker.flush_buffer.tolist())), [], 3)
+    assert seen == [{1}, {2}, {3}]
 
 
 def test_inputs_are_reproducible_and_valid_indices(make_setup, worker):

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from conftest import matmul_module
 
+from tcl_core.compat import load_tvm
 from tcl_core.programs import pool
-from tcl_core.programs.pool import build_pool, rank_tasks, sample_programs
+from tcl_core.programs.pool import build_pool, cost, rank_tasks, sample_programs
 from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json
 from tcl_core.programs.tasks import Task, describe
 
@@ -15,13 +16,50 @@ def named(key, flops):
     return Task(key, f"task {key}", "matmul", flops, "{}")
 
 
-def test_networks_take_turns_heaviest_first():
-    """By weight x FLOPs: a: a1 (30), a2 (20), a3 (1); b: a2 (50), b1 (5)."""
+def test_networks_take_turns_heaviest_first(monkeypatch):
+    """By weight x cost: a: a1 (30), a2 (20), a3 (1); b: a2 (50), b1 (5)."""
+    monkeypatch.setattr(pool, "cost", lambda task: task.flops)
     a1, a2, a3, b1 = named("a1", 30.0), named("a2", 10.0), named("a3", 1.0), named("b1", 5.0)
     networks = {"a": [(a3, 1), (a2, 2), (a1, 1)], "b": [(b1, 1), (a2, 5)]}
     assert [t.key for t in rank_tasks(networks)] == ["a1", "a2", "b1", "a3"]
     assert [t.key for t in rank_tasks(networks, without=["a2"])] == ["a1", "b1", "a3"]
     assert rank_tasks({}) == [] and rank_tasks({"a": []}) == []
+
+
+def depthwise_module():
+    """64 channels of 32 x 32 with 3 x 3 kernels, padded."""
+    tvm = load_tvm()
+    from tvm import te, topi
+
+    x, w = te.placeholder((1, 64, 32, 32), name="x"), te.placeholder((64, 1, 3, 3), name="w")
+    return tvm.IRModule({"main": te.create_prim_func([x, w, topi.nn.depthwise_conv2d_nchw(x, w, 1, 1, 1)])})
+
+
+def test_costs_by_hand(matmul):
+    """Operations, and ten for each byte of the arguments (inputs and outputs, float32)."""
+    assert cost(matmul.task) == 2 * 32**3 + 32**2 + 10 * 3 * 32 * 32 * 4
+    depthwise = describe("depthwise", depthwise_module())
+    assert depthwise.flops == 2 * 64 * 32 * 32 * 9
+    assert cost(depthwise) == depthwise.flops + 10 * 4 * (64 * 32 * 32 + 64 * 9 + 64 * 32 * 32)
+
+
+def test_a_depthwise_convolution_outranks_a_matmul_of_more_operations():
+    """1.2 MFLOP that move 0.5 MB cost 6.4 M; 4.2 MFLOP on 0.2 MB cost 6.2 M."""
+    depthwise = describe("depthwise", depthwise_module())
+    matmul = describe("matmul", matmul_module(128, 128, 128))
+    assert matmul.flops > 3 * depthwise.flops
+    assert rank_tasks({"a": [(matmul, 1), (depthwise, 1)]}) == [depthwise, matmul]
+    assert rank_tasks({"a": [(matmul, 2), (depthwise, 1)]}) == [matmul, depthwise]  # by weight as well
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("int8", 1), ("float16", 2), ("bfloat16", 2), ("int64", 8), ("bool", 1)])
+def test_bytes_depend_on_the_type(dtype, size):
+    tvm = load_tvm()
+    from tvm import te
+
+    x = te.placeholder((100,), name="x", dtype=dtype)
+    module = tvm.IRModule({"main": te.create_prim_func([x, te.compute((100,), lambda i: x[i], name="y")])})
+    assert cost(describe("copy", module)) == 10 * 2 * 100 * size
 
 
 def test_programs_are_distinct_valid_and_canonical(matmul):
@@ -39,14 +77,14 @@ def test_the_draw_depends_on_seed_and_task_alone(matmul, conv):
     first = sample_programs(matmul.task, matmul.sketches, matmul.space, 8, seed=0)
     assert sample_programs(matmul.task, matmul.sketches, matmul.space, 8, seed=0) == first
     assert sample_programs(matmul.task, matmul.sketches, matmul.space, 8, seed=1) != first
-    alone, together = build_pool([matmul.task], 0, 8, 0)[1], build_pool([conv.task, matmul.task], 0, 8, 0)[1]
+    alone, together = build_pool([matmul.task], 0, 8, 0, 1)[1], build_pool([conv.task, matmul.task], 0, 8, 0, 1)[1]
     assert alone == first == [p for p in together if p.task_key == matmul.task.key]
 
 
 def test_a_small_space_gives_fewer_programs():
     """A matmul of one element: only the unroll limit, one of four, is left to choose."""
     task = describe("matmul", matmul_module(1, 1, 1))
-    rows, programs = build_pool([task], 0, 50, 0)
+    rows, programs = build_pool([task], 0, 50, 0, 1)
     assert len(rows) == 1
     assert [p.decisions for p in programs] == [(16, unroll, -1) for unroll in range(4)]
 
@@ -78,7 +116,7 @@ def test_a_space_without_a_valid_program_ends(matmul):
 
 def test_a_pool_and_its_rows(matmul, conv):
     seen = []
-    rows, programs = build_pool([matmul.task, conv.task], 0, 6, 0, seen.append)
+    rows, programs = build_pool([matmul.task, conv.task], 0, 6, 0, 1, seen.append)
     assert seen == [matmul.task, conv.task]
     assert [p.task_key for p in programs] == [matmul.task.key] * 6 + [conv.task.key] * 6
     assert {(r["task_key"], r["sketch_id"]) for r in rows} == {
@@ -91,8 +129,19 @@ def test_a_pool_and_its_rows(matmul, conv):
 
 @pytest.mark.parametrize(("limit", "count"), [(1, 1), (2, 2), (0, 2), (9, 2)])
 def test_a_limit_counts_tasks_that_are_used(matmul, conv, limit, count):
-    programs = build_pool([matmul.task, conv.task], limit, 2, 0)[1]
+    programs = build_pool([matmul.task, conv.task], limit, 2, 0, 1)[1]
     assert len({p.task_key for p in programs}) == count
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_cores_bound_the_parallel_loops(matmul, cores):
+    """MetaSchedule asks for 16 jobs per core; the decision is a column of its own in every program."""
+    rows, programs = build_pool([matmul.task], 0, 4, 0, cores)
+    for program in programs:
+        row = next(r for r in rows if r["sketch_id"] == program.sketch)
+        sketch = read_sketch(matmul.task.key, program.sketch, trace_from_json(row["trace_json"], matmul.module))
+        (slot,) = [s for s in sketch.slots if s.kind == "constant"]
+        assert program.decisions[slot.offset] == 16 * cores
 
 
 def test_a_task_without_a_choice_is_passed_over(matmul, monkeypatch):
@@ -106,5 +155,5 @@ def test_a_task_without_a_choice_is_passed_over(matmul, monkeypatch):
 
     monkeypatch.setattr(pool.DesignSpace, "sketches", first_task_is_fixed)
     seen = []
-    build_pool([matmul.task, replace(matmul.task, name="second")], 1, 3, 0, seen.append)
+    build_pool([matmul.task, replace(matmul.task, name="second")], 1, 3, 0, 1, seen.append)
     assert [task.name for task in seen] == ["second"]

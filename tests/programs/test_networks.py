@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from conftest import onnx_model
 
 from tcl_core.errors import UsageError
+from tcl_core.network_names import NETWORKS, TEXT, Network
 from tcl_core.programs import networks
-from tcl_core.programs.networks import NETWORKS, load_exported, load_relax
+from tcl_core.programs.networks import load_exported, load_onnx, load_relax, onnx_inputs
 from tcl_core.programs.tasks import extract_tasks
 
 # --- names ---
@@ -38,7 +41,7 @@ def test_every_named_network_has_its_classes():
 def test_a_named_network_through_a_tiny_configuration(monkeypatch):
     """The whole way of a named network, with sizes small enough for a test; seeded, so equal each time."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    tiny = networks.Network("BertModel", "BertConfig", sizes | {"vocab_size": 128}, networks.TEXT)
+    tiny = Network("BertModel", "BertConfig", sizes | {"vocab_size": 128}, TEXT)
     monkeypatch.setitem(NETWORKS, "bert-nano", tiny)
     model, inputs = networks.build_torch("bert-nano")
     with torch.inference_mode():
@@ -123,11 +126,12 @@ def test_an_onnx_file(tmp_path):
 
 
 def test_onnx_weights_are_constants(tmp_path):
-    """An initializer that is also listed as an input is no input of the network."""
+    """An initializer that is also listed as an input is no input of the network, here and in the importer."""
     weight = {"w": np.eye(3, dtype=np.float32)}
     inputs = {"x": (4, 3), "w": (3, 3)}
     path = onnx_model(tmp_path / "weights.onnx", [("MatMul", ["x", "w"], ["y"])], inputs, {"y": (4, 3)}, weight)
     assert len(load_relax(path)["main"].params) == 1
+    assert [given.name for given in onnx_inputs(load_onnx(Path(path)))] == ["x"]
 
 
 def test_a_missing_onnx_file(tmp_path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,6 +190,43 @@ def test_tvm_draws_only_from_the_choices(tiny_tasks, name):
             for slot in sketch.slots:
                 if slot.kind in ("tile", "categorical"):
                     assert decisions[slot.columns].tolist() in slot.choices.tolist()
+
+
+def locations(tiny):
+    return [(sketch, slot) for sketch in tiny.sketches for slot in sketch.slots if slot.kind == "location"]
+
+
+def test_compute_locations_are_complete(conv):
+    """Where TVM's random replays put a block is among the choices: else those programs could never be measured."""
+    for sketch, slot in locations(conv):
+        traces = [conv.space._replay_at_random(sketch.trace, n) for n in range(1000, 1030)]
+        assert {int(sketch.decisions_of(trace)[slot.offset]) for trace in traces} <= set(slot.choices[:, 0].tolist())
+
+
+@pytest.mark.parametrize("name", ["conv", "softmax"])
+def test_root_and_inlining_are_always_choices(tiny_tasks, name):
+    """The root is possible everywhere; where inlining is not, TVM takes the root instead."""
+    tiny = tiny_tasks[name]
+    assert locations(tiny)
+    for sketch, slot in locations(tiny):
+        assert {-2, -1} <= set(slot.choices[:, 0].tolist())
+        decisions, ends = tiny.sample(sketch, 1)[0], {}
+        for where in (-2, -1):
+            decisions[slot.offset] = where
+            ends[where] = int(tiny.space.canonical(sketch, decisions)[slot.offset])
+        assert ends[-1] == -1 and ends[-2] in (-2, -1)
+
+
+def reorder(loops):
+    return SimpleNamespace(kind=SimpleNamespace(name="Reorder"), inputs=[None] * loops)
+
+
+@pytest.mark.parametrize(
+    ("nests", "seen", "deepest"), [([4, 3], {-1, 2}, 3), ([4], {-2, -1}, 3), ([2], {5}, 5), ([], {0}, 0), ([], {-1}, -1)]
+)
+def test_a_location_may_be_any_loop_of_the_largest_nest(nests, seen, deepest):
+    found = sketches._locations([reorder(n) for n in nests], seen)
+    assert found[:, 0].tolist() == list(range(-2, deepest + 1)) and found.dtype == np.int32 and found.shape[1] == 1
 
 
 def within_choices(sketch, decisions):

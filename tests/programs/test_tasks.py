@@ -86,11 +86,26 @@ def test_keys_tell_programs_apart(matmul, conv, softmax):
         ("max_pool2d1", "pool"),
         ("fused_softmax", "softmax"),
         ("take4", "take"),
-        ("fused_add_multiply", "elementwise"),
     ],
 )
-def test_operator_types(conv, name, operator):
+def test_operator_types_by_name(conv, name, operator):
     assert operator_type(name, conv.module) == operator
+
+
+@pytest.mark.parametrize("name", ["main", "fused_add_multiply", ""])
+def test_a_name_that_tells_nothing_leaves_it_to_the_blocks(matmul, conv, softmax, name):
+    """tune_tir calls every task main; the blocks of a task keep their operators' names."""
+    found = [operator_type(name, tiny.module) for tiny in (matmul, conv, softmax)]
+    assert found == ["matmul", "conv2d", "softmax"]
+
+
+def test_nothing_telling_is_elementwise():
+    tvm = load_tvm()
+    from tvm import te
+
+    x = te.placeholder((4, 4), name="x")
+    module = tvm.IRModule({"main": te.create_prim_func([x, te.compute((4, 4), lambda i, j: x[i, j] + 1, name="add")])})
+    assert operator_type("fused_add_multiply", module) == "elementwise"
 
 
 def test_depthwise_is_told_by_the_weight():
@@ -101,6 +116,7 @@ def test_depthwise_is_told_by_the_weight():
     x, w = te.placeholder((1, 8, 8, 8), name="x"), te.placeholder((8, 1, 3, 3), name="w")
     module = tvm.IRModule({"main": te.create_prim_func([x, w, topi.nn.depthwise_conv2d_nchw(x, w, 1, 1, 1)])})
     assert operator_type("fused_conv2d1", module) == "depthwise_conv2d"
+    assert operator_type("main", module) == "depthwise_conv2d"
     assert describe("fused_conv2d1", module).operator == "depthwise_conv2d"
 
 

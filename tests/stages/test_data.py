@@ -1,0 +1,357 @@
+"""The stages that make data, on three tiny tasks and a measuring process in memory: tasks, candidates, collect, holdout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tcl_core import stages, store
+from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.journal import iter_journal
+from tcl_core.measure.job import Limits
+from tcl_core.settings import read_yaml, yaml_format
+from tcl_core.stages import data
+from tcl_core.stages.project import POOL, Project, read_saved_hardware, records_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS, HOLDOUT = records_folder("first"), records_folder("first", "holdout")
+JOURNAL, ROUNDS = Path("data/journal/collect/first"), Path("data/journal/collect/first/rounds.jsonl")
+PARAMS = {
+    "networks": {"train": ["a.pt2", "b.pt2"], "held_out": ["c.pt2"]},
+    "platforms": {"first": {"mcpu": "nehalem"}, "second": {"mcpu": "haswell"}},
+    "chain": {"first": "first", "then": {"second": {"prev": "first"}}},
+    "candidates.max_train_tasks": 0,
+    "candidates.programs_per_task": 20,
+    "candidates.held_out_programs_per_task": 6,
+    "measure.check_fraction": 0.5,
+    "collect.rounds": 2,
+    "collect.first_fraction": 0.5,
+    "collect.fraction": 0.25,
+    "collect.initial_share": 0.5,
+    "collect.epochs": 1,
+}
+
+
+def write_params(changes):
+    """The repository's params.yaml with other values at dotted keys."""
+    document = read_yaml(ROOT / "params.yaml", round_trip=True)
+    for dotted, value in (PARAMS | changes).items():
+        *sections, key = dotted.split(".")
+        tree = document
+        for section in sections:
+            tree = tree[section]
+        tree[key] = value
+    with open("params.yaml", "wb") as file:
+        yaml_format(round_trip=True).dump(document, file)
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """A folder of one's own to work in, where every platform can run and bandwidth is 12.5 GB/s."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # the lock is not that of real measurements
+    monkeypatch.setattr(data, "why_not", lambda mcpu: None)
+    monkeypatch.setattr("tcl_core.stages.project.copy_bandwidth_gbs", lambda: 12.5)
+    write_params({})
+    return work
+
+
+@pytest.fixture
+def networks(monkeypatch, matmul, conv, softmax):
+    """Two networks to train on, which share a task, and a held-out one, which shares one with the first."""
+    found = {
+        "a.pt2": [(matmul.task, 2), (softmax.task, 1)],
+        "b.pt2": [(conv.task, 1), (matmul.task, 4)],
+        "c.pt2": [(softmax.task, 3)],
+    }
+    monkeypatch.setattr(data, "extract_tasks", found.__getitem__)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return tmp_path_factory.mktemp("made")
+
+
+@pytest.fixture
+def pool(here, networks, made):
+    """Tasks and candidates, made once and copied."""
+    if not (made / "data").exists():
+        stages.tasks()
+        stages.candidates()
+        shutil.copytree("data", made / "data")
+    else:
+        shutil.copytree(made / "data", "data")
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def report(platform="first"):
+    return json.loads(Path(f"data/reports/collect/{platform}.json").read_text())
+
+
+# --- tasks ---
+
+
+def test_tasks_of_all_networks(here, networks, matmul, conv, softmax):
+    assert stages.tasks() == "3 distinct tasks of 3 networks"
+    project = Project.here()
+    assert project.tasks == [matmul.task, softmax.task, conv.task]
+    keys = {matmul.task.key: "matmul", conv.task.key: "conv", softmax.task.key: "softmax"}
+    assert [(r["network"], r["split"], keys[r["task_key"]], r["weight"]) for r in project.networks] == [
+        ("a.pt2", "train", "matmul", 2),
+        ("a.pt2", "train", "softmax", 1),
+        ("b.pt2", "train", "conv", 1),
+        ("b.pt2", "train", "matmul", 4),
+        ("c.pt2", "held_out", "softmax", 3),
+    ]
+    assert project.task_weights("train") == {"a.pt2": {0: 2.0, 1: 1.0}, "b.pt2": {2: 1.0, 0: 4.0}}
+    assert project.task_weights("held_out") == {"c.pt2": {1: 3.0}}
+
+
+def test_one_networks_tasks_are_shown_heaviest_first_and_nothing_is_written(here, networks, matmul, conv):
+    header, first, second = stages.tasks("b.pt2").splitlines()
+    assert header.split() == ["task", "operator", "MFLOP", "weight", "name"]
+    assert first.split() == [matmul.task.key, "matmul", "0.07", "4", matmul.task.name]
+    assert second.split() == [conv.task.key, "conv2d", f"{conv.task.flops / 1e6:.2f}", "1", conv.task.name]
+    assert not Path("data").exists()
+
+
+# --- candidates ---
+
+
+def test_a_pool_for_each_split(pool, matmul, conv, softmax):
+    """What a held-out network also has is not trained on; both pools are encoded by one encoder."""
+    project = Project.here()
+    train, held_out = project.programs("train"), project.programs("held_out")
+    assert Counter(p.task_key for p in train) == {matmul.task.key: 20, conv.task.key: 20}
+    assert Counter(p.task_key for p in held_out) == {softmax.task.key: 6}
+    assert {r["split"] for r in store.read_table(POOL / "train" / "programs.parquet", "programs")} == {"train"}
+    assert {r["split"] for r in store.read_table(POOL / "held_out" / "programs.parquet", "programs")} == {"held_out"}
+    samples = project.encoder.encode([(p.task_key, p.sketch, p.decisions) for p in (*train, *held_out)], (1.0,) * 11)
+    assert len(samples) == 46 and set(samples.tasks.tolist()) == {0, 1, 2}
+
+
+def test_the_same_parameters_give_the_same_pool(pool):
+    before = store.data_digest(POOL)
+    said = stages.candidates()
+    assert store.data_digest(POOL) == before
+    assert said.startswith("train: 40 programs of 2 tasks, ") and "; held_out: 6 programs of 1 tasks, " in said
+    write_params({"seed": 1})
+    stages.candidates()
+    assert store.data_digest(POOL) != before
+
+
+def test_a_limit_takes_the_heaviest_tasks(pool, matmul, conv):
+    """Each network's heaviest in turn: the first network's is the matmul, whose other task is held out."""
+    write_params({"candidates.max_train_tasks": 1})
+    stages.candidates()
+    assert {p.task_key for p in Project.here().programs("train")} == {matmul.task.key}
+
+
+@pytest.mark.parametrize(("stage", "missing"), [(stages.candidates, "tasks"), (stages.collect, "candidates"), (stages.holdout, "candidates")])
+def test_a_stage_names_the_one_before_it(here, stage, missing):
+    with pytest.raises(DataError, match=f"the stage {missing} writes it: dvc repro {missing}"):
+        stage()
+
+
+# --- collect and holdout ---
+
+
+def test_a_platforms_share_is_collected(pool, runners):
+    """Half of 40 programs, half of those at random, the rest in two rounds of five."""
+    said = stages.collect("first")
+    records = store.read_records(RECORDS)
+    assert Counter(r.round for r in records) == {0: 10, 1: 5, 2: 5} and len({r.key for r in records}) == 20
+    errors = Counter(r.error for r in records)
+    assert said == f"20 of 40 programs; {', '.join(f'{errors[kind]} {kind}' for kind in sorted(errors))}"
+    programs = {(p.task_key, p.sketch, p.decisions): p.number for p in Project.here().programs("train")}
+    assert all(programs[r.key] == r.program_id for r in records)
+    assert sorted(r.key for r in iter_journal(JOURNAL)) == [r.key for r in records]
+    hardware = read_saved_hardware(RECORDS)
+    assert (hardware.bandwidth_gbs, hardware.simd_bytes) == (12.5, 16)
+    samples = Project.here().samples("first")
+    assert samples.latencies_s.tolist() == [r.latency_s for r in records]
+
+
+def test_what_is_asked_of_the_measuring_process_stands_in_params(pool, runners, monkeypatch):
+    monkeypatch.setattr(data, "threads", lambda: 3)
+    changed = {"repeats": 7, "min_repeat_ms": 1.5, "max_number": 11, "enough_s": 0.5, "warmup": 2, "early_stop_factor": 4.0}
+    write_params({f"measure.{k}": v for k, v in changed.items()} | {"measure.timeout_s": 3, "measure.build_timeout_s": 5, "measure.flush_cache": True})
+    stages.collect("second")
+    (runner,) = runners
+    assert asdict(runner.setup.protocol) == changed | {"threads": 3, "flush_cache": True}
+    assert runner.setup.limits == Limits(build_s=5, run_s=3)
+    assert runner.setup.target == {"kind": "llvm", "mcpu": "haswell", "num-cores": 3}
+    assert {r.protocol for r in store.read_records(records_folder("second")) if r.error == "ok"} == {runner.setup.protocol_json()}
+
+
+def test_steps_are_reported_and_can_be_followed(pool, runners):
+    stages.collect("first")
+    steps = lines_of(ROUNDS)
+    assert [(s["round"], s["step"]) for s in steps] == [
+        (0, "select"), (0, "measure"), (0, "refit"), (1, "select"), (1, "measure"), (1, "refit"), (2, "select"), (2, "measure"),
+    ]  # fmt: skip
+    found = report()
+    assert found["rounds"] == steps
+    assert (found["platform"], found["programs"], found["pool"], sum(found["errors"].values())) == ("first", 20, 40, 20)
+
+
+def test_a_second_collection_measures_nothing_and_writes_the_same(pool, runners):
+    stages.collect("first")
+    before, journal = store.data_digest(RECORDS), (JOURNAL / "records.jsonl").read_bytes()
+    stages.collect("first")
+    assert runners[-1].jobs == []
+    assert store.data_digest(RECORDS) == before and (JOURNAL / "records.jsonl").read_bytes() == journal
+    assert len(lines_of(ROUNDS)) == 8  # of this run only
+    assert [s["from_journal"] for s in lines_of(ROUNDS) if s["step"] == "measure"] == [10, 5, 5]
+    assert report()["rounds"] == lines_of(ROUNDS)
+
+
+def test_an_interrupted_collection_leaves_the_old_records_and_goes_on(pool, runners):
+    stages.collect("first")
+    before = store.data_digest(RECORDS)
+    write_params({"seed": 5})
+    runners.limit = 4
+    with pytest.raises(KeyboardInterrupt):
+        stages.collect("first")
+    assert store.data_digest(RECORDS) == before and len(list(iter_journal(JOURNAL))) == 24
+    runners.limit = None
+    stages.collect("first")
+    resumed = store.read_records(RECORDS)
+    journal = [r.key for r in iter_journal(JOURNAL)]
+    assert len(journal) == len(set(journal)) == 24 + len(runners[-1].jobs)
+    shutil.rmtree(JOURNAL)
+    stages.collect("first")
+    undisturbed = store.read_records(RECORDS)
+    assert [(r.key, r.latencies_s, r.round) for r in resumed] == [(r.key, r.latencies_s, r.round) for r in undisturbed]
+
+
+def test_another_sampler_selects_other_programs_of_the_same_start(pool, runners):
+    stages.collect("first")
+    rdu = {r.key: r.round for r in store.read_records(RECORDS)}
+    write_params({"collect.sampler": "random"})
+    stages.collect("first")
+    at_random = {r.key: r.round for r in store.read_records(RECORDS)}
+    start = {key for key, number in rdu.items() if number == 0}
+    assert start == {key for key, number in at_random.items() if number == 0} and rdu.keys() != at_random.keys()
+    assert len(runners[-1].jobs) == len(at_random.keys() - rdu.keys()) > 0
+    assert {s["step"] for s in lines_of(ROUNDS)} == {"select", "measure"}
+
+
+def test_later_platforms_have_a_smaller_share(pool, runners):
+    said = stages.collect().splitlines()
+    assert [line.split(" programs")[0] for line in said] == ["first: 20 of 40", "second: 10 of 40"]
+    assert Counter(r.round for r in store.read_records(records_folder("second"))) == {0: 5, 1: 2, 2: 3}
+    assert read_saved_hardware(records_folder("second")).simd_bytes == 32
+
+
+def test_the_smallest_share_is_one_program(pool, runners):
+    write_params({"collect.first_fraction": 0.001, "collect.initial_share": 0.001})
+    assert stages.collect("first").startswith("1 of 40 programs")
+    write_params({"collect.first_fraction": 0.05, "collect.initial_share": 0.001})
+    assert stages.collect("first").startswith("2 of 40 programs")
+
+
+def test_all_held_out_programs_are_measured(pool, runners, softmax):
+    stages.collect("first")
+    assert stages.holdout("first") == "6 held-out programs"
+    records = store.read_records(HOLDOUT)
+    assert {r.task_key for r in records} == {softmax.task.key} and {r.round for r in records} == {0}
+    assert [r.program_id for r in sorted(records, key=lambda r: r.program_id)] == list(range(6))
+    assert read_saved_hardware(HOLDOUT) == read_saved_hardware(RECORDS)
+    assert len(list(iter_journal(Path("data/journal/holdout/first")))) == 6
+    assert len(Project.here().samples("first", "holdout")) == 6
+    digest = store.data_digest(HOLDOUT)
+    stages.holdout("first")
+    assert runners[-1].jobs == [] and store.data_digest(HOLDOUT) == digest
+
+
+def test_measuring_again_keeps_the_old_journal(pool, runners):
+    """Nothing that was measured is ever deleted; three times within a second, since names must not meet."""
+    stages.collect("first")
+    journals = [(JOURNAL / "records.jsonl").read_bytes()]
+    for times in (1, 2, 3):
+        stages.collect("first", again=True)
+        assert len(runners[-1].jobs) == 20
+        kept = sorted(JOURNAL.parent.glob("first.before-*"))
+        assert [(k / "records.jsonl").read_bytes() for k in kept] == journals and len(kept) == times
+        journals.append((JOURNAL / "records.jsonl").read_bytes())
+    assert [s["from_journal"] for s in lines_of(ROUNDS) if s["step"] == "measure"] == [0, 0, 0]
+    stages.holdout("first", again=True)  # without a journal there is nothing to keep
+    assert len(list(Path("data/journal/holdout").iterdir())) == 1
+
+
+def test_how_long_stages_took_is_remembered(pool, runners):
+    stages.collect("first")
+    stages.holdout("second")
+    assert {f.stem for f in Path("data/journal/seconds").glob("*.json")} >= {"tasks", "candidates", "collect@first", "holdout@second"}
+
+
+# --- platforms that cannot run ---
+
+
+@pytest.fixture
+def cannot_run(monkeypatch):
+    """Say which CPU names this machine seems unable to run."""
+
+    def say(*mcpus):
+        monkeypatch.setattr(data, "why_not", lambda mcpu: f"this CPU lacks {mcpu}" if mcpu in mcpus else None)
+
+    return say
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("stage", "kind"), [(stages.collect, "records"), (stages.holdout, "holdout")])
+def test_a_skipped_platform_says_why_and_what_is_stale_goes(pool, runners, cannot_run, stage, kind):
+    folder = records_folder("second", kind)
+    for _ in range(2):
+        cannot_run("haswell")
+        assert stage("second") == "skipped: this CPU lacks haswell"
+        assert names_in(folder) == {"skipped.json"} and store.skipped_reason(folder) == "this CPU lacks haswell"
+        with pytest.raises(DataError, match="this CPU lacks haswell"):
+            Project.here().samples("second", kind)
+        cannot_run()
+        stage("second")
+        assert names_in(folder) == {"records.parquet", "hardware.json"}
+    assert runners[-1].jobs == []  # the journal outlived the skip
+
+
+def test_the_chain_goes_on_without_a_skipped_platform(pool, runners, cannot_run):
+    cannot_run("nehalem")
+    said = stages.collect().splitlines()
+    assert said[0] == "first: skipped: this CPU lacks nehalem" and said[1].startswith("second: 10 of 40 programs")
+    assert report() == {"platform": "first", "skipped": "this CPU lacks nehalem"} and "rounds" in report("second")
+    assert Project.here().platforms_that_ran() == ["second"]
+    assert len(runners) == 1
+
+
+@pytest.mark.parametrize("stage", [stages.collect, stages.holdout])
+def test_a_machine_that_can_run_no_platform(pool, runners, cannot_run, stage):
+    """An error, not a chain of skipped platforms; what was measured before stays."""
+    stage("first")
+    before = store.data_digest(Path("data"))
+    cannot_run("nehalem", "haswell")
+    for platform in ("first", None):
+        with pytest.raises(PlatformError) as raised:
+            stage(platform)
+        assert str(raised.value) == "this machine can run none of the platforms of params.yaml (this CPU lacks nehalem); add one it can"
+    assert store.data_digest(Path("data")) == before
+
+
+@pytest.mark.parametrize("stage", [stages.collect, stages.holdout])
+def test_an_unknown_platform(pool, runners, stage):
+    with pytest.raises(UsageError, match="^unknown platform 'frist' in params.yaml; did you mean 'first'"):
+        stage("frist")
+    assert runners == [] and not records_folder("frist").exists()

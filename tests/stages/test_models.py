@@ -1,0 +1,207 @@
+"""The stages that make models, on made-up records of a chain a -> b -> c: what lies in a model's folder and when,
+what an interruption changes (nothing), and what an evaluation compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tcl_core import store
+from tcl_core.errors import DataError
+from tcl_core.evaluation.metrics import top_k
+from tcl_core.features.batches import Samples
+from tcl_core.models import catalogue
+from tcl_core.models.mamba import MambaModel
+from tcl_core.params import Chain, Link, load_params
+from tcl_core.platforms import Hardware
+from tcl_core.stages import models
+from tcl_core.stages.project import Project, model_folder, records_folder, save_hardware
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
+WEIGHTS = {"network": dict.fromkeys(range(8), 1.0)}
+FILES = {
+    "a": {"curve.json", "fisher.safetensors", "hardware.json", "model.json", "weights.safetensors", "knowledge_base"},
+}
+FILES["b"] = FILES["c"] = FILES["a"] | {"scratch"}
+
+
+def samples(platform: str, kind: str) -> Samples:
+    """64 programs of 8 tasks; a program's latency follows from its tokens, on each platform a little differently."""
+    number = ord(platform) - ord("a")
+    draw, fixed = np.random.default_rng([number, kind == "holdout"]), np.random.default_rng(5)
+    direction = fixed.normal(size=5) + 0.4 * number * np.random.default_rng(number).normal(size=5)
+    tokens = draw.normal(size=(64, 6, 5)).astype(np.float32)
+    latencies_s = 1e-3 * np.exp(-0.5 * np.tanh(tokens @ direction).sum(1))
+    return Samples(tokens, np.full(64, 6, np.int32), np.repeat(np.arange(8, dtype=np.int32), 8), latencies_s)
+
+
+class TinyProject(Project):
+    def samples(self, platform: str, kind: str = "records") -> Samples:
+        return samples(platform, kind)
+
+    def task_weights(self, split: str) -> dict[str, dict[int, float]]:
+        return WEIGHTS
+
+
+def project() -> TinyProject:
+    params = load_params(ROOT / "params.yaml")
+    return TinyProject(
+        dataclasses.replace(
+            params,
+            chain=CHAIN,
+            train=dataclasses.replace(params.train, epochs=6, batch_size=32),
+            distill=dataclasses.replace(params.distill, epochs=6, kd_epochs=6),
+            evaluate=dataclasses.replace(params.evaluate, top_k=(1, 5), bootstrap=20),
+        )
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty project's folder, in which the platforms' hardware is known."""
+    monkeypatch.chdir(tmp_path)
+    for platform in "abc":
+        save_hardware(records_folder(platform), Hardware(cores=ord(platform)))
+    return tmp_path
+
+
+def run_chain(chain: Project) -> None:
+    models.run_train(chain)
+    models.run_distill(chain, "b")
+    models.run_distill(chain, "c")
+
+
+def curve(platform: str) -> list[dict]:
+    return json.loads((model_folder(platform) / "curve.json").read_text())
+
+
+def test_a_model_folder_holds_all_that_its_readers_want(folder):
+    run_chain(project())
+    for platform, files in FILES.items():
+        assert {path.name for path in model_folder(platform).iterdir()} == files
+        assert json.loads((model_folder(platform) / "hardware.json").read_text())["cores"] == ord(platform)
+    assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
+    assert [e["epoch"] for e in curve("c")] == [1, 2, 3, 4, 5, 6]
+    assert {path.name for path in (folder / "data" / "models").iterdir()} == {"a", "b", "c"}
+    assert not any((folder / "data" / "journal" / "checkpoints").iterdir())
+
+
+def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
+    chain = project()
+    run_chain(chain)
+    alone = MambaModel(models.fit_settings(chain))
+    alone.fit(*chain.split_by_task(samples("b", "records"), chain.params.train.validation_share))
+    saved, held_out = catalogue.load(model_folder("b") / "scratch"), samples("b", "holdout")
+    np.testing.assert_array_equal(saved.predict(held_out), alone.predict(held_out))
+
+
+@pytest.mark.parametrize("broken", ["save_hardware", "write_json"])
+def test_a_model_folder_appears_whole_or_not_at_all(folder, monkeypatch, broken):
+    def fail(*args):
+        raise DataError("no")
+
+    chain = project()
+    with monkeypatch.context() as patch, pytest.raises(DataError):
+        patch.setattr(models, broken, fail)
+        models.run_train(chain)
+    assert list((folder / "data" / "models").iterdir()) == []
+    models.run_train(chain)
+    before = store.data_digest(model_folder("a"))
+    monkeypatch.setattr(models, broken, fail)
+    with pytest.raises(DataError):
+        models.run_train(chain)
+    assert store.data_digest(model_folder("a")) == before
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def killed(monkeypatch, chain: Project, note: str, times: int) -> None:
+    """Distill onto b, but die when the progress bar gets ``note`` for the ``times``-th time."""
+    seen, advance = [], models.Progress.advance
+
+    def die(self, text=""):
+        advance(self, text)
+        seen.extend([text] * text.startswith(note))
+        if len(seen) == times:
+            raise Interrupt
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupt):
+        patch.setattr(models.Progress, "advance", die)
+        models.run_distill(chain, "b")
+
+
+@pytest.mark.parametrize("note", ["CL", "KD", "for comparison"])
+def test_an_interrupted_training_ends_in_the_same_bytes(folder, monkeypatch, note):
+    chain = project()
+    models.run_train(chain)
+    models.run_distill(chain, "b")
+    expected = store.data_digest(model_folder("b"))
+    former = (model_folder("b") / "curve.json").read_bytes()
+    killed(monkeypatch, chain, note, 6)
+    models.run_distill(chain, "b")
+    assert (model_folder("b") / "curve.json").read_bytes() == former
+    assert store.data_digest(model_folder("b")) == expected
+
+
+def test_the_last_platform_is_the_chains_last_whatever_this_machine_skips(folder):
+    """Whether b's knowledge base learns b must not hang on what collecting on c found."""
+    chain = project()
+    models.run_train(chain)
+    store.write_skipped(records_folder("c"), "c", "no AVX-512 here")
+    models.run_distill(chain, "b")
+    assert {entry["phase"] for entry in curve("b")} == {"CL", "KD"}
+    assert models.run_distill(chain, "c") == "skipped: no AVX-512 here"
+
+
+def test_distillation_shares_how_training_goes():
+    chain = project()
+    settings = models.fit_settings(chain)
+    t = chain.params.train
+    assert (settings.epochs, settings.batch_size, settings.learning_rate) == (6, 32, t.learning_rate)
+    assert (settings.weight_decay, settings.clip_norm, settings.seed) == (
+        t.weight_decay, t.gradient_clip, chain.params.seed,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def evaluation(folder, monkeypatch) -> dict:
+    monkeypatch.setattr(
+        models, "_collection", lambda *_: [{"round": 0, "measured": {"dense": 3}, "failed": 0, "best_score": 0.5}]
+    )
+    run_chain(project())
+    text = models.run_evaluate(project())
+    found = json.loads((folder / "data" / "reports" / "evaluation.json").read_text())
+    return {**found, "text": text}
+
+
+def test_an_evaluation_shows_what_distillation_is_worth(evaluation):
+    def top_1(name: str | Path, platform: str) -> float:
+        s = samples(platform, "holdout")
+        return top_k(catalogue.load(model_folder(name)).predict(s), s.latencies_s, s.tasks, WEIGHTS, 1)
+
+    zero_shot, alone = evaluation["baselines"]["zero-shot"], evaluation["baselines"]["own data only"]
+    assert list(zero_shot) == list(alone) == ["b", "c"]
+    assert zero_shot["c"]["top_1"]["value"] == top_1("b", "c") == evaluation["chain"]["top_1"][1][2]
+    assert alone["b"]["top_1"]["value"] == top_1("b/scratch", "b")
+    assert evaluation["platforms"]["b"]["top_1"]["value"] == top_1("b", "b") == evaluation["chain"]["top_1"][1][1]
+    base = evaluation["knowledge_base"]["top_1"]
+    assert base[1] == [top_1("b/knowledge_base", p) for p in "abc"] == base[2]  # the last platform has no KD phase
+    assert base[0] == evaluation["chain"]["top_1"][0]  # the first platform's model is the knowledge base
+    assert evaluation["parameters"]["a"] * 2 < evaluation["parameters"]["b"] == evaluation["parameters"]["c"]
+
+
+def test_the_table_and_the_plots_show_them(evaluation, folder):
+    rows = [line.split("│")[2].strip() for line in evaluation["text"].splitlines() if line.count("│") > 6]
+    assert rows == ["TCL", "random", *["TCL", "zero-shot", "own data only", "random"] * 2]
+    assert "Top-1 of the knowledge base alone" in evaluation["text"]
+    assert {path.name for path in (folder / "data" / "reports" / "plots").iterdir()} == {
+        "top_k.png", "chain.png", "ranks.png", "learning.png", "collection.png",
+    }  # fmt: skip

@@ -1,0 +1,140 @@
+"""What all stages share: the host's hardware, the machine for oneself, the data set as it lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tcl_core.errors import DataError
+from tcl_core.platforms import Hardware
+from tcl_core.stages import project
+from tcl_core.stages.project import hardware_here, measuring_alone, read_saved_hardware, save_hardware, stage_seconds, timed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+# --- hardware ---
+
+
+@pytest.fixture
+def bandwidths(monkeypatch):
+    """The bandwidths that measurements will find, in order; empty when all were taken."""
+    found = [12.5, 99.0]
+    monkeypatch.setattr(project, "copy_bandwidth_gbs", lambda: found.pop(0))
+    return found
+
+
+def test_bandwidth_is_measured_once_per_host_and_kept(bandwidths, monkeypatch):
+    """Two platforms of one host differ in nothing but their vectors; a second run has the same hardware vector."""
+    first, second = hardware_here("nehalem", {}), hardware_here("haswell", {})
+    assert (first.bandwidth_gbs, second.bandwidth_gbs, bandwidths) == (12.5, 12.5, [99.0])
+    assert (first.simd_bytes, second.simd_bytes) == (16, 32)
+    assert hardware_here("nehalem", {}) == first
+    kept = json.loads(Path("data/journal/hardware.json").read_text())
+    assert kept == {"host": project.host_fingerprint(), "bandwidth_gbs": 12.5}
+    monkeypatch.setattr(project, "host_fingerprint", lambda: "another host")
+    assert hardware_here("nehalem", {}).bandwidth_gbs == 99.0
+    assert hardware_here("haswell", {}).bandwidth_gbs == 99.0 and bandwidths == []
+    assert json.loads(Path("data/journal/hardware.json").read_text())["host"] == "another host"
+
+
+def test_what_params_give_counts_more(bandwidths):
+    hardware = hardware_here("haswell", {"bandwidth_gbs": 51.2, "memory_channels": 2})
+    assert (hardware.bandwidth_gbs, hardware.memory_channels) == (51.2, 2)
+
+
+def test_saved_hardware_comes_back(tmp_path):
+    hardware = Hardware(*(float(n) for n in range(11)))
+    save_hardware(tmp_path / "records", hardware)
+    assert read_saved_hardware(tmp_path / "records") == hardware
+    with pytest.raises(DataError, match=r"^there is no .*none/hardware\.json; the stage that writes .*none writes it: run dvc repro"):
+        read_saved_hardware(tmp_path / "none")
+
+
+# --- measuring alone ---
+
+MEASURER = """
+import sys
+from pathlib import Path
+from tcl_core.stages.project import measuring_alone
+with measuring_alone():
+    print("measuring", Path(sys.argv[1]).exists(), flush=True)
+    sys.stdin.readline()
+    Path(sys.argv[1]).touch()
+"""
+
+
+@pytest.fixture
+def measurer(tmp_path):
+    """Start a process that measures until it is told to end, and then leaves a file."""
+    started = []
+
+    def start():
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [sys.executable, "-c", MEASURER, str(tmp_path / "ended")]
+        started.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_measurement_waits_for_the_first_ones_end(measurer):
+    first = measurer()
+    assert first.stdout.readline() == "measuring False\n"
+    second = measurer()
+    assert second.stderr.readline() == "another process measures on this machine; waiting for its end\n"
+    print(file=first.stdin, flush=True)
+    assert second.stdout.readline() == "measuring True\n"  # the first one had ended when the second began
+    assert first.wait(20) == 0 and first.stderr.read() == ""
+
+
+def test_a_killed_measurement_lets_the_next_one_begin(measurer):
+    first = measurer()
+    assert first.stdout.readline() == "measuring False\n"
+    second = measurer()
+    second.stderr.readline()
+    first.kill()
+    assert second.stdout.readline() == "measuring False\n"
+
+
+def test_one_after_the_other_does_not_wait(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    for _ in range(2):
+        with measuring_alone():
+            pass
+    with pytest.raises(KeyboardInterrupt), measuring_alone():
+        raise KeyboardInterrupt
+    with measuring_alone():
+        assert capfd.readouterr().err == ""
+
+
+# --- how long stages took ---
+
+
+def test_seconds_of_the_last_run(monkeypatch):
+    clock = iter([10.0, 12.54, 100.0, 101.0, 200.0, 203.0])
+    monkeypatch.setattr(project.time, "monotonic", lambda: next(clock))
+    for stage in ("tasks", "collect@a", "tasks"):
+        with timed(stage):
+            pass
+    assert stage_seconds() == {"collect@a": 1.0, "tasks": 3.0}
+
+
+def test_a_failed_stage_keeps_the_time_of_the_last_good_run():
+    with pytest.raises(ValueError), timed("tasks"):
+        raise ValueError
+    assert stage_seconds() == {}

@@ -1,0 +1,260 @@
+"""Registering, promoting, tuning and summing up, with models whose quality is known and the real registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tcl_core import registry, store
+from tcl_core.errors import DataError, RegistryError
+from tcl_core.evaluation.report import write_json
+from tcl_core.features.batches import Samples
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import FORMAT
+from tcl_core.params import Chain, Link, load_params
+from tcl_core.platforms import Hardware
+from tcl_core.stages import overview, use
+from tcl_core.stages.project import JOURNAL, Project, model_folder, records_folder, save_hardware
+
+ROOT = Path(__file__).resolve().parents[2]
+P = "p-one"
+
+
+class Known:
+    """Ranks as told by the text in its folder: best, worst, nan; or says that the features have changed."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    @classmethod
+    def load(cls, folder: Path) -> Known:
+        return cls(json.loads((folder / "model.json").read_text())["arguments"]["how"])
+
+    def predict(self, samples: Samples) -> np.ndarray:
+        if self.how == "narrow":
+            raise DataError("the model reads 47 features and these programs have 48.")
+        return {"best": -1.0, "worst": 1.0, "nan": np.nan}[self.how] * samples.latencies_s.astype(np.float32)
+
+
+class TinyProject(Project):
+    """Twelve held-out tasks of six programs that take 1 to 6 ms."""
+
+    def samples(self, platform: str, kind: str = "records") -> Samples:
+        tasks = np.repeat(np.arange(12, dtype=np.int32), 6)
+        latencies_s = np.tile(np.arange(1, 7) * 1e-3, 12)
+        return Samples(np.zeros((72, 2, 3), np.float32), np.full(72, 2, np.int32), tasks, latencies_s)
+
+    def task_weights(self, split: str) -> dict[str, dict[int, float]]:
+        return {"network": dict.fromkeys(range(12), 1.0)}
+
+
+def write_model(platform: str, how: str) -> None:
+    folder = model_folder(platform)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.json").write_text(json.dumps({"format": FORMAT, "class": "known", "arguments": {"how": how}}))
+    (folder / "curve.json").write_text('[{"phase": "train", "epoch": 1, "loss": 0.5}]')
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """One registry for the module, for making one takes seconds; each test has a platform of its own."""
+    return f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, database, request) -> TinyProject:
+    """A project with platforms of this test's own names: P, then b; both measured and evaluated."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the machine's lock of measuring lies
+    monkeypatch.setitem(catalogue.CLASSES, "known", f"{__name__}:Known")
+    params = load_params(ROOT / "params.yaml")
+    first = "".join(c if c.isalnum() else "-" for c in request.node.name.lower())
+    mcpu = dataclasses.replace(params.platforms["host-sse42"])
+    monkeypatch.setitem(globals(), "P", first)
+    chain = Chain(first, {"b": Link(first)})
+    for platform in (first, "b"):
+        for kind in ("records", "holdout"):
+            records_folder(platform, kind).mkdir(parents=True)
+            (records_folder(platform, kind) / "records.parquet").write_bytes(b"as measured")
+        write_model(platform, "best")
+        save_hardware(model_folder(platform), Hardware(cores=2))
+    write_json(use.EVALUATION, evaluation(first, "b"))
+    monkeypatch.setattr(store, "read_records", lambda folder: [None] * 10)
+    return TinyProject(dataclasses.replace(params, chain=chain, platforms={first: mcpu, "b": mcpu}))
+
+
+def evaluation(*platforms: str) -> dict:
+    figures = {"top_1": {"value": 0.9}, "top_1_random": {"value": 0.5}, "pairwise_accuracy": 0.8}
+    return {
+        "platforms": dict.fromkeys(platforms, figures),
+        "chain": {"forgetting": dict.fromkeys(platforms, 0.0)},
+    }
+
+
+def made_and_promoted(project: TinyProject, how: str) -> str:
+    write_model(P, how)
+    use.register_model(project, P)
+    return use.promote_model(project, P)
+
+
+# --- promotion ---
+
+
+def test_the_first_must_beat_a_random_ranking_by_what_it_is_expected_to_find(project):
+    """Of 1 .. 6 ms a random choice takes 3.5 ms on average, whatever the seed: 1 / 3.5 = 0.286."""
+    said = made_and_promoted(project, "worst")
+    assert "version 1 stays a candidate: top-1 0.167 against 0.286 of a random ranking on 72 held-out programs" in said
+    said = made_and_promoted(project, "best")
+    assert "version 2 is now champion: top-1 1.000 against 0.286 of a random ranking" in said
+    assert registry.champion_version(P) == 2
+    assert use.promote_model(project, P) == f"tcl-{P} version 2 is the champion already"
+
+
+@pytest.mark.parametrize("champion", ["narrow", "nan", "gone", "damaged"])
+def test_a_champion_that_cannot_rank_does_not_wave_the_next_one_through(project, monkeypatch, champion):
+    made_and_promoted(project, "best")
+    if champion in ("narrow", "nan"):
+        monkeypatch.setattr(Known, "load", classmethod(lambda cls, folder: cls(_how(folder, champion))))
+    else:
+        _, folder = registry.champion(P)
+        text = {"gone": '{"format": %s, "class": "tlp", "arguments": {}}' % json.dumps(FORMAT), "damaged": "{"}[champion]
+        (folder / "model.json").write_text(text)
+    said = made_and_promoted(project, "worst")
+    why = {"narrow": "47 features", "nan": "not numbers", "gone": "unknown model 'tlp'", "damaged": "is damaged"}[champion]
+    assert "version 2 stays a candidate: top-1 0.167 against 0.286 of a random ranking (champion version 1 " in said
+    assert f"{why}" in said and "better with probability 0.000 (0.95 needed)" in said
+    assert registry.champion_version(P) == 1
+
+
+def _how(folder: Path, champion: str) -> str:
+    """The present model ranks as it was written, the registered one as the test wants."""
+    is_present = folder == model_folder(P)
+    return json.loads((folder / "model.json").read_text())["arguments"]["how"] if is_present else champion
+
+
+def test_a_candidate_that_predicts_no_numbers_is_an_error(project):
+    with pytest.raises(DataError, match="NaN|not a number|finite"):
+        made_and_promoted(project, "nan")
+
+
+def test_the_present_model_is_judged_not_the_newest_version(project):
+    """Parameters were changed and changed back: version 1 is the model again, and fights the champion, version 2."""
+    made_and_promoted(project, "worst")
+    assert "version 2 is now champion" in made_and_promoted(project, "best")
+    write_model(P, "worst")
+    assert use.register_model(project, P) == f"tcl-{P} version 1"
+    assert "version 1 stays a candidate: top-1 0.167 against 1.000 of champion version 2" in use.promote_model(project, P)
+
+
+def test_what_is_not_registered_is_not_promoted(project):
+    use.register_model(project, P)
+    (records_folder(P) / "records.parquet").write_bytes(b"measured again")
+    with pytest.raises(RegistryError, match=f"is not registered; run: tcl register --platform {P}"):
+        use.promote_model(project, P)
+
+
+# --- tuning ---
+
+
+@pytest.fixture
+def tuner(project, monkeypatch):
+    """Stands in for the search: counts its calls; PyTorch's time as told."""
+    from tcl_core.tuning import network
+    from tcl_core.tuning.network import Tuned
+
+    class Tuner:
+        calls: list[tuple[str, int]] = []
+        pytorch_ms: float | None = 24.6
+
+        def __call__(self, name, model, hardware, setup, trials, seed) -> Tuned:
+            self.calls.append((name, trials))
+            return Tuned(trials, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0)
+
+    tuner = Tuner()
+    tuner.calls = []
+    monkeypatch.setattr(network, "tune_network", tuner)
+    monkeypatch.setattr(use, "why_not", lambda mcpu: None)
+    made_and_promoted(project, "best")
+    return tuner
+
+
+def test_nothing_new_is_tuned_once(project, tuner):
+    said = use.run_tune(project, None, P, None)
+    assert said == (
+        f"resnet-18 on {P}: 2000.00 ms untuned, 87.62 ms tuned, PyTorch 24.60 ms; 200 programs measured, "
+        "largest difference to PyTorch's output 6.0e-08"
+    )
+    said = use.run_tune(project, None, P, None)
+    assert said.startswith("unchanged: resnet-18 on") and said.endswith("to tune it once more: tcl tune --again")
+    assert tuner.calls == [("resnet-18", 200)]
+
+
+@pytest.mark.parametrize("change", ["network", "trials", "champion", "again"])
+def test_what_is_new_is_tuned(project, tuner, change):
+    use.run_tune(project, "resnet-18", P, 200)
+    if change == "champion":
+        registry.promote(P, registry.register(P, saved_elsewhere(), {}, {}, {}), True, "better", 1)
+    network, trials = ("bert-tiny" if change == "network" else "resnet-18"), (64 if change == "trials" else 200)
+    use.run_tune(project, network, P, trials, again=change == "again")
+    assert tuner.calls == [("resnet-18", 200), (network, trials)]
+    tuned = json.loads(use.TUNED.read_text())
+    assert tuned["champion_version"] == (2 if change == "champion" else 1)
+    assert use.run_tune(project, network, P, trials).startswith("unchanged")
+
+
+def saved_elsewhere() -> Path:
+    write_model("elsewhere", "best")
+    save_hardware(model_folder("elsewhere"), Hardware(cores=3))
+    return model_folder("elsewhere")
+
+
+def test_a_changed_file_is_tuned_anew(project, tuner, tmp_path):
+    file = tmp_path / "net.onnx"
+    for content in (b"one", b"one", b"two"):
+        file.write_bytes(content)
+        use.run_tune(project, str(file), P, 5)
+    assert len(tuner.calls) == 2
+
+
+def test_without_pytorch_everything_is_still_said(project, tuner, monkeypatch):
+    tuner.pytorch_ms = None
+    said = use.run_tune(project, "net.onnx", P, 5)
+    assert "87.62 ms tuned, PyTorch -;" in said and "difference to the untuned network's output 6.0e-08" in said
+    assert f"- net.onnx on {P}: 2000.00 ms untuned, 87.62 ms tuned, PyTorch -\n" in overview.write_summary(project)
+    assert json.loads(overview.SUMMARY.read_text())["pytorch_ms"] is None
+
+
+# --- the summary ---
+
+
+def test_the_summary_names_what_was_measured_learned_and_promoted(project):
+    made_and_promoted(project, "best")
+    store.write_skipped(records_folder("b"), "b", "no AVX-512 here")
+    text = overview.write_summary(project)
+    assert f"- {P}: top-1 0.900 on held-out networks (a random ranking: 0.500), 20 programs measured, champion is version 1" in text
+    assert "- b: skipped, no AVX-512 here" in text
+    saved = json.loads(overview.SUMMARY.read_text())
+    assert saved["platforms"][P]["champion_version"] == 1 and saved["platforms"]["b"] == {"skipped": "no AVX-512 here"}
+
+
+@pytest.mark.parametrize("lacking", ["platform", "figure"])
+def test_an_older_evaluation_is_said_to_be_old(project, lacking):
+    old = evaluation(P, *("b" for _ in range(lacking != "platform")))
+    if lacking == "figure":
+        old["platforms"]["b"] = {"top_5": {"value": 1.0}}
+    write_json(use.EVALUATION, old)
+    with pytest.raises(DataError, match="evaluation.json lacks '.*' for platform b; run: dvc repro evaluate"):
+        overview.write_summary(project)
+
+
+def test_times_of_stages_that_are_no_more_do_not_count(project):
+    for stage, seconds in {"tasks": 60, f"collect@{P}": 120, "distill@b": 30, "tune": 30, "collect@gone": 6000}.items():
+        write_json(JOURNAL / "seconds" / f"{stage}.json", {"stage": stage, "seconds": seconds})
+    assert "Time: 4.0 min in stages (collect@" in overview.write_summary(project)
+    assert "collect@gone" not in json.loads(overview.SUMMARY.read_text())["seconds"]

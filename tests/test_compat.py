@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tcl_core import compat
+from tcl_core.errors import PlatformError
+
+ROOT = Path(__file__).parents[1]
+
+
+def fresh(code: str) -> str:
+    """What a new Python process prints."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def pretend(monkeypatch, **versions):
+    real = importlib.metadata.version
+
+    def version(package):
+        found = versions.get(package.replace("-", "_"), real(package))
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return found
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_the_installed_versions_are_the_right_ones():
+    compat.check_versions()
+
+
+@pytest.mark.parametrize(
+    ("versions", "found"),
+    [
+        ({"apache_tvm_ffi": "0.1.15.post2"}, "apache-tvm-ffi 0.1.15.post2"),
+        ({"apache_tvm_ffi": None}, "apache-tvm-ffi none"),
+        ({"apache_tvm": "0.26.0"}, "apache-tvm 0.26.0"),
+    ],
+)
+def test_a_version_that_crashes_is_refused_with_the_remedy(monkeypatch, versions, found):
+    pretend(monkeypatch, **versions)
+    wanted = "0.1.14.post1" if "ffi" in found else "0.27.0.post1"
+    with pytest.raises(PlatformError) as raised:
+        compat.check_versions()
+    assert str(raised.value) == (
+        f"{found} is installed, but only {wanted} works here (others crash the process); "
+        "run: pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
+    )
+
+
+def test_versions_are_asked_before_anything_of_tvm_is_imported(monkeypatch):
+    imported = []
+    monkeypatch.setattr(compat.importlib, "import_module", imported.append)
+    pretend(monkeypatch, apache_tvm_ffi="9.9")
+    with pytest.raises(PlatformError):
+        compat.load_tvm.__wrapped__()
+    assert imported == []
+
+
+def test_loading_is_light_and_foreign_intrinsics_stay_out():
+    """A design space of a CPU target must not parse what other hardware has; nor does a worker import torch."""
+    code = """
+import sys
+from tcl_core.compat import load_tvm, meta_schedule, load_intrinsics
+tvm = load_tvm(without_torch=True)
+from tvm import te
+x = te.placeholder((4, 4), name="x")
+module = tvm.IRModule({"main": te.create_prim_func([x, te.compute((4, 4), lambda i, j: x[i, j] + 1)])})
+from tcl_core.programs.sketches import DesignSpace
+DesignSpace("key", module, {"kind": "llvm", "num-cores": 1}).sketches()
+intrinsics = [name for name in sys.modules if name.startswith("tvm.s_tir.tensor_intrin.")]
+print(intrinsics, sys.modules.get("torch"), "transformers" in sys.modules)
+load_intrinsics("llvm")
+print([name for name in sys.modules if name.startswith("tvm.s_tir.tensor_intrin.")])
+print(tvm.s_tir.TensorIntrin.get("dot_16x4_vnni") is not None)
+"""
+    assert fresh(code).splitlines() == ["[] None False", "['tvm.s_tir.tensor_intrin.x86']", "True"]
+
+
+def test_importing_compat_loads_no_compiler():
+    assert fresh("import sys, tcl_core.compat; print('tvm' in sys.modules, 'numpy' in sys.modules)") == "False False"
+
+
+def test_a_target():
+    target = compat.make_target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+    assert (str(target.kind.name if hasattr(target.kind, "name") else target.kind), int(target.attrs["num-cores"])) == ("llvm", 2)
+
+
+@pytest.mark.parametrize("spec", [{"kind": "no-such-kind"}, {"kind": "llvm", "no-such-option": 1}, {}])
+def test_a_target_that_tvm_does_not_know(spec):
+    with pytest.raises(PlatformError) as raised:
+        compat.make_target(spec)
+    message = str(raised.value)
+    assert message.startswith(f"TVM has no target {spec}: ") and "\n" not in message
+
+
+def test_threads_of_the_runtime():
+    """As many as asked for, though TVM by itself counts each second logical CPU only and obeys OMP_NUM_THREADS.
+
+    In a process of its own: TVM also binds the calling thread to a core.
+    """
+    code = """
+from tcl_core.compat import load_tvm, set_threads
+tvm = load_tvm(without_torch=True)
+set_threads(2)
+print(tvm.get_global_func("runtime.NumThreads")())
+"""
+    assert fresh(code) == "2"
+
+
+def test_the_structural_key_is_stable():
+    """Equal for equal modules whatever their names of variables, and the same number in every process and release."""
+    code = """
+import sys; sys.path.insert(0, {tests!r})
+from tcl_core.compat import load_tvm, structural_key
+load_tvm(without_torch=True)
+from tvm import te
+import tvm
+def key(names, extent=8):
+    x = te.placeholder((extent,), name=names[0])
+    y = te.compute((extent,), lambda i: x[i] * 2, name=names[1])
+    return structural_key(tvm.IRModule({{"main": te.create_prim_func([x, y])}}))
+print(key("xy"), key("ay") == key("xy"), key("xy", 9) == key("xy"))
+""".format(tests=str(ROOT / "tests"))
+    first, second = fresh(code).split(), fresh(code).split()
+    assert first == second
+    assert len(first[0]) == 16 and first[1:] == ["True", "False"]

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tcl_core import platforms
+from tcl_core.errors import UsageError
+from tcl_core.platforms import CPUS, Hardware, host_fingerprint, read_hardware, target_of, why_not
+
+EVERY_FLAG = frozenset().union(*(cpu.features for cpu in CPUS.values()))
+XEON = """processor	: 0
+vendor_id	: GenuineIntel
+model name	: Intel(R)  Xeon(R) CPU @ 2.30GHz
+stepping	: 4
+flags		: fpu sse4_2 avx avx2 fma bmi2
+bogomips	: 4600.00
+
+processor	: 1
+model name	: another
+"""
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Set the machine type and the flags that the host seems to have."""
+
+    def pretend(machine="x86_64", flags=EVERY_FLAG):
+        monkeypatch.setattr(platforms.host_platform, "machine", lambda: machine)
+        monkeypatch.setattr(platforms, "cpu_flags", lambda: frozenset(flags))
+
+    return pretend
+
+
+def test_a_host_with_every_feature_runs_its_own_machine_type(host):
+    host()
+    assert {name for name in CPUS if why_not(name) is None} == {n for n, c in CPUS.items() if c.machine == "x86_64"}
+    host("aarch64")
+    assert {name for name in CPUS if why_not(name) is None} == {n for n, c in CPUS.items() if c.machine == "aarch64"}
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "flags", "reason"),
+    [
+        ("haswell", EVERY_FLAG - {"avx2"}, "this CPU lacks avx2"),
+        ("skylake-avx512", {"sse4_2", "avx2", "fma", "bmi2", "avx512f"}, "this CPU lacks avx512bw, avx512cd, avx512dq, avx512vl"),
+        ("nehalem", (), "this CPU lacks sse4_2"),
+        ("cortex-a72", EVERY_FLAG, "this machine is x86_64, cortex-a72 is aarch64"),
+    ],
+)
+def test_why_a_platform_cannot_run(host, mcpu, flags, reason):
+    host(flags=flags)
+    assert why_not(mcpu) == reason
+
+
+def test_an_unknown_cpu(host):
+    host()
+    with pytest.raises(UsageError, match="^unknown CPU 'haswel' in platforms of params.yaml; did you mean 'haswell'"):
+        why_not("haswel")
+
+
+@pytest.mark.parametrize("mcpu", sorted(CPUS))
+def test_the_compiler_knows_every_cpu(mcpu):
+    """A misspelt CPU name would silently compile for a generic one."""
+    from tcl_core.compat import load_tvm
+
+    tvm = load_tvm()
+    triple = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}[CPUS[mcpu].machine]
+    known = tvm.get_global_func("target.llvm_get_cpu_archlist")(tvm.target.Target({"kind": "llvm", "mtriple": triple}))
+    assert mcpu in {str(name) for name in known}
+
+
+def test_a_target_dictionary():
+    assert target_of("haswell", 4) == {"kind": "llvm", "mcpu": "haswell", "num-cores": 4}
+
+
+# --- fingerprint ---
+
+
+def test_the_fingerprint_is_stable(tmp_path):
+    code = "from tcl_core.platforms import host_fingerprint; print(host_fingerprint())"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == host_fingerprint() == host_fingerprint()
+    assert f" x{platforms.threads()} " in host_fingerprint()
+
+
+def test_the_fingerprint_tells_machines_apart(monkeypatch):
+    monkeypatch.setattr(platforms, "_cpuinfo", lambda: {"model name": "A  CPU", "stepping": "1"})
+    monkeypatch.setattr(platforms, "_caches_kib", lambda: {1: 32.0})
+    monkeypatch.setattr(platforms, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(platforms, "threads", lambda: 4)
+    first = host_fingerprint()
+    assert first.startswith("A CPU x4 ") and len(first.split()[-1]) == 8
+    for name, value in (
+        ("_cpuinfo", {"model name": "A CPU", "stepping": "2"}),
+        ("_caches_kib", {1: 48.0}),
+        ("cpu_flags", frozenset({"avx2", "fma"})),
+        ("cpu_flags", frozenset()),
+        ("threads", 2),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(platforms, name, lambda value=value: value)
+            assert host_fingerprint() != first, name
+    assert host_fingerprint() == first
+
+
+def test_flags_that_no_platform_needs_do_not_count(monkeypatch):
+    """A kernel update shows and hides mitigations and the like; the processor is the same one."""
+    prints = set()
+    for others in ((), ("retbleed", "flush_l1d"), ("user_shstk",)):
+        monkeypatch.setattr(platforms, "cpu_flags", lambda others=others: frozenset({"avx2", *others}))
+        prints.add(host_fingerprint())
+    assert len(prints) == 1
+
+
+def test_a_pinned_thread_changes_neither_threads_nor_fingerprint():
+    """TVM's runtime pins whoever runs programs; what is measured after is still of the same host."""
+    code = """
+import os
+from tcl_core import platforms
+def facts(): return platforms.threads(), platforms.host_fingerprint(), platforms._physical_cores()
+before = facts()
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+print(len(os.sched_getaffinity(0)), facts() == before)
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1 True"
+
+
+# --- threads ---
+
+
+@pytest.mark.parametrize(
+    ("quota", "wanted"),
+    [
+        (None, 8),  # no cgroup
+        ("max 100000", 8),
+        ("max", 8),
+        ("300000 100000", 3),
+        ("250000 100000", 3),  # a fraction of a CPU is still one to run on
+        ("10000 100000", 1),
+        ("6400000 100000", 8),  # more than there are
+        ("rubbish", 8),
+    ],
+)
+def test_threads_are_the_usable_cpus_that_the_quota_grants(monkeypatch, quota, wanted):
+    asked = []
+    monkeypatch.setattr(platforms, "_USABLE", set(range(8)))
+    monkeypatch.setattr(platforms, "_read_text", lambda path: asked.append(path) or quota)
+    assert platforms.threads() == wanted
+    assert asked == ["/sys/fs/cgroup/cpu.max"]
+
+
+# --- hardware ---
+
+
+@pytest.fixture
+def no_bandwidth(monkeypatch):
+    calls = []
+    monkeypatch.setattr(platforms, "copy_bandwidth_gbs", lambda: calls.append(1) or 12.34567)
+    return calls
+
+
+def test_the_hardware_of_this_machine(no_bandwidth):
+    hardware = read_hardware("haswell")
+    assert hardware.threads == platforms.threads() <= len(os.sched_getaffinity(0))
+    assert 1 <= hardware.cores <= hardware.threads
+    assert hardware.simd_bytes == 32
+    assert hardware.memory_gib > 0.1
+    assert hardware.bandwidth_gbs == 12.346
+    assert read_hardware("nehalem").simd_bytes == 16
+    assert len(hardware.vector()) == 11 and all(type(x) is float for x in hardware.vector())
+
+
+def test_what_is_given_counts_more_than_what_is_read(no_bandwidth):
+    hardware = read_hardware("haswell", {"cores": 99, "memory_channels": 2, "bandwidth_gbs": 51.2, "simd_bytes": 8})
+    assert (hardware.cores, hardware.memory_channels, hardware.bandwidth_gbs, hardware.simd_bytes) == (99, 2, 51.2, 8)
+    assert not no_bandwidth  # nothing to measure
+
+
+def test_an_unknown_field(no_bandwidth):
+    with pytest.raises(UsageError, match="^unknown hardware field 'core' in platforms of params.yaml; did you mean 'cores'"):
+        read_hardware("haswell", {"core": 4})
+
+
+def test_the_order_of_the_vector_is_the_order_of_the_fields():
+    values = [float(n) for n in range(11)]
+    assert Hardware(*values).vector() == tuple(values)
+    assert [f.name for f in dataclasses.fields(Hardware)] == [
+        "cores", "threads", "base_ghz", "turbo_ghz", "l1_kib", "l2_kib", "l3_kib", "memory_channels",
+        "memory_gib", "bandwidth_gbs", "simd_bytes",
+    ]  # fmt: skip
+
+
+def test_bandwidth_is_plausible():
+    assert 0.1 < platforms.copy_bandwidth_gbs() < 10000
+
+
+# --- reading Linux ---
+
+
+@pytest.fixture
+def linux(monkeypatch, tmp_path):
+    """Files in place of /proc and /sys."""
+
+    class Redirected(type(Path())):
+        def __new__(cls, *parts):
+            path = Path(*parts)
+            return tmp_path / str(path).lstrip("/") if str(path).startswith(("/proc", "/sys")) else path
+
+    def write(files):
+        for name, text in files.items():
+            path = tmp_path / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    monkeypatch.setattr(platforms, "Path", Redirected)
+    caches = (platforms._cpuinfo, platforms.cpu_flags, platforms._caches_kib)
+    for cached in caches:
+        cached.cache_clear()
+    yield write
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_the_first_processor_of_cpuinfo(linux):
+    linux({"/proc/cpuinfo": XEON})
+    assert platforms.cpu_flags() == {"fpu", "sse4_2", "avx", "avx2", "fma", "bmi2"}
+    assert platforms._base_ghz() == 2.3
+    assert host_fingerprint().startswith("Intel(R) Xeon(R) CPU @ 2.30GHz x")
+
+
+def test_arm_features(linux):
+    linux({"/proc/cpuinfo": "processor : 0\nFeatures : fp asimd\nCPU part : 0xd0c\n"})
+    assert platforms.cpu_flags() == {"fp", "asimd"}
+
+
+def test_the_base_clock_without_a_name(linux, monkeypatch):
+    monkeypatch.setattr(platforms.host_platform, "machine", lambda: "x86_64")
+    linux({"/proc/cpuinfo": "model name : AMD EPYC\nbogomips : 5000.00\n"})
+    assert platforms._base_ghz() == 2.5
+    linux({"/sys/devices/system/cpu/cpu0/cpufreq/base_frequency": "2600000\n"})
+    assert platforms._base_ghz() == 2.6
+
+
+def test_caches(linux):
+    base = "/sys/devices/system/cpu/cpu0/cache/index"
+    entries = (("Data", "1", "48K"), ("Instruction", "1", "32K"), ("Unified", "2", "2M"), ("Unified", "3", "1G"))
+    for number, (kind, level, size) in enumerate(entries):
+        linux({f"{base}{number}/type": kind, f"{base}{number}/level": level, f"{base}{number}/size": f"{size}\n"})
+    linux({f"{base}9/type": "Data"})  # unreadable in some containers
+    assert platforms._caches_kib() == {1: 48.0, 2: 2048.0, 3: 1024.0**2}
+    assert platforms.largest_cache_bytes() == 1 << 30
+
+
+def test_a_machine_that_tells_nothing(linux, no_bandwidth, monkeypatch):
+    """No /proc, no /sys: unknown fields are 0, and nothing raises."""
+    monkeypatch.setattr(platforms.host_platform, "machine", lambda: "riscv64")
+    assert platforms.cpu_flags() == frozenset()
+    hardware = read_hardware("haswell")
+    assert (hardware.base_ghz, hardware.turbo_ghz, hardware.l1_kib, hardware.l3_kib) == (0, 0, 0, 0)
+    assert platforms.largest_cache_bytes() == 64 << 20
+    assert host_fingerprint().startswith("riscv64 x")
+    assert why_not("haswell") == "this machine is riscv64, haswell is x86_64"

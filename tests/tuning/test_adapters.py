@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections import Counter
+
+import numpy as np
+import psutil
+import pytest
+from conftest import matmul_module
+
+from tcl_core.compat import load_tvm, make_target, meta_schedule
+from tcl_core.features.tokens import ALL_OPERATORS, KINDS, WIDTH
+from tcl_core.measure.pool import Runner
+from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.tuning.adapters import SearchSettings, decision_search, ranker
+from tcl_core.tuning.measuring import module_builder, worker_runner
+
+HARDWARE = (1.0,) * 11
+SMALL = SearchSettings(population=32, generations=2, explore=0.2, seed=1)
+
+
+class SumModel:
+    """Ranks by the sum of the tokens and keeps what it was shown."""
+
+    name = "sum"
+
+    def __init__(self):
+        self.seen = []
+
+    def predict(self, samples):
+        self.seen.append(samples)
+        return samples.tokens.sum(axis=(1, 2)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def runner(make_setup):
+    with Runner(make_setup()) as runner:
+        yield runner
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(tmp_path_factory, monkeypatch):
+    """Artifacts go into a folder of the test's own, which is empty again in the end."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert os.listdir(folder) == []
+
+
+def tune(tmp_path, runner, model, strategy, trials=8, outcomes=None):
+    ms = meta_schedule()
+    logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()  # tune_tir fails where an earlier one left its own
+    return ms.tune_tir(
+        matmul_module(),
+        make_target(EXTRACTION_TARGET),
+        work_dir=str(tmp_path),
+        max_trials_global=trials,
+        num_trials_per_iter=4,
+        builder=module_builder(),
+        runner=worker_runner(runner, (outcomes if outcomes is not None else []).append),
+        database=ms.database.MemoryDatabase(),
+        cost_model=ranker(model, HARDWARE),
+        measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
+        strategy=strategy,
+        num_tuning_cores=1,
+        seed=1,
+    )
+
+
+def test_stock_evolution_with_our_ranker(tmp_path, runner):
+    """MetaSchedule's own search, ranked by a TCL model and measured in the worker process."""
+    ms, model, outcomes = meta_schedule(), SumModel(), []
+    strategy = ms.search_strategy.EvolutionarySearch(
+        population_size=16, init_measured_ratio=0.0, init_min_unmeasured=8, genetic_num_iters=1, max_fail_count=10
+    )
+    database = tune(tmp_path, runner, model, strategy, outcomes=outcomes)
+    assert len(outcomes) == 8 and {o.error for o in outcomes} == {"ok"}
+    records = database.get_all_tuning_records()
+    assert len(records) == 8
+    fastest = min(float(np.mean([float(s) for s in r.run_secs])) for r in records)
+    assert fastest == pytest.approx(min(np.mean(o.latencies_s) for o in outcomes), rel=1e-6)
+    samples = model.seen[0]
+    assert samples.tokens.shape[0] == len(samples) and samples.tokens.shape[2] == WIDTH
+    assert (samples.tokens[:, 0, KINDS.index("hardware")] == 1).all()
+
+
+def test_a_ranker_knows_the_operator_where_the_task_has_no_telling_name(tmp_path, runner):
+    """tune_tir calls every function main; the model must see the matmul that it was trained on."""
+    ms, model = meta_schedule(), SumModel()
+    strategy = ms.search_strategy.EvolutionarySearch(
+        population_size=8, init_measured_ratio=0.0, init_min_unmeasured=4, genetic_num_iters=1, max_fail_count=10
+    )
+    tune(tmp_path, runner, model, strategy, trials=2)
+    workload_row = model.seen[0].tokens[0, 1, len(KINDS) + 6 :][: len(ALL_OPERATORS)]
+    assert ALL_OPERATORS[int(workload_row.argmax())] == "matmul"
+
+
+def test_the_ranker_sees_what_collection_would_have_seen(matmul):
+    """Tokens of a replayed candidate are those that training had for the same decisions."""
+    from tcl_core.features.encode import Encoder
+
+    ms, model = meta_schedule(), SumModel()
+    context = ms.TuneContext(matmul.module, target=make_target(EXTRACTION_TARGET), task_name=matmul.task.name, num_threads=1)
+    from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+
+    keys, candidates = [], []
+    for sketch in matmul.sketches:
+        decisions = matmul.space.canonical(sketch, matmul.sample(sketch, 1)[0])
+        keys.append((matmul.task.key, sketch.index, tuple(decisions.tolist())))
+        candidates.append(MeasureCandidate(matmul.space.materialise(sketch, decisions), []))
+    scores = ranker(model, HARDWARE).predict(context, candidates)
+    wanted = Encoder([matmul.task], matmul.rows()).encode(keys, HARDWARE)
+    np.testing.assert_array_equal(model.seen[0].tokens, wanted.tokens)
+    np.testing.assert_array_equal(model.seen[0].lengths, wanted.lengths)
+    assert scores.dtype == np.float64 and scores.shape == (3,)
+
+
+def test_our_search_inside_metaschedule(tmp_path, runner, matmul):
+    model, outcomes = SumModel(), []
+    strategy = decision_search(matmul.task, model, HARDWARE, EXTRACTION_TARGET, SMALL)
+    database = tune(tmp_path, runner, model, strategy, outcomes=outcomes)
+    records = database.get_all_tuning_records()
+    assert len(outcomes) == 8 == len(records) and {o.error for o in outcomes} == {"ok"}
+    assert len({str(r.trace) for r in records}) == 8  # nothing twice
+    tvm = load_tvm()
+    workload = database.commit_workload(matmul.module)
+    (best,) = database.get_top_k(workload, 1)
+    schedule = tvm.s_tir.Schedule(matmul.module)
+    best.trace.apply_to_schedule(schedule, remove_postproc=False)
+    arrays = [np.random.default_rng(n).normal(size=(32, 32)).astype(np.float32) for n in range(2)]
+    tensors = [tvm.runtime.tensor(a) for a in (*arrays, np.zeros((32, 32), np.float32))]
+    tvm.tirx.build(schedule.mod, target=make_target(EXTRACTION_TARGET))["main"](*tensors)
+    np.testing.assert_allclose(tensors[2].numpy(), np.maximum(arrays[0] @ arrays[1], 0), rtol=1e-4, atol=1e-4)
+
+
+def result(seconds=None, error=None):
+    return meta_schedule().runner.RunnerResult(seconds, error)
+
+
+def started(task, trials, per_iter):
+    strategy = decision_search(task, SumModel(), HARDWARE, EXTRACTION_TARGET, SMALL)
+    strategy.pre_tuning(trials, per_iter, [])
+    return strategy
+
+
+def test_trials_are_spent_exactly_and_then_the_search_ends(matmul):
+    strategy = started(matmul.task, 10, 4)
+    sizes, traces = [], []
+    while (candidates := strategy.generate_measure_candidates()) is not None:
+        sizes.append(len(candidates))
+        traces += [str(c.sch.trace) for c in candidates]
+        strategy.notify_runner_results(candidates, [result([1e-3])] * len(candidates))
+    assert sizes == [4, 4, 2] and len(set(traces)) == 10
+
+
+def test_a_failed_program_is_not_proposed_again(matmul):
+    strategy = started(matmul.task, 100, 6)
+    seen = set()
+    for outcome in (result(None, "crash: the process"), result([1.0], "half an error"), result([2e-3, 1e-3, 9e-3])):
+        candidates = strategy.generate_measure_candidates()
+        traces = {str(c.sch.trace) for c in candidates}
+        assert len(traces) == 6 and not traces & seen
+        seen |= traces
+        strategy.notify_runner_results(candidates, [outcome] * 6)
+    assert Counter(strategy._inst.search.measured.values()) == {2e-3: 6, np.inf: 12}
+
+
+def test_an_exhausted_space_ends_the_search():
+    """Four programs in all, 50 trials: the search ends after the four."""
+    from tcl_core.programs.tasks import describe
+
+    task = describe("matmul", matmul_module(1, 1, 1))
+    strategy, traces = started(task, 50, 8), []
+    for _ in range(10):
+        candidates = strategy.generate_measure_candidates()
+        if candidates is None:
+            break
+        traces += [str(c.sch.trace) for c in candidates]
+        strategy.notify_runner_results(candidates, [result([1e-3])] * len(candidates))
+    assert len(traces) == 4 == len(set(traces)) and candidates is None
+
+
+# --- measuring inside MetaSchedule ---
+
+
+def test_failures_reach_metaschedule_as_messages(runner, tmp_path):
+    """A program that crashes is a result with an error, and its artifact is gone."""
+    import sys
+    from pathlib import Path
+
+    sys.path.append(str(Path(__file__).parents[1] / "measure"))
+    from measure_programs import ABORTS, COPIES
+
+    from tcl_core.tuning.measuring import new_artifact
+
+    ms, outcomes = meta_schedule(), []
+    paths = [new_artifact(text) for text in (ABORTS, COPIES, "{")]
+    inputs = [ms.runner.RunnerInput(str(path), "llvm", []) for path in paths]
+    results = [f.result() for f in worker_runner(runner, outcomes.append).run(inputs)]
+    assert [o.error for o in outcomes] == ["crash", "ok", "build"]
+    assert [r.run_secs is None for r in results] == [True, False, True]
+    assert str(results[0].error_msg) == "crash: the process was killed by SIGABRT"
+    assert results[1].error_msg is None and len(results[1].run_secs) == 2
+    assert not any(path.exists() for path in paths)
+
+
+def test_the_builder_writes_the_module(matmul):
+    from tcl_core.compat import structural_key
+    from tcl_core.tuning.measuring import remove_artifact
+
+    tvm, ms = load_tvm(), meta_schedule()
+    module = matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]).mod
+    (result,) = module_builder().build([ms.builder.BuilderInput(module, make_target(EXTRACTION_TARGET))])
+    assert result.error_msg is None
+    path = str(result.artifact_path)
+    assert structural_key(tvm.ir.load_json(open(path).read())) == structural_key(module)
+    assert json.loads(open(path).read()) and remove_artifact(path)
+
+
+def test_no_process_of_tvm_is_started(tmp_path, runner, matmul):
+    """The stock builder starts processes on each call; ours starts none."""
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    strategy = decision_search(matmul.task, SumModel(), HARDWARE, EXTRACTION_TARGET, SMALL)
+    tune(tmp_path, runner, SumModel(), strategy, trials=2)
+    assert {p.pid for p in psutil.Process().children(recursive=True)} == before

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tcl_core.tuning.measuring import MARKER, MODULE, new_artifact, remove_artifact
+
+
+def contents(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+def test_an_artifact_comes_and_goes():
+    path = new_artifact("{}")
+    assert path.read_text() == "{}" and path.parent.parent == Path(tempfile.gettempdir())
+    assert contents(path.parent) == {MARKER, MODULE}
+    assert remove_artifact(path)
+    assert not path.parent.exists() and Path(tempfile.gettempdir()).is_dir()
+    assert not remove_artifact(path)  # twice is harmless
+
+
+def test_an_artifact_lies_where_it_is_told_to(tmp_path):
+    path = new_artifact("{}", tmp_path)
+    assert path.parent.parent == tmp_path and remove_artifact(path)
+
+
+def test_two_artifacts_never_share_a_directory():
+    one, two = new_artifact("1"), new_artifact("2")
+    assert one.parent != two.parent
+    assert remove_artifact(str(one)) and two.exists() and remove_artifact(str(two))
+
+
+@pytest.mark.parametrize("path", ["/", "/x", "/module.json", "/tmp/x", "/etc/passwd", "", "x", "/no/such/folder/x"])
+def test_a_foreign_path_is_refused(path, monkeypatch):
+    """Nothing but a directory of our own may ever be handed to the remover."""
+    removed = []
+    monkeypatch.setattr("tcl_core.tuning.measuring.shutil.rmtree", removed.append)
+    assert not remove_artifact(path)
+    assert removed == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [MODULE],  # no marker
+        [MODULE, "thesis.tex"],
+        [MARKER, MODULE, "thesis.tex"],  # a marker, but something that is not ours
+        [MARKER, "folder/thesis.tex"],
+        [f"{MARKER}/thesis.tex", MODULE],  # the marker is a folder
+        [],
+    ],
+)
+def test_a_directory_that_holds_anything_else_is_refused(tmp_path, files):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("dear")
+    before = contents(folder)
+    assert not remove_artifact(folder / MODULE)
+    assert contents(folder) == before
+
+
+def test_a_link_to_an_artifact_is_not_followed(tmp_path):
+    path = new_artifact("{}")
+    link = tmp_path / "link"
+    link.symlink_to(path.parent)
+    with pytest.raises(OSError, match="symbolic link"):
+        remove_artifact(link / MODULE)
+    assert path.exists() and remove_artifact(path)

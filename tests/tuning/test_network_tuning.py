@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import onnx_model
+
+from tcl_core.compat import make_target, quiet_compiler
+from tcl_core.errors import PlatformError, UsageError
+from tcl_core.programs.networks import load_onnx, load_relax
+from tcl_core.programs.tasks import EXTRACTION_TARGET, fuse
+from tcl_core.tuning import network
+from tcl_core.tuning.network import TOLERANCE, _difference, _random_inputs, _run_pytorch, _trials_per_round
+
+ROOT = Path(__file__).parents[2]
+# In a process of its own: the runtime's threads stay as they were set.
+TUNE = """
+import json, os, sys
+sys.path.insert(0, "tests")
+import conftest
+from tcl_core.errors import TclError
+from tcl_core.tuning import network
+
+class Sum:
+    name = "sum"
+    def predict(self, samples):
+        return samples.tokens.sum(axis=(1, 2)).astype("float32")
+
+cores = os.sched_getaffinity(0)
+print(json.dumps(vars(network.tune_network(sys.argv[1], Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0))))
+assert os.sched_getaffinity(0) == cores, "still pinned"
+network.TOLERANCE = -1.0
+try:
+    network.tune_network(sys.argv[2], Sum(), (1.0,) * 11, conftest.quick_setup(), 1, 0)
+except TclError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_whole_network(tmp_path):
+    """Searched, built, equal to PyTorch's output, timed; and a network that differs too much is refused."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU()).eval()
+    network = str(tmp_path / "tiny.pt2")
+    torch.export.save(torch.export.export(model, (torch.randn(4, 16),)), network)
+    other = onnx_model(tmp_path / "net.onnx", [("Softmax", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", TUNE, network, other], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    first, refused = (line for line in done.stdout.splitlines() if line.startswith(("{", "PlatformError")))
+    tuned = json.loads(first)
+    assert (tuned["trials"], tuned["tasks"]) == (3, 1)
+    assert 0 <= tuned["difference"] < 1e-5 < TOLERANCE
+    assert min(tuned["tuned_ms"], tuned["untuned_ms"], tuned["pytorch_ms"]) > 0
+    assert refused.startswith(f"PlatformError the tuned {other} differs from the reference by ")
+
+
+def test_pytorch_runs_what_was_exported(tiny_network):
+    threads = torch.get_num_threads()
+    output, inputs, milliseconds = _run_pytorch(tiny_network, threads)
+    assert output.shape == (1, 10) and output.sum() == pytest.approx(1.0)
+    assert [i.shape for i in inputs] == [(1, 8, 8, 8)] and milliseconds > 0
+
+
+class Sum:
+    name = "sum"
+
+    def predict(self, samples):
+        return samples.tokens.sum(axis=(1, 2)).astype("float32")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), PlatformError("the measuring process hung")])
+def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_network, monkeypatch, make_setup, stop):
+    """Stopped at the first program of a batch: those that were built and not measured are gone as well."""
+
+    def stopped(runner, job):
+        assert len(list((tmp_path / "temporary").glob("*/tcl-artifact-*"))) > 1
+        raise stop
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(network.Runner, "measure", stopped)
+    with quiet_compiler():
+        module = fuse(load_relax(tiny_network), make_target(EXTRACTION_TARGET))
+    with pytest.raises(type(stop)) as raised:
+        network.search_tasks(module, Sum(), (1.0,) * 11, make_setup(), 40, 0)
+    assert raised.value.args == (stop.args or ("",))  # as it was raised, so that `tcl` can tell how it ended
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("trials", "tasks", "wanted"), [(200, 19, 5), (64, 10, 4), (64, 19, 3), (10, 19, 1), (1000, 2, 250)]
+)
+def test_a_round_is_large_enough_to_pay_and_small_enough_for_all_tasks(trials, tasks, wanted):
+    assert _trials_per_round(trials, tasks) == wanted
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no protobuf"])
+def test_a_bad_onnx_file_is_the_users_to_mend(tmp_path, content, make_setup):
+    path = tmp_path / "bad.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match="bad.onnx (does not exist|is not a readable ONNX model)"):
+        network.tune_network(str(path), Sum(), (1.0,) * 11, make_setup(), 1, 0)
+
+
+def test_an_onnx_file_with_dynamic_shapes_is_refused_before_anything_runs(tmp_path, make_setup):
+    path = onnx_model(tmp_path / "free.onnx", [("Relu", ["x"], ["y"])], {"x": ("n", 3)}, {"y": ("n", 3)})
+    with pytest.raises(UsageError, match="input 'x' has a dynamic shape; export it with fixed shapes"):
+        network.tune_network(path, Sum(), (1.0,) * 11, make_setup(), 1, 0)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(4.0, 3), (1.0, 5), (0.001, 30)])
+def test_slow_and_fast_networks_are_timed_by_one_rule(monkeypatch, seconds, runs):
+    clock, calls = [0.0], []
+    monkeypatch.setattr(network.time, "perf_counter", lambda: clock[0])
+
+    def run():
+        calls.append(1)
+        clock[0] += seconds
+
+    assert network._median_ms(run) == pytest.approx(seconds * 1e3) and len(calls) == runs
+
+
+def test_inputs_of_an_onnx_file(tmp_path):
+    weight = {"w": np.eye(3, dtype=np.float32)}
+    path = onnx_model(
+        tmp_path / "n.onnx", [("MatMul", ["x", "w"], ["y"])], {"x": (4, 3), "w": (3, 3)}, {"y": (4, 3)}, weight
+    )
+    (given,) = _random_inputs(load_onnx(Path(path)))
+    assert given.shape == (4, 3) and given.dtype == np.float32 and 0 <= given.min() <= given.max() <= 1
+    assert _run_pytorch(path, 1)[0] is None
+
+
+def test_differences_by_hand():
+    assert _difference(np.array([1.0, 2.0]), np.array([1.0, 4.0])) == 0.5
+    assert _difference(np.array([1.0, np.nan]), np.array([1.0, 4.0])) == np.inf
+    assert _difference(np.array([1.0]), np.array([1.0, 4.0])) == np.inf
