@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -343,6 +344,10 @@ def test_a_skipped_platform_says_why(records):
     assert store.skipped_reason(records) is None
     store.write_skipped(records, "host-avx512", "this CPU has no AVX-512")
     assert store.skipped_reason(records) == "this CPU has no AVX-512"
+    store.write_skipped(records, "host-avx512", "this CPU has no AVX-512", previous="host-avx2")
+    assert json.loads((records / "skipped.json").read_text()) == {
+        "platform": "host-avx512", "reason": "this CPU has no AVX-512", "previous": "host-avx2",
+    }  # fmt: skip
     with pytest.raises(DataError, match="this CPU has no AVX-512"):
         read_records(records)
 

@@ -116,7 +116,7 @@ def run_collect(project: Project, platform: str, again: bool = False) -> str:
         write_json(REPORTS / "collect" / f"{platform}.json", {"platform": platform, "skipped": reason})
         return _skip(records_folder(platform), platform, reason)
     settings = project.params.collect
-    with timed(f"collect@{platform}"), measuring_alone():
+    with measuring_alone(), timed(f"collect@{platform}"):
         collection = _collection(project, platform, "train", "collect", again)
         plan = _plan(project, platform, len(collection.programs))
         models = [catalogue.create(project.params.train.model, _refit_settings(project, n)) for n in range(settings.ensemble)]
@@ -133,7 +133,7 @@ def run_holdout(project: Project, platform: str, again: bool = False) -> str:
     """Measure all held-out programs -> data/holdout/platform=P/."""
     if reason := _reason_to_skip(project, platform):
         return _skip(records_folder(platform, "holdout"), platform, reason)
-    with timed(f"holdout@{platform}"), measuring_alone():
+    with measuring_alone(), timed(f"holdout@{platform}"):
         collection = _collection(project, platform, "held_out", "holdout", again)
         with progress(f"measuring held-out programs on {platform}", len(collection.programs)) as shown:
             measure_all(collection, project.params.measure.check_fraction, lambda record: shown.advance(_short(record)))

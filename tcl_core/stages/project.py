@@ -133,7 +133,9 @@ def hardware_here(mcpu: str, given: Mapping[str, float]) -> Hardware:
 def measuring_alone() -> Iterator[None]:
     """Hold the machine: two measurements at once would time each other.  Waits, and says so, while another holds it."""
     path = Path(tempfile.gettempdir()) / "tcl-measuring.lock"
-    with open(path, "a") as file:
+    if not path.exists():
+        path.touch(mode=0o666)
+    with open(path) as file:  # to read is enough to lock, also when another user made it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

