@@ -32,6 +32,7 @@ from tcl_core.stages.project import (
 
 TUNED = REPORTS / "tuned.json"
 EVALUATION = REPORTS / "evaluation.json"
+FIRST_CONFIDENCE = 0.5
 FACTS = ("train", "distill", "collect", "measure")  # sections of params.yaml that a version records
 
 
@@ -86,7 +87,9 @@ def _verdict(project: Project, platform: str, against: int | None) -> tuple[bool
     samples, weights = project.samples(platform, "holdout"), project.task_weights("held_out")
     predicted = catalogue.load(model_folder(platform)).predict(samples)
     rival, name = _rival(platform, against, samples)
-    evaluate, needed = project.params.evaluate, project.params.promote.confidence
+    evaluate = project.params.evaluate
+    # Where nothing is promoted yet, a model that is more likely better than chance than not beats having none.
+    needed = project.params.promote.confidence if against is not None else FIRST_CONFIDENCE
     duel = paired_bootstrap(
         rival, predicted, samples.latencies_s, samples.tasks, weights, 1, evaluate.bootstrap, project.params.seed
     )

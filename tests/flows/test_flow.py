@@ -50,6 +50,8 @@ class Stages:
 
     def command(self, name, settings) -> str:
         self.calls.append(name)
+        if self.failures.get(name):
+            raise StageFailed(name, "it said no", self.failures[name].pop(0))
         return f"did {name}"
 
 
@@ -143,6 +145,19 @@ def test_a_wrong_parameter_is_not_tried_again(stages):
     stages.failures = {"collect@host-sse42": [2, 2]}
     state, runs = run()
     assert state.is_failed() and runs["collect host-sse42"].run_count == 1
+
+
+def test_without_a_champion_tuning_is_skipped_and_the_run_is_whole(stages):
+    stages.failures = {"tune": [5]}
+    state, runs = run()
+    assert state.is_completed() and runs["tune"].state_name == "Skipped"
+    assert runs["tune"].state.message == "tune: it said no" and runs["summary"].state.is_completed()
+
+
+def test_tuning_that_fails_otherwise_fails_the_run(stages):
+    stages.failures = {"tune": [4]}
+    state, runs = run()
+    assert state.is_failed() and runs["tune"].state.is_failed() and "summary" not in runs
 
 
 class Ended:

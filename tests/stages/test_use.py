@@ -132,6 +132,14 @@ def test_a_champion_that_cannot_rank_does_not_wave_the_next_one_through(project,
     assert registry.champion_version(P) == 1
 
 
+def test_the_first_needs_no_more_than_to_be_likelier_better_than_chance(project):
+    """With something promoted already the same model would need params.yaml's confidence."""
+    assert use.FIRST_CONFIDENCE == 0.5 < project.params.promote.confidence
+    said = made_and_promoted(project, "best")
+    assert "(0.5 needed)" in said
+    assert "(0.95 needed)" in made_and_promoted(project, "worst")
+
+
 def _how(folder: Path, champion: str) -> str:
     """The present model ranks as it was written, the registered one as the test wants."""
     is_present = folder == model_folder(P)
