@@ -4,7 +4,7 @@
 
 Measures every program of some training tasks on the chain's last platform once (kept in the journal), then plays each
 sampler's collection over these known latencies for several seeds, trains the plain Mamba on what was picked, and ranks
-the held-out programs of the same platform.  --quick: fewer tasks and three seeds.
+the held-out programs of the same platform.  --quick: fewer tasks and five seeds.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def play(project: Project, pool: Collection, platform: str, sampler: str, seed: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer tasks and three seeds")
+    parser.add_argument("--quick", action="store_true", help="fewer tasks and five seeds")
     quick = parser.parse_args().quick
-    seeds, tasks, shares = (range(3), 14, (0.1,)) if quick else (range(5), 36, (0.1, 0.2))
+    seeds, tasks, shares = (range(5), 14, (0.1, 0.25)) if quick else (range(10), 48, (0.1, 0.25))
     project = Project.here()
     platform = project.params.chain_order[-1]
     pool = measured_pool(project, platform, tasks)
