@@ -94,7 +94,7 @@ def test_every_number_has_a_comment():
             "distill.beta is 1.01; it must be a number of at least 0 and at most 1",
         ),
         ("flush_cache: false", "flush_cache: 0", "measure.flush_cache is 0; it must be true or false"),
-        ("sampler: rdu ", "sampler: rdv ", "unknown collect.sampler 'rdv' in {file}; did you mean 'rdu'?"),
+        ("sampler: rdu-paper ", "sampler: rdu-papr ", "unknown collect.sampler 'rdu-papr' in {file}; did you mean 'rdu-paper'?"),
         ("  model: mamba", "  model: ''", "train.model is ''; it must be text"),
         (
             "  model: mamba",
