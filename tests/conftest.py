@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,16 @@ from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
 from tcl_core.programs.sketches import DesignSpace, Sketch, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, describe
 from tcl_core.programs.workload import Workload, read_workload
+
+
+USABLE = os.sched_getaffinity(0)
+
+
+@pytest.fixture(autouse=True)
+def unpinned():
+    """TVM's thread pool pins the thread that sets it up; the next test has all CPUs again."""
+    yield
+    os.sched_setaffinity(0, USABLE)
 
 
 @dataclass
