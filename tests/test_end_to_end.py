@@ -98,13 +98,17 @@ def test_the_summary_holds_real_figures(project, platforms):
     for figures in summary["platforms"].values():
         assert 0 < figures["top1"] <= figures["top5"] <= 1 and 0 < figures["random_top1"] <= 1
         assert figures["programs_measured"] >= 4
-    assert min(summary["tuned_ms"], summary["untuned_ms"], summary["pytorch_ms"]) > 0
-    assert {"tasks", "candidates", "train", "evaluate", "tune"} <= set(summary["seconds"])
+    assert {"tasks", "candidates", "train", "evaluate"} <= set(summary["seconds"])
+    # Two epochs on a dozen programs may rank worse than chance: then nothing is promoted, and nothing tuned.
+    if summary["platforms"][platforms[-1]]["champion_version"] is None:
+        assert summary["tuned"] == {} and summary["tuned_ms"] is None
+    else:
+        assert min(summary["tuned_ms"], summary["untuned_ms"], summary["pytorch_ms"]) > 0
 
 
 def test_models_lie_in_the_registry_without_pickle(project, platforms):
-    champions = [p["champion_version"] for p in json.loads((project / "data/reports/summary.json").read_text())["platforms"].values()]
-    assert champions[-1] == 1
+    summary = json.loads((project / "data/reports/summary.json").read_text())
+    assert {p["champion_version"] for p in summary["platforms"].values()} <= {1, None}
     kept = [path.suffix for path in (project / "mlruns").rglob("*") if path.is_file()]
     assert kept.count(".safetensors") >= len(platforms)
     assert not {".pkl", ".pickle", ".pt", ".pth"} & set(kept)
