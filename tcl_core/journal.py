@@ -19,7 +19,7 @@ import math
 import os
 import statistics
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -28,12 +28,20 @@ from typing import Any
 from tcl_core.errors import DataError, PlatformError
 from tcl_core.files import disk_full_named, sync_folder
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ERRORS = ("ok", "build", "run", "timeout", "crash", "wrong-result")
 
 Key = tuple[str, int, tuple[int, ...]]
 
 log = logging.getLogger(__name__)
+
+
+def spread(repeats: Sequence[float]) -> float:
+    """Interquartile range / median: one repeat that was disturbed does not count for ever.  0 of a single repeat."""
+    if len(repeats) < 2:
+        return 0.0
+    low, median, high = statistics.quantiles(repeats, n=4, method="inclusive")
+    return (high - low) / median
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class Record:
     error        one of ERRORS; ``message`` says more, and is empty for "ok"
     round        collection round, 0 for the random start
     protocol     JSON of how it was timed; host: fingerprint of the machine; latencies compare within both
+    checked      its output was compared with the untuned program's and found equal
+    disturbed    the machine was not quiet while it was timed: whoever can measures it again
     """
 
     task_key: str
@@ -59,6 +69,8 @@ class Record:
     protocol: str
     host: str
     tvm_version: str
+    checked: bool = False
+    disturbed: bool = False
 
     def __post_init__(self) -> None:
         if self.error not in ERRORS:
@@ -83,6 +95,11 @@ class Record:
     def latency_s(self) -> float:
         """Median over the repeats, seconds; inf for a failed program."""
         return statistics.median(self.latencies_s) if self.latencies_s else math.inf
+
+    @property
+    def spread(self) -> float:
+        """How far the repeats lie apart (``spread``); 0 for a failed program."""
+        return spread(self.latencies_s) if self.latencies_s else 0.0
 
 
 class Journal:

@@ -9,20 +9,46 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, unknown_name
 from tcl_core.files import replacing
 from tcl_core.journal import SCHEMA_VERSION, Record
 
 ROWS_PER_GROUP = 65_536  # the unit of streaming: some 10 MB of records in memory
+ROWS_PER_RUN = 4 * ROWS_PER_GROUP  # sorted in memory; more records are sorted in runs, which are then merged
+ROWS_PER_BLOCK = 4_096  # of each run in memory while runs are merged
+
+
+class Ragged(NamedTuple):
+    """Rows of different length: row n is ``values[offsets[n]:offsets[n + 1]]``."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+
+class Coded(NamedTuple):
+    """Texts that repeat: row n is ``names[codes[n]]``."""
+
+    codes: np.ndarray
+    names: Sequence[str]
+
+
+Columns = Mapping[str, np.ndarray | Ragged | Coded]
+"""Rows of a table as arrays of one length: numbers as they are, lists of numbers Ragged, texts Coded."""
 
 
 def _schema(table: str, **columns: pa.DataType) -> pa.Schema:
@@ -43,8 +69,9 @@ SCHEMAS: dict[str, pa.Schema] = {
         _schema("programs", task_key=_TEXT, split=_TEXT, program_id=_INT, sketch_id=_INT, decisions=_INTS),
         _schema(
             "records", task_key=_TEXT, sketch_id=_INT, program_id=_INT, decisions=_INTS,
-            latencies_s=pa.list_(pa.float32()), error=_TEXT, message=_TEXT, round=_INT,
+            latencies_s=pa.list_(pa.float32()), spread=pa.float32(), error=_TEXT, message=_TEXT, round=_INT,
             measured_at=pa.timestamp("us", tz="UTC"), protocol=_TEXT, host=_TEXT, tvm_version=_TEXT,
+            checked=pa.bool_(), disturbed=pa.bool_(),
         ),
     )
 }  # fmt: skip
@@ -52,6 +79,11 @@ SCHEMAS: dict[str, pa.Schema] = {
 _REPEATED = {
     "task_key", "op_type", "network", "split", "sketch_id", "decisions", "error", "message", "round",
     "protocol", "host", "tvm_version",
+}  # fmt: skip
+# Of records drawn from ten sketches these save 2 of 31 bytes; programs are in order, latencies are near each other.
+_ENCODINGS = {
+    "program_id": "DELTA_BINARY_PACKED", "measured_at": "DELTA_BINARY_PACKED", "spread": "BYTE_STREAM_SPLIT",
+    "latencies_s": "BYTE_STREAM_SPLIT",
 }  # fmt: skip
 _STAGES = {"tasks": "tasks", "networks": "tasks", "sketches": "candidates", "programs": "candidates"}
 
@@ -61,16 +93,23 @@ def write_table(path: str | Path, table: str, rows: Iterable[Mapping[str, Any]])
 
     Raises ValueError for a row that lacks a column or has one too many, PlatformError when the disk is full.
     """
-    path, schema, rows, count = Path(path), SCHEMAS[table], iter(rows), 0
+    path, rows = Path(path), iter(rows)
+    groups = iter(lambda: list(islice(rows, ROWS_PER_GROUP)), [])
     with replacing(path) as file:
-        writer = pq.ParquetWriter(
-            file, schema, compression="zstd", compression_level=3, use_dictionary=_dictionary_columns(schema),
-            write_page_checksum=True,
-        )  # fmt: skip
-        with writer:
-            while group := list(islice(rows, ROWS_PER_GROUP)):
-                writer.write_table(_arrow_table(group, table))
-                count += len(group)
+        return _write_groups(file, table, (_arrow_table(group, table) for group in groups))
+
+
+def _write_groups(file: BinaryIO, table: str, groups: Iterable[pa.Table]) -> int:
+    """Write each table as one row group."""
+    schema, count = SCHEMAS[table], 0
+    writer = pq.ParquetWriter(
+        file, schema, compression="zstd", compression_level=3, use_dictionary=_dictionary_columns(schema),
+        column_encoding=_encodings(schema) or None, write_page_checksum=True,
+    )  # fmt: skip
+    with writer:
+        for group in groups:
+            writer.write_table(group.cast(schema), row_group_size=ROWS_PER_GROUP)
+            count += len(group)
     return count
 
 
@@ -89,8 +128,16 @@ def _arrow_table(rows: Sequence[Mapping[str, Any]], table: str) -> pa.Table:
 
 
 def _dictionary_columns(schema: pa.Schema) -> list[str]:
-    lists = {field.name for field in schema if pa.types.is_list(field.type)}
-    return [f"{name}.list.element" if name in lists else name for name in schema.names if name in _REPEATED]
+    return [_leaf(field) for field in schema if field.name in _REPEATED]
+
+
+def _encodings(schema: pa.Schema) -> dict[str, str]:
+    return {_leaf(field): _ENCODINGS[field.name] for field in schema if field.name in _ENCODINGS}
+
+
+def _leaf(field: pa.Field) -> str:
+    """Parquet's name of the column that holds a field's values."""
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def read_table(path: str | Path, table: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -110,6 +157,77 @@ def iter_records(folder: str | Path, columns: Sequence[str] | None = None) -> It
     for file in files:
         for group in _iter_groups(file, "records", columns):
             yield group.to_pydict()
+
+
+def iter_columns(
+    folder: str | Path,
+    columns: Sequence[str] | None = None,
+    files: Sequence[str] | None = None,
+    rows: int = ROWS_PER_GROUP,
+) -> Iterator[dict[str, np.ndarray | Ragged | Coded]]:
+    """The records of one platform as arrays, at most ``rows`` at a time and sorted by program within each file.
+
+    ``files`` are names without .parquet; none: all.
+    Raises what ``iter_records`` does, before the first block where it can, and UsageError for an unknown file.
+    """
+    folder = Path(folder)
+    paths = _chosen(_record_files(folder), folder, files)
+    _check_hosts(folder, (host for path in paths for host in _distinct(path, "host")))
+    return (
+        {name: _numpy_of(group[name].slice(start, rows)) for name in group.column_names}
+        for path in paths
+        for group in _iter_groups(path, "records", columns)
+        for start in range(0, len(group), rows)
+    )
+
+
+def _chosen(paths: Sequence[Path], folder: Path, files: Sequence[str] | None) -> list[Path]:
+    by_name = {path.stem: path for path in paths}
+    for name in files or ():
+        if name not in by_name:
+            raise unknown_name("records file", name, by_name, str(folder))
+    return [by_name[name] for name in (by_name if files is None else files)]
+
+
+def _numpy_of(column: pa.ChunkedArray) -> np.ndarray | Ragged | Coded:
+    array = column.combine_chunks()
+    if pa.types.is_list(array.type):
+        return _ragged(array)
+    if pa.types.is_string(array.type):
+        array = array.dictionary_encode()
+    if pa.types.is_dictionary(array.type):
+        return Coded(array.indices.to_numpy(), array.dictionary.to_pylist())
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _ragged(lists: pa.ListArray) -> Ragged:
+    offsets = lists.offsets.to_numpy()
+    return Ragged(lists.flatten().to_numpy(), offsets.astype(np.int64) - offsets[0])
+
+
+def median_latency_s(latencies_s: Ragged) -> np.ndarray:
+    """(N,) medians of the repeats, seconds; inf for a program without any, as ``Record.latency_s``."""
+    return _of_repeats(latencies_s, lambda values: np.median(values, axis=1), np.inf)
+
+
+def latency_spread(latencies_s: Ragged) -> np.ndarray:
+    """(N,) interquartile range / median of the repeats; 0 for a program without any, as ``Record.spread``."""
+    return _of_repeats(latencies_s, _spread, 0.0)
+
+
+def _spread(values: np.ndarray) -> np.ndarray:
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75), axis=1)
+    return (high - low) / median
+
+
+def _of_repeats(latencies_s: Ragged, figure: Callable[[np.ndarray], np.ndarray], without: float) -> np.ndarray:
+    """(N,) a figure of each program's repeats: of (n, repeats) float64 for the n programs of a number of repeats."""
+    starts, repeats = latencies_s.offsets[:-1], np.diff(latencies_s.offsets)
+    figures = np.full(len(repeats), without)
+    for count in np.unique(repeats[repeats > 0]):
+        rows = np.flatnonzero(repeats == count)
+        figures[rows] = figure(latencies_s.values[starts[rows, None] + np.arange(count)].astype(np.float64))
+    return figures
 
 
 def read_records(folder: str | Path) -> list[Record]:
@@ -134,11 +252,141 @@ def write_records(folder: str | Path, records: Iterable[Record]) -> int:
     The same records give the same bytes.  Raises DataError where there are none or the hosts differ, PlatformError
     when the disk is full.
     """
-    folder, ordered = Path(folder), sorted(records, key=lambda record: record.key)
-    if not ordered:
+    folder, records = Path(folder), iter(records)
+    groups = iter(lambda: list(islice(records, ROWS_PER_GROUP)), [])
+    rows = ([vars(record) | {"spread": record.spread} for record in group] for group in groups)
+    tables = (_coded(_arrow_table(group, "records")) for group in rows)
+    first = next(tables, None)
+    if first is None:
         raise DataError(f"nothing was measured for {folder}; {_how_to_write(folder)}")
-    _check_hosts(folder, {record.host for record in ordered})
-    return write_table(folder / "records.parquet", "records", (vars(record) for record in ordered))
+    return _write_sorted(folder / "records.parquet", chain([first], tables))
+
+
+def write_record_columns(path: str | Path, batches: Iterable[Columns]) -> int:
+    """Write records that come as columns to ``path``, sorted by program; their number.  ``spread`` is worked out here.
+
+    In memory are at most ROWS_PER_RUN of them, and while they are merged ROWS_PER_BLOCK of each run: the rest waits in
+    temporary files beside ``path``, which are gone with this process however it ends.
+    Raises DataError where the hosts differ, PlatformError when the disk is full.
+    """
+    path = Path(path)
+    spreads = ({**columns, "spread": latency_spread(columns["latencies_s"])} for columns in batches)
+    return _write_sorted(path, (_table_of(columns, "records") for columns in spreads))
+
+
+def _write_sorted(path: Path, tables: Iterable[pa.Table]) -> int:
+    with replacing(path) as file, ExitStack() as open_files:
+        runs = _sorted_runs(_of_one_host(path.parent, tables), path.parent, open_files)
+        return _write_groups(file, "records", _regrouped(_merged(runs)))
+
+
+def _of_one_host(folder: Path, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    hosts: set[str] = set()
+    for table in tables:
+        hosts.update(table["host"].unique().to_pylist())
+        _check_hosts(folder, hosts)
+        yield table
+
+
+def _sorted_runs(tables: Iterable[pa.Table], folder: Path, open_files: ExitStack) -> list[Iterator[pa.Table]]:
+    """The rows in sorted runs, each an iterator over its blocks; all but the last lie in files without a name."""
+    runs, waiting, rows = [], [], 0
+    for table in tables:
+        waiting.append(table)
+        rows += len(table)
+        if rows >= ROWS_PER_RUN:
+            runs.append(_spilled(_sorted(waiting), open_files.enter_context(tempfile.TemporaryFile(dir=folder))))
+            waiting, rows = [], 0
+    return [*runs, iter([_sorted(waiting)])] if waiting else runs
+
+
+def _spilled(table: pa.Table, file: BinaryIO) -> Iterator[pa.Table]:
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_file(file, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=ROWS_PER_BLOCK)
+    reader = pa.ipc.open_file(file)
+    return (pa.Table.from_batches([reader.get_batch(n)]) for n in range(reader.num_record_batches))
+
+
+def _merged(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
+    """The rows of all runs in order: of the blocks at hand, what no block still to come can precede."""
+    heads = {run: next(run) for run in runs}
+    while heads:
+        bound = min(_sort_key(head, len(head) - 1) for head in heads.values())
+        ready = []
+        for run, head in heads.items():
+            count = bisect_right(range(len(head)), bound, key=partial(_sort_key, head))
+            ready += [head.slice(0, count)] if count else []
+            heads[run] = head.slice(count) if count < len(head) else next(run, None)
+        heads = {run: head for run, head in heads.items() if head is not None}
+        yield _sorted(ready) if len(ready) > 1 else ready[0]
+
+
+def _regrouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in tables of ROWS_PER_GROUP, so that row groups do not depend on how the rows came."""
+    waiting, rows = [], 0
+    for table in tables:
+        waiting.append(table)
+        rows += len(table)
+        while rows >= ROWS_PER_GROUP:
+            whole = pa.concat_tables(waiting)
+            yield whole.slice(0, ROWS_PER_GROUP)
+            waiting, rows = [whole.slice(ROWS_PER_GROUP)], rows - ROWS_PER_GROUP
+    if rows:
+        yield pa.concat_tables(waiting)
+
+
+_SORTED_BY = ("task_key", "sketch_id", "decisions", "program_id")
+
+
+def _sort_key(table: pa.Table, row: int) -> tuple[Any, ...]:
+    return tuple(table[name][row].as_py() for name in _SORTED_BY)
+
+
+def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
+    table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    keys = pa.table({name: _comparable(table[name].combine_chunks()) for name in _SORTED_BY})
+    return table.take(pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in _SORTED_BY]))
+
+
+def _comparable(column: pa.Array) -> pa.Array:
+    """A column that Arrow can sort: texts decoded, lists of integers as bytes that compare alike."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(pa.string())
+    if not pa.types.is_list(column.type):
+        return column
+    lists = _ragged(column)
+    flipped = (lists.values.view(np.uint32) ^ np.uint32(1 << 31)).astype(">u4")  # so that negative numbers come first
+    buffers = [None, pa.py_buffer((lists.offsets * 4).astype(np.int64)), pa.py_buffer(flipped)]
+    return pa.Array.from_buffers(pa.large_binary(), len(column), buffers)
+
+
+def _table_of(columns: Columns, table: str) -> pa.Table:
+    schema = SCHEMAS[table]
+    if columns.keys() != set(schema.names):
+        raise ValueError(f"columns of table '{table}' are wrong: {sorted(columns.keys() ^ set(schema.names))}")
+    return pa.table({field.name: _array_of(columns[field.name], field.type) for field in schema})
+
+
+def _array_of(values: np.ndarray | Ragged | Coded, kind: pa.DataType) -> pa.Array:
+    if isinstance(values, Ragged):
+        return pa.ListArray.from_arrays(pa.array(values.offsets, pa.int32()), pa.array(values.values, kind.value_type))
+    if isinstance(values, Coded):
+        return pa.DictionaryArray.from_arrays(pa.array(values.codes, pa.int32()), pa.array(values.names, kind))
+    return pa.array(values, kind)
+
+
+def _coded(table: pa.Table) -> pa.Table:
+    """The table with its texts dictionary-encoded, as they are kept in memory."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            table = table.set_column(number, field.name, table[field.name].dictionary_encode())
+    return table
+
+
+def record_hosts(path: str | Path) -> set[str]:
+    """The hosts of a file of records.  Raises DataError where it is missing or damaged."""
+    return _distinct(Path(path), "host")
 
 
 def write_skipped(folder: str | Path, platform: str, reason: str, **facts: str) -> None:
@@ -178,7 +426,9 @@ def _record_files(folder: Path) -> list[Path]:
 
 
 def _how_to_write(folder: Path) -> str:
-    """``data/records/platform=P`` is written by collect@P, ``data/holdout/platform=P`` by holdout@P."""
+    """``data/records/platform=P`` is written by collect@P, ``data/holdout/platform=P`` by holdout@P, imports by hand."""
+    if "imported" in folder.parts:
+        return "import a log again: tcl import LOG --platform P"
     platform = folder.name.removeprefix("platform=")
     if platform == folder.name:
         return "run the stage that writes it (dvc repro)"
@@ -196,18 +446,26 @@ def _check_hosts(where: Path, hosts: Iterable[str]) -> None:
 
 
 def _distinct(path: Path, column: str) -> set[str]:
-    return {
-        value
-        for group in _iter_groups(path, "records", [column])
-        for value in group[column].unique().to_pylist()
-    }
+    """The texts that occur in a column of records; a row group with one is told from its statistics alone."""
+    file, found = _open(path, "records"), set()
+    place = SCHEMAS["records"].get_field_index(column)
+    for number in range(file.num_row_groups):
+        statistics = file.metadata.row_group(number).column(place).statistics
+        if statistics is not None and statistics.has_min_max and statistics.min == statistics.max:
+            found.add(statistics.min)
+        else:
+            found.update(_read_group(file, path, number, [column])[column].unique().to_pylist())
+    return found
 
 
 def _iter_groups(path: Path, table: str, columns: Sequence[str] | None) -> Iterator[pa.Table]:
     file = _open(path, table)
+    return (_read_group(file, path, number, columns) for number in range(file.num_row_groups))
+
+
+def _read_group(file: pq.ParquetFile, path: Path, number: int, columns: Sequence[str] | None) -> pa.Table:
     try:
-        for group in range(file.num_row_groups):
-            yield file.read_row_group(group, columns=list(columns) if columns else None)
+        return file.read_row_group(number, columns=list(columns) if columns else None)
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
 
@@ -222,7 +480,13 @@ def _open(path: Path, table: str) -> pq.ParquetFile:
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
     _check_schema(path, table, file.schema_arrow)
-    return file
+    return pq.ParquetFile(
+        path, metadata=file.metadata, page_checksum_verification=True, read_dictionary=_texts(table)
+    )
+
+
+def _texts(table: str) -> list[str]:
+    return [field.name for field in SCHEMAS[table] if pa.types.is_string(field.type) and field.name in _REPEATED]
 
 
 def _damaged(path: Path, error: Exception) -> DataError:

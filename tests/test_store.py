@@ -131,7 +131,7 @@ def test_a_journal_of_another_schema_version_is_refused(journal, monkeypatch):
         patch.setattr("tcl_core.journal.SCHEMA_VERSION", 7)
         Journal(journal).close()
     for read in (lambda: list(iter_journal(journal)), lambda: Journal(journal)):
-        with pytest.raises(DataError, match="schema version 7, this program reads version 1"):
+        with pytest.raises(DataError, match="schema version 7, this program reads version 2"):
             read()
 
 
@@ -310,7 +310,7 @@ def test_another_schema_version_or_table_is_refused(tmp_path):
     schema = store.SCHEMAS["sketches"]
     rows = pa.Table.from_pylist([ROWS["sketches"]], schema=schema)
     pq.write_table(rows.replace_schema_metadata({"tcl.table": "sketches", "tcl.schema_version": "9"}), path)
-    with pytest.raises(DataError, match="has schema version 9, this program reads version 1"):
+    with pytest.raises(DataError, match="has schema version 9, this program reads version 2"):
         read_table(path, "sketches")
     pq.write_table(rows.replace_schema_metadata(None), path)
     with pytest.raises(DataError, match="has schema version none"):
@@ -358,7 +358,7 @@ def test_two_hosts_under_one_platform_are_refused_by_writer_and_reader(records):
     with pytest.raises(DataError, match=r"mixes measurements of 2 hosts \(cpu-1; cpu-2\)"):
         write_records(records, [record(1), other])
     assert read_records(records) == [record(1)]
-    write_table(records / "more.parquet", "records", [vars(other)])
+    write_table(records / "more.parquet", "records", [vars(other) | {"spread": other.spread}])
     with pytest.raises(DataError, match=r"mixes measurements of 2 hosts \(cpu-1; cpu-2\)"):
         next(iter_records(records, ["program_id"]))
 

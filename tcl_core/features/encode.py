@@ -13,11 +13,13 @@ import numpy as np
 
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
+from tcl_core.features.groups import by_sketch, samples_of
 from tcl_core.features.tokens import WIDTH, program_tokens
 from tcl_core.programs.primitives import Primitive, sketch_primitives
 from tcl_core.programs.sketches import Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.workload import Workload, read_workload
+from tcl_core.store import Columns
 
 ProgramKey = tuple[str, int, tuple[int, ...]]
 """(task key, sketch index, decisions)."""
@@ -56,12 +58,17 @@ class Encoder:
             self._workloads[task_key] = read_workload(task.operator, task.flops, self._modules[task_key])
         return self._workloads[task_key]
 
+    def trace_json(self, task_key: str, sketch: int) -> str:
+        """A sketch's trace as text.  Raises DataError for a sketch of another pool."""
+        if task_key not in self.tasks or (task_key, sketch) not in self.texts:
+            raise DataError(f"sketch {sketch} of task {task_key} is not in the pool; run the stage candidates again")
+        return self.texts[task_key, sketch]
+
     def _template(self, group: tuple[str, int]) -> _Template:
         if group not in self._templates:
-            if group[0] not in self.tasks or group not in self.texts:
-                raise DataError(f"sketch {group[1]} of task {group[0]} is not in the pool; run the stage candidates again")
+            text = self.trace_json(*group)
             self.workload(group[0])
-            self.add(read_sketch(*group, trace_from_json(self.texts[group], self._modules[group[0]])))
+            self.add(read_sketch(*group, trace_from_json(text, self._modules[group[0]])))
         return self._templates[group]
 
     def operators(self, keys: Sequence[ProgramKey]) -> np.ndarray:
@@ -89,6 +96,12 @@ class Encoder:
             latencies_s=np.full(len(keys), np.inf) if latencies_s is None else np.asarray(latencies_s, dtype=np.float64),
             task_names=self.names,
         )
+
+    def encode_columns(self, columns: Columns, hardware: Sequence[float]) -> Samples:
+        """As ``encode``, of a block of records as columns (``store.iter_columns`` of ``groups.COLUMNS``)."""
+        groups = by_sketch(columns)
+        parts = [(group, self._tokens((group.task_key, group.sketch_id), group.decisions, hardware)) for group in groups]
+        return samples_of(parts, columns, self.numbers, self.names, WIDTH)
 
     def _tokens(self, group: tuple[str, int], decisions: Sequence[Sequence[int]], hardware: Sequence[float]) -> np.ndarray:
         template = self._template(group)

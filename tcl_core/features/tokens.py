@@ -50,18 +50,18 @@ def program_tokens(
     """
     nest = _Nest.of(primitives, workload, decisions)
     rows = [
-        _row("hardware", [log2p(x) for x in hardware], len(decisions)),
-        _row("workload", _workload_numbers(workload), len(decisions)),
+        token_row("hardware", [log2p(x) for x in hardware], len(decisions)),
+        token_row("workload", _workload_numbers(workload), len(decisions)),
     ]
     for primitive in primitives:
         if primitive.kind not in IGNORED:
             kind = primitive.kind if primitive.kind in KINDS else "other"
-            rows.append(_row(kind, _primitive_numbers(primitive, workload, nest, decisions), len(decisions)))
-    rows += [_row("level", numbers, len(decisions)) for numbers in nest.level_numbers()]
+            rows.append(token_row(kind, _primitive_numbers(primitive, workload, nest, decisions), len(decisions)))
+    rows += [token_row("level", numbers, len(decisions)) for numbers in nest.level_numbers()]
     return np.stack(rows, axis=1)
 
 
-def _row(kind: str, numbers: Row, count: int) -> np.ndarray:
+def token_row(kind: str, numbers: Row, count: int) -> np.ndarray:
     """(count, F) of one row; each number is a constant or (count,)."""
     row = np.zeros((count, WIDTH), dtype=np.float32)
     row[:, KINDS.index(kind)] = 1.0

@@ -1,0 +1,71 @@
+"""The tasks and sketches of imported logs, as rows of the tables that all programs share.
+
+A sketch's number is made from what the sketch does, so that the same program has the same key whichever log and
+platform it comes from: records of one program on two platforms can be joined.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from tcl_core.programs.sketches import PARALLEL
+
+Row = dict[str, Any]
+
+
+class Known:
+    """What is known of a platform's programs; grows while logs are read.
+
+    ``tasks`` and ``sketches`` are rows of what was imported before; ``pool`` are sketches of the candidate pool, which
+    keep their numbers where a log has them too.
+    """
+
+    def __init__(
+        self, tasks: Iterable[Row] = (), sketches: Iterable[Row] = (), pool: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
+        self._tasks = {row["task_key"]: row for row in tasks}
+        self._texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
+        self._numbers = {(key, identity(text)): number for (key, number), text in self._texts.items()}
+        self._wanted = {(row["task_key"], identity(row["trace_json"])): row["sketch_id"] for row in pool}
+
+    def add_task(self, row: Row) -> None:
+        """Learn a task; the newest description of a key counts."""
+        self._tasks[row["task_key"]] = row
+
+    def sketch_id(self, task_key: str, text: str) -> int:
+        """The number of a task's sketch: the pool's, or the CRC-32 of its identity, or the next one that is free."""
+        named = (task_key, identity(text))
+        if named not in self._numbers:
+            number = self._wanted.get(named, zlib.crc32(named[1]) & 0x7FFFFFFF)
+            while (task_key, number) in self._texts:
+                number = (number + 1) & 0x7FFFFFFF
+            self._numbers[named], self._texts[task_key, number] = number, text
+        return self._numbers[named]
+
+    def task_rows(self) -> list[Row]:
+        """Rows of the tasks table, ordered by key."""
+        return [self._tasks[key] for key in sorted(self._tasks)]
+
+    def sketch_rows(self) -> list[Row]:
+        """Rows of the sketches table, ordered by task and number."""
+        ordered = sorted(self._texts.items())
+        return [{"task_key": key, "sketch_id": number, "trace_json": text} for (key, number), text in ordered]
+
+
+def identity(text: str) -> bytes:
+    """What a sketch's text says whatever its decisions: all of a log's; of a trace the instructions."""
+    sketch = orjson.loads(text)
+    return text.encode() if isinstance(sketch, dict) else orjson.dumps(blank_instructions(sketch[0]))
+
+
+def blank_instructions(instructions: list[Any]) -> list[Any]:
+    """Instructions of a trace's JSON; the constant of ``meta_schedule.parallel``, which is a decision, is 0."""
+    return [
+        [kind, [inputs[0], 0], attributes, outputs] if attributes == [PARALLEL] and kind == "Annotate" else instruction
+        for instruction in instructions
+        for kind, inputs, attributes, outputs in [instruction]
+    ]

@@ -1,0 +1,221 @@
+"""MetaSchedule's JSON databases: read into records of sketches and decisions, and written from them.
+
+    database_workload.json       per task [structural hash, the module in base64]
+    database_tuning_record.json  per program [its task's line, [[instructions, decisions], seconds, target, arguments]]
+
+A record's trace goes on behind EnterPostproc with what the post-processors did.  Before it stands the sketch; one
+record of each sketch is replayed to read it, of all others the decisions are picked from the text.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
+from tcl_core.errors import DataError
+from tcl_core.files import replacing
+from tcl_core.journal import Key
+from tcl_core.programs.sketches import (
+    DesignSpace,
+    InvalidProgram,
+    Sketch,
+    Slot,
+    read_sketch,
+    trace_from_json,
+    trace_to_json,
+)
+from tcl_core.programs.tasks import Task, argument_types, describe
+from tcl_core.programs.tuning_logs.known import Known, blank_instructions
+from tcl_core.programs.tuning_logs.line import Line, Malformed, check_result
+from tcl_core.programs.tuning_logs.reading import Log, text_lines
+
+POSTPROC = "EnterPostproc"
+FAILED_S = 1e9  # what MetaSchedule writes for a program that failed is 1e10
+RUN_FAILED = 4  # it does not say how, so: TVM's number of a runtime error
+
+
+@dataclass(frozen=True)
+class _Template:
+    """A sketch that was met: its number, and where in a record's instructions each of its slots is decided."""
+
+    sketch_id: int
+    slots: tuple[tuple[int, Slot], ...]
+
+
+class DatabaseLog(Log):
+    """A database's records, read with the workloads that lie in ``workloads``."""
+
+    name = "MetaSchedule"
+
+    def __init__(self, path: Path, workloads: Path, known: Known, **about_target: Any) -> None:
+        super().__init__(path, known, **about_target)
+        self._lines = [text for _, text in text_lines(workloads)]
+        self._modules: dict[int, Any] = {}
+        self._places: dict[int, int] = {}
+        self._templates: dict[tuple[int, bytes], _Template] = {}
+
+    def _parse(self, entry: Any) -> Line:
+        workload, (trace, seconds, target, _) = entry
+        failed = not seconds or max(seconds) >= FAILED_S
+        check_result(seconds, RUN_FAILED if failed else 0, 0.0)
+        return Line(
+            task=workload,
+            target=orjson.dumps(target, option=orjson.OPT_SORT_KEYS).decode(),
+            steps=trace,
+            costs=seconds,
+            error_no=RUN_FAILED if failed else 0,
+            stamp=0.0,
+            protocol=b'{"log": "MetaSchedule"}',
+            tvm_version="unknown",
+        )
+
+    def _program(self, line: Line) -> tuple[int, int, array]:
+        instructions, decisions = line.steps
+        kinds = [instruction[0] for instruction in instructions]
+        end = kinds.index(POSTPROC) if POSTPROC in kinds else len(kinds)
+        instructions, decided = instructions[:end], dict(decisions)
+        place = self._place(line.task)
+        met = (line.task, orjson.dumps(blank_instructions(instructions)))
+        if met not in self._templates:
+            self._templates[met] = self._template(line.task, instructions, [d for d in decisions if d[0] < end])
+        template = self._templates[met]
+        return place, template.sketch_id, array("i", _picked(template, instructions, decided))
+
+    def _place(self, workload: int) -> int:
+        """The place of a workload's task among the keys; reads its module when first asked for."""
+        if workload not in self._places:
+            module = self._read_module(workload)
+            task = describe("", module)
+            shapes = " ".join("x".join(map(str, shape)) for shape, _ in argument_types(module))
+            self.known.add_task(
+                {"task_key": task.key, "name": f"{task.operator} {shapes}", "op_type": task.operator,
+                 "flops": task.flops, "module_json": task.module_json}
+            )  # fmt: skip
+            self._keys.append(task.key)
+            self._modules[workload], self._places[workload] = module, len(self._keys) - 1
+        return self._places[workload]
+
+    def _read_module(self, workload: int) -> Any:
+        if not (type(workload) is int and 0 <= workload < len(self._lines)):
+            raise Malformed(f"the database has no workload {workload}")
+        try:
+            with quiet_compiler():
+                return meta_schedule().database.Workload.from_json(json.loads(self._lines[workload])).mod
+        except Exception as error:  # json and TVM raise unrelated types
+            raise Malformed(f"this TVM cannot read workload {workload} ({_last_line(error)})") from None
+
+    def _template(self, workload: int, instructions: list[Any], decisions: list[Any]) -> _Template:
+        schedule = load_tvm().s_tir.Schedule(self._modules[workload], seed=1, error_render_level="none")
+        try:
+            with quiet_compiler():
+                load_tvm().s_tir.schedule.Trace.apply_json_to_schedule([instructions, decisions], schedule)
+        except Exception as error:  # TVM reports an impossible trace by several types
+            raise Malformed(f"its trace cannot be replayed ({_last_line(error)})") from None
+        kept, whole = schedule.trace.simplified(remove_postproc=True), list(schedule.trace.insts)
+        sketch = read_sketch(self._keys[self._places[workload]], 0, kept)
+        places = [
+            next(n for n, i in enumerate(whole) if i.same_as(kept.insts[slot.instruction])) for slot in sketch.slots
+        ]
+        number = self.known.sketch_id(sketch.task_key, trace_to_json(kept))
+        return _Template(number, tuple(zip(places, sketch.slots, strict=True)))
+
+
+def _picked(template: _Template, instructions: list[Any], decided: dict[int, Any]) -> Iterator[int]:
+    for place, slot in template.slots:
+        if slot.kind == "constant":
+            yield instructions[place][1][1]
+            continue
+        if place not in decided:
+            raise Malformed(f"instruction {place} of its trace has no decision")
+        values = decided[place] if slot.kind == "tile" else [decided[place]]
+        if len(values) != slot.width:
+            raise Malformed(f"instruction {place} of its trace has {len(values)} decisions instead of {slot.width}")
+        yield from values
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[-1]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A measured program to export.
+
+    trace_json   its sketch's text;  key: task, sketch, decisions
+    latencies_s  one per repeat, seconds;  target: TVM's target as a dictionary
+    """
+
+    trace_json: str
+    key: Key
+    latencies_s: tuple[float, ...]
+    target: dict[str, Any]
+
+
+def write_database(
+    folder: Path, tasks: Mapping[str, Task], programs: Iterable[Tuned], on_program: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
+    """Write a database that ``ms.database.JSONDatabase`` loads; the number of its records, and of programs refused.
+
+    Each program is materialised, some 2 to 10 ms, since a database holds what the post-processors made of it; TVM
+    refuses one that it cannot build any more.  ``programs`` of one task and target that follow each other share a
+    design space.  Raises DataError for an unknown task or another task's sketch, PlatformError when the disk is full.
+    """
+    written: dict[str, int] = {}
+    counts = Counter()
+    with (
+        replacing(folder / "database_workload.json") as workloads,
+        replacing(folder / "database_tuning_record.json") as records,
+    ):
+        for (key, target), group in groupby(programs, key=lambda p: (p.key[0], json.dumps(p.target, sort_keys=True))):
+            if key not in tasks:
+                raise DataError(f"task {key} of a record is not among the tasks; run the stage tasks again")
+            exporter = _Exporter(tasks[key], json.loads(target))
+            if key not in written:
+                written[key] = len(written)
+                workloads.write(_line(exporter.workload.as_json()))
+            for program in group:
+                on_program()
+                try:
+                    record = exporter.record(program)
+                except InvalidProgram:
+                    counts["refused"] += 1
+                    continue
+                records.write(_line([written[key], record.as_json()]))
+                counts["written"] += 1
+    return counts["written"], counts["refused"]
+
+
+def _line(entry: Any) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+class _Exporter:
+    """One task under one target."""
+
+    def __init__(self, task: Task, target: dict[str, Any]) -> None:
+        self.module = task.module()
+        with quiet_compiler():
+            self.space = DesignSpace(task.key, self.module, target)
+        self.target = make_target(target)
+        self.workload = meta_schedule().database.Workload(self.module)
+        self.arguments = meta_schedule().arg_info.ArgInfo.from_prim_func(self.module["main"])
+        self._sketches: dict[int, Sketch] = {}
+
+    def record(self, program: Tuned) -> Any:
+        """MetaSchedule's TuningRecord of a program."""
+        task_key, number, decisions = program.key
+        if number not in self._sketches:
+            self._sketches[number] = read_sketch(task_key, number, trace_from_json(program.trace_json, self.module))
+        schedule = self.space.materialise(self._sketches[number], decisions)
+        return meta_schedule().database.TuningRecord(
+            schedule.trace, self.workload, list(program.latencies_s), self.target, self.arguments
+        )

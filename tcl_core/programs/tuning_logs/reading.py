@@ -1,0 +1,219 @@
+"""Logs as streams: from a file, gzip or plain, to record columns, a block of lines in memory at a time.
+
+Nothing is dropped in silence: a line that cannot become a record is refused with its number and a reason, and every
+other line becomes one record.  Knows neither where the data set lies nor Parquet.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from abc import ABC, abstractmethod
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice, repeat
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tcl_core.errors import DataError, UsageError
+from tcl_core.programs.tuning_logs.known import Known
+from tcl_core.programs.tuning_logs.line import ERRORS, Line, Malformed, Shape
+from tcl_core.programs.tuning_logs.workload import read_log_workload
+from tcl_core.store import Coded, Columns, Ragged
+
+BLOCK = 65_536  # lines
+Refuse = Callable[[int, str], None]
+"""Takes the number of a line, from 1, and why it cannot become a record."""
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Line numbers, from 1, and lines that are not blank.
+
+    Raises UsageError where there is no such file, DataError where its compression is damaged or cut off.
+    """
+    number = 0
+    try:
+        with open(path, "rb") as raw:
+            file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+            for number, text in enumerate(file, start=1):
+                if not text.isspace():
+                    yield number, text
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path} is damaged or cut off after line {number} ({error}); fetch it again, or unpack what is sound"
+        ) from error
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise UsageError(f"cannot read the log {path} ({str(error.strerror).lower()}); give a tuning log") from error
+
+
+class Log(ABC):
+    """A log while it is read: what every dialect shares.
+
+    lines   lines read so far;  errors  error kind -> records so far
+    target  of all its records: the platform's, or else that of the first line with ``wanted`` in it
+    """
+
+    name: str
+
+    def __init__(self, path: Path, known: Known, target: str | None = None, wanted: str = "") -> None:
+        self.path, self.known, self.target, self.wanted = path, known, target, wanted
+        self.lines, self.errors = 0, Counter()
+        self._keys: list[str] = []
+        self._protocols: dict[bytes, int] = {}
+        self._versions: dict[str, int] = {}
+
+    def columns(self, refuse: Refuse) -> Iterator[Columns]:
+        """The columns of a table of records, a block at a time; tells ``refuse`` of every other line."""
+        lines = text_lines(self.path)
+        while texts := list(islice(lines, BLOCK)):
+            block = _Block()
+            for number, text in texts:
+                try:
+                    self._add(block, number, *self._read(text))
+                except Malformed as error:
+                    refuse(number, str(error))
+            self.lines += len(texts)
+            if block.lines:
+                yield self._columns(block)
+
+    def _read(self, text: bytes) -> tuple[int, int, array, Line]:
+        """A line's task (its place among the keys), sketch id, decisions and what else it says; raises Malformed."""
+        try:
+            line = self._parse(orjson.loads(text))
+        except Malformed:
+            raise
+        except orjson.JSONDecodeError as error:
+            raise Malformed(f"no JSON ({error})") from None
+        except KeyError as error:
+            raise Malformed(f"lacks {error}") from None
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise Malformed(f"not shaped as a line of {self.name} ({error})") from None
+        self._check_target(line.target)
+        try:
+            return *self._program(line), line
+        except OverflowError:
+            raise Malformed("a number of its program does not fit 32 bits") from None
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise Malformed(f"its program is none of {self.name} ({error})") from None
+
+    @abstractmethod
+    def _parse(self, entry: Any) -> Line:
+        """What a line's JSON says; raises Malformed or what Python raises for missing keys and wrong types."""
+
+    @abstractmethod
+    def _program(self, line: Line) -> tuple[int, int, array]:
+        """The line's program: task (its place among the keys), sketch id, decisions; raises as ``_parse``."""
+
+    def _check_target(self, target: str) -> None:
+        if target == self.target:
+            return
+        if self.wanted not in target:
+            raise Malformed(f"its target '{target}' is not the wanted one")
+        if self.target is not None:
+            raise Malformed(f"its target '{target}' is not '{self.target}', which the platform's records have")
+        self.target = target
+
+    def _add(self, block: _Block, number: int, task: int, sketch: int, decisions: array, line: Line) -> None:
+        block.add(number, task, sketch, decisions, line)
+        block.protocols.append(self._protocols.setdefault(line.protocol, len(self._protocols)))
+        block.versions.append(self._versions.setdefault(line.tvm_version, len(self._versions)))
+
+    def _columns(self, block: _Block) -> Columns:
+        codes = np.frombuffer(block.errors, dtype=np.int8).astype(np.int32)
+        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
+            self.errors[ERRORS[int(code)][0]] += int(count)
+        nothing = np.zeros(len(codes), dtype=np.int32)
+        return {
+            "task_key": Coded(_integers(block.tasks), list(self._keys)),
+            "sketch_id": _integers(block.sketches),
+            "program_id": _integers(block.lines),
+            "decisions": _ragged(_integers(block.decisions), block.widths),
+            "latencies_s": _ragged(np.frombuffer(block.costs, dtype=np.float32), block.repeats),
+            "error": Coded(codes, [kind for kind, _ in ERRORS.values()]),
+            "message": Coded(codes, [message for _, message in ERRORS.values()]),
+            "round": nothing,
+            "measured_at": (np.frombuffer(block.stamps, dtype=np.float64) * 1e6).astype("datetime64[us]"),
+            "protocol": Coded(_integers(block.protocols), [text.decode() for text in self._protocols]),
+            "host": Coded(nothing, [str(self.target)]),
+            "tvm_version": Coded(_integers(block.versions), list(self._versions)),
+            "checked": nothing.astype(bool),
+            "disturbed": nothing.astype(bool),
+        }
+
+
+class LineLog(Log):
+    """A log whose lines say all: AutoTVM's or Ansor's; ``dialect`` is the module (see ``line``)."""
+
+    def __init__(self, path: Path, known: Known, dialect: ModuleType, **about_target: Any) -> None:
+        super().__init__(path, known, **about_target)
+        self.name, self._dialect = dialect.NAME, dialect
+        self._tasks: dict[bytes, int] = {}
+        self._sketches: dict[tuple[int, Shape], int] = {}
+
+    def _parse(self, entry: Any) -> Line:
+        return self._dialect.parse(entry)
+
+    def _program(self, line: Line) -> tuple[int, int, array]:
+        task = self._tasks.get(line.task)
+        if task is None:
+            task = self._new_task(line)
+        shape, numbers = self._dialect.take_apart(line.steps)
+        decisions, sketch = array("i", numbers), self._sketches.get((task, shape))
+        if sketch is None:
+            sketch = self._new_sketch(task, shape, line.steps)
+        return task, sketch, decisions
+
+    def _new_task(self, line: Line) -> int:
+        key = hashlib.sha256(line.task).hexdigest()[:16]
+        about = {"log": self.name, "target": line.target, **self._dialect.describe(line.task)}
+        workload = read_log_workload(about)
+        self.known.add_task(
+            {"task_key": key, "name": workload.name, "op_type": workload.operator, "flops": workload.flops,
+             "module_json": orjson.dumps(about).decode()}
+        )  # fmt: skip
+        self._keys.append(key)
+        return self._tasks.setdefault(line.task, len(self._tasks))
+
+    def _new_sketch(self, task: int, shape: Shape, steps: list[Any]) -> int:
+        blank = self._dialect.fill(steps, repeat(0))
+        text = orjson.dumps({"log": self.name, "steps": blank}).decode()
+        return self._sketches.setdefault((task, shape), self.known.sketch_id(self._keys[task], text))
+
+
+class _Block:
+    """Columns in the making, of plain machine numbers."""
+
+    def __init__(self) -> None:
+        self.tasks, self.sketches, self.lines = array("i"), array("i"), array("i")
+        self.decisions, self.widths = array("i"), array("i")
+        self.costs, self.repeats = array("f"), array("i")
+        self.errors, self.stamps = array("b"), array("d")
+        self.protocols, self.versions = array("i"), array("i")
+
+    def add(self, number: int, task: int, sketch: int, decisions: array, line: Line) -> None:
+        self.tasks.append(task)
+        self.sketches.append(sketch)
+        self.lines.append(number)
+        self.decisions += decisions
+        self.widths.append(len(decisions))
+        if line.error_no == 0:
+            self.costs.extend(line.costs)
+            self.repeats.append(len(line.costs))
+        else:
+            self.repeats.append(0)
+        self.errors.append(line.error_no)
+        self.stamps.append(line.stamp)
+
+
+def _integers(values: array) -> np.ndarray:
+    return np.frombuffer(values, dtype=np.int32)
+
+
+def _ragged(values: np.ndarray, lengths: array) -> Ragged:
+    return Ragged(values, np.concatenate([[0], np.cumsum(_integers(lengths))]))

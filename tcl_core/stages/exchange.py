@@ -1,0 +1,221 @@
+"""Exchange with other tuners: logs in (`tcl import`), a MetaSchedule database out (`tcl export`).
+
+data/imported/platform=P/   tasks.parquet, sketches.parquet; records/LOG.parquet; reports/LOG.json, LOG.refused.txt
+data/exported/platform=P/   database_workload.json, database_tuning_record.json
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tcl_core import store
+from tcl_core.errors import DataError, PlatformError, UsageError, unknown_name
+from tcl_core.evaluation.report import write_json
+from tcl_core.features import log_tokens
+from tcl_core.features.batches import Samples
+from tcl_core.features.encode import Encoder
+from tcl_core.features.groups import COLUMNS
+from tcl_core.files import replacing
+from tcl_core.programs.tasks import Task
+from tcl_core.programs.tuning_logs.known import Known
+from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
+from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
+from tcl_core.programs.tuning_logs.reading import Log, Refuse
+from tcl_core.progress import Progress, progress
+from tcl_core.stages.project import DATA, POOL, SPLITS, Project, records_folder
+
+IMPORTED = DATA / "imported"
+EXPORTED = DATA / "exported"
+KINDS = ("records", "holdout")
+BLOCK = 16_384  # programs encoded at a time, of some 10 KB each
+SHOWN = 3  # refused lines that are said aloud; all stand in the report
+TABLES = ("tasks", "sketches")
+
+
+def imported_folder(platform: str) -> Path:
+    return IMPORTED / f"platform={platform}"
+
+
+def import_logs(paths: Sequence[Path], platform: str, wanted: str = "") -> str:
+    """Read logs into data/imported/platform=P/, a file of records per log; what was read is said in a line each.
+
+    A log of the same name and folder replaces its own records.  ``wanted`` keeps only lines whose target has it in it.
+    Raises UsageError for a name or file that is wrong, DataError for a file that is no log or has no record of the
+    platform's target, PlatformError when the disk is full.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", platform):
+        raise UsageError(f"'{platform}' cannot name a platform; use letters, digits and . _ + -, as in ryzen-3700x")
+    folder = imported_folder(platform)
+    logs = _named(paths, folder)
+    megabytes = {name: 1 + path.stat().st_size // 2**20 for name, path in logs.items()}
+    with _alone(folder), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as shown:
+        known = Known(*(_rows(folder, table) for table in TABLES), pool=_pool_sketches())
+        said = []
+        for name, path in logs.items():
+            log = open_log(path, known, _target_beside(folder, name), wanted)
+            said.append(_import(log, folder, name))
+            _advance(shown, megabytes[name], name)
+    return "\n".join(said)
+
+
+def _named(paths: Sequence[Path], folder: Path) -> dict[str, Path]:
+    """Log name -> file.  Raises UsageError where two logs, now or before, have one name."""
+    logs: dict[str, Path] = {}
+    for path in map(log_file, paths):
+        if not path.is_file():
+            raise UsageError(f"there is no log {path}; give the path of a tuning log or of a MetaSchedule database")
+        name = log_name(path)
+        if logs.get(name, path).resolve() != path.resolve():
+            raise UsageError(
+                f"{path} and {logs[name]} are both named '{name}'; rename one, or import them as two platforms"
+            )
+        _check_same_log(folder / "reports" / f"{name}.json", path)
+        logs[name] = path
+    return logs
+
+
+def _check_same_log(report: Path, path: Path) -> None:
+    """Raise UsageError where a report is of a log of the same name in another folder."""
+    if report.exists():
+        before = Path(json.loads(report.read_text())["log"])
+        if before.resolve().parent != path.resolve().parent:
+            raise UsageError(
+                f"{path} and {before}, which was imported before, have one name; "
+                f"rename one, or delete {report} to replace it"
+            )
+
+
+def _rows(folder: Path, table: str) -> list[dict[str, Any]]:
+    path = folder / f"{table}.parquet"
+    return store.read_table(path, table) if path.exists() else []
+
+
+def _pool_sketches() -> list[dict[str, Any]]:
+    return [row for split in SPLITS for row in _rows(POOL / split, "sketches")]
+
+
+def _target_beside(folder: Path, name: str) -> str | None:
+    """The target of the platform's other logs: records that are to be compared must share it."""
+    others = [path for path in sorted((folder / "records").glob("*.parquet")) if path.stem != name]
+    return next((host for path in others for host in store.record_hosts(path)), None)
+
+
+def _import(log: Log, folder: Path, name: str) -> str:
+    """Write a log's records and its report; what there is to say about it."""
+    first: list[str] = []
+    with replacing(folder / "reports" / f"{name}.refused.txt") as file:
+
+        def refuse(number: int, reason: str) -> None:
+            file.write(f"{number}\t{reason}\n".encode())
+            log.errors["refused"] += 1
+            if len(first) < SHOWN:
+                first.append(f"  line {number}: {reason}")
+
+        records = folder / "records" / f"{name}.parquet"
+        count = store.write_record_columns(records, _then_tables(log, folder, refuse, first))
+    about = {"log": str(log.path.absolute()), "dialect": log.name, "target": log.target}
+    counts = {"lines": log.lines, "records": count, "outcomes": dict(sorted(log.errors.items()))}
+    write_json(folder / "reports" / f"{name}.json", about | counts)
+    outcomes = ", ".join(f"{number:,} {kind}" for kind, number in sorted(log.errors.items()))
+    more = [f"  all of them: {folder / 'reports' / name}.refused.txt"] if log.errors["refused"] > SHOWN else []
+    return "\n".join([f"{name} ({log.name}): {count:,} records of {log.lines:,} lines: {outcomes}", *first, *more])
+
+
+def _then_tables(log: Log, folder: Path, refuse: Refuse, first: Sequence[str]) -> Iterator[store.Columns]:
+    """The log's columns, and at their end the tables that they refer to: records appear only after what they need."""
+    some = False
+    for columns in log.columns(refuse):
+        some = True
+        yield columns
+    if not some:
+        platform = folder.name.removeprefix("platform=")
+        raise DataError(
+            f"no line of {log.path} can become a record of {platform} ({first[0].strip()}); give another log"
+        )
+    store.write_table(folder / "tasks.parquet", "tasks", log.known.task_rows())
+    store.write_table(folder / "sketches.parquet", "sketches", log.known.sketch_rows())
+
+
+def _advance(shown: Progress, steps: int, note: str) -> None:
+    for _ in range(steps):
+        shown.advance(note)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One import into a platform at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PlatformError(f"another process is importing into {folder}; wait for its end") from None
+        yield
+
+
+def imported_batches(
+    platform: str, logs: Sequence[str] | None = None, hardware: Sequence[float] = ()
+) -> Iterator[Samples]:
+    """The imported programs of a platform, encoded, a block at a time; all with one numbering of tasks.
+
+    ``logs`` are names of imported logs (none: all), such as "random"; ``hardware`` the platform's hardware vector, if
+    it is known.  Raises UsageError for an unknown platform or log.
+    """
+    folder = imported_folder(platform)
+    if not (folder / "tasks.parquet").exists():
+        known = [path.name.removeprefix("platform=") for path in IMPORTED.glob("platform=*")]
+        raise unknown_name("imported platform", platform, known, str(IMPORTED))
+    tasks, sketches = (_rows(folder, table) for table in TABLES)
+    encoder = None
+    for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK):
+        encoder = encoder or _encoder(tasks, sketches, columns["task_key"])
+        yield encoder.encode_columns(columns, hardware)
+
+
+def _encoder(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:
+    """What encodes these records: programs of a log, or of sketches; a platform has either, for its target is one."""
+    of_log = {row["task_key"]: log_tokens.is_of_log(row["module_json"]) for row in tasks}
+    if of_log[keys.names[keys.codes[0]]]:
+        return log_tokens.LogEncoder(tasks, sketches)
+    return Encoder(
+        [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in tasks], sketches
+    )
+
+
+def export_database(project: Project, platform: str, to: Path | None = None) -> str:
+    """Write what was measured on a platform as a MetaSchedule database -> data/exported/platform=P/ or ``to``.
+
+    Programs that failed are left out: a database is asked for what may be used.
+    """
+    from tcl_core.stages.data import check_platform  # brings torch, which an import does without
+
+    check_platform(project, platform)
+    folder = to or EXPORTED / f"platform={platform}"
+    tasks = {task.key: task for task in project.tasks}
+    programs = list(_measured(platform))
+    with progress(f"exporting {platform}", len(programs)) as shown:
+        written, refused = write_database(folder, tasks, programs, lambda: shown.advance())
+    left_out = f"; {refused} refused by TVM" if refused else ""
+    return f"{written} measured programs -> {folder}{left_out}"
+
+
+def _measured(platform: str) -> Iterator[Tuned]:
+    """The programs of a platform's records, held-out ones too, that ran and computed what they should."""
+    texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in _pool_sketches()}
+    kinds = [kind for kind in KINDS if records_folder(platform, kind).exists()]
+    for kind in kinds or KINDS[:1]:  # without any, the error names the stage that measures
+        for record in store.read_records(records_folder(platform, kind)):
+            if record.error == "ok":
+                text = texts.get(record.key[:2])
+                if text is None:
+                    raise DataError(
+                        f"sketch {record.sketch_id} of task {record.task_key}, which was measured on {platform}, "
+                        "is not in the pool; run the stage candidates again"
+                    )
+                yield Tuned(text, record.key, record.latencies_s, json.loads(record.protocol)["target"])

@@ -1,0 +1,436 @@
+"""`tcl import` and `tcl export`: what lies where, again and again, killed in between; what plain TVM makes of it."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tcl_core import stages, store
+from tcl_core.compat import load_tvm, make_target, quiet_compiler
+from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.journal import Record
+from tcl_core.programs.networks import load_relax
+from tcl_core.programs.sketches import DesignSpace, trace_to_json
+from tcl_core.programs.tasks import extract_tasks, fuse
+from tcl_core.stages.exchange import import_logs, imported_batches, imported_folder
+from tcl_core.stages.project import POOL, TASKS, records_folder
+from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, commit, plain_database
+from tests.programs.test_tuning_logs import ansor_line, autotvm_line, write
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = imported_folder("p")
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """A project's folder of one's own."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    return work
+
+
+def line(number: int, tile: int = 8, **changes):
+    return autotvm_line([["tile_ic", "sp", [-1, tile]]], ([0.1 + number], 0, 1, 1000.0 + number), **changes)
+
+
+def log(name: str, *lines) -> Path:
+    path = Path("logs") / name
+    path.parent.mkdir(exist_ok=True)
+    return write(path, *lines)
+
+
+def digest() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.is_file()}
+
+
+def programs(platform: str = "p", files=None) -> list[tuple[int, str]]:
+    """(line, host) of every record."""
+    folder = imported_folder(platform) / "records"
+    return [
+        (int(number), block["host"].names[code])
+        for block in store.iter_columns(folder, files=files)
+        for number, code in zip(block["program_id"], block["host"].codes, strict=True)
+    ]
+
+
+# --- import ---
+
+
+def test_what_an_import_writes(here):
+    log("random.log.gz", *(line(n, 2**n) for n in range(5)))
+    log("searched.log", line(0, 2), line(1, 64), "garbage", autotvm_line([["other", "ot", 1]], ([1e9], 4, 1, 1)))
+    said = import_logs([Path("logs/random.log.gz"), Path("logs/searched.log")], "p")
+    assert said.splitlines()[0] == "random (AutoTVM): 5 records of 5 lines: 5 ok"
+    assert said.splitlines()[1] == "searched (AutoTVM): 3 records of 4 lines: 2 ok, 1 refused, 1 run"
+    assert said.splitlines()[2].startswith("  line 3: no JSON (")
+    assert sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("[a-z]*.*")) == [
+        "records/random.parquet", "records/searched.parquet", "reports/random.json", "reports/random.refused.txt",
+        "reports/searched.json", "reports/searched.refused.txt", "sketches.parquet", "tasks.parquet",
+    ]  # fmt: skip
+    records = store.read_records(FOLDER / "records")
+    assert len(records) == 8 and {r.host for r in records} == {"llvm -keys=cpu"}
+    (failed,) = [r for r in records if r.error != "ok"]
+    assert (failed.error, failed.message, failed.latencies_s) == ("run", "runtime error on the device", ())
+    (first,) = [r for r in records if r.decisions == (-1, 16)]
+    assert first.latency_s == pytest.approx(4.1) and first.program_id == 5 and first.tvm_version == "0.10.0"
+    assert first.measured_at == datetime(1970, 1, 1, 0, 16, 44, tzinfo=UTC)
+    tasks = store.read_table(FOLDER / "tasks.parquet", "tasks")
+    sketches = store.read_table(FOLDER / "sketches.parquet", "sketches")
+    assert {r.task_key for r in records} == {row["task_key"] for row in tasks}
+    assert {(r.task_key, r.sketch_id) for r in records} == {(row["task_key"], row["sketch_id"]) for row in sketches}
+    report = json.loads((FOLDER / "reports" / "searched.json").read_text())
+    assert report == {
+        "log": str(here / "logs/searched.log"), "dialect": "AutoTVM", "target": "llvm -keys=cpu", "lines": 4,
+        "records": 3, "outcomes": {"ok": 2, "refused": 1, "run": 1},
+    }  # fmt: skip
+    assert (FOLDER / "reports" / "searched.refused.txt").read_text().startswith("3\tno JSON")
+
+
+def test_refused_lines_are_all_in_the_report_and_the_first_are_said(here):
+    path = log("a.log", line(0), *["bad"] * 20)
+    said = import_logs([path], "p").splitlines()
+    assert [text[:9] for text in said[1:4]] == ["  line 2:", "  line 3:", "  line 4:"] and len(said) == 5
+    assert said[4] == "  all of them: data/imported/platform=p/reports/a.refused.txt"
+    assert len((FOLDER / "reports" / "a.refused.txt").read_text().splitlines()) == 20
+
+
+def test_the_same_log_again_replaces_its_own_records_alone(here):
+    random, searched = log("random.log", line(1), line(2)), log("searched.log", line(3))
+    import_logs([random, searched], "p")
+    before = digest()
+    import_logs([random], "p")
+    import_logs([searched, random], "p")
+    assert digest() == before
+    log("random.log", line(1), line(2), line(9, 16))
+    import_logs([random], "p")
+    assert len(programs(files=["random"])) == 3 and len(programs(files=["searched"])) == 1
+
+
+def test_the_order_of_imports_does_not_matter(here):
+    paths = [log("a.log", line(1), line(2, task=["dense.x86", [], {}])), log("b.log", autotvm_line(), line(3))]
+    import_logs(paths, "p")
+    first = digest()
+    shutil.rmtree(FOLDER)
+    import_logs(paths[::-1], "p")
+    assert {name: data for name, data in digest().items() if "lock" not in name} == {
+        name: data for name, data in first.items() if "lock" not in name
+    }
+
+
+def test_two_logs_of_one_name_are_told_apart(here):
+    log("random.log", line(1))
+    Path("other").mkdir()
+    shutil.copy("logs/random.log", "other/random.log")
+    both = [Path("logs/random.log"), Path("other/random.log")]
+    with pytest.raises(UsageError, match="are both named 'random'; rename one"):
+        import_logs(both, "p")
+    import_logs(both[:1], "p")
+    with pytest.raises(UsageError, match="was imported before, have one name; .*delete .*random.json to replace it"):
+        import_logs(both[1:], "p")
+    (FOLDER / "reports" / "random.json").unlink()
+    import_logs(both[1:], "p")
+    assert len(programs()) == 1
+
+
+def test_a_log_of_another_target_is_refused_and_nothing_changes(here):
+    import_logs([log("a.log", line(1))], "p")
+    before = digest()
+    with pytest.raises(
+        DataError,
+        match=r"no line of logs/b\.log can become a record of p \(line 1: its target 'llvm -keys=arm_cpu' is not",
+    ):
+        import_logs([log("b.log", line(1, target="llvm -keys=arm_cpu"))], "p")
+    assert {name: data for name, data in digest().items() if "/b." not in name} == before
+    assert [host for _, host in programs()] == ["llvm -keys=cpu"]
+    mixed = log("c.log", line(1, target="llvm -keys=arm_cpu"), line(2))
+    assert "1 records of 2 lines: 1 ok, 1 refused" in import_logs([mixed], "p")
+    assert "arm_cpu" in import_logs([mixed], "arm", "arm_cpu") or programs("arm") == [(1, "llvm -keys=arm_cpu")]
+
+
+def test_a_log_without_a_sound_line_says_what_is_wrong_with_the_first(here):
+    old_format = {"i": ["llvm", "conv2d", [], {}, [], {}], "r": [[0.1], 0, 1, 1], "v": 0.1}
+    with pytest.raises(DataError, match=r"no line of logs/a\.log .* \(line 1: not shaped as a line of Ansor"):
+        import_logs([log("a.log", old_format)], "p")
+    assert not list(FOLDER.rglob("*.parquet"))
+
+
+def test_what_is_no_log_leaves_nothing(here):
+    for name, content in (("empty.log", ""), ("text.log", "hello\n")):
+        Path(name).write_text(content)
+        with pytest.raises(DataError, match=f"{name} is"):
+            import_logs([Path(name)], "p")
+    for path in (Path("gone.log"), Path("logs")):
+        with pytest.raises(UsageError):
+            import_logs([path], "p")
+    assert not list(FOLDER.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("name", ["", ".", "../up", "a b", "a/b", "platform=x", "-p"])
+def test_names_that_cannot_be_a_platforms(here, name):
+    with pytest.raises(UsageError, match="cannot name a platform"):
+        import_logs([log("a.log", line(1))], name)
+    assert not Path("data").exists()
+
+
+def test_a_torn_gzip_file_keeps_what_was_imported(here):
+    path = log("a.log.gz", *(line(n) for n in range(200)))
+    import_logs([path], "p")
+    before = digest()
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DataError, match="damaged or cut off after line"):
+        import_logs([path], "p")
+    assert digest() == before
+
+
+def test_a_second_import_into_a_platform_is_refused(here):
+    path = log("a.log", line(1))
+    FOLDER.mkdir(parents=True)
+    with open(FOLDER / ".lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(PlatformError, match="another process is importing into .*platform=p"):
+            import_logs([path], "p")
+    import_logs([path], "p")
+
+
+KILLED = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from tcl_core import store
+from tcl_core.stages import exchange
+whole = store.write_table
+def stop(path, table, rows):
+    if table == sys.argv[1]:
+        print("here", flush=True)
+        sys.stdin.read()
+    return whole(path, table, rows)
+store.write_table = stop
+exchange.import_logs([Path("logs/a.log")], "p")
+"""
+
+
+@pytest.mark.parametrize("table", ["tasks", "sketches"])
+def test_a_killed_import_leaves_the_old_records_and_can_be_repeated(here, table):
+    import_logs([log("a.log", line(1))], "p")
+    old = programs()
+    log("a.log", line(1), line(2, task=["dense.x86", [], {}]), autotvm_line())
+    code = KILLED.format(path=[str(ROOT)])
+    command = [sys.executable, "-c", code, table]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"here\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert programs() == old and len(list(imported_batches("p"))) == 1
+    import_logs([Path("logs/a.log")], "p")
+    assert len(programs()) == 3
+
+
+FULL = """
+import resource, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from tcl_core.errors import PlatformError
+from tcl_core.stages.exchange import import_logs
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    import_logs([Path("logs/a.log")], "p")
+except PlatformError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_the_old_records(here):
+    import_logs([log("a.log", line(1))], "p")
+    old = programs()
+    log("a.log", *(line(n, tile=1 + n % 50) for n in range(3000)))
+    child = subprocess.run(
+        [sys.executable, "-c", FULL.format(path=[str(ROOT)])], capture_output=True, text=True, check=True
+    )
+    assert "cannot write" in child.stdout and "free some space" in child.stdout and programs() == old
+
+
+# --- imported programs as samples ---
+
+
+def test_samples_of_the_logs_that_one_asks_for(here):
+    task = ["dense_pack.x86", [["TENSOR", [4, 32], "float32"], ["TENSOR", [10, 32], "float32"]], {}]
+    import_logs(
+        [log("random.log", line(1), line(2, task=task)), log("searched.log", line(3, 16), line(4), line(5))], "p"
+    )
+    (random,) = imported_batches("p", ["random"])
+    (searched,) = imported_batches("p", ["searched"], hardware=[1.0] * 11)
+    assert len(random) == 2 and len(searched) == 3 and searched.tokens.shape[1] == random.tokens.shape[1] + 1
+    assert sorted(random.latencies_s) == pytest.approx([1.1, 2.1]) and len(set(random.tasks)) == 2
+    assert set(searched.tasks) < set(random.tasks)  # numbered alike in every batch
+    assert sum(len(batch) for batch in imported_batches("p")) == 5
+    with pytest.raises(UsageError, match="unknown records file 'rando'"):
+        list(imported_batches("p", ["rando"]))
+
+
+def test_an_unknown_imported_platform_names_the_nearest(here):
+    import_logs([log("a.log", line(1))], "ryzen-3700x")
+    with pytest.raises(UsageError, match="unknown imported platform 'ryzen'.*did you mean 'ryzen-3700x'"):
+        list(imported_batches("ryzen"))
+
+
+def test_ansor_programs_are_samples_too(here):
+    import_logs([log("a100.json", *(ansor_line(result=([0.5 + n], 0, 1, n)) for n in range(4)))], "a100")
+    (samples,) = imported_batches("a100")
+    assert len(samples) == 4 and np.isfinite(samples.latencies_s).all() and samples.task_names == ("matmul 512 64",)
+
+
+def test_a_metaschedule_database_is_imported_and_encoded_as_programs_of_sketches(here, matmul):
+    database = plain_database(here / "tuned")
+    drawn = [(sketch, row) for sketch in matmul.sketches for row in matmul.sample(sketch, 3)]
+    for number, (sketch, row) in enumerate(drawn):
+        commit(database, matmul, matmul.space.materialise(sketch, row).trace, [0.5 + number])
+    for given in ("tuned", f"tuned/{RECORDS}", f"tuned/{WORKLOADS}"):
+        assert (
+            import_logs([Path(given)], "p")
+            == f"tuned (MetaSchedule): {len(drawn)} records of {len(drawn)} lines: {len(drawn)} ok"
+        )
+    (samples,) = imported_batches("p", hardware=[1.0] * 11)
+    assert len(samples) == len(drawn) and sorted(samples.latencies_s) == [0.5 + n for n in range(len(drawn))]
+    (task,) = store.read_table(FOLDER / "tasks.parquet", "tasks")
+    assert task["task_key"] == matmul.task.key and samples.task_names == ("matmul 32x32 32x32 32x32",)
+
+
+# --- export ---
+
+
+def measured(tiny, rng, target, platform="host-avx2", **changes) -> list[Record]:
+    """Two programs of each sketch as if they had been measured."""
+    protocol = json.dumps({"repeats": 2, "target": target})
+    found = []
+    for sketch in tiny.sketches:
+        for row in tiny.sample(sketch, 2):
+            decisions = tuple(int(d) for d in tiny.space.canonical(sketch, row))
+            values = dict(
+                task_key=tiny.task.key, sketch_id=sketch.index, program_id=len(found), decisions=decisions,
+                latencies_s=tuple(rng.uniform(0.1, 1, 2).astype(np.float32).tolist()), error="ok", message="", round=0,
+                measured_at=datetime(2026, 1, 1, tzinfo=UTC), protocol=protocol, host="cpu-1", tvm_version="0.27",
+            )  # fmt: skip
+            found.append(Record(**values | changes))
+    return found
+
+
+def write_pool(split: str, *tiny) -> None:
+    columns = store.SCHEMAS["tasks"].names
+    rows = [vars(t.task) | {"task_key": t.task.key, "op_type": t.task.operator} for t in tiny]
+    store.write_table(TASKS / "tasks.parquet", "tasks", [{name: row[name] for name in columns} for row in rows])
+    store.write_table(POOL / split / "sketches.parquet", "sketches", [row for t in tiny for row in t.rows()])
+
+
+TARGET = {"kind": "llvm", "mcpu": "haswell", "num-cores": 1}
+
+
+def test_what_was_measured_goes_out_and_comes_back(here, matmul, conv):
+    rng = np.random.default_rng(0)
+    write_pool("train", matmul, conv)
+    records, holdout = measured(matmul, rng, TARGET), measured(conv, rng, TARGET)
+    failed = measured(matmul, rng, TARGET, error="wrong-result", latencies_s=())
+    store.write_records(records_folder("host-avx2"), [*records, *({r.key: r for r in failed}.values())])
+    store.write_records(records_folder("host-avx2", "holdout"), holdout)
+    count = len(records) + len(holdout)
+    assert stages.export("host-avx2") == f"{count} measured programs -> data/exported/platform=host-avx2"
+    assert len(plain_database(here / "data/exported/platform=host-avx2")) == count
+    stages.import_logs([Path("data/exported/platform=host-avx2")], "again")
+    back = store.read_records(imported_folder("again") / "records")
+    assert {(r.key, r.latencies_s) for r in back} == {(r.key, r.latencies_s) for r in [*records, *holdout]}
+    assert json.loads(back[0].host)["mcpu"] == "haswell"
+    assert (
+        stages.export("host-avx2", here / "elsewhere").endswith("elsewhere") and (here / "elsewhere" / RECORDS).exists()
+    )
+
+
+def test_export_names_what_is_missing(here, matmul):
+    with pytest.raises(UsageError, match="unknown platform 'host-avx' in params.yaml; did you mean 'host-avx2'"):
+        stages.export("host-avx")
+    write_pool("train", matmul)
+    with pytest.raises(DataError, match=r"there are no records in data/records/platform=host-avx2.*collect@host-avx2"):
+        stages.export("host-avx2")
+    records = measured(matmul, np.random.default_rng(0), TARGET)
+    store.write_records(records_folder("host-avx2"), records)
+    store.write_table(POOL / "train" / "sketches.parquet", "sketches", [])
+    with pytest.raises(
+        DataError, match=r"which was measured on host-avx2, is not in the pool; run the stage candidates"
+    ):
+        stages.export("host-avx2")
+    assert not Path("data/exported").exists() or not list(Path("data/exported").rglob("*.json"))
+
+
+def test_plain_tvm_applies_an_exported_database_to_a_network(here, tiny_network):
+    """Compiled with it the network computes what it computes without."""
+    tvm, target = load_tvm(), make_target(TARGET)
+    from tvm_ffi import structural_equal
+
+    rng, rows, records = np.random.default_rng(0), [], []
+    found = [task for task, _ in extract_tasks(tiny_network)]
+    for task in found:
+        space = DesignSpace(task.key, task.module(), TARGET)
+        sketch = space.sketches()[0]
+        rows.append({"task_key": task.key, "sketch_id": 0, "trace_json": trace_to_json(sketch.trace)})
+        decisions = tuple(int(d) for d in space.canonical(sketch, sketch.sample(1, rng)[0]))
+        records.append(
+            Record(
+                task_key=task.key,
+                sketch_id=0,
+                program_id=0,
+                decisions=decisions,
+                latencies_s=(0.5,),
+                error="ok",
+                message="",
+                round=0,
+                measured_at=datetime(2026, 1, 1, tzinfo=UTC),
+                host="cpu-1",
+                tvm_version="0.27",
+                protocol=json.dumps({"target": TARGET}),
+            )
+        )
+    names = store.SCHEMAS["tasks"].names
+    tasks = [vars(t) | {"task_key": t.key, "op_type": t.operator} for t in found]
+    store.write_table(TASKS / "tasks.parquet", "tasks", [{name: row[name] for name in names} for row in tasks])
+    store.write_table(POOL / "train" / "sketches.parquet", "sketches", rows)
+    store.write_records(records_folder("host-avx2"), records)
+    stages.export("host-avx2", here / "database")
+    with quiet_compiler():
+        module = fuse(load_relax(tiny_network), target)
+        with target, plain_database(here / "database"):
+            applied = tvm.relax.transform.MetaScheduleApplyDatabase()(module)
+    scheduled = [
+        var for var, function in module.functions.items()
+        if isinstance(function, tvm.tirx.PrimFunc) and not structural_equal(function, applied[var])
+    ]  # fmt: skip
+    assert len(scheduled) >= len(found) > 2, "every task's function was replaced"
+    image = np.random.default_rng(1).normal(size=(1, 8, 8, 8)).astype(np.float32)
+    outputs = []
+    for built in (module, applied):
+        with quiet_compiler():
+            machine = tvm.relax.VirtualMachine(tvm.compile(built, target), tvm.cpu())
+            answer = machine["main"](tvm.runtime.tensor(image))
+        outputs.append((answer if hasattr(answer, "numpy") else answer[0]).numpy())
+    assert np.allclose(*outputs, atol=1e-5)
+
+
+def test_a_log_that_was_compressed_since_is_the_same_log(here):
+    path = log("a.log", line(1), line(2))
+    import_logs([path], "p")
+    path.with_suffix(".log.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    import_logs([path.with_suffix(".log.gz")], "p")
+    assert len(programs()) == 2
+    with pytest.raises(UsageError, match=r"there is no log logs/a\.log"):
+        import_logs([path], "p")
