@@ -24,7 +24,7 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.features.encode import Encoder, ProgramKey
 from tcl_core.journal import Journal, Record, iter_journal
-from tcl_core.measure.job import Job, Setup
+from tcl_core.measure.job import Job, Outcome, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import Program
@@ -63,7 +63,8 @@ class Collection:
     """The programs of one platform that can be measured, and what is known of them.
 
     programs  N candidates in fixed order
-    known     row -> record of earlier measurements of these programs, timed in the present way: the cache
+    known     row -> record of earlier measurements of these programs, timed in the present way on a quiet machine:
+              the cache
     records   row -> record of the programs that this collection selected, with its own round numbers
     """
 
@@ -82,7 +83,8 @@ class Collection:
         for record in iter_journal(self.journal):
             if record.key in rows and record.protocol == self.setup.protocol_json(record.error):
                 self._require_this_host(record)
-                self.known[rows[record.key]] = record
+                if not record.disturbed:
+                    self.known[rows[record.key]] = record
 
     def _require_this_host(self, record: Record) -> None:
         if record.host != self.host:
@@ -123,17 +125,17 @@ class Measuring:
         many there are of each error kind.
         """
         counts: Counter[str] = Counter()
-        best = self._best()
-        for row in sorted(rows):
-            record = self.collection.known.get(row)
-            counts["from_journal"] += record is not None
-            if record is None:
-                record = self._measured(row, number, best, check_fraction)
+        known, best, rows = self.collection.known, self._best(), sorted(rows)
+        outcomes = self.runner.measure(self._job(row, best, check_fraction) for row in rows if row not in known)
+        for row in rows:
+            counts["from_journal"] += row in known
+            record = known[row] if row in known else self._recorded(row, number, next(outcomes))
             self.collection.records[row] = record = replace(record, round=number)
             best[record.task_key] = min(best.get(record.task_key, math.inf), record.latency_s)
             counts[record.error] += 1
+            counts["disturbed"] += record.disturbed
             on_program(record)
-        return dict(counts)
+        return {name: count for name, count in counts.items() if count or name == "from_journal"}
 
     def _best(self) -> dict[str, float]:
         best: dict[str, float] = {}
@@ -141,18 +143,19 @@ class Measuring:
             best[record.task_key] = min(best.get(record.task_key, math.inf), record.latency_s)
         return best
 
-    def _measured(self, row: int, number: int, best: Mapping[str, float], check_fraction: float) -> Record:
-        program, setup = self.collection.programs[row], self.collection.setup
-        outcome = self.runner.measure(
-            Job(
-                task_key=program.task_key,
-                module_json=self.collection.encoder.tasks[program.task_key].module_json,
-                trace_json=self.collection.encoder.texts[program.task_key, program.sketch],
-                decisions=program.decisions,
-                best_s=best.get(program.task_key, math.inf),
-                check=_is_checked(self.collection.keys[row], check_fraction),
-            )
+    def _job(self, row: int, best: Mapping[str, float], check_fraction: float) -> Job:
+        program, encoder = self.collection.programs[row], self.collection.encoder
+        return Job(
+            task_key=program.task_key,
+            module_json=encoder.tasks[program.task_key].module_json,
+            trace_json=encoder.texts[program.task_key, program.sketch],
+            decisions=program.decisions,
+            best_s=best.get(program.task_key, math.inf),
+            check=_is_checked(self.collection.keys[row], check_fraction),
         )
+
+    def _recorded(self, row: int, number: int, outcome: Outcome) -> Record:
+        program = self.collection.programs[row]
         record = Record(
             task_key=program.task_key,
             sketch_id=program.sketch,
@@ -163,9 +166,11 @@ class Measuring:
             message=outcome.message,
             round=number,
             measured_at=datetime.now(UTC),
-            protocol=setup.protocol_json(outcome.error),
+            protocol=self.collection.setup.protocol_json(outcome.error),
             host=self.collection.host,
             tvm_version=self.runner.tvm_version,
+            checked=outcome.checked,
+            disturbed=outcome.disturbed,
         )
         self.journal.append([record])
         self.collection.known[row] = record

@@ -10,18 +10,19 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import threading
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tcl_core.errors import PlatformError
+from tcl_core.gpu import cuda_compiler
 
 TVM_VERSION = "0.27.0.post1"
 FFI_VERSION = "0.1.14.post1"
-INTRINSICS = {"llvm": "x86", "cuda": "cuda"}
 
 
 def check_versions() -> None:
@@ -61,21 +62,13 @@ def _stand_in_for_intrinsics(tvm: types.ModuleType) -> None:
     """Register an empty ``tensor_intrin`` package over the same path.
 
     ``TuneContext`` imports the package, whose own ``__init__`` parses the intrinsics of all hardware (17 s);
-    submodules stay importable one by one, see ``load_intrinsics``.
+    submodules stay importable one by one.
     """
     name = "tvm.s_tir.tensor_intrin"
     if name not in sys.modules:
         package = types.ModuleType(name)
         package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]  # type: ignore[attr-defined]
         sys.modules[name] = tvm.s_tir.tensor_intrin = package
-
-
-@cache
-def load_intrinsics(target_kind: str) -> None:
-    """Register the tensor intrinsics of one target kind only (``llvm``: 0.6 s, ``cuda``: 10 s)."""
-    load_tvm()
-    if target_kind in INTRINSICS:
-        importlib.import_module(f"tvm.s_tir.tensor_intrin.{INTRINSICS[target_kind]}")
 
 
 def meta_schedule() -> types.ModuleType:
@@ -92,6 +85,11 @@ def make_target(spec: dict[str, Any]) -> Any:
     except Exception as error:  # TVM raises several kinds here, none of them documented
         reason = str(error).strip().splitlines()[-1]
         raise PlatformError(f"TVM has no target {spec}: {reason}") from error
+
+
+def choose_cuda_compiler() -> None:
+    """TVM compiles CUDA code with nvrtc unless it is told otherwise; nvcc, where there is one, brings its own headers."""
+    os.environ.setdefault("TVM_CUDA_COMPILE_MODE", cuda_compiler() or "nvrtc")
 
 
 @contextmanager
@@ -111,14 +109,42 @@ def quiet_compiler() -> Iterator[None]:
         os.close(saved)
 
 
-def set_threads(count: int) -> None:
-    """Set the number of threads of TVM's runtime in this process, and pin the calling thread to one core.
+def set_threads(count: int, pinned: bool = True) -> None:
+    """Set the number of threads of TVM's runtime in this process; ``pinned`` binds all but the calling one to cores.
 
-    The pinning is TVM's doing: it makes timings steady, and starves whatever else (such as PyTorch) runs here after.
-    Without the variable TVM never uses more than half of the logical CPUs of an x86 host, whatever it is told.
+    Without TVM_NUM_THREADS TVM never uses more than half of the logical CPUs of an x86 host, whatever it is told.
     """
     os.environ["TVM_NUM_THREADS"] = str(count)
+    os.environ["TVM_BIND_THREADS"] = str(int(pinned))
     load_tvm().get_global_func("runtime.config_threadpool")(-1, count)
+
+
+@contextmanager
+def calling_thread_pinned() -> Iterator[None]:
+    """Bind the calling thread to a core that no thread of TVM's runtime is bound to.
+
+    TVM binds its helpers only.  Where the caller, which does a share of the work, meets one of them on a core, a
+    program takes twice as long.
+    """
+    cores = os.sched_getaffinity(0)
+    free = sorted(cores - _bound_cores())
+    if free:
+        os.sched_setaffinity(0, free[-1:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _bound_cores() -> set[int]:
+    """Cores that other threads of this process are bound to, one by one."""
+    bound: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):
+            cores = os.sched_getaffinity(int(thread))
+            if len(cores) == 1 and int(thread) != threading.get_native_id():
+                bound |= cores
+    return bound
 
 
 def structural_key(module: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -160,7 +160,7 @@ def onnx_model(path, nodes, inputs, outputs, weights=None) -> str:  # type: igno
 
 def quick_setup(run_s: float = 10.0, build_s: float = 30.0, memory_bytes: int = 16 << 30, **protocol: Any) -> Setup:
     """Two short repeats on one thread of the plain host target."""
-    timing = {"repeats": 2, "min_repeat_ms": 0.2, "max_number": 10, "threads": 1} | protocol
+    timing = {"repeats": 2, "max_repeats": 2, "min_repeat_ms": 0.2, "max_number": 10, "threads": 1} | protocol
     return Setup(EXTRACTION_TARGET, Protocol(**timing), Limits(build_s, run_s, memory_bytes))
 
 
@@ -181,7 +181,10 @@ class FakeRunner:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def measure(self, job: Job) -> Outcome:
+    def measure(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        return map(self._measured, jobs)
+
+    def _measured(self, job: Job) -> Outcome:
         if self.limit is not None and len(self.jobs) >= self.limit:
             raise KeyboardInterrupt
         self.jobs.append(job)

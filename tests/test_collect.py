@@ -3,21 +3,24 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 import zlib
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import FakeRunner
 
 from tcl_core.collect import Collection, Plan, collect, measure_all, scaled_within_task
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, PlatformError
 from tcl_core.features.encode import Encoder
 from tcl_core.journal import Journal, Record, iter_journal
 from tcl_core.programs.pool import sample_programs
@@ -322,6 +325,69 @@ def test_a_budget_larger_than_the_pool_measures_the_pool(collected_in, runners, 
     assert len(records_of(tmp_path)) == 60 == len(collection.records)
 
 
+# --- a machine that is not quiet ---
+
+
+@pytest.fixture
+def noisy(monkeypatch):
+    """The machine is disturbed at about a third of the programs; set ``noisy[0]`` to False for a quiet one."""
+    loud, real = [True], FakeRunner._measured
+
+    def measured(runner, job):
+        outcome = real(runner, job)
+        disturbed = loud[0] and outcome.error == "ok" and zlib.crc32(repr((1, job.decisions)).encode()) % 3 == 0
+        return replace(outcome, disturbed=disturbed)
+
+    monkeypatch.setattr(FakeRunner, "_measured", measured)
+    return loud
+
+
+@pytest.mark.parametrize("sampler", ["random", "rdu"])
+def test_disturbed_programs_are_measured_again_next_time_and_only_they(collected_in, runners, noisy, tmp_path, sampler):
+    plan = replace(PLAN, sampler=sampler)
+    first, told, steps = collected_in(tmp_path, plan)
+    disturbed = [r.key for r in told if r.disturbed]
+    assert 2 < len(disturbed) < 24 and len(runners[0].jobs) == 24  # not again in the same session
+    assert sum(s.get("disturbed", 0) for s in steps if s["step"] == "measure") == len(disturbed)
+    assert [r.disturbed for r in records_of(tmp_path)] == [r.disturbed for r in told]
+    noisy[0] = False
+    second, told, steps = collected_in(tmp_path, plan)
+    assert [(j.task_key, j.decisions) for j in runners[1].jobs] == [(task, decisions) for task, _, decisions in disturbed]
+    assert outcome_of(second) == outcome_of(first) and not any(r.disturbed for r in told)
+    assert not any("disturbed" in s for s in steps)
+    assert len(records_of(tmp_path)) == 24 + len(disturbed)
+    collected_in(tmp_path, plan)
+    assert runners[2].jobs == []
+
+
+def test_a_disturbed_record_does_not_displace_a_quiet_one(collection_in, tmp_path):
+    """Whichever came last."""
+    empty = collection_in(tmp_path / "none")
+    quiet, disturbed = record_of(empty), record_of(empty, latencies_s=(5e-3,), disturbed=True)
+    for n, records in enumerate([(quiet, disturbed), (disturbed, quiet), (disturbed, quiet, disturbed)]):
+        write_journal(tmp_path / str(n), *records)
+        assert {row: r.latency_s for row, r in collection_in(tmp_path / str(n)).known.items()} == {0: 1e-3}
+    write_journal(tmp_path / "disturbed", disturbed)
+    assert collection_in(tmp_path / "disturbed").known == {}
+
+
+def test_what_was_checked_is_recorded(collection_in, runners, tmp_path, monkeypatch):
+    real = FakeRunner._measured
+
+    def checking(runner, job):
+        outcome = real(runner, job)
+        return replace(outcome, checked=job.check and outcome.error == "ok")
+
+    monkeypatch.setattr(FakeRunner, "_measured", checking)
+    measure_all(collection_in(tmp_path), 0.5, ignore)
+    wanted = {(j.task_key, j.decisions) for j in runners[0].jobs if j.check}
+    records = records_of(tmp_path)
+    assert {(r.task_key, r.decisions) for r in records if r.checked} == {
+        (r.task_key, r.decisions) for r in records if r.error == "ok" and (r.task_key, r.decisions) in wanted
+    }
+    assert 10 < sum(r.checked for r in records) < 50
+
+
 # --- what the journal holds ---
 
 
@@ -418,19 +484,64 @@ def test_a_diverged_model_does_not_select(collection_in, runners, tmp_path):
         collect(collection_in(tmp_path), PLAN, [Diverged(), Diverged()], ignore, ignore)
 
 
+# --- a full disk, a second collector ---
+
+
+@contextmanager
+def disk_of(free_bytes, path):
+    """As if the disk were full when ``path`` has grown by so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + free_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_up_while_collecting(collected_in, collection_in, runners, tmp_path):
+    """One sentence; what was told is in the journal, and the collection goes on from there."""
+    undisturbed, _, _ = collected_in(tmp_path / "undisturbed")
+    journal, told = tmp_path / "full", []
+    Journal(journal).close()
+    with disk_of(3000, journal / "records.jsonl"), pytest.raises(PlatformError) as raised:
+        collect(collection_in(journal), PLAN, two_models(), ignore, told.append)
+    assert str(raised.value) == (
+        f"cannot write {journal / 'records.jsonl'} (file too large); what was there before is kept; "
+        "free some space and run again"
+    )
+    assert 2 <= len(told) < 24 and records_of(journal) == told
+    resumed, _, _ = collected_in(journal)
+    assert outcome_of(resumed) == outcome_of(undisturbed) and len(runners[-1].jobs) == 24 - len(told)
+
+
+def test_a_second_collector_of_one_journal_starts_no_worker(collection_in, runners, tmp_path):
+    hold = "import sys; from tcl_core.journal import Journal; j = Journal(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", hold, str(tmp_path)]
+    first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    first.stdout.readline()
+    with pytest.raises(PlatformError, match=f"^process {first.pid} is already collecting into {tmp_path}; wait for it to end"):
+        measure_all(collection_in(tmp_path), 0.0, ignore)
+    assert runners == []
+    first.communicate()
+    measure_all(collection_in(tmp_path), 0.0, ignore)
+    assert len(records_of(tmp_path)) == 60
+
+
 # --- kill -9 ---
 
 COLLECTOR = """
 import sys
 sys.path.insert(0, "tests")
 import conftest
+from tcl_core.measure import pool
+pool.PER_LANE, pool.threads = 4, lambda: 2  # two workers, eight programs a batch
 from tcl_core.collect import Collection, measure_all
 from tcl_core.features.encode import Encoder
 from tcl_core.programs.pool import sample_programs
 from tcl_core.programs.tasks import describe
 tiny = conftest.TinyTask(describe("fused_matmul_relu", conftest.matmul_module()))
 collection = Collection(
-    programs=sample_programs(tiny.task, tiny.sketches, tiny.space, 16, seed=0),
+    programs=sample_programs(tiny.task, tiny.sketches, tiny.space, 24, seed=0),
     encoder=Encoder([tiny.task], tiny.rows()), hardware=(1.0,) * 11, host="host", setup=conftest.quick_setup(),
     journal=sys.argv[1],
 )
@@ -447,18 +558,20 @@ def collector(folder):
 
 
 def test_a_collector_that_is_killed_goes_on_where_it_was(tmp_path):
+    """All of the batches that it had measured are kept."""
     first = collector(tmp_path)
-    seen = [first.stdout.readline().strip() for _ in range(7)]  # "start 0" and six programs
+    seen = [first.stdout.readline().strip() for _ in range(9)]  # "start 0" and a batch
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    assert seen == ["start 0"] + ["ok"] * 6
+    assert seen == ["start 0"] + ["ok"] * 8
     kept = records_of(tmp_path)
-    assert 6 <= len(kept) < 16
+    assert 8 <= len(kept) < 24
     said = collector(tmp_path).communicate(timeout=120)[0].split("\n")
-    assert said[0] == f"start {len(kept)}" and said[-2] == "end"
-    assert said[1:-2] == ["ok"] * 16  # those of before are told too
+    assert said[0] == f"start {sum(not r.disturbed for r in kept)}" and said[-2] == "end"
+    assert said[1:-2] == ["ok"] * 24  # those of before are told too
     records = records_of(tmp_path)
     assert records[: len(kept)] == kept
-    assert len(records) == 16 == len({r.key for r in records})
+    disturbed = [r.key for r in kept if r.disturbed]
+    assert len(records) == 24 + len(disturbed) and len({r.key for r in records}) == 24
     assert all(0 < min(r.latencies_s) and re.match(r"0\.27", r.tvm_version) for r in records)
     assert all(r.measured_at.timestamp() <= time.time() for r in records)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def test_loading_is_light_and_foreign_intrinsics_stay_out():
     """A design space of a CPU target must not parse what other hardware has; nor does a worker import torch."""
     code = """
 import sys
-from tcl_core.compat import load_tvm, meta_schedule, load_intrinsics
+from tcl_core.compat import load_tvm
 tvm = load_tvm(without_torch=True)
 from tvm import te
 x = te.placeholder((4, 4), name="x")
@@ -79,7 +80,7 @@ from tcl_core.programs.sketches import DesignSpace
 DesignSpace("key", module, {"kind": "llvm", "num-cores": 1}).sketches()
 intrinsics = [name for name in sys.modules if name.startswith("tvm.s_tir.tensor_intrin.")]
 print(intrinsics, sys.modules.get("torch"), "transformers" in sys.modules)
-load_intrinsics("llvm")
+import tvm.s_tir.tensor_intrin.x86
 print([name for name in sys.modules if name.startswith("tvm.s_tir.tensor_intrin.")])
 print(tvm.s_tir.TensorIntrin.get("dot_16x4_vnni") is not None)
 """
@@ -115,6 +116,35 @@ set_threads(2)
 print(tvm.get_global_func("runtime.NumThreads")())
 """
     assert fresh(code) == "2"
+
+
+def test_the_calling_thread_is_bound_to_a_core_that_no_other_thread_is_bound_to():
+    """One core more is taken each time, from the last on; with none left it stays free.  Afterwards it is always free."""
+    code = """
+import json, os, threading
+from tcl_core.compat import calling_thread_pinned
+def inside():
+    with calling_thread_pinned():
+        return sorted(os.sched_getaffinity(0))
+def bind(core):
+    os.sched_setaffinity(0, {core})
+    bound.set()
+    end.wait()
+cores, found, end = sorted(os.sched_getaffinity(0)), [], threading.Event()
+for core in reversed(cores):
+    bound = threading.Event()
+    found.append(inside())
+    threading.Thread(target=bind, args=(core,), daemon=True).start()
+    bound.wait()
+found.append(inside())
+try:
+    with calling_thread_pinned():
+        raise ValueError
+except ValueError:
+    print(json.dumps([cores, found, sorted(os.sched_getaffinity(0))]))
+"""
+    cores, found, after = json.loads(fresh(code))
+    assert after == cores and found == [*([core] for core in reversed(cores)), cores]
 
 
 def test_the_structural_key_is_stable():

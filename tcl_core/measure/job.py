@@ -11,22 +11,28 @@ from dataclasses import asdict, dataclass, field
 class Protocol:
     """How a program is timed; stored with every record, since a latency means nothing without it.
 
-    repeats            timed repeats; the median of their means is the latency
+    repeats            timed repeats at least; the median of their means is the latency
+    max_repeats        repeats at most, while they differ by more than ``max_spread``
+    max_spread         interquartile range / median of the repeats at which they are enough
     min_repeat_ms      a repeat runs the program until it has lasted this long
     max_number         but at most this many runs a repeat
     enough_s           no further repeat once the timed runs have lasted this long
     warmup             untimed runs first, at least one
     threads            of TVM's runtime
+    pin_threads        each of them is bound to a core
     early_stop_factor  a program whose first two runs are this many times slower than its task's best is not repeated
     flush_cache        evict the caches before each run
     """
 
     repeats: int = 3
+    max_repeats: int = 3
+    max_spread: float = 0.05
     min_repeat_ms: float = 10.0
     max_number: int = 200
     enough_s: float = 1.0
     warmup: int = 1
     threads: int = 1
+    pin_threads: bool = True
     early_stop_factor: float = 10.0
     flush_cache: bool = False
 
@@ -48,7 +54,7 @@ class Job:
     module_json  the task's module as TVM's JSON
     trace_json   the sketch, as ``sketches.trace_to_json`` wrote it; None runs the module as it is
     decisions    the sketch's decision vector
-    best_s       the fastest latency of the task so far, seconds; inf turns early stopping off
+    best_s       the fastest latency of the task known so far, seconds
     check        compare the output with that of the untuned module on the same inputs
     """
 
@@ -68,6 +74,7 @@ class Outcome:
     latencies_s  mean seconds of each repeat, empty unless ok
     message      one line on the failure
     checked      the output was compared and found equal
+    disturbed    the machine was not quiet while it was timed, as the sentinel shows, nor when it was timed again
     build_s      seconds spent building
     """
 
@@ -75,16 +82,44 @@ class Outcome:
     latencies_s: tuple[float, ...] = ()
     message: str = ""
     checked: bool = False
+    disturbed: bool = False
     build_s: float = 0.0
 
 
 @dataclass(frozen=True)
+class Tracker:
+    """Where TVM's RPC tracker listens, and the key under which its devices are listed.
+
+    host_told   what every device must tell of its host (``RemoteDevice.describe``); "": anything
+    wait_s      seconds for which the tracker may have no device of the key
+    lease_s     seconds for which a worker may begin work on one device; then it is another's turn
+    transfer_s  seconds that sending programs and arguments to a device may take
+    """
+
+    host: str
+    port: int
+    key: str
+    host_told: str = ""
+    wait_s: float = 60.0
+    lease_s: float = 20.0
+    transfer_s: float = 10.0
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
 class Setup:
-    """What a worker is started with: the TVM target's dictionary, protocol and limits."""
+    """What workers are started with: the TVM target's dictionary, protocol and limits.
+
+    tracker  the programs run on devices behind it; None: on this machine
+    """
 
     target: dict
     protocol: Protocol = field(default_factory=Protocol)
     limits: Limits = field(default_factory=Limits)
+    tracker: Tracker | None = None
 
     def protocol_json(self, error: str = "ok") -> str:
         """The protocol and the target as one line, stored with each record: equal lines, comparable latencies.

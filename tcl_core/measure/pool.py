@@ -1,142 +1,285 @@
-"""The supervisor: hands jobs to a worker process, times it out, restarts it, and never fails because of a program.
+"""The supervisor: builds programs in several worker processes, times them one by one, never fails because of a program.
 
-One worker at a time, since two programs that run together disturb each other's timing.
+Building takes most of the time and one core a program, so workers build a batch at once; then they time it, one
+program after the other, and nothing is built meanwhile: both would use the same cores (``bench/collect.py`` shows what
+that does to latencies).  Where programs run elsewhere (a GPU, a board), workers build while others time.
+
+A *sentinel* program frames each batch of timings.  When it is slower than the session's quiet level, the batch is timed
+again, and if that helps not, its outcomes are marked as disturbed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-from multiprocessing.connection import Connection
-from pathlib import Path
+import math
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Job, Outcome, Setup
+from tcl_core.measure.lane import Died, Failed, Lane, Late
+from tcl_core.measure.remote import answer_s
+from tcl_core.measure.sentinel import Watch
+from tcl_core.measure.tracker import count_devices
+from tcl_core.measure.worker import TOLERANCE
+from tcl_core.platforms import threads
 
-START_S = 120.0
-# A worker is replaced after this many programs: LLVM's JIT never gives the code of a dropped module back.
-RECYCLE = 500
+PER_LANE = 16  # programs that a lane builds before they are timed
+RETRIES = 2  # of a batch that was disturbed
+FUTILE = 3  # times that all workers may die of no program's fault, one after the other
 
 
 class Runner:
-    """Measures jobs one after the other in a process of their own.
+    """Measures jobs in processes of its own.
 
-    Use as a context manager; the worker starts with the first job.  ``measure`` always returns an Outcome; only a worker that cannot even start
-    (a broken installation) raises PlatformError.
+    Use as a context manager; workers start with the first job.  Only workers that cannot even start (a broken
+    installation), or that something kills again and again, raise, PlatformError, and so do remote devices that are not
+    to be had; everything else is an Outcome.
+
+    lanes    workers; None: as many as this process may use CPUs, and one for each remote device
+    overlap  build while another program is timed; None: where programs run on another device than the builds
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, lanes: int | None = None, overlap: bool | None = None) -> None:
         self.setup = setup
-        self.tvm_version = ""
-        self._process: subprocess.Popen | None = None
-        self._connection: Connection | None = None
-        self._served = 0
-        self._log = tempfile.TemporaryFile()
+        self._remote = remote = setup.tracker is not None
+        self.lanes = [Lane(setup) for _ in range(lanes or max(threads(), count_devices(setup.tracker) if remote else 0))]
+        self._overlap = (remote or setup.target["kind"] == "cuda") if overlap is None else overlap
+        # Each remote worker has a device of its own; all others share this machine's.
+        self._device_free = contextlib.nullcontext() if remote else threading.Lock()
+        self._watches = {lane: Watch() for lane in self.lanes} if remote else dict.fromkeys(self.lanes, Watch())
+        self._best_s: dict[str, float] = {}
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._stop()
-        self._log.close()
+        for lane in self.lanes:
+            lane.close()
 
-    def measure(self, job: Job) -> Outcome:
-        """Build, run and time one program; whatever it does to its process is an Outcome."""
-        if self._process is None or self._process.poll() is not None or self._served >= RECYCLE:
-            self._stop()
-            self._start()
-        self._served += 1
+    @property
+    def tvm_version(self) -> str:
+        """Of the workers; empty before the first job."""
+        return self.lanes[0].tvm_version
+
+    def measure(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Build, run and time programs; an Outcome for each job, in their order.  Jobs are taken batch by batch."""
+        jobs = iter(jobs)
+        while todo := list(islice(jobs, PER_LANE * len(self.lanes))):
+            batch = _Batch(todo)
+            try:
+                self._complete(batch)
+            except PlatformError:
+                yield from batch.first_outcomes()  # what was measured is kept
+                raise
+            yield from batch.first_outcomes()
+
+    def describe(self) -> dict[str, Any]:
+        """What a remote device tells of its host, as ``RemoteDevice.describe``.  Raises PlatformError."""
+        lane = self.lanes[0]
+        lane.launch()
+        lane.wait_until_ready()
         try:
-            self._connection.send(job)
-            return self._follow(job)
-        except (EOFError, OSError):
-            return self._buried("crash", f"the process {self._death()}")
+            return lane.ask(self._limit_s(0), "describe")
+        except (Failed, Late, Died) as error:
+            tracker = self.setup.tracker
+            raise PlatformError(
+                f"a device of key '{tracker.key}' at the RPC tracker {tracker.address} does not answer "
+                f"({str(error) or 'too late'}); start it anew"
+            ) from None
 
-    def _follow(self, job: Job) -> Outcome:
-        limits = self.setup.limits
-        built = self._receive(limits.build_s)
-        if built is None:
-            return self._buried("timeout", f"not built within {limits.build_s:g} s")
-        if built[0] == "failed":
-            return Outcome("build", message=built[2])
-        timed = self._receive(limits.run_s)
-        if timed is None:
-            return self._buried("timeout", f"not run within {limits.run_s:g} s")
-        if timed[0] == "failed":
-            return Outcome("run", message=timed[2], build_s=built[1])
-        return self._checked(job, built[1], tuple(timed[1]))
+    def _complete(self, batch: _Batch) -> None:
+        futile = 0
+        while missing := batch.missing():
+            self._start(len(missing))
+            self._work(batch, deque(missing))
+            if len(batch.missing()) == len(missing):
+                batch.end_unchecked()
+            futile = 0 if len(batch.missing()) < len(missing) else futile + 1
+            if futile == FUTILE:
+                raise PlatformError(self._futility())
 
-    def _checked(self, job: Job, build_s: float, latencies_s: tuple[float, ...]) -> Outcome:
-        from tcl_core.measure.worker import TOLERANCE
-
-        done = self._receive(self.setup.limits.build_s + 2 * self.setup.limits.run_s)
-        if done is None:  # the untuned program may be too slow to compare with: the timing stands, unchecked
-            self._stop()
-            return Outcome("ok", latencies_s, build_s=build_s)
-        if done[0] == "failed":
-            return Outcome("run", message=done[2], build_s=build_s)
-        if done[1] is not None and done[1] > TOLERANCE:
-            message = f"output differs from the untuned program's by {done[1]:.2g} of its magnitude"
-            return Outcome("wrong-result", message=message, build_s=build_s)
-        return Outcome("ok", latencies_s, checked=done[1] is not None, build_s=build_s)
-
-    def _receive(self, timeout_s: float) -> tuple[Any, ...] | None:
-        return self._connection.recv() if self._connection.poll(timeout_s) else None
-
-    def _buried(self, error: str, message: str) -> Outcome:
-        self._stop()
-        return Outcome(error, message=message)
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "tcl_core.measure.worker", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                [*command, str(self.setup.limits.memory_bytes)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                cwd=Path(__file__).parents[2],
+    def _futility(self) -> str:
+        if self._remote:
+            tracker = self.setup.tracker
+            return (
+                f"the devices of key '{tracker.key}' at the RPC tracker {tracker.address} fell silent {FUTILE} times before "
+                "they could time a program; look at their network, and start their servers anew"
             )
-        self._connection = Connection(ours.detach())
-        self._served = 0
-        with contextlib.suppress(OSError, EOFError):
-            self._connection.send(self.setup)
-            ready = self._receive(START_S)
-            if ready is not None:
-                self.tvm_version = ready[1]
+        return (
+            f"the measuring processes died {FUTILE} times before they could time a program; "
+            "something else on this machine kills them: look at its memory and at the system log"
+        )
+
+    def _start(self, most: int) -> None:
+        """Workers for up to ``most`` programs.  From this thread: a worker dies with the thread that started it."""
+        lanes = self.lanes[:most]
+        for lane in lanes:
+            lane.launch()
+        for lane in lanes:
+            lane.wait_until_ready()
+
+    def _work(self, batch: _Batch, todo: deque[int]) -> None:
+        """Build and time what can be; a worker that dies takes with it what it had built and not yet timed."""
+        lanes = [lane for lane in self.lanes if lane.is_alive]
+        if self._overlap:
+            self._each(lanes, lambda lane: self._build_and_time(lane, batch, todo))
+            return
+        self._each(lanes, lambda lane: self._build(lane, batch, todo))
+        for lane in lanes:
+            self._time_all(lane, batch)
+
+    def _each(self, lanes: list[Lane], work: Callable[[Lane], Any]) -> None:
+        """``work`` on every lane at once; whatever interrupts the wait ends the workers, and with them their threads."""
+        with ThreadPoolExecutor(max(1, len(lanes))) as pool:  # all may have died since they started
+            try:
+                for done in as_completed([pool.submit(work, lane) for lane in lanes]):
+                    done.result()
+            except BaseException:
+                for lane in lanes:
+                    lane.stop()
+                raise
+
+    def _build_and_time(self, lane: Lane, batch: _Batch, todo: deque[int]) -> None:
+        while todo and lane.is_alive:
+            self._build(lane, batch, todo, most=max(1, PER_LANE // 2))
+            with self._device_free:
+                self._time_all(lane, batch)
+
+    def _build(self, lane: Lane, batch: _Batch, todo: deque[int], most: float = math.inf) -> None:
+        limit_s = self.setup.limits.build_s
+        while lane.is_alive and len(lane.held) < most:
+            try:
+                number = todo.popleft()
+            except IndexError:
                 return
-        death = self._death()
-        self._stop()
-        raise PlatformError(f"the measuring process {death} at its start; its last words: {self._last_words()}")
+            try:
+                batch.build_s[number] = lane.ask(limit_s, "build", number, batch.jobs[number])
+                lane.held.add(number)
+            except (Failed, Late, Died) as error:
+                batch.end(number, _failure(error, "build", f"not built within {limit_s:g} s"))
 
-    def _death(self) -> str:
+    def _time_all(self, lane: Lane, batch: _Batch) -> None:
+        """Time what the lane has built, again if the machine was not quiet; then check and drop it."""
+        numbers = sorted(lane.held)
+        timed: dict[int, Outcome] = {}
+        for _ in range(1 + RETRIES):
+            latest = self._time_once(lane, batch, numbers)
+            timed |= latest  # where the worker died on the way, what was timed before it stands
+            if not any(outcome.disturbed for outcome in latest.values()):
+                break
+        for number, outcome in timed.items():
+            if number not in batch.outcomes:
+                self._finish(lane, batch, number, outcome)
+        lane.held.clear()
+        with contextlib.suppress(Failed, Late, Died):
+            if self._remote and lane.is_alive:
+                lane.ask(self._limit_s(0), "release")
+
+    def _limit_s(self, limit_s: float) -> float:
+        """How long a request may take that runs programs for ``limit_s``, with what a remote device needs besides."""
+        return limit_s + (answer_s(self.setup) if self._remote else 0)
+
+    def _is_lost(self, lane: Lane) -> bool:
+        """Whether the lane ended at no program's fault: a worker that runs none itself, or a device that fell silent."""
+        return self._remote and not lane.is_alive
+
+    def _time_once(self, lane: Lane, batch: _Batch, numbers: list[int]) -> dict[int, Outcome]:
+        """The programs that ran, between two readings of the sentinel; the others end here."""
+        latencies_s: dict[int, list[float]] = {}
+        before_s = self._sentinel(lane)
+        for number in numbers:
+            if number in lane.held and number not in batch.outcomes:
+                self._time(lane, batch, number, latencies_s)
+        readings_s = [reading_s for reading_s in (before_s, self._sentinel(lane)) if reading_s is not None]
+        quiet = not readings_s or self._watches[lane].is_quiet(*readings_s)
+        return {number: Outcome("ok", tuple(found), disturbed=not quiet) for number, found in latencies_s.items()}
+
+    def _sentinel(self, lane: Lane) -> float | None:
+        """A reading; None from a lane that holds nothing any more, or a device that cannot run the sentinel."""
+        if not lane.held:
+            return None
+        limits = self.setup.limits
         try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return "hung"
-        if code >= 0:
-            return f"exited with {code}"
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"was killed by signal {-code}"
+            return lane.ask(self._limit_s(limits.build_s + limits.run_s), "sentinel")  # the first request builds it
+        except (Failed, Late, Died):
+            return None
 
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "none"
+    def _time(self, lane: Lane, batch: _Batch, number: int, latencies_s: dict[int, list[float]]) -> None:
+        job, limit_s = batch.jobs[number], self.setup.limits.run_s
+        best_s = min(job.best_s, self._best_s.get(job.task_key, math.inf))
+        try:
+            latencies_s[number] = lane.ask(self._limit_s(limit_s), "time", number, best_s)
+            median_s = statistics.median(latencies_s[number])
+            self._best_s[job.task_key] = min(median_s, self._best_s.get(job.task_key, math.inf))
+        except (Failed, Late, Died) as error:
+            if not self._is_lost(lane):
+                batch.end(number, _failure(error, "run", f"not run within {limit_s:g} s"))
 
-    def _stop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._connection = self._process = None
+    def _finish(self, lane: Lane, batch: _Batch, number: int, outcome: Outcome) -> None:
+        if batch.jobs[number].check:
+            if number not in lane.held:  # its worker died of another program
+                batch.unchecked[number] = outcome
+                return
+            outcome = self._checked(lane, batch, number, outcome)
+        batch.end(number, outcome)
+        with contextlib.suppress(Failed, Late, Died):
+            if number in lane.held:
+                lane.ask(self._limit_s(self.setup.limits.run_s), "drop", number)
+
+    def _checked(self, lane: Lane, batch: _Batch, number: int, outcome: Outcome) -> Outcome:
+        limits = self.setup.limits
+        try:
+            difference = lane.ask(self._limit_s(limits.build_s + 2 * limits.run_s), "check", number)
+        except Late:  # the untuned program may be too slow to compare with: the timing stands, unchecked
+            return outcome
+        except (Failed, Died) as error:
+            return outcome if self._is_lost(lane) else _failure(error, "run", "")
+        if difference > TOLERANCE:
+            self._best_s.pop(batch.jobs[number].task_key, None)  # a wrong program sets no mark for others
+            message = f"output differs from the untuned program's by {difference:.2g} of its magnitude"
+            return Outcome("wrong-result", message=message)
+        return replace(outcome, checked=True)
+
+
+class _Batch:
+    """Jobs that are measured together, by number, and what is known of each.
+
+    unchecked  were timed, but could not be compared as they should: measured again, unless nothing else is left to do
+    """
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+        self.build_s: dict[int, float] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.unchecked: dict[int, Outcome] = {}
+
+    def first_outcomes(self) -> list[Outcome]:
+        """Those of the first programs, up to one that is missing."""
+        return [self.outcomes[number] for number in range(min(self.missing(), default=len(self.jobs)))]
+
+    def missing(self) -> list[int]:
+        return [number for number in range(len(self.jobs)) if number not in self.outcomes]
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        self.outcomes[number] = replace(outcome, build_s=self.build_s.get(number, 0.0))
+
+    def end_unchecked(self) -> None:
+        """Give up comparing: the worker dies each time, and no program is to blame."""
+        for number, outcome in self.unchecked.items():
+            if number not in self.outcomes:
+                self.end(number, outcome)
+
+
+def _failure(error: Exception, step: str, late: str) -> Outcome:
+    """What became of a program at whose build or run the worker failed, was late or died."""
+    if isinstance(error, Late):
+        return Outcome("timeout", message=late)
+    return Outcome("crash" if isinstance(error, Died) else step, message=str(error))

@@ -1,13 +1,21 @@
-"""The child process that builds and runs candidate programs: ``python -m tcl_core.measure.worker FD``.
+"""The child process that builds and runs candidate programs: ``python -m tcl_core.measure.worker FD MEMORY_BYTES``.
 
-A candidate may crash, hang or eat memory; then this process dies and its supervisor (``pool``) goes on with another.
-It reports each step before the next one begins, so that the supervisor knows which one to blame:
+A candidate may crash, hang or eat memory; then this process dies and its supervisor (``lane``) goes on with another.
+It does one thing at a time and answers before it takes the next, so that the supervisor knows what to blame:
 
-    <- Setup            once
-    <- Job
-    -> ("built", s)     or ("failed", "build", message)
-    -> ("timed", [s])   or ("failed", "run", message)
-    -> ("done", d)      d: largest difference to the untuned program's output, None where it was not compared
+    request             answer
+    Setup, once         ("ready", TVM's version)
+    ("build", n, job)   ("done", seconds)
+    ("time", n, best_s) ("done", [seconds])
+    ("check", n)        ("done", largest difference to the untuned program's output)
+    ("drop", n)         ("done", None)
+    ("sentinel",)       ("done", seconds)
+    ("release",)        ("done", None): nothing will be run for a while
+    ("describe",)       ("done", what a remote device tells of its host)
+
+n is a number that the supervisor gives a built program.  ("failed", message) is the answer to what raised;
+("crashed", message) and ("late", "") are a remote device's, which outlives the program; ("impossible", message) to what
+no program is to blame for.  While it waits for a device it says ("waiting", None) now and then.
 """
 
 from __future__ import annotations
@@ -18,37 +26,48 @@ import resource
 import signal
 import sys
 import time
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from tcl_core.compat import load_tvm, set_threads
+from tcl_core.compat import calling_thread_pinned, choose_cuda_compiler, load_tvm, make_target
+from tcl_core.errors import PlatformError
+from tcl_core.measure.device import Crashed, Device, HostDevice, TimedOut
 from tcl_core.measure.job import Job, Protocol, Setup
-from tcl_core.platforms import largest_cache_bytes
+from tcl_core.measure.sentinel import sentinel_arguments, sentinel_module
+from tcl_core.measure.timing import runs_per_repeat, time_program
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import argument_types
 
 PR_SET_PDEATHSIG = 1
 # Outputs are compared relative to the largest magnitude: reordered float32 sums differ by some 1e-6.
 TOLERANCE = 1e-3
+SENTINEL_MS = 6.0
+ACTIONS = ("build", "time", "check", "drop", "sentinel", "release", "describe")
 
 
 class Worker:
-    """Builds and times programs of one target in this process; keeps what jobs of the same task share."""
+    """Builds and times programs of one target in this process; keeps what jobs of the same task share.
 
-    def __init__(self, setup: Setup) -> None:
+    on_wait  called now and then while a remote device is waited for
+    """
+
+    def __init__(self, setup: Setup, on_wait: Callable[[], Any] = lambda: None) -> None:
         self.tvm = load_tvm(without_torch=True)
         self.setup = setup
-        self.device = self.tvm.device("cuda" if setup.target["kind"] == "cuda" else "cpu", 0)
-        set_threads(setup.protocol.threads)
-        flushed = 2 * largest_cache_bytes() if setup.protocol.flush_cache else 0
-        self.flush_buffer = np.zeros(flushed, dtype=np.uint8)
+        if setup.target["kind"] == "cuda":
+            choose_cuda_compiler()
+        self.target = make_target(setup.target)
+        self.device = open_device(setup, on_wait)
+        self.built: dict[int, tuple[Job, Callable[..., Any]]] = {}
         # The last few tasks' design spaces, sketches, inputs and reference outputs.
         self.space = lru_cache(maxsize=16)(self._space)
         self.sketch = lru_cache(maxsize=64)(self._sketch)
-        self.inputs = lru_cache(maxsize=1)(self._inputs)
+        self.inputs = lru_cache(maxsize=8)(self._inputs)
         self.reference = lru_cache(maxsize=1)(self._reference)
 
     def _space(self, task_key: str, module_json: str) -> DesignSpace:
@@ -64,10 +83,10 @@ class Worker:
         arrays = []
         for shape, dtype in argument_types(self.space(task_key, module_json).module):
             if dtype.startswith(("float", "bfloat")):
-                array = rng.uniform(-1, 1, shape).astype(dtype)
+                array = (2 * rng.random(shape, dtype=np.float32) - 1).astype(dtype, copy=False)
             else:
                 array = rng.integers(0, 2, shape).astype(dtype)
-            arrays.append(self.tvm.runtime.tensor(array, self.device))
+            arrays.append(self.device.tensor(array))
         return arrays
 
     def _reference(self, task_key: str, module_json: str) -> list[np.ndarray]:
@@ -79,63 +98,79 @@ class Worker:
         function(*arguments)
         return [tensor.numpy() for tensor in arguments]
 
-    def _compile(self, module: Any) -> Any:
-        target = self.setup.target
-        built = self.tvm.tirx.build(module, target=self.tvm.target.Target(target))
-        return built["main"]
+    def _compile(self, module: Any) -> Callable[..., Any]:
+        """The function that a compiler user gets, without the checks of its arguments: an eighth of the build."""
+        tvm = self.tvm
+        module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
+        with self.target, tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+            return self.device.load(tvm.tirx.build(module, target=self.target))
 
-    def build(self, job: Job) -> Any:
-        """The job's program, compiled in process and ready to call."""
+    def build(self, number: int, job: Job) -> float:
+        """Compile the job's program, keep it ready to call, and make its inputs; seconds."""
+        start = time.perf_counter()
         space = self.space(job.task_key, job.module_json)
         if job.trace_json is None:
-            return self._compile(space.module)
-        sketch = self.sketch(job.task_key, job.module_json, job.trace_json)
-        return self._compile(space.materialise(sketch, job.decisions).mod)
-
-    def time(self, function: Any, job: Job) -> list[float]:
-        """Mean seconds of each repeat: fewer for a slow program, one run for one far behind its task's best."""
-        protocol, arguments = self.setup.protocol, self.inputs(job.task_key, job.module_json)
-        for _ in range(max(1, protocol.warmup)):
-            warm_s = self._once(function, arguments)
-        once_s = self._once(function, arguments)
-        if min(warm_s, once_s) > protocol.early_stop_factor * job.best_s:  # one slow run may be bad luck, two are not
-            return [once_s]
-        if once_s > protocol.enough_s:
-            return [once_s]
-        number, repeats = _runs_per_repeat(once_s, protocol), []
-        while len(repeats) < protocol.repeats and number * sum(repeats) < protocol.enough_s:
-            repeats.append(self._repeat(function, arguments, number))
-        return repeats
-
-    def _repeat(self, function: Any, arguments: list[Any], number: int) -> float:
-        if self.setup.protocol.flush_cache:
-            return math.fsum(self._flushed_run(function, arguments) for _ in range(number)) / number
-        start = time.perf_counter()
-        for _ in range(number):
-            function(*arguments)
-        self.device.sync()
-        return (time.perf_counter() - start) / number
-
-    def _flushed_run(self, function: Any, arguments: list[Any]) -> float:
-        self.flush_buffer[:] += 1  # touches every line of twice the largest cache
-        return self._once(function, arguments)
-
-    def _once(self, function: Any, arguments: list[Any]) -> float:
-        start = time.perf_counter()
-        function(*arguments)
-        self.device.sync()
+            module = space.module
+        else:
+            sketch = self.sketch(job.task_key, job.module_json, job.trace_json)
+            module = space.materialise(sketch, job.decisions).mod
+        self.built[number] = (job, self._compile(module))
+        self.inputs(job.task_key, job.module_json)
         return time.perf_counter() - start
 
-    def difference(self, function: Any, job: Job) -> float:
+    def time(self, number: int, best_s: float) -> list[float]:
+        """Mean seconds of each repeat."""
+        job, function = self.built[number]
+        clock = self.device.clock(function, self.inputs(job.task_key, job.module_json))
+        with self._steady():
+            return self.device.run(lambda: time_program(clock, self.setup.protocol, best_s))
+
+    def check(self, number: int) -> float:
         """Largest difference to the untuned program's output, relative to the output's largest magnitude."""
-        expected = self.reference(job.task_key, job.module_json)
-        found = self._results(function, job.task_key, job.module_json)
+        job, function = self.built[number]
+        expected = self.device.run(lambda: self.reference(job.task_key, job.module_json))
+        found = self.device.run(lambda: self._results(function, job.task_key, job.module_json))
         return max(_relative_difference(f, e) for f, e in zip(found, expected, strict=True))
 
+    def drop(self, number: int) -> None:
+        """Forget a built program, if there is one of that number."""
+        self.built.pop(number, None)
 
-def _runs_per_repeat(first_s: float, protocol: Protocol) -> int:
-    wanted = protocol.min_repeat_ms / 1e3 / max(first_s, 1e-7)
-    return int(min(max(1, math.ceil(wanted)), protocol.max_number))
+    def sentinel(self) -> float:
+        """Mean seconds of the sentinel program."""
+        with self._steady():
+            return self.device.run(self._run_sentinel)
+
+    def _run_sentinel(self) -> float:
+        clock, number = self._sentinel
+        return clock.means(number, 1)[0]
+
+    def release(self) -> None:
+        self.device.release()
+
+    def describe(self) -> dict[str, Any]:
+        return self.device.describe()
+
+    def _steady(self) -> AbstractContextManager[None]:
+        """While programs are timed; builds of several workers must not be bound to one core."""
+        return calling_thread_pinned() if self.setup.protocol.pin_threads else nullcontext()
+
+    @cached_property
+    def _sentinel(self) -> tuple[Any, int]:
+        """The sentinel's clock and the runs that one reading takes."""
+        function = self._compile(sentinel_module(self.setup.target["kind"]))
+        clock = self.device.clock(function, [self.device.tensor(array) for array in sentinel_arguments()])
+        once_s = min(clock.once() for _ in range(5))
+        return clock, max(2, runs_per_repeat(once_s, Protocol(min_repeat_ms=SENTINEL_MS)))
+
+
+def open_device(setup: Setup, on_wait: Callable[[], Any]) -> Device:
+    """The place where the programs run: here, or behind the RPC tracker."""
+    if setup.tracker is None:
+        return HostDevice(setup)
+    from tcl_core.measure.remote import RemoteDevice
+
+    return RemoteDevice(setup, on_wait)
 
 
 def _relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -149,33 +184,31 @@ def _relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def serve(connection: Connection) -> None:
-    """Answer jobs until the supervisor closes its end."""
-    worker = Worker(connection.recv())
+    """Answer requests until the supervisor closes its end."""
+    worker = Worker(connection.recv(), lambda: connection.send(("waiting", None)))
     connection.send(("ready", worker.tvm.__version__))
+    actions = {name: getattr(worker, name) for name in ACTIONS}
     while True:
         try:
-            job = connection.recv()
+            action, *arguments = connection.recv()
         except EOFError:
             return
-        _answer(worker, job, connection)
+        connection.send(_answer(actions[action], arguments))
 
 
-def _answer(worker: Worker, job: Job, connection: Connection) -> None:
-    step = "build"
+def _answer(action: Callable[..., Any], arguments: Sequence[Any]) -> tuple[str, Any]:
     try:
-        start = time.perf_counter()
-        function = worker.build(job)
-        worker.inputs(job.task_key, job.module_json)
-        connection.send(("built", time.perf_counter() - start))
-        step = "run"
-        connection.send(("timed", worker.time(function, job)))
-        difference = worker.difference(function, job) if job.check else None
+        return "done", action(*arguments)
     except MemoryError:
-        connection.send(("failed", step, "out of the worker's memory limit"))
+        return "failed", "out of the worker's memory limit"
+    except Crashed as error:
+        return "crashed", str(error)
+    except TimedOut:
+        return "late", ""
+    except PlatformError as error:
+        return "impossible", str(error)
     except Exception as error:  # whatever TVM raises is the candidate's failure, not ours
-        connection.send(("failed", step, _one_line(error)))
-    else:
-        connection.send(("done", difference))
+        return "failed", _one_line(error)
 
 
 def _one_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,11 @@ def worker_runner(runner: Runner, on_outcome: Callable[[Outcome], Any] = lambda 
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.runner import RunnerFuture, RunnerResult
 
-    def measured(artifact: str) -> Outcome:
-        try:
-            return runner.measure(Job(task_key=artifact, module_json=Path(artifact).read_text()))
-        finally:
+    def jobs(artifacts: Sequence[str]) -> Iterator[Job]:
+        for artifact in artifacts:
+            module_json = Path(artifact).read_text()
             remove_artifact(artifact)
+            yield Job(task_key=artifact, module_json=module_json)
 
     def future(outcome: Outcome) -> Any:
         failed = None if outcome.error == "ok" else f"{outcome.error}: {outcome.message}"
@@ -78,8 +78,7 @@ def worker_runner(runner: Runner, on_outcome: Callable[[Outcome], Any] = lambda 
     class WorkerRunner(ms.runner.PyRunner):
         def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
             futures = []
-            for given in runner_inputs:
-                outcome = measured(str(given.artifact_path))
+            for outcome in runner.measure(jobs([str(given.artifact_path) for given in runner_inputs])):
                 on_outcome(outcome)
                 futures.append(future(outcome))
             return futures

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tcl_core.compat import load_tvm
 
 tvm = load_tvm()
@@ -59,9 +61,79 @@ class NeedsTooMuchMemory:
                 B[v, w] = A[v, w]
 
 
+@I.ir_module
+class NeedsTooLargeWorkspace:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        C = T.sblock_alloc_buffer((2**30,), "float32")
+        for i in range(8):
+            with T.sblock("spread"):
+                v = T.axis.spatial(8, i)
+                T.reads(A[v])
+                T.writes(C[v * 2**27])
+                C[v * 2**27] = A[v]
+        for i in range(8):
+            with T.sblock("gather"):
+                v = T.axis.spatial(8, i)
+                T.reads(C[v * 2**27])
+                T.writes(B[v])
+                B[v] = C[v * 2**27]
+
+
+@I.ir_module
+class Compiles:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("copy"):
+                v = T.axis.spatial(64, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                T.evaluate(T.call_extern("int32", "regcomp", B.data, "PATTERN", 1))
+                B[v] = A[v]
+
+
+@I.ir_module
+class Adds:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("add"):
+                v = T.axis.spatial(8, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                B[v] = A[v] + A[v]
+
+
+@I.ir_module
+class Traps:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("copy"):
+                v = T.axis.spatial(8, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                T.evaluate(T.call_llvm_intrin("void", "llvm.trap"))
+                B[v] = A[v]
+
+
 def calling(function: str) -> str:
     """A program that calls a function of the C library eight times."""
     return tvm.ir.save_json(Calls).replace('"abort"', f'"{function}"')
+
+
+def adding(times: int, doubling: bool) -> str:
+    """A sum that is added to A, or to itself, so many times: a deep expression, or one with 2**times terms."""
+    graph = json.loads(tvm.ir.save_json(Adds))
+    nodes = graph["nodes"]
+    store = next(node for node in nodes if node["type"] == "tirx.BufferStore")["data"]
+    first = nodes[store["value"]]
+    for _ in range(times):
+        sums = {"a": store["value"], "b": store["value"] if doubling else first["data"]["b"]}
+        nodes.append({**first, "data": {**first["data"], **sums}})
+        store["value"] = len(nodes) - 1
+    return json.dumps(graph)
 
 
 ABORTS = calling("abort")
@@ -70,3 +142,8 @@ CALLS_NOTHING = calling("no_such_function")
 WRITES_FAR_AWAY = tvm.ir.save_json(WritesFarAway)
 TOO_BIG = tvm.ir.save_json(NeedsTooMuchMemory)
 COPIES = tvm.ir.save_json(Copies)
+HOG = tvm.ir.save_json(NeedsTooLargeWorkspace)
+OVERFLOWS = tvm.ir.save_json(Compiles).replace("PATTERN", "(" * 300_000)  # the C library recurses for each bracket
+NEVER_BUILT = adding(60, doubling=True)  # within years
+TOO_DEEP = adding(100_000, doubling=False)  # for a compiler that recurses
+ILLEGAL = tvm.ir.save_json(Traps)  # an instruction that no CPU knows

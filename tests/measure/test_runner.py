@@ -1,3 +1,5 @@
+"""The supervisor with real worker processes and programs that do what a candidate must not do."""
+
 from __future__ import annotations
 
 import os
@@ -5,27 +7,44 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from measure_programs import ABORTS, CALLS_NOTHING, COPIES, HANGS, TOO_BIG, WRITES_FAR_AWAY
+from conftest import matmul_module
+from measure_programs import (
+    ABORTS,
+    CALLS_NOTHING,
+    COPIES,
+    HANGS,
+    HOG,
+    ILLEGAL,
+    NEVER_BUILT,
+    OVERFLOWS,
+    TOO_BIG,
+    TOO_DEEP,
+    WRITES_FAR_AWAY,
+)
 
 from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import PlatformError
+from tcl_core.measure import lane as lane_module
 from tcl_core.measure import pool
 from tcl_core.measure.job import Job, Outcome
 from tcl_core.measure.pool import Runner
 from tcl_core.programs.sketches import trace_to_json
+from tcl_core.programs.tasks import describe
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def runner(make_setup):
-    with Runner(make_setup(run_s=2.0)) as runner:
+    with Runner(make_setup(run_s=2.0), lanes=1) as runner:
         yield runner
 
 
@@ -37,16 +56,20 @@ def program(matmul):
     return Job(matmul.task.key, matmul.task.module_json, trace_to_json(sketch.trace), decisions, check=True)
 
 
+def measure(runner: Runner, *jobs: Job) -> list[Outcome]:
+    return list(runner.measure(jobs))
+
+
 def ordinary(outcome: Outcome) -> bool:
     return outcome.error == "ok" and not outcome.message and 1e-7 < min(outcome.latencies_s) <= max(outcome.latencies_s) < 1
 
 
 def worker_of(runner: Runner) -> int:
-    return runner._process.pid
+    return runner.lanes[0].process.pid
 
 
 def test_a_program_is_timed_and_checked(runner, program):
-    outcome = runner.measure(program)
+    (outcome,) = measure(runner, program)
     assert ordinary(outcome) and outcome.checked
     assert len(outcome.latencies_s) == 2
     assert 0 < outcome.build_s < 30
@@ -54,25 +77,34 @@ def test_a_program_is_timed_and_checked(runner, program):
 
 
 def test_a_program_that_is_not_checked_says_so(runner, program):
-    outcome = runner.measure(Job(program.task_key, program.module_json, program.trace_json, program.decisions))
+    (outcome,) = measure(runner, replace(program, check=False))
     assert ordinary(outcome) and not outcome.checked
 
 
 @pytest.mark.parametrize("name", ["matmul", "conv", "softmax"])
 def test_every_sketch_computes_what_the_task_says(runner, tiny_tasks, name):
-    tiny = tiny_tasks[name]
+    tiny, jobs = tiny_tasks[name], []
     for sketch in tiny.sketches:
         decisions = tuple(tiny.space.canonical(sketch, tiny.sample(sketch, 1, seed=7)[0]).tolist())
-        outcome = runner.measure(
-            Job(tiny.task.key, tiny.task.module_json, trace_to_json(sketch.trace), decisions, check=True)
-        )
-        assert ordinary(outcome) and outcome.checked, (sketch.index, outcome)
+        jobs.append(Job(tiny.task.key, tiny.task.module_json, trace_to_json(sketch.trace), decisions, check=True))
+    outcomes = measure(runner, *jobs)
+    assert len(outcomes) == len(jobs) and all(ordinary(o) and o.checked for o in outcomes), outcomes
 
 
-def test_a_program_far_behind_the_best_is_not_repeated(runner, program):
-    far_behind = Job(program.task_key, program.module_json, program.trace_json, program.decisions, best_s=1e-12)
-    outcome = runner.measure(far_behind)
-    assert outcome.error == "ok" and len(outcome.latencies_s) == 1
+def test_a_program_far_behind_the_best_is_not_repeated(runner):
+    slow = describe("fused_matmul_relu", matmul_module(128, 128, 128))
+    first, behind = (measure(runner, Job(slow.key, slow.module_json, best_s=best_s))[0] for best_s in (np.inf, 1e-9))
+    assert [(o.error, len(o.latencies_s)) for o in (first, behind)] == [("ok", 2), ("ok", 1)]
+
+
+def test_arrays_are_the_same_for_every_program(runner):
+    """A copy's output is its input, so the check compares something: two runs of one program agree exactly."""
+    checked, unchecked = measure(runner, Job("copies", COPIES, check=True), Job("copies", COPIES))
+    assert checked.checked and not unchecked.checked
+    assert np.isfinite(unchecked.latencies_s).all()
+
+
+# --- programs that do what they must not ---
 
 
 @pytest.mark.parametrize(
@@ -81,162 +113,225 @@ def test_a_program_far_behind_the_best_is_not_repeated(runner, program):
         (ABORTS, "crash", "the process was killed by SIGABRT"),
         (WRITES_FAR_AWAY, "crash", "the process was killed by SIGSEGV"),
         (CALLS_NOTHING, "crash", "the process was killed by SIGSEGV"),
+        (OVERFLOWS, "crash", "the process was killed by SIGSEGV"),
+        (TOO_DEEP, "crash", "the process was killed by SIGSEGV"),
+        (ILLEGAL, "crash", "the process was killed by SIGILL"),
         (HANGS, "timeout", "not run within 2 s"),
         ("{", "build", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("{}", "build", None),
     ],
-    ids=["abort", "segfault", "unknown-function", "hang", "no-json", "no-module"],
-)
+    ids=[
+        "abort", "segfault", "unknown-function", "stack-overflow", "stack-overflow-of-the-compiler", "illegal-instruction",
+        "hang", "no-json", "no-module",
+    ],
+)  # fmt: skip
 def test_a_bad_program_is_an_outcome_and_the_next_one_runs(runner, program, module_json, error, message):
-    outcome = runner.measure(Job(f"bad {error}", module_json))
+    outcome, after = measure(runner, Job(f"bad {error}", module_json), program)
     assert (outcome.error, outcome.latencies_s, outcome.checked) == (error, (), False)
     assert outcome.message == message if message else outcome.message and "\n" not in outcome.message
     assert len(outcome.message) <= 300
-    assert ordinary(runner.measure(program))
+    assert ordinary(after) and after.checked
 
 
-def test_a_program_that_needs_too_much_memory(make_setup, program):
-    """1.6 GB a matrix, under a limit of 3 GiB."""
-    with Runner(make_setup(memory_bytes=3 << 30)) as runner:
-        outcome = runner.measure(Job("too big", TOO_BIG))
-        assert (outcome.error, outcome.message) == ("build", "out of the worker's memory limit")
-        assert ordinary(runner.measure(program))
+def test_programs_that_need_too_much_memory(make_setup, program):
+    """1.6 GB a matrix, or a workspace of 3.8 GB, under a limit of 3 GiB."""
+    with Runner(make_setup(memory_bytes=3 << 30), lanes=1) as runner:
+        too_big, hog, after = measure(runner, Job("too big", TOO_BIG), Job("hog", HOG), program)
+    assert (too_big.error, too_big.message) == ("build", "out of the worker's memory limit")
+    assert hog.error == "run" and "bad_alloc" in hog.message
+    assert ordinary(after)
+
+
+def test_a_build_that_never_ends(make_setup, program):
+    """What the worker had built before is built again."""
+    with Runner(make_setup(build_s=6.0), lanes=1) as runner:
+        before, outcome, after = measure(runner, program, Job("never built", NEVER_BUILT), program)
+    assert (outcome.error, outcome.message, outcome.build_s) == ("timeout", "not built within 6 s", 0.0)
+    assert ordinary(before) and ordinary(after)
 
 
 def test_a_failed_build_keeps_its_worker(runner, program):
-    runner.measure(program)
+    measure(runner, program)
     before = worker_of(runner)
-    assert runner.measure(Job("bad", "{")).error == "build"
+    assert measure(runner, Job("bad", "{"))[0].error == "build"
     assert worker_of(runner) == before
 
 
 @pytest.mark.parametrize("length", [0, 5, 13])
 def test_decisions_of_a_wrong_length(runner, program, length):
-    outcome = runner.measure(Job(program.task_key, program.module_json, program.trace_json, (1,) * length))
+    (outcome,) = measure(runner, replace(program, decisions=(1,) * length))
     assert (outcome.error, outcome.message) == ("build", f"{length} decisions given, the sketch has 12")
 
 
 def test_a_sketch_of_another_task(runner, program, conv):
-    outcome = runner.measure(Job(conv.task.key, conv.task.module_json, program.trace_json, program.decisions))
+    (outcome,) = measure(runner, replace(program, task_key=conv.task.key, module_json=conv.task.module_json))
     assert outcome.error == "build" and "sketch does not fit its task" in outcome.message
 
 
-def test_a_build_that_takes_too_long(make_setup, program):
-    with Runner(make_setup(build_s=1e-4)) as runner:
-        outcome = runner.measure(program)
-        assert (outcome.error, outcome.message) == ("timeout", "not built within 0.0001 s")
+# --- a compiler that is broken ---
+
+UNRULY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from tcl_core.measure import worker
+from tcl_core.measure.device import HostProgram
+
+class OffByATenth(HostProgram):
+    def __call__(self, *arguments):
+        super().__call__(*arguments)
+        arguments[-1].copyfrom(arguments[-1].numpy() * 1.1)
+
+real = worker.Worker.build
+def build(self, number, job):
+    if job.task_key == "dies in build":
+        os.abort()
+    seconds = real(self, number, job)
+    if job.task_key == "is wrong":
+        self.built[number] = (job, OffByATenth(self.built[number][1].module))
+    return seconds
+
+worker.Worker.build = build
+sys.argv = sys.argv[1:]
+worker.main()
+"""
 
 
-def test_a_wrong_result(make_setup, program, tmp_path, monkeypatch):
-    """A worker whose compiler is broken: it builds a module that only copies, where a task is scheduled."""
-    broken = tmp_path / "broken_worker.py"
-    broken.write_text(
-        "import sys\n"
-        f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from tcl_core.measure import worker\n"
-        "real = worker.Worker.build\n"
-        "def build(self, job):\n"
-        "    function = real(self, job)\n"
-        "    def off_by_a_tenth(*arguments):\n"
-        "        function(*arguments)\n"
-        "        arguments[-1].copyfrom(arguments[-1].numpy() * 1.1)\n"
-        "    return off_by_a_tenth\n"
-        "worker.Worker.build = build\n"
-        "sys.argv = sys.argv[-3:]\n"
-        "worker.main()\n"
-    )
-    start = subprocess.Popen
-    monkeypatch.setattr(
-        pool.subprocess, "Popen", lambda command, **options: start([command[0], str(broken), *command[2:]], **options)
-    )
-    with Runner(make_setup()) as runner:
-        outcome = runner.measure(program)
-        assert (outcome.error, outcome.latencies_s) == ("wrong-result", ())
-        assert outcome.message == "output differs from the untuned program's by 0.1 of its magnitude"
-        unchecked = runner.measure(Job(program.task_key, program.module_json, program.trace_json, program.decisions))
-        assert unchecked.error == "ok"
+@pytest.fixture(scope="module")
+def unruly(make_setup, tmp_path_factory):
+    """Two workers whose compiler miscompiles the task ``is wrong`` and crashes on the task ``dies in build``."""
+    script, start = tmp_path_factory.mktemp("unruly") / "worker.py", subprocess.Popen
+    script.write_text(UNRULY)
+
+    def start_unruly(command, **options):
+        return start([command[0], str(script), str(ROOT), *command[3:]], **options)
+
+    class UnrulyLane(lane_module.Lane):
+        def launch(self):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(lane_module.subprocess, "Popen", start_unruly)
+                super().launch()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "Lane", UnrulyLane)
+        runner = Runner(make_setup(), lanes=2)
+    with runner:
+        yield runner
+
+
+def test_a_wrong_result(unruly, program):
+    wrong = replace(program, task_key="is wrong")
+    checked, unchecked, right = measure(unruly, wrong, replace(wrong, check=False), program)
+    assert (checked.error, checked.latencies_s, checked.checked) == ("wrong-result", (), False)
+    assert checked.message == "output differs from the untuned program's by 0.1 of its magnitude"
+    assert unchecked.error == "ok"
+    assert ordinary(right) and right.checked
+
+
+def test_a_death_in_a_build_costs_only_that_program(unruly, program):
+    """What its worker had built before is built again; nothing is lost, doubled or out of order."""
+    keys = {3: "dies in build", 5: "is wrong"}
+    jobs = [replace(program, task_key=keys.get(n, program.task_key)) for n in range(8)]
+    outcomes = measure(unruly, *jobs)
+    assert [o.error for o in outcomes] == ["ok"] * 3 + ["crash", "ok", "wrong-result", "ok", "ok"]
+    assert outcomes[3].message == "the process was killed by SIGABRT" and outcomes[3].build_s == 0
+    good = [o for o in outcomes if o.error == "ok"]
+    assert all(ordinary(o) and o.checked for o in good) and len({o.latencies_s for o in good}) == 6
+
+
+def test_overlapping_gives_the_same_outcomes_in_the_same_order(unruly, program, monkeypatch):
+    keys, found = [program.task_key, "is wrong", "dies in build", program.task_key], {}
+    bad = [Job("bad", "{"), Job("aborts", ABORTS), Job("copies", COPIES)]
+    jobs = [*(replace(program, task_key=key) for key in keys), *bad]
+    for overlap in (False, True):
+        monkeypatch.setattr(unruly, "_overlap", overlap)
+        found[overlap] = [(o.error, o.message, o.checked) for o in measure(unruly, *jobs)]
+    assert found[False] == found[True]
+    assert [error for error, *_ in found[True]] == ["ok", "wrong-result", "crash", "ok", "build", "crash", "ok"]
 
 
 # --- workers come and go ---
 
 
-def test_a_worker_that_died_between_two_jobs_is_not_the_next_ones_fault(make_setup, program):
+def test_a_worker_that_died_between_two_jobs_is_not_the_next_ones_fault(runner, program):
     """The kernel may kill an idle worker for memory; the program that comes next has not crashed."""
-    with Runner(make_setup()) as runner:
-        runner.measure(program)
-        os.kill(worker_of(runner), signal.SIGKILL)
-        os.waitid(os.P_PID, worker_of(runner), os.WEXITED | os.WNOWAIT)
-        assert ordinary(runner.measure(program))
+    measure(runner, program)
+    os.kill(worker_of(runner), signal.SIGKILL)
+    os.waitid(os.P_PID, worker_of(runner), os.WEXITED | os.WNOWAIT)
+    assert ordinary(measure(runner, program)[0])
 
 
-def test_a_worker_is_replaced_after_a_while(make_setup, program, monkeypatch):
-    monkeypatch.setattr(pool, "RECYCLE", 2)
-    with Runner(make_setup()) as runner:
-        workers = []
-        for _ in range(4):
-            assert ordinary(runner.measure(program))
-            workers.append(worker_of(runner))
-        assert workers[0] == workers[1] != workers[2] == workers[3]
+def killing(runner, monkeypatch, times):
+    """Kill the worker that has built programs before it times them, so many times."""
+    real, left = runner._time_all, [True] * times
+
+    def time_all(lane, batch):
+        if left and left.pop():
+            os.kill(lane.process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, lane.process.pid, os.WEXITED | os.WNOWAIT)
+        real(lane, batch)
+
+    monkeypatch.setattr(runner, "_time_all", time_all)
+
+
+def test_programs_whose_worker_is_killed_before_they_are_timed_are_built_again(runner, program, monkeypatch):
+    killing(runner, monkeypatch, 1)
+    before = worker_of(runner)
+    outcomes = measure(runner, program, Job("copies", COPIES))
+    assert [o.error for o in outcomes] == ["ok", "ok"] and outcomes[0].checked and worker_of(runner) != before
+
+
+def test_workers_that_are_killed_again_and_again(runner, program, monkeypatch):
+    killing(runner, monkeypatch, 3)
+    with pytest.raises(PlatformError, match="^the measuring processes died 3 times before they could time a program; "):
+        measure(runner, program)
+    assert ordinary(measure(runner, program)[0])  # that was all
+
+
+def test_a_worker_that_holds_much_memory_is_replaced(runner, program, monkeypatch):
+    workers = []
+    for limit in (1 << 40, 1 << 40, 1 << 20):
+        monkeypatch.setattr(lane_module, "RECYCLE_BYTES", limit)
+        assert ordinary(measure(runner, program)[0])
+        workers.append(worker_of(runner))
+    assert workers[0] == workers[1] != workers[2] and not psutil.pid_exists(workers[0])
 
 
 def test_nothing_is_left_behind(make_setup, program, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     children = {p.pid for p in psutil.Process().children(recursive=True)}
-    files = len(os.listdir("/proc/self/fd"))
-    with Runner(make_setup(run_s=1.0)) as runner:
-        runner.measure(program)
-        runner.measure(Job("hangs", HANGS))
-        runner.measure(Job("aborts", ABORTS))
-        runner.measure(program)
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    with Runner(make_setup(run_s=2.0), lanes=2) as runner:
+        outcomes = measure(runner, program, Job("hangs", HANGS), Job("aborts", ABORTS), program)
+    assert [o.error for o in outcomes] == ["ok", "timeout", "crash", "ok"]
     assert {p.pid for p in psutil.Process().children(recursive=True)} == children
     assert os.listdir(tmp_path) == []
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads)
 
 
-def test_the_worker_starts_with_the_first_job(make_setup, monkeypatch):
+def test_workers_start_with_the_first_job(make_setup, monkeypatch):
     """A collection whose journal knows everything pays for no process."""
-    monkeypatch.setattr(pool.subprocess, "Popen", None)  # calling it would raise
+    monkeypatch.setattr(lane_module.subprocess, "Popen", None)  # calling it would raise
     with Runner(make_setup()) as runner:
-        assert runner._process is None and runner.tvm_version == ""
+        assert measure(runner) == []
+        assert all(lane.process is None for lane in runner.lanes) and runner.tvm_version == ""
 
 
-def test_an_exception_ends_the_worker(make_setup):
-    with pytest.raises(KeyboardInterrupt), Runner(make_setup()) as runner:
-        runner.measure(Job("bad", "{"))
-        worker = worker_of(runner)
+def test_an_exception_ends_the_workers(make_setup):
+    with pytest.raises(KeyboardInterrupt), Runner(make_setup(), lanes=2) as runner:
+        measure(runner, Job("bad", "{"), Job("bad", "{"))
+        workers = [lane.process.pid for lane in runner.lanes]
         raise KeyboardInterrupt
-    assert not psutil.pid_exists(worker)
-
-
-# --- a worker that does not start ---
-
-
-def with_interpreter(tmp_path, monkeypatch, body):
-    script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\n{body}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(pool.sys, "executable", str(script))
+    assert len(workers) == 2 and not any(psutil.pid_exists(worker) for worker in workers)
 
 
 def test_an_installation_that_cannot_start_a_worker(make_setup, tmp_path, monkeypatch):
-    with_interpreter(tmp_path, monkeypatch, "echo first; echo 'No module named tvm' >&2; exit 3")
-    with pytest.raises(PlatformError) as raised, Runner(make_setup()) as runner:
-        runner.measure(Job("any", "{"))
-    assert str(raised.value) == (
-        "the measuring process exited with 3 at its start; its last words: No module named tvm"
-    )
-
-
-def test_a_worker_that_hangs_at_its_start_is_not_left_running(make_setup, tmp_path, monkeypatch):
-    with_interpreter(tmp_path, monkeypatch, "exec sleep 300")
-    monkeypatch.setattr(pool, "START_S", 0.2)
-    children = {p.pid for p in psutil.Process().children()}
-    with pytest.raises(PlatformError, match="^the measuring process hung at its start; its last words: none$"):
-        Runner(make_setup()).measure(Job("any", "{"))
-    left = [p for p in psutil.Process().children() if p.pid not in children]
-    for process in left:
-        process.kill()
-    assert not left
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho 'No module named tvm' >&2; exit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(lane_module.sys, "executable", str(script))
+    with pytest.raises(PlatformError, match="exited with 3 at its start; its last words: No module named tvm$"):
+        with Runner(make_setup(), lanes=2) as runner:
+            measure(runner, Job("any", "{"), Job("any", "{"))
 
 
 # --- the supervisor's end ---
@@ -245,49 +340,51 @@ SUPERVISOR = """
 import sys
 from tcl_core.measure.job import Job, Limits, Protocol, Setup
 from tcl_core.measure.pool import Runner
-setup = Setup({"kind": "llvm", "num-cores": 1}, Protocol(), Limits(run_s=300))
-with Runner(setup) as runner:
-    runner.measure(Job("bad", "{"))
-    print(runner._process.pid, flush=True)
-    print(runner.measure(Job("hangs", open(sys.argv[1]).read())), flush=True)
+setup = Setup({"kind": "llvm", "num-cores": 1}, Protocol(), Limits(build_s=300, run_s=300))
+with Runner(setup, lanes=2) as runner:
+    list(runner.measure([Job("bad", "{")] * 2))
+    print(*(lane.process.pid for lane in runner.lanes), flush=True)
+    print(list(runner.measure([Job("bad", open(sys.argv[1]).read())] * 2)), flush=True)
 """
 
 
-@pytest.fixture
-def supervisor(tmp_path):
-    """A process that waits for a program that hangs, and its worker's id."""
-    (tmp_path / "hangs.json").write_text(HANGS)
+@pytest.fixture(params=["build", "run"])
+def supervisor(tmp_path, request):
+    """A process that waits for programs that never end, its two workers, and the folder of its temporary files."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (tmp_path / "endless.json").write_text({"build": NEVER_BUILT, "run": HANGS}[request.param])
     process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, str(tmp_path / "hangs.json")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path / "endless.json")], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
     )  # fmt: skip
-    yield process, psutil.Process(int(process.stdout.readline()))
+    yield process, [psutil.Process(int(pid)) for pid in process.stdout.readline().split()], temporary
     process.kill()
     process.communicate()
 
 
-def test_the_worker_dies_with_a_killed_supervisor(supervisor):
-    process, worker = supervisor
+def ended(workers) -> bool:
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    return len(workers) == 2 and all(worker.status() == psutil.STATUS_ZOMBIE for worker in alive)
+
+
+def test_the_workers_die_with_a_killed_supervisor(supervisor):
+    process, workers, temporary = supervisor
+    time.sleep(0.3)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    psutil.wait_procs([worker], timeout=20)
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    assert ended(workers) and os.listdir(temporary) == []
 
 
-def test_ctrl_c_ends_supervisor_and_worker(supervisor):
-    """The terminal sends SIGINT to both; the worker leaves it to the supervisor, which cleans up."""
-    process, worker = supervisor
+def test_ctrl_c_ends_supervisor_and_workers(supervisor):
+    """The terminal sends SIGINT to all; the workers leave it to the supervisor, which cleans up."""
+    process, workers, temporary = supervisor
     time.sleep(0.3)
-    worker.send_signal(signal.SIGINT)
-    assert worker.is_running()
+    for worker in workers:
+        worker.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    assert all(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
-    assert "KeyboardInterrupt" in said
-    psutil.wait_procs([worker], timeout=20)
-    assert not worker.is_running()
-
-
-def test_arrays_are_the_same_for_every_program(runner):
-    """A copy's output is its input, so the check compares something: two runs of one program agree exactly."""
-    assert runner.measure(Job("copies", COPIES, check=True)).checked
-    assert np.isfinite(runner.measure(Job("copies", COPIES)).latencies_s).all()
+    said, complained = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in complained and said == ""
+    assert ended(workers) and os.listdir(temporary) == []

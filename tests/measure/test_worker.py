@@ -1,16 +1,29 @@
+"""A worker in this process: building, timing, comparing, answering."""
+
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from multiprocessing import Pipe
+from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
+from conftest import matmul_module
 
 from tcl_core.measure import worker as worker_module
-from tcl_core.measure.job import Job, Protocol
-from tcl_core.measure.worker import TOLERANCE, Worker, _answer, _relative_difference, _runs_per_repeat
+from tcl_core.measure.device import HostProgram
+from tcl_core.measure.job import Job
+from tcl_core.measure.worker import TOLERANCE, Worker, _answer, _relative_difference, serve
 from tcl_core.programs.sketches import trace_to_json
+from tcl_core.programs.tasks import describe
+
+ROOT = Path(__file__).parents[2]
+CORES = os.sched_getaffinity(0)
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +36,14 @@ def job(matmul) -> Job:
     sketch = matmul.sketches[0]
     decisions = tuple(matmul.space.canonical(sketch, matmul.sample(sketch, 1)[0]).tolist())
     return Job(matmul.task.key, matmul.task.module_json, trace_to_json(sketch.trace), decisions, check=True)
+
+
+@pytest.fixture
+def built(worker, job):
+    """The job's program, built as number 0."""
+    worker.build(0, job)
+    yield worker.built[0][1]
+    worker.drop(0)
 
 
 # --- comparing outputs ---
@@ -53,132 +74,77 @@ def test_integers_are_compared_too():
     assert _relative_difference(np.array([1, 5]), np.array([1, 4])) == 0.25
 
 
-def test_the_untuned_program_equals_the_tuned_one(worker, job):
-    assert worker.difference(worker.build(job), job) < 1e-5
+def difference_of(worker, job, function):
+    """What the check says of another function in the program's place."""
+    worker.built[1] = (job, function)
+    try:
+        return worker.check(1)
+    finally:
+        worker.drop(1)
 
 
-def test_a_wrong_program_differs(worker, job):
+def test_the_untuned_program_equals_the_tuned_one(worker, built):
+    assert worker.check(0) < 1e-5
+
+
+def test_a_wrong_program_differs(worker, built, job):
     """Half of everything: differs by half."""
-    function = worker.build(job)
 
     def halves(*arguments):
-        function(*arguments)
+        built(*arguments)
         arguments[-1].copyfrom(arguments[-1].numpy() / 2)
 
-    assert worker.difference(halves, job) == pytest.approx(0.5, rel=1e-3)
+    assert difference_of(worker, job, halves) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_a_program_that_writes_nothing_differs(worker, job):
+def test_a_program_that_writes_nothing_differs(worker, built, job):
     """What an earlier program left in the output must not pass for this one's."""
-    assert worker.difference(worker.build(job), job) < TOLERANCE
-    assert worker.difference(lambda *arguments: None, job) > TOLERANCE
+    assert worker.check(0) < TOLERANCE
+    assert difference_of(worker, job, lambda *arguments: None) > TOLERANCE
 
 
-def test_a_program_that_writes_half_differs(worker, job):
-    function = worker.build(job)
-
+def test_a_program_that_writes_half_differs(worker, built, job):
     def upper_half(*arguments):
         before = arguments[-1].numpy().copy()
-        function(*arguments)
+        built(*arguments)
         after = arguments[-1].numpy().copy()
         after[16:] = before[16:]
         arguments[-1].copyfrom(after)
 
-    assert worker.difference(upper_half, job) > TOLERANCE
+    assert difference_of(worker, job, upper_half) > TOLERANCE
 
 
-# --- timing ---
+# --- building ---
 
 
-@pytest.mark.parametrize(
-    ("first_s", "number"), [(1e-3, 10), (3e-3, 4), (1.0, 1), (1e-5, 200), (0.0, 200), (10e-3, 1)]
-)
-def test_runs_until_a_repeat_has_lasted(first_s, number):
-    assert _runs_per_repeat(first_s, Protocol(min_repeat_ms=10, max_number=200)) == number
+def test_programs_are_kept_by_number(worker, job, matmul):
+    other = matmul.sketches[1]
+    decisions = tuple(matmul.space.canonical(other, matmul.sample(other, 1)[0]).tolist())
+    second = replace(job, trace_json=trace_to_json(other.trace), decisions=decisions)
+    assert worker.build(7, job) > 0 and worker.build(8, second) > 0
+    assert [worker.built[n][0] for n in (7, 8)] == [job, second]
+    assert all(isinstance(worker.built[n][1], HostProgram) for n in (7, 8))
+    for _ in range(2):  # twice is harmless
+        worker.drop(7)
+    assert 7 not in worker.built and worker.check(8) < 1e-5
+    worker.drop(8)
 
 
-@pytest.mark.parametrize("flush", [False, True])
-def test_repeats_warmup_and_numbers(worker, job, monkeypatch, flush):
-    """Counted calls: the warm-up (one at least), one run that chooses the number, then repeats x number."""
-    calls = []
-    monkeypatch.setattr(worker_module, "_runs_per_repeat", lambda first_s, protocol: 5)
-    for warmup, wanted in ((0, 2), (1, 2), (3, 4)):
-        protocol = replace(worker.setup.protocol, repeats=4, warmup=warmup, flush_cache=flush)
-        monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=protocol))
-        calls.clear()
-        latencies = worker.time(lambda *arguments: calls.append(arguments), job)
-        assert len(latencies) == 4 and all(x > 0 for x in latencies)
-        assert len(calls) == wanted + 4 * 5
+def test_a_module_without_a_sketch_runs_as_it_is(worker, job):
+    worker.build(3, replace(job, trace_json=None, decisions=()))
+    assert worker.check(3) == 0
+    worker.drop(3)
 
 
-@pytest.mark.parametrize(
-    ("warmup", "single_runs", "repeats"),
-    [
-        (1, [99.0, 1.0], 2),  # cold: the first run loads the code and makes the threads
-        (1, [99.0, 9.9], 2),
-        (1, [99.0, 10.1], 1),
-        (1, [9.9, 99.0], 2),  # one slow run may be bad luck
-        (3, [99.0, 98.0, 2.0, 99.0], 2),  # the last warm-up counts
-        (3, [2.0, 2.0, 30.0, 20.0], 1),
-        (0, [30.0, 20.0], 1),
-    ],
-)
-def test_a_program_far_behind_is_given_up_after_two_slow_runs(worker, job, monkeypatch, warmup, single_runs, repeats):
-    """Ten times slower than the best (1 s) in the last warm-up and in one run more; that run is then the latency."""
-    protocol = replace(worker.setup.protocol, warmup=warmup, early_stop_factor=10.0, enough_s=1e3)
-    monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=protocol))
-    waiting = list(single_runs)
-    monkeypatch.setattr(worker, "_once", lambda function, arguments: waiting.pop(0))
-    monkeypatch.setattr(worker, "_repeat", lambda function, arguments, number: 7.0)
-    latencies = worker.time(None, replace(job, best_s=1.0))
-    assert latencies == ([single_runs[-1]] if repeats == 1 else [7.0, 7.0]) and waiting == []
-
-
-def test_without_a_best_nothing_is_given_up(worker, job, monkeypatch):
-    """The first program of a task has nothing to be behind of, however slow it is."""
-    monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=replace(worker.setup.protocol, enough_s=1e9)))
-    monkeypatch.setattr(worker, "_once", lambda function, arguments: 1e6)
-    monkeypatch.setattr(worker, "_repeat", lambda function, arguments, number: float(number))
-    assert worker.time(None, replace(job, best_s=math.inf)) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("run_s", "latencies"),
-    [
-        (0.01, [0.01] * 5),  # 5 repeats of 100 ms
-        (0.15, [0.15] * 5),  # 0.15, 0.3 .. 0.75 s: none has yet lasted a second
-        (0.3, [0.3] * 4),  # 0.9 s after three, 1.2 s after four
-        (0.999, [0.999] * 2),
-        (1.0, [1.0]),
-        (1.001, [1.001]),  # the run that chose the number is the one repeat
-        (30.0, [30.0]),
-    ],
-)
-def test_a_slow_program_is_repeated_until_it_has_lasted_a_second(worker, job, monkeypatch, run_s, latencies):
-    protocol = replace(worker.setup.protocol, repeats=5, min_repeat_ms=100, enough_s=1.0)
-    monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=protocol))
-    monkeypatch.setattr(worker, "_once", lambda function, arguments: run_s)
-    repeated = []
-    monkeypatch.setattr(worker, "_repeat", lambda function, arguments, number: repeated.append(number) or run_s)
-    assert worker.time(None, job) == latencies
-    assert repeated == [_runs_per_repeat(run_s, protocol)] * (len(latencies) if run_s <= 1.0 else 0)
-
-
-def test_the_caches_are_flushed_before_each_timed_run(make_setup, monkeypatch):
-    """Every byte of twice the largest cache is touched; and nothing is kept where nobody flushes."""
-    monkeypatch.setattr(worker_module, "largest_cache_bytes", lambda: 3000)
-    assert Worker(make_setup()).flush_buffer.nbytes == 0
-    worker, seen = Worker(make_setup(flush_cache=True)), []
-    assert worker.flush_buffer.nbytes == 6000
-    worker._once(lambda: None, [])
-    assert not worker.flush_buffer.any()
-    worker._repeat(lambda: seen.append(set(worker.flush_buffer.tolist())), [], 3)
-    assert seen == [{1}, {2}, {3}]
+def test_jobs_of_one_task_share_its_inputs(worker, built, job):
+    inputs = worker.inputs(job.task_key, job.module_json)
+    worker.build(4, job)
+    assert all(a is b for a, b in zip(inputs, worker.inputs(job.task_key, job.module_json), strict=True))
+    worker.drop(4)
 
 
 def test_inputs_are_reproducible_and_valid_indices(make_setup, worker):
     from tcl_core.compat import load_tvm
-    from tcl_core.programs.tasks import describe
 
     tvm = load_tvm()
     from tvm import te
@@ -189,40 +155,138 @@ def test_inputs_are_reproducible_and_valid_indices(make_setup, worker):
     one, two = ([a.numpy() for a in w._inputs(task.key, task.module_json)] for w in (worker, Worker(make_setup())))
     assert [a.dtype.name for a in one] == ["float32", "int64", "float32"]
     assert set(one[1].tolist()) <= {0, 1}
+    assert one[0].min() < 0 < one[0].max()
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
-    assert worker.difference(worker.build(Job(task.key, task.module_json)), Job(task.key, task.module_json)) == 0
+    worker.build(5, Job(task.key, task.module_json))
+    assert worker.check(5) == 0
+    worker.drop(5)
+
+
+# --- timing ---
+
+
+def test_a_program_is_timed(worker, built):
+    latencies = worker.time(0, math.inf)
+    assert len(latencies) == 2 and all(1e-7 < x < 1 for x in latencies)
+
+
+def test_a_program_far_behind_the_best_is_run_once_more_only(worker):
+    slow = describe("fused_matmul_relu", matmul_module(128, 128, 128))
+    worker.build(2, Job(slow.key, slow.module_json))
+    assert [len(worker.time(2, best_s)) for best_s in (math.inf, 1e-9)] == [2, 1]
+    worker.drop(2)
+
+
+def test_what_is_timed_is_what_was_built(worker, built, job, monkeypatch):
+    """The program on its task's inputs, by the protocol that the worker was started with."""
+    asked = []
+
+    def time_program(clock, protocol, best_s):
+        asked.append((clock._program, protocol, best_s))
+        assert all(a is b for a, b in zip(clock._arguments, worker.inputs(job.task_key, job.module_json), strict=True))
+        return [0.5]
+
+    monkeypatch.setattr(worker_module, "time_program", time_program)
+    assert worker.time(0, 0.25) == [0.5] and asked == [(built, worker.setup.protocol, 0.25)]
+
+
+def test_the_sentinel_is_built_once(worker, monkeypatch):
+    assert 1e-6 < worker.sentinel() < 10
+    monkeypatch.setattr(worker, "_compile", None)  # calling it would raise
+    assert 1e-6 < worker.sentinel() < 10
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core has no other to be kept from")
+@pytest.mark.parametrize("pinned", [True, False])
+def test_only_timing_is_bound_to_a_core(worker, built, job, monkeypatch, pinned):
+    """Builds of several workers would else meet on one."""
+    protocol = replace(worker.setup.protocol, pin_threads=pinned)
+    monkeypatch.setattr(worker, "setup", replace(worker.setup, protocol=protocol))
+    seen = []
+    monkeypatch.setattr(worker_module, "time_program", lambda *_: seen.append(os.sched_getaffinity(0)) or [0.5])
+    os.sched_setaffinity(0, CORES)
+    worker.time(0, math.inf)
+    worker.sentinel()
+    worker.build(0, job)
+    assert os.sched_getaffinity(0) == CORES
+    assert [len(cores) for cores in seen] == [1 if pinned else len(CORES)]
+
+
+THREADS = """
+import os, sys
+from dataclasses import replace
+sys.path.insert(0, "tests")
+from conftest import quick_setup
+from tcl_core import compat
+from tcl_core.measure import worker as worker_module
+from tcl_core.measure.worker import Worker
+worker = Worker(quick_setup(threads=2, pin_threads=sys.argv[1] == "pinned"))
+worker.sentinel()  # starts the other thread
+with worker._steady():
+    own, others = os.sched_getaffinity(0), compat._bound_cores()
+print(len(own), len(others), len(own & others), len(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="two threads have one core")
+@pytest.mark.parametrize(("how", "said"), [("pinned", [1, 1, 0]), ("free", [len(CORES), 0, 0])])
+def test_each_thread_of_a_program_has_a_core_of_its_own(how, said):
+    """Cores of the calling thread while it times, of its helper, and of both; and it may use all afterwards."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", THREADS, how]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [int(n) for n in done.stdout.split()] == [*said, len(CORES)]
 
 
 # --- answers ---
 
 
-def answers(worker, job):
+def test_an_answer_is_what_the_action_returns(worker, job):
+    kind, seconds = _answer(worker.build, [6, job])
+    assert kind == "done" and seconds > 0
+    assert [_answer(worker.time, [6, math.inf])[0], _answer(worker.check, [6])[0]] == ["done", "done"]
+    assert _answer(worker.drop, [6]) == ("done", None)
+
+
+def fails(error):
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("first line\nlast line"), "ValueError: last line"),
+        (MemoryError(), "out of the worker's memory limit"),
+        (RuntimeError(), "RuntimeError: "),
+        (ValueError("x" * 1000), "ValueError: " + "x" * 288),
+    ],
+)
+def test_a_failure_is_one_line(error, message):
+    assert _answer(fails(error), []) == ("failed", message)
+
+
+def test_a_program_that_cannot_be_made_says_why(worker, job):
+    assert _answer(worker.build, [6, replace(job, decisions=())]) == ("failed", "0 decisions given, the sketch has 12")
+    assert 6 not in worker.built
+
+
+def test_a_session_of_requests(make_setup, job):
+    """One answer for each, until the supervisor closes its end; a failure does not end it."""
     ours, theirs = Pipe()
-    _answer(worker, job, theirs)
-    found = []
-    while ours.poll():
-        found.append(ours.recv())
-    return found
-
-
-def test_each_step_is_reported_before_the_next(worker, job):
-    built, timed, done = answers(worker, job)
-    assert (built[0], timed[0], done[0]) == ("built", "timed", "done")
-    assert len(timed[1]) == 2 and done[1] < 1e-5
-    assert answers(worker, replace(job, check=False))[-1] == ("done", None)
-
-
-def test_a_failing_step_is_named(worker, job, monkeypatch):
-    assert answers(worker, replace(job, decisions=()))[0] == ("failed", "build", "0 decisions given, the sketch has 12")
-
-    def fails(function, job):
-        raise ValueError("first line\nlast line")
-
-    monkeypatch.setattr(worker, "time", fails)
-    assert answers(worker, job)[1:] == [("failed", "run", "ValueError: last line")]
-
-    def eats(function, job):
-        raise MemoryError
-
-    monkeypatch.setattr(worker, "time", eats)
-    assert answers(worker, job)[1:] == [("failed", "run", "out of the worker's memory limit")]
+    thread = Thread(target=serve, args=(theirs,))
+    thread.start()
+    ours.send(make_setup())
+    assert ours.recv()[0] == "ready"
+    answers = []
+    for request in [("build", 0, job), ("sentinel",), ("time", 0, math.inf), ("time", 1, math.inf), ("check", 0), ("drop", 0)]:
+        ours.send(request)
+        answers.append(ours.recv())
+    ours.close()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert [kind for kind, _ in answers] == ["done", "done", "done", "failed", "done", "done"]
+    assert answers[3][1] == "KeyError: 1" and answers[4][1] < 1e-5

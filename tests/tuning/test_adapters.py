@@ -37,7 +37,7 @@ class SumModel:
 
 @pytest.fixture(scope="module")
 def runner(make_setup):
-    with Runner(make_setup()) as runner:
+    with Runner(make_setup(), lanes=1) as runner:
         yield runner
 
 

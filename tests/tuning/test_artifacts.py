@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tcl_core.tuning.measuring import MARKER, MODULE, new_artifact, remove_artifact
+from tcl_core.measure.job import Outcome
+from tcl_core.tuning.measuring import MARKER, MODULE, new_artifact, remove_artifact, worker_runner
 
 
 def contents(folder: Path) -> set[str]:
@@ -70,3 +72,38 @@ def test_a_link_to_an_artifact_is_not_followed(tmp_path):
     with pytest.raises(OSError, match="symbolic link"):
         remove_artifact(link / MODULE)
     assert path.exists() and remove_artifact(path)
+
+
+class ListRunner:
+    """Measures in memory: the n-th program takes n milliseconds, unless its outcome is given."""
+
+    def __init__(self, outcome=None):
+        self.jobs, self.outcome = [], outcome
+
+    def measure(self, jobs):
+        for job in jobs:
+            self.jobs.append(job)
+            yield self.outcome or Outcome("ok", (len(self.jobs) * 1e-3, 1.0))
+
+
+def run(runner, paths, **options):
+    return worker_runner(runner, **options)._inst.run([SimpleNamespace(artifact_path=path) for path in paths])
+
+
+def test_artifacts_go_as_their_programs_are_taken(tmp_path):
+    """One by one: what a stopped run has not taken yet is still there, and removed with its folder."""
+    runner, left = ListRunner(), []
+    paths = [new_artifact(f"module {n}", tmp_path) for n in range(4)]
+    futures = run(runner, paths, on_outcome=lambda outcome: left.append(len(list(tmp_path.iterdir()))))
+    assert left == [3, 2, 1, 0]
+    assert [(job.module_json, job.check) for job in runner.jobs] == [(f"module {n}", False) for n in range(4)]
+    assert len({job.task_key for job in runner.jobs}) == 4  # no module is taken for another one
+    seconds = [[float(s) for s in future.result().run_secs] for future in futures]
+    assert seconds == [[n * 1e-3, 1.0] for n in (1, 2, 3, 4)]
+
+
+def test_a_failed_program_is_a_message(tmp_path):
+    runner = ListRunner(Outcome("timeout", message="not run within 5 s"))
+    (future,) = run(runner, [new_artifact("{}", tmp_path)])
+    assert future.done() and future.result().run_secs is None
+    assert str(future.result().error_msg) == "timeout: not run within 5 s"

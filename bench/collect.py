@@ -1,0 +1,438 @@
+"""Measuring programs: TCL's workers beside TVM's own LocalBuilder and LocalRunner.
+
+    python bench/collect.py [--quick]
+
+Both measure the same candidates of three networks for the same target, by the same protocol, with the same limits and
+threads, in batches as a tuner's rounds are, the systems in turns.  Beside the rates: how well the latencies agree,
+where TCL's time goes, what building during the timing would do to latencies, and what memory a worker takes with and
+without being replaced.  --quick: fewer batches, fewer programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import cycle, islice
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import psutil
+from _bad_programs import leaking
+from _tables import into_readme, markdown, save
+
+from tcl_core import environment  # noqa: F401  (before torch is imported)
+from tcl_core.compat import make_target, meta_schedule
+from tcl_core.evaluation.metrics import spearman
+from tcl_core.measure import lane
+from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
+from tcl_core.measure.pool import Runner
+from tcl_core.platforms import threads, why_not
+from tcl_core.programs.pool import Program, build_pool, rank_tasks
+from tcl_core.programs.sketches import DesignSpace, read_sketch, trace_from_json
+from tcl_core.programs.tasks import extract_tasks
+from tcl_core.progress import Progress, progress
+from tcl_core.stages.data import setup_of
+from tcl_core.stages.project import Project, measuring_alone
+
+COMMAND = "python bench/collect.py"
+NETWORKS = ("resnet-18", "mobilenet-v2", "bert-tiny")
+# What both systems can do: a repeat lasts 10 ms however many runs that takes, no program is given up early.
+PROTOCOL = Protocol(repeats=3, max_repeats=3, min_repeat_ms=10, max_number=10**6, enough_s=math.inf,
+                    early_stop_factor=math.inf, threads=threads())  # fmt: skip
+LIMITS = Limits(build_s=30, run_s=30)  # TVM's own
+# Timing nearly nothing: where only the memory of the worker counts.
+GLANCE = replace(PROTOCOL, repeats=1, max_repeats=1, min_repeat_ms=0)
+LARGE, SMALL = 64, 8
+COMPARABLE_S = 20e-6  # below, what a call costs is a good part of the latency
+CHUNK = 100  # programs after which a worker's memory is read
+LEAKY = 20  # every so many programs one leaks,
+LEAKED_BYTES = 3 << 30  # so much in all, were the worker not replaced
+OURS, AGAIN, EARLY, OVERLAPPED, STOCK = "TCL", "TCL again", "TCL, early stop", "TCL, building meanwhile", "TVM"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured.
+
+    tasks, per_task  the pool
+    large, small     batches of 64 and of 8 programs
+    memory, leaking  programs through one worker: sound ones, and sound ones with some that leak among them
+    """
+
+    tasks: int
+    per_task: int
+    large: int
+    small: int
+    memory: int
+    leaking: int
+
+
+FULL = Size(24, 16, 5, 8, 10_000, 1_000)
+QUICK = Size(12, 14, 2, 3, 300, 200)
+
+
+class Candidates:
+    """Programs of the networks' costliest tasks: as jobs for TCL, as scheduled modules for TVM."""
+
+    def __init__(self, target: dict, size: Size) -> None:
+        ranked = rank_tasks({name: extract_tasks(name) for name in NETWORKS})
+        with progress("sampling programs", size.tasks) as shown:
+            sketches, self.programs = build_pool(
+                ranked, size.tasks, size.per_task, 0, threads(), lambda task: shown.advance(task.name[:40])
+            )
+        self.numbers = {task.key: number for number, task in enumerate(ranked)}
+        self._tasks = {task.key: task for task in ranked}
+        self._texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
+        self._target = target
+        self._space = lru_cache(maxsize=None)(self._make_space)
+
+    def _make_space(self, task_key: str) -> DesignSpace:
+        return DesignSpace(task_key, self._tasks[task_key].module(), self._target)
+
+    def job(self, program: Program) -> Job:
+        key, text = program.task_key, self._texts[program.task_key, program.sketch]
+        return Job(key, self._tasks[key].module_json, text, program.decisions)
+
+    def module(self, program: Program) -> Any:
+        space = self._space(program.task_key)
+        trace = trace_from_json(self._texts[program.task_key, program.sketch], space.module)
+        return space.materialise(read_sketch(program.task_key, program.sketch, trace), program.decisions).mod
+
+    def batches(self, size: int, count: int, seed: int) -> list[list[Program]]:
+        """``count`` disjoint draws of ``size`` programs, each task by task."""
+        drawn = np.random.default_rng(seed).permutation(len(self.programs))[: size * count]
+        return [[self.programs[number] for number in sorted(batch)] for batch in drawn.reshape(count, size)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One batch by one system.
+
+    latencies_s  medians of the repeats, inf for what failed
+    spent_s      of the wall time: building on all workers at once, timing, the sentinel
+    retimed      programs that were timed once more, because the machine was not quiet
+    disturbed    programs during which it never was
+    build_s      of each program, where that is known
+    """
+
+    seconds: float
+    latencies_s: np.ndarray
+    spent_s: dict[str, float]
+    retimed: int = 0
+    disturbed: int = 0
+    build_s: tuple[float, ...] = ()
+
+
+class Stock:
+    """TVM's builder and runner as its tuning calls them: one call of each a round, workers of the builder's own making.
+
+    The programs' schedules are there before; TCL's workers make them within the time that counts.
+    """
+
+    def __init__(self, candidates: Candidates, target: dict) -> None:
+        ms = meta_schedule()
+        began = time.perf_counter()
+        config = ms.runner.EvaluatorConfig(number=1, repeat=PROTOCOL.repeats, min_repeat_ms=int(PROTOCOL.min_repeat_ms))
+        self._builder, self._runner = ms.builder.LocalBuilder(), ms.runner.LocalRunner(evaluator_config=config)
+        self.start_s = time.perf_counter() - began
+        self._candidates, self._target = candidates, make_target(target)
+
+    def measure(self, programs: Sequence[Program]) -> Measured:
+        ms = meta_schedule()
+        modules = [self._candidates.module(program) for program in programs]
+        arguments = [ms.arg_info.ArgInfo.from_entry_func(module, True) for module in modules]
+        began = time.perf_counter()
+        built = self._builder.build([ms.builder.BuilderInput(module, self._target) for module in modules])
+        build_s = time.perf_counter() - began
+        sound = [number for number, result in enumerate(built) if result.error_msg is None]
+        inputs = [ms.runner.RunnerInput(built[n].artifact_path, "cpu", arguments[n]) for n in sound]
+        results = [future.result() for future in self._runner.run(inputs)]
+        seconds = time.perf_counter() - began
+        latencies_s = np.full(len(programs), np.inf)
+        latencies_s[sound] = [_median(result.run_secs) for result in results]
+        return Measured(seconds, latencies_s, {"build": build_s, "time": seconds - build_s, "sentinel": 0.0})
+
+
+def _median(seconds: Sequence[Any] | None) -> float:
+    return statistics.median(float(s) for s in seconds) if seconds else math.inf
+
+
+class Ours:
+    """TCL's runner, its workers alive from batch to batch, with a clock on what they are asked."""
+
+    def __init__(self, candidates: Candidates, runner: Runner) -> None:
+        self._candidates, self._runner = candidates, runner
+        self._asked: list[tuple[str, float]] = []
+        began = time.perf_counter()
+        deque(runner.measure([Job("none", "{")] * len(runner.lanes)), maxlen=0)  # no program: up, and nothing built
+        self.start_s = time.perf_counter() - began
+        for worker in runner.lanes:
+            worker.ask = partial(self._clocked, worker.ask)
+
+    def _clocked(self, ask: Callable[..., Any], timeout_s: float, request: str, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return ask(timeout_s, request, *arguments)
+        finally:
+            self._asked.append((request, time.perf_counter() - began))
+
+    def measure(self, programs: Sequence[Program]) -> Measured:
+        jobs = [self._candidates.job(program) for program in programs]
+        self._asked.clear()
+        began = time.perf_counter()
+        outcomes = list(self._runner.measure(jobs))
+        seconds = time.perf_counter() - began
+        requests = [request for request, _ in self._asked]
+        spent = {name: math.fsum(s for r, s in self._asked if r == name) for name in ("build", "time", "sentinel")}
+        spent["build"] /= len(self._runner.lanes)
+        return Measured(
+            seconds=seconds,
+            latencies_s=np.array([_median(outcome.latencies_s) for outcome in outcomes]),
+            spent_s=spent,
+            retimed=requests.count("time") - sum(_was_run(outcome) for outcome in outcomes),
+            disturbed=sum(outcome.disturbed for outcome in outcomes),
+            build_s=tuple(outcome.build_s for outcome in outcomes),
+        )
+
+
+def _was_run(outcome: Outcome) -> bool:
+    return outcome.build_s > 0
+
+
+Found = dict[str, list[Measured]]
+"""System -> what it measured, batch by batch."""
+
+
+def in_turns(systems: dict[str, Stock | Ours], batches: Sequence[Sequence[Program]], shown: Progress) -> Found:
+    """Every batch by every system; another one begins each time."""
+    found: Found = {name: [] for name in systems}
+    names = list(systems)
+    for number, batch in enumerate(batches):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            found[name].append(systems[name].measure(batch))
+            shown.advance(f"{name}, {len(batch)} programs")
+    return found
+
+
+# --- figures ---
+
+
+def rates(measured: Sequence[Measured], size: int, start_s: float) -> dict[str, float]:
+    """Programs/s: median, slowest and fastest batch, with one start for all batches, and if only builds took time."""
+    each, programs = [size / m.seconds for m in measured], size * len(measured)
+    return {
+        "median": statistics.median(each),
+        "slowest": min(each),
+        "fastest": max(each),
+        "start_s": start_s,
+        "with_start": programs / (start_s + math.fsum(m.seconds for m in measured)),
+        "builds_alone": programs / math.fsum(m.spent_s["build"] for m in measured),
+    }
+
+
+def shares(measured: Sequence[Measured]) -> dict[str, float]:
+    """Parts of the wall time, and how many programs the sentinel had timed again or marked."""
+    total_s = math.fsum(m.seconds for m in measured)
+    part = {name: math.fsum(m.spent_s[name] for m in measured) / total_s for name in ("build", "time", "sentinel")}
+    rest = {"rest": 1 - math.fsum(part.values())}
+    counts = {name: sum(getattr(m, name) for m in measured) for name in ("retimed", "disturbed")}
+    return {**part, **rest, **counts}
+
+
+def agreement(ours: Sequence[Measured], theirs: Sequence[Measured], tasks: np.ndarray) -> dict[str, float]:
+    """How two measurements of the same programs compare, of programs that take more than ``COMPARABLE_S`` in both."""
+    left, right = (np.concatenate([m.latencies_s for m in found]) for found in (ours, theirs))
+    kept = np.isfinite(left) & np.isfinite(right) & (np.minimum(left, right) > COMPARABLE_S)
+    ratios, tasks = left[kept] / right[kept], tasks[kept]
+    low, median, high = np.quantile(ratios, [0.05, 0.5, 0.95])
+    return {
+        "programs": int(kept.sum()),
+        "spearman": spearman(-left[kept], right[kept], np.zeros_like(tasks)),
+        "spearman_within_tasks": spearman(-left[kept], right[kept], tasks),
+        "median_ratio": float(median),
+        "ratio_5_percent": float(low),
+        "ratio_95_percent": float(high),
+    }
+
+
+def quickest(measured: Sequence[Measured], batches: Sequence[Sequence[Program]]) -> list[Program]:
+    """The half of the programs that took the least time to build and run, task by task."""
+    taken_s = np.concatenate([np.array(m.build_s) + m.latencies_s for m in measured])
+    programs = [program for batch in batches for program in batch]
+    return [programs[n] for n in sorted(np.argsort(taken_s)[: len(programs) // 2], key=lambda n: programs[n].task_key)]
+
+
+def memory(setup: Setup, jobs: Sequence[Job], size: Size) -> dict[str, dict[str, Any]]:
+    """Resident MiB of one worker after every ``CHUNK`` programs, and how many workers it took."""
+    leaky = with_leaks(jobs, LEAKED_BYTES // (size.leaking // LEAKY))
+    wanted = {
+        "sound programs, never replaced": (jobs, size.memory, math.inf),
+        "some leak, never replaced": (leaky, size.leaking, math.inf),
+        f"some leak, replaced above {lane.RECYCLE_BYTES >> 20} MiB": (leaky, size.leaking, lane.RECYCLE_BYTES),
+    }
+    found = {}
+    with progress("watching a worker's memory", sum(count // CHUNK for _, count, _ in wanted.values())) as shown:
+        for name, (given, count, limit) in wanted.items():
+            with Runner(replace(setup, protocol=GLANCE), lanes=1) as runner, patch.object(lane, "RECYCLE_BYTES", limit):
+                endless = cycle(given)
+                series = [_after(runner, islice(endless, CHUNK), shown) for _ in range(count // CHUNK)]
+            found[name] = {"resident_mib": [mib for mib, _ in series], "workers": len({pid for _, pid in series})}
+    return found
+
+
+def with_leaks(jobs: Sequence[Job], leaked_bytes: int) -> list[Job]:
+    """After every few jobs one that leaks; it runs twice, once to warm up and once for its time."""
+    leak = Job("leaks", leaking(leaked_bytes // 2))
+    rest = LEAKY - 1
+    return [job for start in range(0, len(jobs), rest) for job in (*jobs[start : start + rest], leak)]
+
+
+def _after(runner: Runner, jobs: Iterable[Job], shown: Progress) -> tuple[int, int]:
+    """Resident MiB and process id of the one worker once it has measured the jobs."""
+    deque(runner.measure(jobs), maxlen=0)
+    process = psutil.Process(runner.lanes[0].process.pid)
+    shown.advance()
+    return process.memory_info().rss >> 20, process.pid
+
+
+# --- tables ---
+
+
+def rates_table(found: dict[int, dict[str, dict[str, float]]]) -> str:
+    header = ("system", "batch", "programs/s", "times TVM's", "start", "with the start", "if only builds took time")
+    rows = [
+        [
+            name, size, f"{r['median']:.2f} ({r['slowest']:.2f} to {r['fastest']:.2f})",
+            f"{r['median'] / of_size[STOCK]['median']:.1f}", f"{r['start_s']:.1f} s", f"{r['with_start']:.2f}",
+            f"{r['builds_alone']:.2f} ({r['builds_alone'] / of_size[STOCK]['median']:.1f} times)",
+        ]
+        for size, of_size in found.items()
+        for name, r in of_size.items()
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
+def shares_table(found: dict[int, dict[str, dict[str, float]]]) -> str:
+    header = ("system", "batch", "building", "timing", "sentinel", "rest", "timed again", "disturbed")
+    rows = [
+        [name, size, *(f"{p[key]:.0%}" for key in ("build", "time", "sentinel", "rest")), p["retimed"], p["disturbed"]]
+        for size, of_size in found.items()
+        for name, p in of_size.items()
+    ]
+    return markdown(header, rows)
+
+
+def agreement_table(pairs: dict[str, dict[str, float]]) -> str:
+    header = ("latencies", "programs", "Spearman", "within tasks", "median ratio", "5 % to 95 %")
+    rows = [
+        [
+            name, a["programs"], f"{a['spearman']:.4f}", f"{a['spearman_within_tasks']:.3f}",
+            f"{a['median_ratio']:.3f}", f"{a['ratio_5_percent']:.2f} to {a['ratio_95_percent']:.2f}",
+        ]
+        for name, a in pairs.items()
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
+def memory_table(found: dict[str, dict[str, Any]]) -> str:
+    header = ("one worker's memory", "programs", f"after {CHUNK}", "half-way", "at the end", "most", "workers")
+    rows = []
+    for name, of_worker in found.items():
+        mib = of_worker["resident_mib"]
+        read = [f"{value} MiB" for value in (mib[0], mib[len(mib) // 2], mib[-1], max(mib))]
+        rows.append([name, CHUNK * len(mib), *read, of_worker["workers"]])
+    return markdown(header, rows)
+
+
+# --- the whole comparison ---
+
+
+def best_setup() -> tuple[str, Setup]:
+    """The last of the chain's platforms that this machine can run, and how it is measured here."""
+    project = Project.here()
+    specs = {name: project.params.platforms[name] for name in project.params.chain_order}
+    runnable = [name for name, spec in specs.items() if spec.kind == "local" and why_not(spec.mcpu) is None]
+    if not runnable:
+        sys.exit("collect: this machine can run no CPU platform of params.yaml; add one it can")
+    return runnable[-1], replace(setup_of(project, runnable[-1]), protocol=PROTOCOL, limits=LIMITS)
+
+
+def compare(setup: Setup, size: Size) -> dict[str, Any]:
+    """All figures."""
+    candidates = Candidates(setup.target, size)
+    large, small = candidates.batches(LARGE, size.large, 0), candidates.batches(SMALL, size.small, 1)
+    tasks = np.array([candidates.numbers[program.task_key] for batch in large for program in batch])
+    early = replace(setup, protocol=replace(PROTOCOL, early_stop_factor=Protocol().early_stop_factor))
+    with ExitStack() as stack, progress("measuring batches", 5 * len(large) + 3 * len(small)) as shown:
+        runners = {OURS: Runner(setup), EARLY: Runner(early), OVERLAPPED: Runner(setup, overlap=True)}
+        ours = {name: Ours(candidates, stack.enter_context(runner)) for name, runner in runners.items()}
+        systems = {STOCK: Stock(candidates, setup.target), **ours}
+        at_large = in_turns({**systems, AGAIN: ours[OURS]}, large, shown)
+        at_small = in_turns({name: systems[name] for name in (STOCK, OURS, EARLY)}, small, shown)
+    pairs = ((OURS, STOCK), (AGAIN, OURS), (OVERLAPPED, OURS))
+    sizes = {LARGE: at_large, SMALL: at_small}
+    exclusive = (STOCK, OURS, EARLY)  # phases that follow each other, so that their parts add up
+    jobs = [candidates.job(program) for program in quickest(at_large[OURS], large)]
+    return {
+        "rates": {n: {name: rates(found[name], n, systems[name].start_s) for name in systems if name in found}
+                  for n, found in sizes.items()},
+        "shares": {n: {name: shares(found[name]) for name in exclusive} for n, found in sizes.items()},
+        "agreement": {f"{a} / {b}": agreement(at_large[a], at_large[b], tasks) for a, b in pairs},
+        "memory": memory(setup, jobs, size),
+    }  # fmt: skip
+
+
+def summary_of(found: dict[str, Any]) -> dict[str, float]:
+    large, small = found["rates"][LARGE], found["rates"][SMALL]
+    agreed = found["agreement"][f"{OURS} / {STOCK}"]
+    return {
+        "ratio_batch64": large[OURS]["median"] / large[STOCK]["median"],
+        "ratio_batch8": small[OURS]["median"] / small[STOCK]["median"],
+        "spearman": agreed["spearman"],
+        "median_latency_ratio": agreed["median_ratio"],
+        "programs_per_s": large[OURS]["median"],
+        "stock_programs_per_s": large[STOCK]["median"],
+    }
+
+
+def tables(found: dict[str, Any]) -> str:
+    return "\n\n".join(
+        (
+            rates_table(found["rates"]),
+            shares_table(found["shares"]),
+            agreement_table(found["agreement"]),
+            memory_table(found["memory"]),
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer batches, fewer programs")
+    quick = parser.parse_args().quick
+    size = QUICK if quick else FULL
+    platform, setup = best_setup()
+    # TVM leaves each artifact in a temporary folder, and uses half of an x86 host's CPUs if nobody says otherwise.
+    with measuring_alone(), tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"TMPDIR": folder, "TVM_NUM_THREADS": str(threads())}
+        found = compare(setup, size)
+    result = {"platform": platform, "summary": summary_of(found), "figures": found}
+    save("collect", result, f"{COMMAND} --quick" if quick else COMMAND)
+    text = tables(found)
+    into_readme("collect", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Measure the reference data set: many tasks, the same programs of each on every platform of the chain.
+
+    python bench/reference.py [--minutes M] [--to data/reference]
+
+The networks, sizes and protocol are those of bench/reference.yaml over params.yaml.  Tasks are measured one by one,
+each on all platforms, held-out tasks evenly among the others; so a run that is stopped, or ends with its minutes, has
+whole tasks, and the same command goes on from there.  Tables hold the tasks that were measured everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tcl_core import environment, store  # noqa: F401  (before torch is imported)
+from tcl_core.collect import Collection, Measuring
+from tcl_core.errors import TclError
+from tcl_core.features.encode import Encoder
+from tcl_core.params import Params, load_patched
+from tcl_core.platforms import host_fingerprint, threads, why_not
+from tcl_core.programs.pool import Program, build_pool, rank_tasks
+from tcl_core.programs.tasks import Task, extract_tasks
+from tcl_core.progress import progress
+from tcl_core.stages.data import setup_of
+from tcl_core.stages.project import JOURNAL, Project, hardware_here, measuring_alone, save_hardware
+
+SPLITS = ("train", "held_out")
+
+
+def tasks_of(params: Params) -> dict[str, dict[str, list[tuple[Task, int]]]]:
+    """split -> network -> its tasks and their weights."""
+    names = [*params.networks.train, *params.networks.held_out]
+    with progress("extracting tasks", len(names)) as shown:
+        found = {name: (extract_tasks(name), shown.advance(name))[0] for name in names}
+    return {split: {n: found[n] for n in getattr(params.networks, split)} for split in SPLITS}
+
+
+def write_pool(params: Params, folder: Path) -> None:
+    """Sample the programs of both splits and write what they are made of: tasks, networks, sketches, programs."""
+    split_tasks = tasks_of(params)
+    held_out = {task.key for tasks in split_tasks["held_out"].values() for task, _ in tasks}
+    sketches: list[dict[str, Any]] = []
+    programs: list[dict[str, Any]] = []
+    c = params.candidates
+    sizes = {"train": (c.max_train_tasks, c.programs_per_task), "held_out": (c.max_held_out_tasks, c.held_out_programs_per_task)}
+    for split, (limit, count) in sizes.items():
+        ranked = rank_tasks(split_tasks[split], held_out if split == "train" else ())
+        with progress(f"sampling {split.replace('_', '-')} programs", limit) as shown:
+            found, drawn = build_pool(ranked, limit, count, params.seed, threads(), lambda task: shown.advance(task.name[:40]))
+        sketches += found
+        programs += [
+            {"task_key": p.task_key, "split": split, "program_id": p.number, "sketch_id": p.sketch, "decisions": list(p.decisions)}
+            for p in drawn
+        ]  # fmt: skip
+    used = {row["task_key"] for row in programs}
+    tasks = {t.key: t for nets in split_tasks.values() for ts in nets.values() for t, _ in ts if t.key in used}
+    uses = [
+        {"network": network, "split": split, "task_key": task.key, "weight": weight}
+        for split, networks in split_tasks.items()
+        for network, found in networks.items()
+        for task, weight in found
+        if task.key in used
+    ]
+    store.write_table(folder / "tasks.parquet", "tasks", [_task_row(task) for task in tasks.values()])
+    store.write_table(folder / "networks.parquet", "networks", uses)
+    store.write_table(folder / "sketches.parquet", "sketches", sketches)
+    store.write_table(folder / "programs.parquet", "programs", programs)  # last: its presence says that all are there
+
+
+def _task_row(task: Task) -> dict[str, Any]:
+    return {
+        "task_key": task.key,
+        "name": task.name,
+        "op_type": task.operator,
+        "flops": task.flops,
+        "module_json": task.module_json,
+    }
+
+
+def collections_of(params: Params, folder: Path) -> dict[str, Collection]:
+    """platform -> all programs, with what its journal knows of them."""
+    rows = store.read_table(folder / "tasks.parquet", "tasks")
+    tasks = [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
+    encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))
+    rows = store.read_table(folder / "programs.parquet", "programs")
+    programs = [Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows]
+    return {
+        name: Collection(
+            programs=programs,
+            encoder=encoder,
+            hardware=hardware_here(params.platforms[name].mcpu, params.platforms[name].hardware).vector(),
+            host=host_fingerprint(),
+            setup=setup_of(Project(params), name),
+            journal=JOURNAL / "reference" / name,
+        )
+        for name in params.chain_order
+        if why_not(params.platforms[name].mcpu) is None
+    }
+
+
+def tasks_in_turn(folder: Path) -> list[str]:
+    """Task keys, the held-out ones evenly among those to train on."""
+    split_of = {r["task_key"]: r["split"] for r in store.read_table(folder / "programs.parquet", "programs")}
+    queues = [[key for key, split in split_of.items() if split == name] for name in SPLITS]
+    places = [(n / len(queue), key) for queue in queues for n, key in enumerate(queue)]
+    return [key for _, key in sorted(places)]
+
+
+def measure(collections: Mapping[str, Collection], turns: Sequence[str], check_fraction: float, minutes: float) -> list[str]:
+    """The tasks that are measured on every platform when the minutes are over."""
+    end, done = time.monotonic() + 60 * minutes, []
+    rows = _rows_by_task(next(iter(collections.values())).programs)
+    with ExitStack() as stack, progress("measuring tasks", len(turns)) as shown:
+        measuring = {name: stack.enter_context(c.measuring()) for name, c in collections.items()}
+        for key in turns:
+            if time.monotonic() > end:
+                break
+            _measure_task(measuring, rows[key], check_fraction)
+            done.append(key)
+            shown.advance(next(iter(collections.values())).encoder.tasks[key].name[:40])
+    return done
+
+
+def _measure_task(measuring: Mapping[str, Measuring], rows: Sequence[int], check_fraction: float) -> None:
+    for platform in measuring.values():
+        platform.measure(rows, 0, check_fraction, lambda record: None)
+
+
+def _rows_by_task(programs: Sequence[Program]) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {}
+    for row, program in enumerate(programs):
+        rows.setdefault(program.task_key, []).append(row)
+    return rows
+
+
+def write_records(params: Params, collections: Mapping[str, Collection], done: Sequence[str], folder: Path) -> Iterator[str]:
+    """Each platform's records of the tasks that are done; says how many."""
+    keep = set(done)
+    for name, collection in collections.items():
+        records = [record for record in collection.records.values() if record.task_key in keep]
+        place = folder / f"platform={name}"
+        store.write_records(place, records)
+        save_hardware(place, hardware_here(params.platforms[name].mcpu, params.platforms[name].hardware))
+        failed, disturbed = sum(r.error != "ok" for r in records), sum(r.disturbed for r in records)
+        yield f"{name}: {len(records)} records of {len(keep)} tasks, {failed} failed, {disturbed} disturbed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no task after so many")
+    parser.add_argument("--to", type=Path, default=Path("data/reference"), help="folder of the data set")
+    given = parser.parse_args()
+    params = load_patched(Path(__file__).with_suffix(".yaml"))
+    try:
+        if not (given.to / "programs.parquet").exists():
+            write_pool(params, given.to)
+        collections = collections_of(params, given.to)
+        with measuring_alone():
+            done = measure(collections, tasks_in_turn(given.to), params.measure.check_fraction, given.minutes)
+        for line in write_records(params, collections, done, given.to):
+            print(line)
+    except TclError as error:
+        sys.exit(f"reference: {error}")
+
+
+if __name__ == "__main__":
+    main()

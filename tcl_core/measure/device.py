@@ -1,0 +1,105 @@
+"""Where programs run: here, on the worker's own CPU or GPU (``remote`` has the other place)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol as Interface
+
+import numpy as np
+
+from tcl_core.compat import load_tvm, set_threads
+from tcl_core.measure.job import Setup
+from tcl_core.measure.timing import Clock
+from tcl_core.platforms import largest_cache_bytes
+
+
+class Device(Interface):
+    """What the worker needs of the place where programs run."""
+
+    def load(self, built: Any) -> Callable[..., Any]:
+        """A compiled program, ready to be called with tensors."""
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """The array where programs can read it."""
+
+    def clock(self, program: Any, arguments: Sequence[Any]) -> Clock:
+        """Times a loaded program on the arguments."""
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """What ``work``, which calls programs, returns; it may be begun anew on another device when one is lost.
+
+        Raises what ``work`` raises, and Crashed or TimedOut of a device that tells so instead of taking this process
+        with it.
+        """
+
+    def release(self) -> None:
+        """Nothing more will be run for a while: somebody else may have the device."""
+
+
+class Crashed(Exception):
+    """The program killed the process that ran it, which was not this one."""
+
+
+class TimedOut(Exception):
+    """The device stopped a program that took too long."""
+
+
+class HostDevice:
+    """This process: the CPU it runs on, or an NVIDIA GPU of the machine."""
+
+    def __init__(self, setup: Setup) -> None:
+        tvm = load_tvm(without_torch=True)
+        protocol = setup.protocol
+        set_threads(protocol.threads, protocol.pin_threads)
+        self._tvm = tvm
+        self._device = tvm.device("cuda" if setup.target["kind"] == "cuda" else "cpu", 0)
+        self._flushed = np.zeros(2 * largest_cache_bytes() if protocol.flush_cache else 0, dtype=np.uint8)
+
+    def load(self, built: Any) -> HostProgram:
+        return HostProgram(built)
+
+    def tensor(self, array: np.ndarray) -> Any:
+        return self._tvm.runtime.tensor(array, self._device)
+
+    def clock(self, program: HostProgram, arguments: Sequence[Any]) -> Clock:
+        return HostClock(program, arguments, self._device, self._flushed)
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def release(self) -> None:
+        """This process has it alone."""
+
+
+class HostProgram:
+    """A program that LLVM's in-process compiler made callable here: no file, no linker."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._function = module["main"]
+
+    def __call__(self, *arguments: Any) -> None:
+        self._function(*arguments)
+
+
+class HostClock:
+    """Runs a program of this process; many short runs are timed by TVM's own loop, free of Python's overhead."""
+
+    def __init__(self, program: HostProgram, arguments: Sequence[Any], device: Any, flushed: np.ndarray) -> None:
+        self._program, self._arguments, self._device, self._flushed = program, arguments, device, flushed
+
+    def once(self) -> float:
+        if self._flushed.size:
+            self._flushed += 1  # touches every line of twice the largest cache
+        start = time.perf_counter()
+        self._program(*self._arguments)
+        self._device.sync()
+        return time.perf_counter() - start
+
+    def means(self, number: int, count: int) -> list[float]:
+        if number == 1 or self._flushed.size:
+            return [math.fsum(self.once() for _ in range(number)) / number for _ in range(count)]
+        evaluate = self._program.module.time_evaluator("main", self._device, number=number, repeat=count)
+        return [float(seconds) for seconds in evaluate(*self._arguments).results]

@@ -1,0 +1,165 @@
+"""A worker process as its supervisor sees it: asked one thing at a time, given up when it is late, started again.
+
+PDEATHSIG ties a worker to the thread that started it, so all lanes are started from one and the same thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tcl_core.errors import PlatformError
+from tcl_core.measure.job import Setup
+
+START_S = 120.0
+# LLVM's JIT gives little of a dropped program's memory back: a worker that holds this much is replaced.
+RECYCLE_BYTES = 2 << 30
+
+
+class Failed(Exception):
+    """The worker says that the request failed; the program's fault."""
+
+
+class Late(Exception):
+    """No answer in time; the worker is gone, unless it is the device that tells so."""
+
+
+class Died(Exception):
+    """What ran the program ended while it was at work: the worker, or a process of the device."""
+
+
+class Stopped(Exception):
+    """This process stopped the worker, at no program's fault."""
+
+
+# What a worker answers instead of a result.
+RAISED = {"failed": Failed, "crashed": Died, "late": Late, "impossible": PlatformError}
+
+
+class Lane:
+    """One worker; ``held`` are the numbers of the programs built in it, lost with it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.tvm_version = ""
+        self.held: set[int] = set()
+        self.process: subprocess.Popen | None = None
+        self._connection: Connection | None = None
+        self._log = tempfile.TemporaryFile()
+        # Where linkers write, and leave files when they are killed; a local CPU's programs need no linker.
+        links = setup.tracker is not None or setup.target["kind"] == "cuda"
+        self._scratch = tempfile.TemporaryDirectory(prefix="tcl-worker-") if links else None
+
+    def ask(self, timeout_s: float, *request: Any) -> Any:
+        """The worker's answer.  Raises Failed, Late, Died or Stopped; PlatformError where it can have no device."""
+        try:
+            self._connection.send(request)
+            answer = self._receive(timeout_s)
+        except (EOFError, OSError, AttributeError):  # no connection: another thread stopped this lane
+            process = self.process
+            if process is None:
+                raise Stopped from None
+            death = _death(process)
+            self.stop()
+            raise Died(f"the process {death}") from None
+        if answer is None:
+            self.stop()
+            raise Late
+        kind, said = answer
+        if kind in RAISED:
+            raise RAISED[kind](said)
+        return said
+
+    def _receive(self, timeout_s: float) -> tuple[Any, ...] | None:
+        """None where nothing comes in time, in which waiting for a remote device does not count."""
+        while self._connection.poll(timeout_s):
+            answer = self._connection.recv()
+            if answer[0] != "waiting":
+                return answer
+        return None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def launch(self) -> None:
+        """Start a worker, unless a sound one is there, without waiting for it."""
+        if self.is_alive and (self.held or self._resident_bytes() < RECYCLE_BYTES):
+            return
+        self.stop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "tcl_core.measure.worker", str(theirs.fileno())]
+            self.process = subprocess.Popen(
+                [*command, str(self.setup.limits.memory_bytes)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                cwd=Path(__file__).parents[2],
+                env=os.environ | ({"TMPDIR": self._scratch.name} if self._scratch else {}),
+            )
+        self._connection = Connection(ours.detach())
+        self.tvm_version = ""
+
+    def wait_until_ready(self) -> None:
+        """Raises PlatformError where the worker cannot start (a broken installation)."""
+        if self.tvm_version:
+            return
+        with contextlib.suppress(OSError, EOFError):
+            self._connection.send(self.setup)
+            ready = self._receive(START_S)
+            if ready is not None:
+                self.tvm_version = ready[1]
+                return
+        death = _death(self.process)
+        self.stop()
+        raise PlatformError(f"the measuring process {death} at its start; its last words: {self._last_words()}")
+
+    def _resident_bytes(self) -> int:
+        try:
+            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else "none"
+
+    def stop(self) -> None:
+        """Kill the worker, whatever it does."""
+        connection, process, self._connection, self.process = self._connection, self.process, None, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        if connection is not None:
+            connection.close()
+        self.held.clear()
+
+    def close(self) -> None:
+        self.stop()
+        self._log.close()
+        if self._scratch:
+            self._scratch.cleanup()
+
+
+def _death(process: subprocess.Popen) -> str:
+    try:
+        code = process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        return "hung"
+    if code >= 0:
+        return f"exited with {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"

@@ -1,0 +1,293 @@
+"""Where programs run: on devices behind TVM's RPC tracker.
+
+Programs are compiled and linked here, sent to a device and timed there, by the device's own clock.  A worker holds one
+session, in which the server runs programs in a process of its own, while it times a batch.  What ends a session:
+
+    the server's time limit       the program took too long: TimedOut
+    its process or host died      the work is begun anew in another session, on whichever device is free; a program
+                                  during which two sessions died is the one that kills them: Crashed
+    no device within the limit    PlatformError, which is nobody's failure but the set-up's
+
+A server that tells nothing of its host (TVM's own; ``serving`` tells) is known by its key alone.
+"""
+
+from __future__ import annotations
+
+import json
+import platform as host_platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tcl_core.compat import load_tvm
+from tcl_core.errors import PlatformError
+from tcl_core.measure.device import Crashed, TimedOut
+from tcl_core.measure.job import Setup
+from tcl_core.measure.serving import DESCRIBE, SET_THREADS
+from tcl_core.measure.timing import Clock
+from tcl_core.measure.tracker import POLL_S, NoDevice, request_device
+
+GRACE_S = 10.0  # after which a device that should have answered is silent
+LOST = 2  # sessions that may die during one program
+FLUSHED_BYTES = 64 << 20  # more than the caches of a device
+
+
+def session_s(setup: Setup) -> float:
+    """Seconds after which the server ends a session, whatever it does: a candidate that hangs must not keep the device."""
+    return setup.tracker.lease_s + setup.tracker.transfer_s + 2 * setup.limits.run_s
+
+
+def answer_s(setup: Setup) -> float:
+    """Seconds after which a device that neither answers nor was waited for is silent: its host or its network is gone."""
+    return session_s(setup) + GRACE_S
+
+
+class RemoteDevice:
+    """The devices of one key, used one at a time.
+
+    on_wait  called while no device is free, and before each session
+    """
+
+    def __init__(self, setup: Setup, on_wait: Callable[[], Any]) -> None:
+        self._setup, self._on_wait = setup, on_wait
+        self._exported = _exporter(setup.target)
+        self._session: _Session | None = None
+        self._loads = False  # a device has loaded a program of ours
+
+    def load(self, built: Any) -> RemoteProgram:
+        return RemoteProgram(self, *self._exported(built))
+
+    def tensor(self, array: np.ndarray) -> RemoteTensor:
+        return RemoteTensor(self, array)
+
+    def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor]) -> Clock:
+        return RemoteClock(self, program, arguments, self._setup.protocol.flush_cache)
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """As ``Device.run``.  PlatformError: no device, or devices that are not alike or load nothing."""
+        for _ in range(LOST):
+            self._begin()
+            try:
+                return work()
+            except PlatformError:
+                raise
+            except Exception as error:
+                if self._session.is_alive():
+                    raise  # the program's own failure
+                overdue = self._session.is_overdue(error)
+            self.release()  # outside of the handler, whose traceback holds on to what the dead session had
+            if overdue:
+                raise TimedOut
+        raise Crashed(f"the process that ran it on the device died {LOST} times")
+
+    def release(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def describe(self) -> dict[str, Any]:
+        """``host``: what tells hosts apart;  ``hardware``: fields of ``platforms.Hardware``, as far as the server tells."""
+        return self.run(lambda: self._session.describe())
+
+    @property
+    def session(self) -> _Session:
+        """The one that ``run`` began."""
+        return self._session
+
+    def module(self, program: RemoteProgram) -> Any:
+        """The program, loaded in the present session."""
+        try:
+            module = self._session.module(program)
+        except Exception as error:
+            if not self._loads and self._session.is_alive():
+                raise PlatformError(
+                    f"the device {self._session.address} of key '{self._setup.tracker.key}' cannot load a program for "
+                    f"{self._setup.target['mcpu']} ({_last_line(error)}); check platforms.*.mcpu, and install g++ there"
+                ) from None
+            raise
+        self._loads = True
+        return module
+
+    def _begin(self) -> None:
+        """Have a session that has time left for more work."""
+        if self._session is not None and self._session.age_s > self._setup.tracker.lease_s:
+            self.release()
+        if self._session is None:
+            self._session = self._connect()
+            self._require_same_host()
+
+    def _connect(self) -> _Session:
+        tracker, deadline = self._setup.tracker, time.monotonic() + self._setup.tracker.wait_s
+        while True:
+            address, port, key = request_device(tracker, self._on_wait)
+            self._on_wait()
+            try:
+                return _Session(address, port, key, self._setup)
+            except Exception as error:  # TVM raises several types; whatever it is, this device is not at hand
+                if time.monotonic() > deadline:
+                    raise NoDevice(
+                        f"the device {address}:{port} of key '{tracker.key}', which the RPC tracker at {tracker.address} "
+                        f"offers, takes no session ({_last_line(error)}); start it anew (what was recorded is kept)"
+                    ) from None
+            time.sleep(POLL_S)
+
+    def _require_same_host(self) -> None:
+        tracker = self._setup.tracker
+        told = self._session.describe()["host"] if tracker.host_told else ""
+        if told != tracker.host_told:
+            address = self._session.address
+            self.release()
+            raise PlatformError(
+                f"the devices of key '{tracker.key}' are not alike ({tracker.host_told}; {address} is {told}), and their "
+                "latencies do not compare; give each kind of device a key and a platform of its own"
+            )
+
+
+class RemoteProgram:
+    """A linked program; it is sent when a session first needs it."""
+
+    def __init__(self, device: RemoteDevice, suffix: str, library: bytes) -> None:
+        self.suffix, self.library, self._device = suffix, library, device
+
+    def __call__(self, *arguments: RemoteTensor) -> None:
+        function = self._device.module(self)["main"]
+        function(*[self._device.session.tensor(argument) for argument in arguments])
+
+
+class RemoteTensor:
+    """An array; it is sent when a session first needs it."""
+
+    def __init__(self, device: RemoteDevice, array: np.ndarray) -> None:
+        self.array, self._device = array, device
+
+    def numpy(self) -> np.ndarray:
+        """Its contents on the device."""
+        return self._device.session.tensor(self).numpy()
+
+
+class RemoteClock:
+    """Times a program by the device's own clock: no round trip is in a latency.
+
+    Each call runs the program once more, untimed, which TVM's evaluator does before it starts its clock.
+    """
+
+    def __init__(
+        self, device: RemoteDevice, program: RemoteProgram, arguments: Sequence[RemoteTensor], flush: bool
+    ) -> None:
+        self._device, self._program, self._arguments = device, program, arguments
+        self._flushed_bytes = FLUSHED_BYTES if flush else 0
+
+    def once(self) -> float:
+        return self.means(1, 1)[0]
+
+    def means(self, number: int, count: int) -> list[float]:
+        if self._flushed_bytes:  # before each run, not before each repeat
+            seconds = self._timed(1, number * count)
+            return [float(mean) for mean in np.reshape(seconds, (count, number)).mean(axis=1)]
+        return self._timed(number, count)
+
+    def _timed(self, number: int, count: int) -> list[float]:
+        session = self._device.session
+        evaluate = self._device.module(self._program).time_evaluator(
+            "main", session.device, number=number, repeat=count, cache_flush_bytes=self._flushed_bytes
+        )
+        return [float(s) for s in evaluate(*[session.tensor(argument) for argument in self._arguments]).results]
+
+
+class _Session:
+    """A connection to a server, and what was sent over it."""
+
+    def __init__(self, address: str, port: int, key: str, setup: Setup) -> None:
+        load_tvm(without_torch=True)
+        from tvm import rpc
+
+        self.address = f"{address}:{port}"
+        self._limit_s, self._key = session_s(setup), setup.tracker.key
+        self._rpc = rpc.connect(address, port, key, session_timeout=self._limit_s)
+        self._started = time.monotonic()
+        self.device = self._rpc.cpu()
+        self._modules: WeakKeyDictionary[RemoteProgram, Any] = WeakKeyDictionary()
+        self._tensors: WeakKeyDictionary[RemoteTensor, Any] = WeakKeyDictionary()
+        self._sent = 0
+        self._set_threads(setup.protocol.threads, setup.protocol.pin_threads)
+
+    def _set_threads(self, count: int, pinned: bool) -> None:
+        try:
+            set_threads = self._rpc.get_function(SET_THREADS)
+        except AttributeError:  # TVM's own server
+            self._rpc.get_function("runtime.config_threadpool")(-1, count)
+        else:
+            set_threads(count, int(pinned))
+
+    def describe(self) -> dict[str, Any]:
+        try:
+            told = json.loads(self._rpc.get_function(DESCRIBE)())
+        except AttributeError:
+            told = {"host": "its host unknown", "hardware": {}}
+        return {**told, "host": f"rpc {self._key}: {told['host']}"}
+
+    def module(self, program: RemoteProgram) -> Any:
+        if program not in self._modules:
+            self._sent += 1
+            name = f"program{self._sent}{program.suffix}"
+            self._rpc.upload(bytearray(program.library), name)
+            self._modules[program] = self._rpc.load_module(name)
+        return self._modules[program]
+
+    def tensor(self, tensor: RemoteTensor) -> Any:
+        if tensor not in self._tensors:
+            self._tensors[tensor] = load_tvm().runtime.tensor(tensor.array, self.device)
+        return self._tensors[tensor]
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def is_alive(self) -> bool:
+        """Whether the other side still answers."""
+        try:
+            self._rpc.get_function("tvm.rpc.server.workpath")
+        except Exception:  # TVM raises several types when a connection is gone
+            return False
+        return True
+
+    def is_overdue(self, error: Exception) -> bool:
+        """Whether the server ended the session because its time was up; one that is no Python process just ends it."""
+        return isinstance(error, TimeoutError) or self.age_s >= self._limit_s
+
+    def close(self) -> None:
+        """End the session, also one that is dead already."""
+        self._modules.clear()
+        self._tensors.clear()
+        with suppress(Exception):
+            self._rpc.get_function("CloseRPCConnection")()
+
+
+def _exporter(target: dict[str, Any]) -> Callable[[Any], tuple[str, bytes]]:
+    """How a compiled module becomes a file that a device loads: its suffix and its bytes.
+
+    Linked here where a compiler for the device is at hand; else the server links the objects, which takes it longer.
+    """
+    machine = target["mtriple"].partition("-")[0]
+    linker = None if machine == host_platform.machine() else shutil.which(f"{target['mtriple']}-g++")
+    suffix = ".so" if linker or machine == host_platform.machine() else ".tar"
+    options = {"cc": linker} if linker else {}
+
+    def export(module: Any) -> tuple[str, bytes]:
+        with tempfile.TemporaryDirectory(prefix="tcl-export-") as folder:
+            path = Path(folder) / f"program{suffix}"
+            module.export_library(str(path), workspace_dir=folder, **options)
+            return suffix, path.read_bytes()
+
+    return export
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

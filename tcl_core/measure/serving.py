@@ -1,0 +1,153 @@
+"""The processes behind `tcl device serve`: TVM's RPC tracker, and a server on a device.
+
+    python -m tcl_core.measure.serving tracker HOST PORT
+    python -m tcl_core.measure.serving server HOST PORT KEY TRACKER_HOST TRACKER_PORT     PORT 0: the first free one
+
+TVM's own server stops to listen for good once a program crashes the process that serves a session; this one goes on,
+and its sessions die with it.  It also tells what its host is, and sets the runtime's threads as the local workers do.
+RPC has no authentication: who can connect can run any program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tcl_core.compat import calling_thread_pinned, load_tvm, set_threads
+from tcl_core.errors import PlatformError
+from tcl_core.platforms import copy_bandwidth_gbs, host_fields, host_fingerprint, threads
+
+PR_SET_PDEATHSIG = 1
+SERVER_PORTS = (9091, 9190)  # the first free one, below the tracker's
+DESCRIBE, SET_THREADS = "tcl.device.describe", "tcl.device.set_threads"
+_until_the_end = ExitStack()
+
+
+class Served:
+    """A tracker or a server that this process started; ``port`` is where it listens."""
+
+    def __init__(self, role: str, *arguments: Any) -> None:
+        command = [sys.executable, "-m", "tcl_core.measure.serving", role, *map(str, arguments)]
+        self._scratch = tempfile.TemporaryDirectory(prefix="tcl-serving-")  # what is sent, while a session needs it
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"TMPDIR": self._scratch.name},
+            text=True,
+        )
+        said = self.process.stdout.readline().strip()
+        if not said:
+            self.stop()
+            raise PlatformError(f"the {role} exited with {self.process.returncode} at its start; is the port taken?")
+        self.port = int(said)
+
+    def stop(self) -> None:
+        """Kill it, and with it the sessions that it serves."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self._scratch.cleanup()
+
+
+def start_tracker(host: str, port: int) -> Served:
+    """Raises PlatformError where the port is taken."""
+    return Served("tracker", host, port)
+
+
+def start_server(host: str, port: int, key: str, tracker: tuple[str, int]) -> Served:
+    """A server that registers with the tracker under ``key``; port 0: the first free one.  Raises as above."""
+    return Served("server", host, port, key, *tracker)
+
+
+def _run_tracker(host: str, port: str) -> Any:
+    from tvm.rpc.tracker import PopenTrackerServerState
+
+    return PopenTrackerServerState(host, int(port), int(port) + 1, silent=True)
+
+
+def _run_server(host: str, port: str, key: str, tracker_host: str, tracker_port: str) -> Any:
+    from tvm.rpc import server
+
+    _register_functions()
+    server._serve_loop = _dying_with_the_server(server._serve_loop)
+    server._serving = _surviving_crashes(server._serving)
+    first, end = (int(port), int(port) + 1) if int(port) else SERVER_PORTS
+    reached_at = None if host in ("0.0.0.0", "::") else host  # None: where the tracker sees the server
+    tracker = (tracker_host, int(tracker_port))
+    return server.PopenRPCServerState(
+        host, first, end, tracker_addr=tracker, key=key, custom_addr=reached_at, silent=True
+    )
+
+
+def _register_functions() -> None:
+    """What a session can ask beyond TVM's own functions."""
+    import tvm_ffi
+
+    hardware = {**host_fields(), "bandwidth_gbs": copy_bandwidth_gbs()}
+    described = json.dumps({"host": host_fingerprint(), "hardware": hardware})
+    tvm_ffi.register_global_func(DESCRIBE, lambda: described)
+    tvm_ffi.register_global_func(SET_THREADS, _set_threads)
+
+
+def _set_threads(count: int, pinned: int) -> None:
+    """For the rest of the session, whose process serves nothing else."""
+    set_threads(count, bool(pinned))
+    if pinned:
+        _until_the_end.enter_context(calling_thread_pinned())
+
+
+def _dying_with_the_server(serve_loop: Callable[..., None]) -> Callable[..., None]:
+    """A killed server must not leave the process of its session at work on what nobody waits for."""
+
+    def serve(*arguments: Any) -> None:
+        _die_with_the_parent()
+        serve_loop(*arguments)
+
+    return serve
+
+
+def _surviving_crashes(serving: Callable[..., None]) -> Callable[..., None]:
+    """The process of a session may end as it likes: the server serves the next one."""
+
+    def serve(sock: Any, address: Any, options: dict[str, Any], libraries: str | None) -> None:
+        folder = os.getcwd()
+        try:
+            serving(sock, address, options, libraries)
+        except RuntimeError as crash:
+            print(f"a program crashed its session ({crash}); the next one is served", file=sys.stderr, flush=True)
+            os.chdir(folder)
+            sock.close()
+
+    return serve
+
+
+def _die_with_the_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    _die_with_the_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ.setdefault("TVM_NUM_THREADS", str(threads()))
+    load_tvm(without_torch=True)
+    role, *arguments = sys.argv[1:]
+    state = {"tracker": _run_tracker, "server": _run_server}[role](*arguments)
+    print(state.port, flush=True)
+    state.thread.join()
+
+
+if __name__ == "__main__":
+    main()

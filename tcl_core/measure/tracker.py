@@ -1,0 +1,152 @@
+"""What TVM's RPC tracker is asked: which devices there are, and for one that is free.
+
+The tracker speaks texts of JSON after their length, once both sides have said its magic number (``tvm/rpc/tracker.py``).
+Here TVM is not needed, so that listing devices answers at once, and nothing waits without a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tcl_core.errors import PlatformError
+from tcl_core.measure.job import Tracker
+
+MAGIC = 0x2F271
+REQUEST, SUMMARY = 4, 6  # of tvm.rpc.base.TrackerCode
+ANSWER_S = 5.0  # a tracker that lives answers within it
+POLL_S = 1.0
+# A device may serve somebody else for so long.
+BUSY_S = 600.0
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Devices of one key: servers that the tracker knows, those that are free, and requests that wait."""
+
+    servers: int
+    free: int
+    waiting: int
+
+
+NONE = Listed(0, 0, 0)
+
+
+def list_devices(host: str, port: int) -> dict[str, Listed]:
+    """Key -> its devices.  Raises PlatformError where no tracker answers."""
+    with _connected(host, port) as tracker:
+        summary = tracker.ask(SUMMARY)[1]
+    servers = Counter(server["key"].removeprefix("server:") for server in summary["server_info"])
+    queues = {key: (queue["free"], queue["pending"]) for key, queue in summary["queue_info"].items()}
+    return {key: Listed(servers[key], *queues.get(key, (0, 0))) for key in sorted({*servers, *queues})}
+
+
+class NoDevice(PlatformError):
+    """No device came within the time that waiting may take."""
+
+
+def count_devices(tracker: Tracker) -> int:
+    """Devices of the key that are listed now; 0 where no tracker answers, which is said when one is wanted."""
+    try:
+        return list_devices(tracker.host, tracker.port).get(tracker.key, NONE).servers
+    except PlatformError:
+        return 0
+
+
+def request_device(tracker: Tracker, on_wait: Callable[[], Any] = lambda: None) -> tuple[str, int, str]:
+    """Address, port and session key of a device that is free now; ``on_wait`` is called while there is none.
+
+    Raises NoDevice when none is listed for ``tracker.wait_s``, or none is free for ``BUSY_S``.
+    """
+    patience = _Patience(tracker)
+    while True:
+        try:
+            with _connected(tracker.host, tracker.port) as connection:
+                connection.send(REQUEST, tracker.key, "", 1)
+                while not connection.has_answer(POLL_S):
+                    on_wait()
+                    patience.renew(list_devices(tracker.host, tracker.port))
+                return tuple(connection.receive()[1])
+        except NoDevice:
+            raise
+        except PlatformError:  # the tracker may be starting anew
+            on_wait()
+            patience.renew({})
+            time.sleep(POLL_S)
+
+
+class _Patience:
+    """How long to wait: longer for a device that serves somebody else than for one that is not there."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+        self.started = self.last_listed = time.monotonic()
+
+    def renew(self, devices: Mapping[str, Listed]) -> None:
+        """Raises NoDevice when patience has come to its end."""
+        tracker, now = self.tracker, time.monotonic()
+        if devices.get(tracker.key, NONE).servers:
+            self.last_listed = now
+        if now - self.last_listed > tracker.wait_s:
+            raise NoDevice(
+                f"the RPC tracker at {tracker.address} has had no device of key '{tracker.key}' for {tracker.wait_s:g} s; "
+                f"start one with: tcl device serve --key {tracker.key} --tracker {tracker.address} (what was recorded is kept)"
+            )
+        if now - self.started > BUSY_S:
+            raise NoDevice(
+                f"no device of key '{tracker.key}' at the RPC tracker {tracker.address} was free for {BUSY_S:g} s; "
+                "tcl device list shows who waits; run again when one is (what was recorded is kept)"
+            )
+
+
+class _Connection:
+    """One connection to a tracker; every wait for it has a limit."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        sock.sendall(struct.pack("<i", MAGIC))
+        if struct.unpack("<i", self._read(4))[0] != MAGIC:
+            raise ConnectionError("this is no RPC tracker")
+
+    def ask(self, *message: Any) -> Any:
+        self.send(*message)
+        return self.receive()
+
+    def send(self, *message: Any) -> None:
+        text = json.dumps(message).encode()
+        self._socket.sendall(struct.pack("<i", len(text)) + text)
+
+    def receive(self) -> Any:
+        return json.loads(self._read(struct.unpack("<i", self._read(4))[0]))
+
+    def has_answer(self, within_s: float) -> bool:
+        return bool(select.select([self._socket], [], [], within_s)[0])
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self._socket.recv(count - len(data))
+            if not part:
+                raise ConnectionError("the tracker closed the connection")
+            data += part
+        return data
+
+
+@contextmanager
+def _connected(host: str, port: int) -> Iterator[_Connection]:
+    """Raises PlatformError where no tracker answers, or stops to answer."""
+    try:
+        with socket.create_connection((host, port), ANSWER_S) as sock:
+            yield _Connection(sock)
+    except (OSError, ValueError, struct.error) as error:
+        raise PlatformError(
+            f"no RPC tracker answers at {host}:{port} ({error}); start one with: tcl device serve --tracker {host}:{port}"
+        ) from None

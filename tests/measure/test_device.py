@@ -1,0 +1,75 @@
+"""How programs are run and timed in this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tcl_core.compat import load_tvm, make_target
+from tcl_core.measure import device as device_module
+from tcl_core.measure.device import HostClock, HostDevice, HostProgram
+from tcl_core.programs.tasks import EXTRACTION_TARGET
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return load_tvm().cpu()
+
+
+@pytest.fixture
+def flushing(make_setup, monkeypatch):
+    """A device that evicts caches of 3,000 bytes."""
+    monkeypatch.setattr(device_module, "largest_cache_bytes", lambda: 3000)
+    return HostDevice(make_setup(flush_cache=True))
+
+
+@pytest.mark.parametrize(("number", "count"), [(1, 3), (3, 1), (2, 2)])
+def test_the_caches_are_flushed_before_each_timed_run(flushing, number, count):
+    """Every byte of twice the largest cache is touched."""
+    seen = []
+    clock = flushing.clock(lambda: seen.append(tuple(np.unique(clock._flushed))), [])
+    assert clock._flushed.nbytes == 6000
+    assert clock.once() > 0
+    means = clock.means(number, count)
+    assert seen == [(n,) for n in range(1, 2 + number * count)]
+    assert len(means) == count and min(means) > 0
+
+
+def test_nothing_is_kept_where_nobody_flushes(make_setup):
+    clock = HostDevice(make_setup()).clock(lambda: None, [])
+    assert clock._flushed.nbytes == 0
+    assert clock.once() > 0
+
+
+def test_many_short_runs_are_timed_by_tvms_own_loop(cpu):
+    asked, called = [], []
+
+    def time_evaluator(name, device, **given):
+        asked.append((name, device, given))
+        return lambda *arguments: called.append(arguments) or SimpleNamespace(results=(0.25, 0.5))
+
+    program = SimpleNamespace(module=SimpleNamespace(time_evaluator=time_evaluator))
+    clock = HostClock(program, ["x", "y"], cpu, np.zeros(0, dtype=np.uint8))
+    assert clock.means(7, 2) == [0.25, 0.5]
+    assert asked == [("main", cpu, {"number": 7, "repeat": 2})] and called == [("x", "y")]
+
+
+def test_long_runs_are_timed_one_by_one(cpu):
+    calls = []
+    clock = HostClock(lambda *arguments: calls.append(arguments), ["x"], cpu, np.zeros(0, dtype=np.uint8))
+    assert len(clock.means(1, 3)) == 3 and calls == [("x",)] * 3
+
+
+def test_a_program_of_this_process(make_setup, matmul):
+    """Built, loaded and run: relu(A @ B); both ways to time it agree on what a run is."""
+    device = HostDevice(make_setup())
+    program = device.load(load_tvm().tirx.build(matmul.module, target=make_target(EXTRACTION_TARGET)))
+    assert isinstance(program, HostProgram)
+    arrays = [np.random.default_rng(n).normal(size=(32, 32)).astype(np.float32) for n in range(2)]
+    arguments = [device.tensor(array) for array in (*arrays, np.zeros((32, 32), np.float32))]
+    program(*arguments)
+    np.testing.assert_allclose(arguments[2].numpy(), np.maximum(arrays[0] @ arrays[1], 0), rtol=1e-4, atol=1e-4)
+    clock = device.clock(program, arguments)
+    assert all(1e-7 < seconds < 1 for seconds in (clock.once(), *clock.means(1, 2), *clock.means(5, 2)))

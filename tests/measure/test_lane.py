@@ -1,0 +1,201 @@
+"""One worker as its supervisor sees it; the worker is a stand-in that needs no compiler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from threading import Timer
+
+import psutil
+import pytest
+
+from tcl_core.errors import PlatformError
+from tcl_core.measure import lane as lane_module
+from tcl_core.measure.job import Limits, Setup
+from tcl_core.measure.lane import Died, Failed, Lane, Late, Stopped
+
+STAND_IN = f"""#!{sys.executable}
+import os, resource, signal, sys, time
+from multiprocessing.connection import Connection
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+connection = Connection(int(sys.argv[3]))
+setup = connection.recv()
+connection.send(("ready", "9.9"))
+while True:
+    action, *arguments = connection.recv()
+    if action == "echo":
+        connection.send(("done", arguments))
+    if action == "tell":
+        connection.send(("done", (sys.argv[1:3], int(sys.argv[4]), setup.limits.memory_bytes, sys.stdin.read())))
+    if action == "answers":
+        connection.send(arguments)
+    if action == "waits":
+        for _ in range(5):
+            time.sleep(0.5)
+            connection.send(("waiting", None))
+        connection.send(("done", "at last"))
+    if action == "exits":
+        os._exit(3)
+    if action == "is killed":
+        os.kill(os.getpid(), *arguments)
+    if action == "hangs":
+        signal.pause()
+"""
+
+
+def with_interpreter(tmp_path, monkeypatch, text):
+    script = tmp_path / "python"
+    script.write_text(text)
+    script.chmod(0o755)
+    monkeypatch.setattr(lane_module.sys, "executable", str(script))
+
+
+@pytest.fixture
+def lane(tmp_path, monkeypatch):
+    with_interpreter(tmp_path, monkeypatch, STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the setup's class
+    lane = Lane(Setup({"kind": "llvm"}, limits=Limits(memory_bytes=12345)))
+    lane.launch()
+    lane.wait_until_ready()
+    yield lane
+    lane.close()
+
+
+def test_a_request_and_its_answer(lane):
+    assert lane.tvm_version == "9.9" and lane.is_alive
+    assert lane.ask(20, "echo", 1, "two") == [1, "two"]
+    assert lane.ask(20, "tell") == (["-m", "tcl_core.measure.worker"], 12345, 12345, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("failed", Failed), ("crashed", Died), ("late", Late), ("impossible", PlatformError)]
+)
+def test_a_failure_that_the_worker_tells_of_keeps_it(lane, kind, error):
+    before = lane.process.pid
+    lane.held.add(7)
+    with pytest.raises(error, match="^why$"):
+        lane.ask(20, "answers", kind, "why")
+    assert lane.is_alive and lane.process.pid == before and lane.held == {7}
+
+
+def test_waiting_for_a_device_does_not_count(lane):
+    """2.5 s in all, never two without a word."""
+    assert lane.ask(2.0, "waits") == "at last"
+
+
+def test_a_late_answer_costs_the_worker_its_life(lane):
+    worker = lane.process
+    lane.held.add(7)
+    with pytest.raises(Late):
+        lane.ask(0.1, "hangs")
+    assert not lane.is_alive and lane.held == set() and worker.poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (("exits",), "the process exited with 3"),
+        (("is killed", signal.SIGSEGV), "the process was killed by SIGSEGV"),
+        (("is killed", signal.SIGILL), "the process was killed by SIGILL"),
+        (("is killed", 40), "the process was killed by signal 40"),
+    ],
+)
+def test_how_a_worker_died(lane, request_, said):
+    lane.held.add(7)
+    with pytest.raises(Died) as raised:
+        lane.ask(20, *request_)
+    assert str(raised.value) == said and not lane.is_alive and lane.held == set()
+
+
+def test_a_worker_that_was_stopped_answers_nothing(lane):
+    lane.stop()
+    with pytest.raises(Stopped):
+        lane.ask(20, "echo")
+
+
+def test_another_thread_may_stop_it_in_the_middle_of_a_request(lane):
+    """So Ctrl-C ends builds that are under way."""
+    stopper = Timer(0.2, lane.stop)
+    stopper.start()
+    with pytest.raises(Stopped):
+        lane.ask(60, "hangs")
+    stopper.join()
+    assert not lane.is_alive
+
+
+# --- launching ---
+
+
+def test_a_sound_worker_stays(lane):
+    worker = lane.process.pid
+    lane.launch()
+    lane.wait_until_ready()
+    assert lane.process.pid == worker and lane.ask(20, "echo", 1) == [1]
+
+
+def test_a_dead_worker_is_replaced(lane):
+    dead = lane.process
+    lane.held.add(7)
+    dead.kill()
+    dead.wait()
+    assert not lane.is_alive
+    lane.launch()
+    assert lane.tvm_version == "" and lane.held == set()
+    lane.wait_until_ready()
+    assert lane.process.pid != dead.pid and lane.tvm_version == "9.9" and lane.ask(20, "echo", 1) == [1]
+
+
+def test_a_worker_that_holds_much_memory_is_replaced_when_it_is_idle(lane, monkeypatch):
+    """What LLVM compiled for dropped programs is given back with the process; but not programs that wait."""
+    worker = lane.process
+    assert lane._resident_bytes() == pytest.approx(psutil.Process(worker.pid).memory_info().rss, rel=0.5)
+    monkeypatch.setattr(lane_module, "RECYCLE_BYTES", 1 << 20)
+    lane.held.add(7)
+    lane.launch()
+    assert lane.process is worker
+    lane.held.clear()
+    lane.launch()
+    lane.wait_until_ready()
+    assert lane.process is not worker and worker.poll() is not None and lane.ask(20, "echo", 1) == [1]
+
+
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    with_interpreter(tmp_path, monkeypatch, STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    files, children = len(os.listdir("/proc/self/fd")), len(psutil.Process().children())
+    for way in (("answers", "failed", "why"), ("exits",), ("hangs",)):
+        lane = Lane(Setup({"kind": "llvm"}))
+        lane.launch()
+        lane.wait_until_ready()
+        with pytest.raises((Failed, Died, Late)):
+            lane.ask(0.5, *way)
+        lane.close()
+    assert len(os.listdir("/proc/self/fd")) == files and len(psutil.Process().children()) == children
+
+
+# --- a worker that does not start ---
+
+
+def test_an_installation_that_cannot_start_a_worker(tmp_path, monkeypatch):
+    with_interpreter(tmp_path, monkeypatch, "#!/bin/sh\necho first; echo 'No module named tvm' >&2; exit 3\n")
+    lane = Lane(Setup({"kind": "llvm"}))
+    lane.launch()
+    with pytest.raises(PlatformError) as raised:
+        lane.wait_until_ready()
+    assert str(raised.value) == (
+        "the measuring process exited with 3 at its start; its last words: No module named tvm"
+    )
+    lane.close()
+
+
+def test_a_worker_that_hangs_at_its_start_is_not_left_running(tmp_path, monkeypatch):
+    with_interpreter(tmp_path, monkeypatch, "#!/bin/sh\nexec sleep 300\n")
+    monkeypatch.setattr(lane_module, "START_S", 0.2)
+    lane = Lane(Setup({"kind": "llvm"}))
+    lane.launch()
+    worker = psutil.Process(lane.process.pid)
+    with pytest.raises(PlatformError, match="^the measuring process hung at its start; its last words: none$"):
+        lane.wait_until_ready()
+    assert not worker.is_running() and not lane.is_alive
+    lane.close()
