@@ -40,8 +40,10 @@ Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A pla
 
 
 @app.callback()
-def start() -> None:
-    if not set(HELP) & set(sys.argv):  # this runs before a command sees its own --help
+def start(context: typer.Context) -> None:
+    context.obj = Path.cwd()  # what a user's paths are relative to
+    # A device needs no project; and this runs before a command sees its own --help.
+    if context.invoked_subcommand != "device" and not set(HELP) & set(sys.argv):
         _enter_project()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` blocks run
     if PARENT_PID in os.environ:
@@ -89,6 +91,31 @@ def holdout(platform: Platform = None, again: Again = False) -> None:
     from tcl_core import stages
 
     _say(stages.holdout(platform, again=again))
+
+
+@app.command("import", rich_help_panel=DATA)
+def import_(
+    context: typer.Context,
+    logs: Annotated[list[Path], typer.Argument(help="Logs of AutoTVM or Ansor, gzip or plain, or a MetaSchedule database's folder.")],
+    platform: Annotated[str, typer.Option("--platform", "-p", help="The hardware that the logs are of; any name.")],
+    target: Annotated[str, typer.Option(help="Only lines whose target has this text in it.")] = "",
+) -> None:
+    """Read tuning logs of other tuners.  Example: tcl import random.log.gz searched.log.gz -p ryzen-3700x"""
+    from tcl_core import stages
+
+    _say(stages.import_logs([context.obj / log for log in logs], platform, target))
+
+
+@app.command(rich_help_panel=DATA)
+def export(
+    context: typer.Context,
+    platform: Annotated[str, typer.Option("--platform", "-p", help="A platform of params.yaml that was measured.")],
+    to: Annotated[Optional[Path], typer.Option(help="The database's folder; none: data/exported/platform=P.")] = None,
+) -> None:
+    """Write what was measured as a MetaSchedule database that plain TVM loads.  Example: tcl export -p host-avx2"""
+    from tcl_core import stages
+
+    _say(stages.export(platform, to and context.obj / to))
 
 
 @app.command(rich_help_panel=MODELS)
@@ -142,6 +169,32 @@ def tune(
     from tcl_core import stages
 
     _say(stages.tune(network, platform, trials, again=again))
+
+
+device = typer.Typer(help="Boards and other hosts that measure for this one, through TVM's RPC.", no_args_is_help=True)
+app.add_typer(device, name="device", rich_help_panel=DATA)
+Tracker = Annotated[str, typer.Option(help="Where the tracker listens, host:port.")]
+
+
+@device.command()
+def serve(
+    key: Annotated[Optional[str], typer.Option(help="Serve this machine under this name; none: a tracker only.")] = None,
+    tracker: Tracker = "127.0.0.1:9190",
+    host: Annotated[str, typer.Option(help="The address at which the server listens.")] = "127.0.0.1",
+    port: Annotated[Optional[int], typer.Option(min=1, max=65535, help="Its port; none: the first free one.")] = None,
+) -> None:
+    """Serve this machine's CPU to others, and start a tracker where none answers.  Example: tcl device serve --key pi4"""
+    from tcl_core import stages
+
+    stages.serve_device(key, tracker, host, port, _say)
+
+
+@device.command("list")
+def list_(tracker: Tracker = "127.0.0.1:9190") -> None:
+    """Show the devices that a tracker knows.  Example: tcl device list --tracker 192.168.0.2:9190"""
+    from tcl_core import stages
+
+    _say(stages.devices(tracker))
 
 
 @app.command(rich_help_panel=USE)

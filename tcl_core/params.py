@@ -7,13 +7,14 @@ params.yaml.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from tcl_core.errors import UsageError, unknown_name
 from tcl_core.files import replacing
+from tcl_core.gpu import DESIGN_SPACES
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.settings import Between, OneOf, parse, read_yaml, yaml_format
 
@@ -34,9 +35,20 @@ class Networks:
 
 @dataclass(frozen=True)
 class Platform:
-    """``hardware``: fields of ``platforms.Hardware`` that this machine does not tell, or tells wrongly."""
+    """Hardware, and how its programs get there.
 
-    mcpu: str
+    kind      local: this machine's CPU;  rpc: devices behind TVM's RPC tracker;  cuda: this machine's NVIDIA GPU
+    mcpu      LLVM's name of the CPU
+    tracker   rpc: host:port of the tracker;  key: under which it lists the devices
+    threads   rpc: of the device, for TVM's runtime there
+    hardware  fields of ``platforms.Hardware`` (cuda: ``gpu.GpuHardware``) that the machine does not tell, or tells wrongly
+    """
+
+    kind: Annotated[str, OneOf(("local", "rpc", "cuda"))] = "local"
+    mcpu: str = ""
+    tracker: str = ""
+    key: str = ""
+    threads: CountOrZero = 0
     hardware: dict[str, NotNegative] = field(default_factory=dict)
 
 
@@ -59,11 +71,14 @@ class Candidates:
     max_held_out_tasks: CountOrZero
     programs_per_task: Count
     held_out_programs_per_task: Count
+    design_space: Annotated[str, OneOf(("cpu", *DESIGN_SPACES))] = "cpu"
 
 
 @dataclass(frozen=True)
 class Measure:
     repeats: Count
+    max_repeats: Count
+    max_spread: NotNegative
     min_repeat_ms: NotNegative
     max_number: Count
     enough_s: Positive
@@ -73,6 +88,7 @@ class Measure:
     check_fraction: Share
     early_stop_factor: Annotated[float, Between(1)]
     flush_cache: bool
+    pin_threads: bool
 
 
 @dataclass(frozen=True)
@@ -165,9 +181,10 @@ def parse_params(tree: Any, source: str = "params.yaml") -> Params:
         )
     params = parse(Params, tree, "", source)
     _check_networks(params, source)
-    _check_platforms(params.platforms, source)
+    _check_platforms(params, source)
     _check_chain(params, source)
     _check_models(params, source)
+    _check_repeats(params.measure, source)
     return params
 
 
@@ -191,13 +208,56 @@ def _check_network(key: str, name: str, source: str) -> None:
         raise unknown_name(f"network of {key}", name, NETWORKS, f"{source}, and no .pt2 or .onnx file")
 
 
-def _check_platforms(names: Iterable[str], source: str) -> None:
-    for name in names:
+# Kind of platform -> the keys that it must have; every kind may have ``kind`` and ``hardware``.
+PLATFORM_KEYS = {"local": ("mcpu",), "rpc": ("tracker", "key", "mcpu", "threads"), "cuda": ()}
+
+
+def _check_platforms(params: Params, source: str) -> None:
+    for name, platform in params.platforms.items():
         if not re.fullmatch("[a-z0-9][a-z0-9-]*", name):
             raise UsageError(
                 f"{source}: '{name}' cannot name a platform, for folders and models are called by it; "
                 "use small letters, digits and hyphens only"
             )
+        _check_platform(name, platform, source)
+        _check_design_space(name, platform, params.candidates.design_space, source)
+
+
+def _check_platform(name: str, platform: Platform, source: str) -> None:
+    """Exactly the keys that its kind has."""
+    needed = PLATFORM_KEYS[platform.kind]
+    for key in sorted({key for keys in PLATFORM_KEYS.values() for key in keys}):
+        given = bool(getattr(platform, key))
+        if key in needed and not given:
+            raise UsageError(f"{source}: platforms.{name} is of kind {platform.kind} and lacks '{key}'; add it")
+        if given and key not in needed:
+            raise UsageError(f"{source}: platforms.{name}.{key} says nothing about kind {platform.kind}; remove it")
+    if platform.tracker:
+        parse_address(platform.tracker, f"{source}: platforms.{name}.tracker")
+
+
+def _check_design_space(name: str, platform: Platform, design_space: str, source: str) -> None:
+    """The pool holds programs of one design space, which all platforms measure: a chain is of CPUs or of GPUs."""
+    if (platform.kind == "cuda") != (design_space != "cpu"):
+        raise UsageError(
+            f"{source}: platforms.{name} is of kind {platform.kind}, but candidates.design_space is {design_space}, "
+            "and CPUs and GPUs share no programs; give all platforms the kind of the design space (for a GPU: tcl profile cuda)"
+        )
+
+
+def parse_address(text: str, where: str) -> tuple[str, int]:
+    """Host and port of ``host:port``.  Raises UsageError; ``where`` the text stands is named in it."""
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 2**16):
+        raise UsageError(f"{where} is '{text}'; it must be a host and a port, such as 127.0.0.1:9190")
+    return host, int(port)
+
+
+def _check_repeats(measure: Measure, source: str) -> None:
+    if measure.max_repeats < measure.repeats:
+        raise UsageError(
+            f"{source}: measure.max_repeats is {measure.max_repeats}, fewer than measure.repeats ({measure.repeats}); raise it"
+        )
 
 
 def _check_models(params: Params, source: str) -> None:
@@ -244,14 +304,29 @@ def apply_profile(name: str, path: str | Path = "params.yaml") -> dict[str, tupl
     path = Path(path)
     if name not in profile_names(path):
         raise unknown_name("profile", name, profile_names(path), str(path.parent / "profiles"))
-    document = read_yaml(path, round_trip=True)
-    patch_file = path.parent / "profiles" / f"{name}.yaml"
-    changed = dict(_patch(document, read_yaml(patch_file, round_trip=True) or {}, "", str(patch_file)))
-    parse_params(document, f"{path} with profile '{name}'")
+    document, changed = _patched(path, path.parent / "profiles" / f"{name}.yaml")
     if changed:
         with replacing(path) as file:
             yaml_format(round_trip=True).dump(document, file)
     return changed
+
+
+def load_patched(patch_file: str | Path, path: str | Path = "params.yaml") -> Params:
+    """The parameters of ``path`` with the values of another file in their place; neither is changed.  UsageError as above."""
+    document, _ = _patched(Path(path), Path(patch_file))
+    return parse_params(document, f"{path} with {patch_file}")
+
+
+def _patched(path: Path, patch_file: Path) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """The valid document that a patch makes of ``path``, and what it changed."""
+    document = read_yaml(path, round_trip=True)
+    changed = dict(_patch(document, read_yaml(patch_file, round_trip=True) or {}, "", str(patch_file)))
+    parse_params(document, f"{path} with {patch_file}")
+    return document, changed
+
+
+# Sections whose keys are a user's own names: a profile puts in its own as a whole.
+NAMED = ("platforms", "chain")
 
 
 def _patch(tree: Any, patch: Mapping, prefix: str, source: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -259,7 +334,7 @@ def _patch(tree: Any, patch: Mapping, prefix: str, source: str) -> Iterator[tupl
         dotted, old = f"{prefix}{key}", tree.get(key)
         if key not in tree:
             raise unknown_name("key", dotted, (f"{prefix}{known}" for known in tree), source)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and dotted not in NAMED:
             yield from _patch(old, new, f"{dotted}.", source)
         elif old != new:
             yield dotted, (_plain(old), _plain(new))
@@ -276,4 +351,6 @@ def _replace(tree: Any, key: str, new: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
     return list(value) if isinstance(value, list) else value

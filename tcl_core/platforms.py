@@ -1,4 +1,4 @@
-"""Platforms: name -> TVM target, whether this machine can run it, and its hardware vector.
+"""Platforms: name -> TVM target, whether this machine can run it, and its hardware vector (a GPU's are in ``gpu``).
 
 Knows the host through /proc and /sys only, so that listing platforms needs no compiler.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tcl_core.errors import unknown_name
+from tcl_core.gpu import DESIGN_SPACES, POOL_LIMITS, GpuHardware
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,28 @@ def target_of(mcpu: str, threads: int) -> dict[str, Any]:
     return {"kind": "llvm", "mcpu": mcpu, "num-cores": threads}
 
 
-def why_not(mcpu: str) -> str | None:
-    """One sentence that says why this machine cannot run code for ``mcpu``; None if it can.
+def remote_target(mcpu: str, threads: int) -> dict[str, Any]:
+    """The same of another machine, whose code is made here: Linux on the CPU's own machine type.  Raises as ``cpu_named``."""
+    return {**target_of(mcpu, threads), "mtriple": f"{cpu_named(mcpu).machine}-linux-gnu"}
 
-    Raises UsageError for a CPU name that is not in ``CPUS``.
-    """
+
+def pool_target(design_space: str, threads: int) -> dict[str, Any]:
+    """The target whose design space the candidates are of: plain LLVM for all CPUs, or CUDA for all GPUs so new."""
+    if design_space == "cpu":
+        return {"kind": "llvm", "num-cores": threads}
+    return {"kind": "cuda", "arch": DESIGN_SPACES[design_space], **POOL_LIMITS}
+
+
+def cpu_named(mcpu: str) -> Cpu:
+    """Raises UsageError for a CPU name that is not in ``CPUS``."""
     if mcpu not in CPUS:
         raise unknown_name("CPU", mcpu, CPUS, "platforms of params.yaml")
-    cpu = CPUS[mcpu]
+    return CPUS[mcpu]
+
+
+def why_not(mcpu: str) -> str | None:
+    """One sentence that says why this machine cannot run code for ``mcpu``; None if it can.  Raises as ``cpu_named``."""
+    cpu = cpu_named(mcpu)
     if host_platform.machine() != cpu.machine:
         return f"this machine is {host_platform.machine()}, {mcpu} is {cpu.machine}"
     missing = sorted(cpu.features - cpu_flags())
@@ -131,17 +146,36 @@ def host_fingerprint() -> str:
 
 
 def read_hardware(mcpu: str, given: Mapping[str, float] | None = None) -> Hardware:
-    """The hardware vector of the host under ``mcpu``.
+    """The hardware vector of the host under ``mcpu``; bandwidth is measured (0.2 s) unless it is ``given``.
 
-    What Linux does not tell stays 0 (unknown) unless ``given``; bandwidth is measured (0.2 s).
-    Raises UsageError for a given field that does not exist.
+    Raises UsageError as ``hardware_under`` does.
+    """
+    measured = {} if "bandwidth_gbs" in (given or {}) else {"bandwidth_gbs": copy_bandwidth_gbs()}
+    return hardware_under(mcpu, {**host_fields(), **measured}, given or {})
+
+
+def hardware_under(mcpu: str, told: Mapping[str, float], given: Mapping[str, float]) -> Hardware:
+    """The hardware vector, under ``mcpu``, of a machine that ``told`` these fields of itself.
+
+    What it does not tell stays 0 (unknown) unless ``given``.  Raises UsageError for a given field that does not exist.
     """
     known = {f.name for f in fields(Hardware)}
-    for name in given or {}:
+    for name in given:
         if name not in known:
             raise unknown_name("hardware field", name, known, "platforms of params.yaml")
+    told = {"simd_bytes": cpu_named(mcpu).simd_bytes, **told}
+    return Hardware(**{k: round(float(v), 3) for k, v in {**told, **given}.items()})
+
+
+def saved_hardware(saved: Mapping[str, float]) -> Hardware | GpuHardware:
+    """The vector whose fields were saved, of a CPU or of a GPU."""
+    return GpuHardware(**saved) if "cuda_cores" in saved else Hardware(**saved)
+
+
+def host_fields() -> dict[str, float]:
+    """What Linux tells of this machine, by the names of ``Hardware``; 0 where it does not."""
     caches = _caches_kib()
-    read = {
+    return {
         "cores": _physical_cores(),
         "threads": threads(),
         "base_ghz": _base_ghz(),
@@ -150,11 +184,7 @@ def read_hardware(mcpu: str, given: Mapping[str, float] | None = None) -> Hardwa
         "l2_kib": caches.get(2, 0.0),
         "l3_kib": caches.get(3, 0.0),
         "memory_gib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30,
-        "simd_bytes": CPUS[mcpu].simd_bytes,
     }
-    if "bandwidth_gbs" not in (given or {}):
-        read["bandwidth_gbs"] = copy_bandwidth_gbs()
-    return Hardware(**{k: round(float(v), 3) for k, v in {**read, **(given or {})}.items()})
 
 
 @cache

@@ -45,6 +45,10 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["collect", "-p", "a", "--again"], "collect", ("a", True)),
         (["holdout"], "holdout", (None, False)),
         (["holdout", "--again", "-p", "a"], "holdout", ("a", True)),
+        (["import", "/logs/a.log", "/logs/b.gz", "-p", "ryzen"], "import_logs", ([Path("/logs/a.log"), Path("/logs/b.gz")], "ryzen", "")),
+        (["import", "/a.log", "-p", "a100", "--target", "sm_75"], "import_logs", ([Path("/a.log")], "a100", "sm_75")),
+        (["export", "--platform", "b"], "export", ("b", None)),
+        (["export", "-p", "b", "--to", "/database"], "export", ("b", Path("/database"))),
         (["train", "--model", "tlp"], "train", ("tlp",)),
         (["distill", "--platform", "b"], "distill", ("b",)),
         (["evaluate"], "evaluate", ()),
@@ -65,6 +69,14 @@ def test_each_command_is_one_call(tcl, monkeypatch, words, function, arguments):
     monkeypatch.setattr(stages, function, lambda *a, **k: calls.append((*a, *k.values())) or "12 tasks")
     assert tcl(*words) == (0, "12 tasks\n", "")
     assert calls == [arguments]
+
+
+def test_paths_are_relative_to_where_a_command_is_given(tcl, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(stages, "import_logs", lambda *arguments: calls.append(arguments))
+    monkeypatch.chdir(tmp_path / "deeper")
+    assert tcl("import", "a.log", "/b.log", "-p", "p")[0] == 0 and Path.cwd() == tmp_path
+    assert calls == [([tmp_path / "deeper" / "a.log", Path("/b.log")], "p", "")]
 
 
 def test_a_known_error_is_one_sentence_and_its_own_code(tcl, monkeypatch):

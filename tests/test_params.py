@@ -94,6 +94,10 @@ def test_every_number_has_a_comment():
             "distill.beta is 1.01; it must be a number of at least 0 and at most 1",
         ),
         ("flush_cache: false", "flush_cache: 0", "measure.flush_cache is 0; it must be true or false"),
+        ("pin_threads: true", "pin_threads: 1", "measure.pin_threads is 1; it must be true or false"),
+        ("  max_repeats: 8 ", "  max_repeats: 0 ", "measure.max_repeats is 0; it must be an integer of at least 1"),
+        ("  max_repeats: 8 ", "  max_repeats: 2 ", "measure.max_repeats is 2, fewer than measure.repeats (3); raise it"),
+        ("  max_spread: 0.05 ", "  max_spread: -0.1 ", "measure.max_spread is -0.1; it must be a number of at least 0"),
         ("sampler: rdu-paper ", "sampler: rdu-papr ", "unknown collect.sampler 'rdu-papr' in {file}; did you mean 'rdu-paper'?"),
         ("  model: mamba", "  model: ''", "train.model is ''; it must be text"),
         (
@@ -224,7 +228,7 @@ def test_a_profile_may_replace_lists_and_keeps_their_style(project):
             "measure: {repeat: 5}",
             "unknown key 'measure.repeat' in {folder}/bad.yaml; did you mean 'measure.repeats'?",
         ),
-        ("measure: {repeats: 0}", "with profile 'bad': measure.repeats is 0"),
+        ("measure: {repeats: 0}", "params.yaml with {folder}/bad.yaml: measure.repeats is 0"),
         ("measure: 5", "'measure' is 5; it must be a section"),
     ],
 )
@@ -238,7 +242,7 @@ def test_a_bad_profile_changes_nothing(project, patch, expected):
 
 
 def test_an_unknown_profile_names_the_nearest(project):
-    assert profile_names(project) == ("default", "full")
+    assert profile_names(project) == ("cuda", "default", "full")
     with pytest.raises(UsageError, match="unknown profile 'ful' .*did you mean 'full'"):
         apply_profile("ful", project)
 
@@ -252,3 +256,71 @@ def test_a_replacement_that_fails_leaves_the_old_file_and_no_rest(project):
         raise OSError(28, "No space left on device")
     assert project.read_bytes() == before
     assert [path.name for path in project.parent.iterdir() if path.name.startswith(".")] == []
+
+
+# --- boards and GPUs ---
+
+RPC = "kind: rpc, tracker: 'localhost:9190', key: pi4, mcpu: cortex-a72, threads: 4"
+
+
+def with_platform(project, platform, design_space="cpu"):
+    (project.parent / "profiles/board.yaml").write_text(
+        f"platforms: {{board: {{{platform}}}}}\nchain: {{first: board, then: {{}}}}\ncandidates: {{design_space: {design_space}}}\n"
+    )
+    apply_profile("board", project)
+    return load_params(project).platforms["board"]
+
+
+def test_a_board(project):
+    board = with_platform(project, RPC + ", hardware: {memory_gib: 4}")
+    assert (board.kind, board.tracker, board.key, board.threads) == ("rpc", "localhost:9190", "pi4", 4)
+    assert (board.mcpu, board.hardware) == ("cortex-a72", {"memory_gib": 4.0})
+    assert load_params(project).chain_order == ("board",)
+
+
+@pytest.mark.parametrize("design_space", ["cuda", "cuda-sm80"])
+def test_a_gpu(project, design_space):
+    assert with_platform(project, "kind: cuda", design_space).mcpu == ""
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        ("kind: rcp", "unknown platforms.board.kind 'rcp' in "),
+        ("hardware: {cores: 2}", "platforms.board is of kind local and lacks 'mcpu'; add it"),
+        ("mcpu: haswell, threads: 2", "platforms.board.threads says nothing about kind local; remove it"),
+        ("mcpu: haswell, key: pi4", "platforms.board.key says nothing about kind local; remove it"),
+        (RPC.replace(", key: pi4", ""), "platforms.board is of kind rpc and lacks 'key'; add it"),
+        (RPC.replace(", threads: 4", ""), "platforms.board is of kind rpc and lacks 'threads'; add it"),
+        (RPC.replace("localhost:9190", "localhost"), "platforms.board.tracker is 'localhost'; it must be a host and a port"),
+        (RPC.replace("9190", "70000"), "platforms.board.tracker is 'localhost:70000'; it must be a host and a port"),
+        ("kind: cuda, mcpu: haswell", "platforms.board.mcpu says nothing about kind cuda; remove it"),
+        ("kind: cuda", "platforms.board is of kind cuda, but candidates.design_space is cpu, and CPUs and GPUs share no programs"),
+    ],
+)
+def test_a_platform_has_the_keys_of_its_kind(project, platform, expected):
+    before = project.read_bytes()
+    with pytest.raises(UsageError) as raised:
+        with_platform(project, platform)
+    assert expected in str(raised.value) and "\n" not in str(raised.value)
+    assert project.read_bytes() == before
+
+
+def test_cpus_do_not_measure_a_gpus_programs(project):
+    with pytest.raises(UsageError, match="platforms.board is of kind rpc, but candidates.design_space is cuda"):
+        with_platform(project, RPC, "cuda")
+    edit(project, "  host-avx2:\n    mcpu: haswell   ", "  host-avx2:\n    kind: cuda      ")
+    assert "platforms.host-avx2 is of kind cuda, but candidates.design_space is cpu" in error_of(project)
+
+
+def test_the_profile_of_a_gpu_goes_with_every_size(project):
+    changed = apply_profile("cuda", project)
+    assert changed.keys() == {"platforms", "chain", "candidates.design_space"}
+    assert changed["chain"][1] == {"first": "gpu", "then": {}}
+    params = load_params(project)
+    assert params.chain_order == ("gpu",) == tuple(params.platforms) and params.platforms["gpu"].kind == "cuda"
+    assert "# what the driver does not tell of it" in project.read_text() and "\n\nchain: " in project.read_text()
+    apply_profile("full", project)
+    apply_profile("default", project)
+    assert load_params(project) == params
+    assert apply_profile("cuda", project) == {}

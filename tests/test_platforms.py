@@ -10,7 +10,16 @@ import pytest
 
 from tcl_core import platforms
 from tcl_core.errors import UsageError
-from tcl_core.platforms import CPUS, Hardware, host_fingerprint, read_hardware, target_of, why_not
+from tcl_core.platforms import (
+    CPUS,
+    Hardware,
+    hardware_under,
+    host_fingerprint,
+    read_hardware,
+    remote_target,
+    target_of,
+    why_not,
+)
 
 EVERY_FLAG = frozenset().union(*(cpu.features for cpu in CPUS.values()))
 XEON = """processor	: 0
@@ -76,6 +85,15 @@ def test_the_compiler_knows_every_cpu(mcpu):
 
 def test_a_target_dictionary():
     assert target_of("haswell", 4) == {"kind": "llvm", "mcpu": "haswell", "num-cores": 4}
+
+
+def test_the_target_of_another_machine():
+    assert remote_target("cortex-a72", 4) == {
+        "kind": "llvm", "mcpu": "cortex-a72", "num-cores": 4, "mtriple": "aarch64-linux-gnu",
+    }  # fmt: skip
+    assert remote_target("haswell", 2)["mtriple"] == "x86_64-linux-gnu"
+    with pytest.raises(UsageError, match="did you mean 'cortex-a72'"):
+        remote_target("cortex-a7", 4)
 
 
 # --- fingerprint ---
@@ -187,6 +205,13 @@ def test_what_is_given_counts_more_than_what_is_read(no_bandwidth):
 def test_an_unknown_field(no_bandwidth):
     with pytest.raises(UsageError, match="^unknown hardware field 'core' in platforms of params.yaml; did you mean 'cores'"):
         read_hardware("haswell", {"core": 4})
+
+
+def test_the_hardware_of_a_machine_that_told_of_itself():
+    hardware = hardware_under("cortex-a72", {"cores": 4, "memory_gib": 3.7}, {"memory_gib": 4, "memory_channels": 1})
+    assert hardware == Hardware(cores=4.0, memory_gib=4.0, memory_channels=1.0, simd_bytes=16.0)
+    with pytest.raises(UsageError, match="did you mean 'cores'"):
+        hardware_under("cortex-a72", {}, {"core": 4})
 
 
 def test_the_order_of_the_vector_is_the_order_of_the_fields():

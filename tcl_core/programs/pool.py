@@ -1,6 +1,7 @@
 """The candidate pool: which tasks are worth a model, and which programs of them may be measured.
 
-One pool serves every CPU platform, so that the same program is measured on each and platforms can be compared.
+One pool serves every CPU platform, so that the same program is measured on each and platforms can be compared; another
+one, with CUDA's sketches, serves every GPU.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from tcl_core.platforms import pool_target
+from tcl_core.programs.gpu_threads import draw
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tasks import Task, argument_types
 
 # Share of a network's cost below which a task can wait.
 SMALL = 0.01
-# Draws per wanted program before a design space counts as exhausted.
-DRAWS = 8
+# Draws per wanted program before a design space counts as exhausted; a GPU's rules reject seven of eight.
+DRAWS = {"llvm": 8, "cuda": 40}
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,10 @@ def sample_programs(task: Task, sketches: Sequence[Sketch], space: DesignSpace, 
     """
     rng = np.random.default_rng([seed, zlib.crc32(task.key.encode())])
     found: dict[tuple[int, tuple[int, ...]], None] = {}
-    for _ in range(DRAWS * count):
+    for _ in range(DRAWS[space.target.kind.name] * count):
         sketch = sketches[rng.integers(len(sketches))]
         try:
-            decisions = space.canonical(sketch, sketch.sample(1, rng)[0])
+            decisions = space.canonical(sketch, draw(sketch, rng))
         except InvalidProgram:
             continue
         found[sketch.index, tuple(int(d) for d in decisions)] = None
@@ -92,12 +95,18 @@ def sample_programs(task: Task, sketches: Sequence[Sketch], space: DesignSpace, 
 
 
 def build_pool(
-    tasks: Sequence[Task], limit: int, count: int, seed: int, cores: int, on_task: Callable[[Task], Any] = lambda task: None
+    tasks: Sequence[Task],
+    limit: int,
+    count: int,
+    seed: int,
+    cores: int,
+    on_task: Callable[[Task], Any] = lambda task: None,
+    design_space: str = "cpu",
 ) -> tuple[list[dict[str, Any]], list[Program]]:
     """The sketches (rows of the sketches table) and ``count`` programs each of the first ``limit`` (0: all) tasks.
 
-    ``cores`` bounds the parallel loops of the sketches.  A task whose design space is a single program needs no
-    model and is passed over.
+    ``cores`` bounds the parallel loops of the sketches; ``design_space`` is cpu or one of ``gpu.DESIGN_SPACES``.
+    A task whose design space is a single program needs no model and is passed over.
     """
     rows: list[dict[str, Any]] = []
     programs: list[Program] = []
@@ -105,7 +114,7 @@ def build_pool(
     for task in tasks:
         if limit and used == limit:
             break
-        space = DesignSpace(task.key, task.module(), {"kind": "llvm", "num-cores": cores})
+        space = DesignSpace(task.key, task.module(), pool_target(design_space, cores))
         sketches = space.sketches()
         drawn = sample_programs(task, sketches, space, count, seed) if _has_choice(sketches) else []
         if len(drawn) > 1:

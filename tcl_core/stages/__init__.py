@@ -6,7 +6,8 @@ and returns what there is to say about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from tcl_core.params import apply_profile, load_params
 
@@ -82,6 +83,30 @@ def tune(
     from tcl_core.stages.use import run_tune
 
     return run_tune(_project(), network, platform, trials, again)
+
+
+def import_logs(logs: Sequence[Path], platform: str, target: str = "") -> str:
+    from tcl_core.stages.exchange import import_logs
+
+    return import_logs(logs, platform, target)
+
+
+def export(platform: str, to: Path | None = None) -> str:
+    from tcl_core.stages.exchange import export_database
+
+    return export_database(_project(), platform, to)
+
+
+def serve_device(key: str | None, tracker: str, host: str, port: int | None, say: Callable) -> None:
+    from tcl_core.stages.device import serve
+
+    serve(key, tracker, host, port, say)
+
+
+def devices(tracker: str) -> str:
+    from tcl_core.stages.device import show_devices
+
+    return show_devices(tracker)
 
 
 def profile(name: str) -> str:

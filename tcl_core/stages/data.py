@@ -7,20 +7,24 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tcl_core import store
 from tcl_core.collect import Collection, Plan, collect, measure_all
-from tcl_core.errors import PlatformError, unknown_name
+from tcl_core.errors import PlatformError, UsageError, unknown_name
 from tcl_core.evaluation.report import write_json
 from tcl_core.files import disk_full_named
 from tcl_core.journal import Record
 from tcl_core.learning.fit import FitSettings
-from tcl_core.measure.job import Limits, Protocol, Setup
+from tcl_core.gpu import GpuHardware, gpu_fingerprint, gpu_target, read_gpu_hardware, why_no_gpu
+from tcl_core.measure.job import Limits, Protocol, Setup, Tracker
+from tcl_core.measure.pool import Runner
 from tcl_core.models import catalogue
-from tcl_core.platforms import Hardware, host_fingerprint, target_of, threads, why_not
+from tcl_core.params import Platform, parse_address
+from tcl_core.platforms import Hardware, hardware_under, host_fingerprint, remote_target, target_of, threads, why_not
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress
@@ -81,7 +85,13 @@ def _write_pool(project: Project, split: str, without: Iterable[str], limit: int
     ranked = rank_tasks(_by_network(project, split), without)
     with progress(f"sampling {split.replace('_', '-')} candidates", limit or len(ranked)) as shown:
         sketches, programs = build_pool(
-            ranked, limit, count, project.params.seed, threads(), lambda task: shown.advance(task.name[:40])
+            ranked,
+            limit,
+            count,
+            project.params.seed,
+            threads(),
+            lambda task: shown.advance(task.name[:40]),
+            project.params.candidates.design_space,
         )
     store.write_table(POOL / split / "sketches.parquet", "sketches", sketches)
     store.write_table(POOL / split / "programs.parquet", "programs", [_program_row(p, split) for p in programs])
@@ -117,13 +127,14 @@ def run_collect(project: Project, platform: str, again: bool = False) -> str:
         return _skip(records_folder(platform), platform, reason)
     settings = project.params.collect
     with measuring_alone(), timed(f"collect@{platform}"):
-        collection = _collection(project, platform, "train", "collect", again)
+        place = _place(project, platform)
+        collection = _collection(project, place, "train", journal_folder(platform, "collect"), again)
         plan = _plan(project, platform, len(collection.programs))
         models = [catalogue.create(project.params.train.model, _refit_settings(project, n)) for n in range(settings.ensemble)]
         steps = _StepLog(collection.journal / "rounds.jsonl")
         with progress(f"collecting on {platform}", plan.budget) as shown:
             collect(collection, plan, models, steps.add, lambda record: shown.advance(_short(record)))
-        _write_records(project, platform, "records", collection)
+        _write_records(platform, "records", collection, place)
         report = _collection_report(collection, steps.steps)
         write_json(REPORTS / "collect" / f"{platform}.json", {"platform": platform, **report})
     return f"{len(collection.records)} of {len(collection.programs)} programs; {_errors(report['errors'])}"
@@ -134,10 +145,11 @@ def run_holdout(project: Project, platform: str, again: bool = False) -> str:
     if reason := _reason_to_skip(project, platform):
         return _skip(records_folder(platform, "holdout"), platform, reason)
     with measuring_alone(), timed(f"holdout@{platform}"):
-        collection = _collection(project, platform, "held_out", "holdout", again)
+        place = _place(project, platform)
+        collection = _collection(project, place, "held_out", journal_folder(platform, "holdout"), again)
         with progress(f"measuring held-out programs on {platform}", len(collection.programs)) as shown:
             measure_all(collection, project.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
-        _write_records(project, platform, "holdout", collection)
+        _write_records(platform, "holdout", collection, place)
     return f"{len(collection.records)} held-out programs"
 
 
@@ -155,10 +167,10 @@ def _plan(project: Project, platform: str, programs: int) -> Plan:
     )
 
 
-def _write_records(project: Project, platform: str, kind: str, collection: Collection) -> None:
+def _write_records(platform: str, kind: str, collection: Collection, place: _Place) -> None:
     folder = _emptied(records_folder(platform, kind))
     store.write_records(folder, collection.records.values())
-    save_hardware(folder, _hardware(project, platform))
+    save_hardware(folder, place.hardware)
 
 
 def _skip(folder: Path, platform: str, reason: str) -> str:
@@ -173,20 +185,54 @@ def _emptied(folder: Path) -> Path:
 
 
 def setup_of(project: Project, platform: str) -> Setup:
-    """How programs are measured on a platform: its target and the protocol of params.yaml."""
-    m = project.params.measure
+    """How programs are measured on a platform: its target, its devices and the protocol of params.yaml."""
+    m, spec = project.params.measure, project.params.platforms[platform]
     protocol = Protocol(
         repeats=m.repeats,
+        max_repeats=m.max_repeats,
+        max_spread=m.max_spread,
         min_repeat_ms=m.min_repeat_ms,
         max_number=m.max_number,
         enough_s=m.enough_s,
         warmup=m.warmup,
-        threads=threads(),
+        threads=spec.threads or threads(),
         early_stop_factor=m.early_stop_factor,
         flush_cache=m.flush_cache,
+        pin_threads=m.pin_threads,
     )
     limits = Limits(build_s=m.build_timeout_s, run_s=m.timeout_s)
-    return Setup(target_of(project.params.platforms[platform].mcpu, threads()), protocol, limits)
+    if spec.kind == "cuda":
+        if m.flush_cache:
+            raise UsageError(f"measure.flush_cache empties a CPU's caches, and {platform} is a GPU; set it to false in params.yaml")
+        limits = replace(limits, memory_bytes=0)  # CUDA reserves far more addresses than it uses
+        return Setup(gpu_target(), protocol, limits)
+    if spec.kind == "rpc":
+        tracker = Tracker(*parse_address(spec.tracker, f"platforms.{platform}.tracker"), spec.key)
+        return Setup(remote_target(spec.mcpu, spec.threads), protocol, limits, tracker)
+    return Setup(target_of(spec.mcpu, threads()), protocol, limits)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a platform's programs run: how, on which host, and what models are told of its hardware."""
+
+    setup: Setup
+    host: str
+    hardware: Hardware | GpuHardware
+
+
+def _place(project: Project, platform: str) -> _Place:
+    """Raises PlatformError where the remote devices do not answer."""
+    spec, setup = project.params.platforms[platform], setup_of(project, platform)
+    if spec.kind == "cuda":
+        return _Place(setup, gpu_fingerprint(), read_gpu_hardware(spec.hardware))
+    if spec.kind == "rpc":
+        with Runner(setup, lanes=1) as runner:
+            told = runner.describe()
+        setup = replace(setup, tracker=replace(setup.tracker, host_told=told["host"]))
+        fields = {**told["hardware"], "threads": spec.threads}
+        return _Place(setup, told["host"], hardware_under(spec.mcpu, fields, spec.hardware))
+    return _Place(setup, host_fingerprint(), hardware_here(spec.mcpu, spec.hardware))
 
 
 def check_platform(project: Project, platform: str) -> None:
@@ -197,29 +243,31 @@ def check_platform(project: Project, platform: str) -> None:
 
 def _reason_to_skip(project: Project, platform: str) -> str | None:
     """Why this machine leaves the platform out.  Raises PlatformError when it can run none of the chain."""
-    reasons = {name: why_not(p.mcpu) for name, p in project.params.platforms.items()}
+    design_space = project.params.candidates.design_space
+    reasons = {name: _why_not(p, design_space) for name, p in project.params.platforms.items()}
     if all(reasons.values()):
         raise PlatformError(f"this machine can run none of the platforms of params.yaml ({reasons[platform]}); add one it can")
     return reasons[platform]
 
 
-def _collection(project: Project, platform: str, split: str, kind: str, again: bool) -> Collection:
-    journal = journal_folder(platform, kind)
+def _why_not(spec: Platform, design_space: str) -> str | None:
+    """None of remote devices: one that is away today is no reason to go on without its platform, but an error."""
+    if spec.kind == "cuda":
+        return why_no_gpu(design_space)
+    return why_not(spec.mcpu) if spec.kind == "local" else None
+
+
+def _collection(project: Project, place: _Place, split: str, journal: Path, again: bool) -> Collection:
     if again:
         _set_aside(journal)
     return Collection(
         programs=project.programs(split),
         encoder=project.encoder,
-        hardware=_hardware(project, platform).vector(),
-        host=host_fingerprint(),
-        setup=setup_of(project, platform),
+        hardware=place.hardware.vector(),
+        host=place.host,
+        setup=place.setup,
         journal=journal,
     )
-
-
-def _hardware(project: Project, platform: str) -> Hardware:
-    spec = project.params.platforms[platform]
-    return hardware_here(spec.mcpu, spec.hardware)
 
 
 def _refit_settings(project: Project, member: int) -> FitSettings:

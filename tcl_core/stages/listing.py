@@ -4,24 +4,55 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tcl_core.params import Params
-from tcl_core.platforms import read_hardware, why_not
+from tcl_core.errors import PlatformError
+from tcl_core.gpu import GpuHardware, read_gpu, read_gpu_hardware, why_no_gpu
+from tcl_core.measure.tracker import NONE, list_devices
+from tcl_core.params import Params, Platform, parse_address
+from tcl_core.platforms import Hardware, read_hardware, why_not
+
+
+RUNS = "runs here"
 
 
 def list_platforms(params: Params) -> str:
-    """The chain's platforms, whether this machine can run them, and their hardware vectors."""
-    lines = [f"{'platform':14s} {'LLVM CPU':16s} {'from':14s} status"]
+    """The chain's platforms, whether this machine can run them, and the hardware vector of the last that it can."""
+    lines = [f"{'platform':14s} {'hardware':16s} {'from':14s} status"]
     runnable = []
     for name in params.chain_order:
         spec = params.platforms[name]
-        reason = why_not(spec.mcpu)
-        lines.append(f"{name:14s} {spec.mcpu:16s} {params.previous(name) or '-':14s} {reason or 'runs here'}")
-        runnable += [] if reason else [(name, spec)]
+        status = _status(spec, params.candidates.design_space)
+        lines.append(f"{name:14s} {_hardware_name(spec, status):16s} {params.previous(name) or '-':14s} {status}")
+        runnable += [(name, spec)] if status == RUNS else []
     if runnable:
         name, spec = runnable[-1]
-        fields = asdict(read_hardware(spec.mcpu, spec.hardware))
+        fields = asdict(_hardware(spec))
         known = ", ".join(f"{field} {value:g}" for field, value in fields.items() if value)
         unknown = ", ".join(field for field, value in fields.items() if not value)
         lines += ["", f"hardware of {name}: {known}"]
         lines += [f"unknown here (platforms.{name}.hardware of params.yaml can say): {unknown}"] if unknown else []
     return "\n".join(lines)
+
+
+def _status(spec: Platform, design_space: str) -> str:
+    if spec.kind == "rpc":
+        return _devices(spec)
+    return (why_no_gpu(design_space) if spec.kind == "cuda" else why_not(spec.mcpu)) or RUNS
+
+
+def _devices(spec: Platform) -> str:
+    try:
+        listed = list_devices(*parse_address(spec.tracker, "tracker")).get(spec.key, NONE)
+    except PlatformError as error:
+        return str(error)
+    return f"{listed.servers} devices of key '{spec.key}' at {spec.tracker}, {listed.free} free"
+
+
+def _hardware_name(spec: Platform, status: str) -> str:
+    """The LLVM CPU name, or the GPU's name where there is one."""
+    if spec.kind != "cuda":
+        return spec.mcpu
+    return read_gpu().name if status == RUNS else "GPU"
+
+
+def _hardware(spec: Platform) -> Hardware | GpuHardware:
+    return read_gpu_hardware(spec.hardware) if spec.kind == "cuda" else read_hardware(spec.mcpu, spec.hardware)

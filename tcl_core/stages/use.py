@@ -128,9 +128,14 @@ def run_tune(
     What was tuned last with the same champion and trials is said once more, unless ``again``.
     """
     network = network or project.params.tune.network
-    platform = platform or project.platforms_that_ran()[-1]
+    if platform is None and not _local(project):
+        return "nothing tuned: networks are tuned on this machine's CPU, and no platform of the chain is"
+    platform = platform or _local(project)[-1]
     check_platform(project, platform)
-    if reason := why_not(project.params.platforms[platform].mcpu):
+    spec = project.params.platforms[platform]
+    if spec.kind != "local":
+        raise UsageError(f"cannot tune on {platform}, which is of kind {spec.kind}: networks are tuned on this machine's CPU only")
+    if reason := why_not(spec.mcpu):
         others = ", ".join(project.platforms_that_ran())
         raise UsageError(f"cannot tune on {platform}: {reason}; choose one of: {others}")
     version, folder = registry.champion(platform)
@@ -147,6 +152,11 @@ def run_tune(
         f"{tuned_text(tuned)}; {trials} programs measured, "
         f"largest difference to {reference}'s output {tuned['difference']:.1e}"
     )
+
+
+def _local(project: Project) -> list[str]:
+    """The chain's platforms that ran on this machine's CPU."""
+    return [name for name in project.platforms_that_ran() if project.params.platforms[name].kind == "local"]
 
 
 def _tune(project: Project, network: str, platform: str, champion: Path, trials: int) -> dict[str, Any]:

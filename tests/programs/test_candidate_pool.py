@@ -93,7 +93,7 @@ def test_invalid_draws_are_passed_over(matmul):
     class Picky:
         """Accepts each second draw."""
 
-        calls = 0
+        target, calls = matmul.space.target, 0
 
         def canonical(self, sketch, decisions):
             self.calls += 1
@@ -108,6 +108,8 @@ def test_invalid_draws_are_passed_over(matmul):
 
 def test_a_space_without_a_valid_program_ends(matmul):
     class Never:
+        target = matmul.space.target
+
         def canonical(self, sketch, decisions):
             raise InvalidProgram("no")
 

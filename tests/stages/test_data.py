@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tcl_core import stages, store
+from tcl_core import gpu, stages, store
 from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.gpu import Gpu, GpuHardware
 from tcl_core.journal import iter_journal
-from tcl_core.measure.job import Limits
+from tcl_core.measure.job import Limits, Tracker
 from tcl_core.settings import read_yaml, yaml_format
 from tcl_core.stages import data
 from tcl_core.stages.project import POOL, Project, read_saved_hardware, records_folder
@@ -189,7 +190,7 @@ def test_what_is_asked_of_the_measuring_process_stands_in_params(pool, runners, 
     monkeypatch.setattr(data, "threads", lambda: 3)
     protocol = {
         "repeats": 7, "min_repeat_ms": 1.5, "max_number": 11, "enough_s": 0.5, "warmup": 2,
-        "early_stop_factor": 4.0, "flush_cache": True,
+        "early_stop_factor": 4.0, "flush_cache": True, "max_repeats": 9, "max_spread": 0.25, "pin_threads": False,
     }  # fmt: skip
     write_params({f"measure.{k}": v for k, v in (protocol | {"timeout_s": 3, "build_timeout_s": 5}).items()})
     stages.collect("second")
@@ -367,3 +368,152 @@ def test_an_unknown_platform(pool, runners, stage):
     with pytest.raises(UsageError, match="^unknown platform 'frist' in params.yaml; did you mean 'first'"):
         stage("frist")
     assert runners == [] and not records_folder("frist").exists()
+
+
+# --- devices elsewhere ---
+
+BOARD = {"kind": "rpc", "tracker": "10.0.0.2:9190", "key": "pi4", "mcpu": "cortex-a72", "threads": 4}
+TOLD = {"host": "rpc pi4: Cortex-A72 x4 1234abcd", "hardware": {"cores": 4.0, "threads": 3.0, "l2_kib": 1024.0}}
+
+
+@pytest.fixture
+def board(pool, monkeypatch):
+    """The first platform is a board, which tells of itself what stands in ``board``."""
+    write_params({"platforms": {"first": BOARD | {"hardware": {"memory_gib": 4}}, "second": {"mcpu": "haswell"}}})
+    board, asked = {"told": TOLD}, []
+
+    class Describing:
+        def __init__(self, setup, lanes):
+            asked.append((setup, lanes))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def describe(self):
+            if isinstance(board["told"], Exception):
+                raise board["told"]
+            return board["told"]
+
+    monkeypatch.setattr(data, "Runner", Describing)
+    return board
+
+
+def test_a_board_is_measured_through_its_tracker(board, runners):
+    """Its records bear the board's host, and models see the board's hardware: told, else given, else of its CPU."""
+    stages.collect("first")
+    (runner,) = runners
+    assert runner.setup.tracker == Tracker("10.0.0.2", 9190, "pi4", host_told=TOLD["host"])
+    assert runner.setup.target == {"kind": "llvm", "mcpu": "cortex-a72", "num-cores": 4, "mtriple": "aarch64-linux-gnu"}
+    assert runner.setup.protocol.threads == 4
+    assert {r.host for r in store.read_records(RECORDS)} == {TOLD["host"]}
+    hardware = read_saved_hardware(RECORDS)
+    assert (hardware.cores, hardware.threads, hardware.l2_kib) == (4, 4, 1024)
+    assert (hardware.memory_gib, hardware.simd_bytes, hardware.bandwidth_gbs) == (4, 16, 0)
+    stages.collect("second")
+    assert runners[-1].setup.tracker is None
+
+
+def test_a_board_that_is_another_one_today_is_not_mixed_in(board, runners):
+    stages.collect("first")
+    board["told"] = TOLD | {"host": "rpc pi4: Cortex-A76 x4 9999ffff"}
+    with pytest.raises(DataError, match="holds measurements of another host .*1234abcd; this one is .*9999ffff"):
+        stages.collect("first", again=False)
+
+
+def test_a_board_that_is_away_is_an_error_and_what_was_measured_stays(board, runners):
+    """No reason to skip its platform and go on without it."""
+    stages.collect("first")
+    before = store.data_digest(RECORDS)
+    board["told"] = PlatformError("the RPC tracker at 10.0.0.2:9190 has had no device")
+    with pytest.raises(PlatformError, match="^the RPC tracker at 10.0.0.2:9190 has had no device$"):
+        stages.collect("first")
+    assert store.data_digest(RECORDS) == before
+
+
+def test_a_board_of_an_unknown_cpu(board, runners):
+    write_params({"platforms": {"first": BOARD | {"mcpu": "cortex-a7"}, "second": {"mcpu": "haswell"}}})
+    with pytest.raises(UsageError, match="^unknown CPU 'cortex-a7' in platforms of params.yaml; did you mean 'cortex-a72'"):
+        stages.collect("first")
+
+
+# --- a GPU ---
+
+A100 = dict.fromkeys(gpu.ATTRIBUTES, 0) | gpu.POOL_LIMITS | {"multiprocessors": 108, "clock_khz": 1410000, "major": 8}
+
+
+@pytest.fixture
+def one_gpu(here, networks, monkeypatch):
+    """The only platform is this machine's GPU, an A100."""
+    monkeypatch.setattr(gpu, "read_gpu", lambda: Gpu("NVIDIA A100", 80 << 30, A100))
+    monkeypatch.setattr("tcl_core.stages.listing.read_gpu", gpu.read_gpu)
+    monkeypatch.setattr(gpu.shutil, "which", lambda command: command)
+    platforms = {"platforms": {"gpu": {"kind": "cuda", "hardware": {"int8_tops": 624}}}, "chain": {"first": "gpu", "then": {}}}
+    few = {"candidates.programs_per_task": 6, "candidates.held_out_programs_per_task": 3}
+    monkeypatch.setattr("test_data.PARAMS", PARAMS | platforms | few | {"candidates.design_space": "cuda"})
+    write_params({})
+
+
+def test_a_gpu_has_a_pool_of_its_own_and_its_own_hardware(one_gpu, runners):
+    stages.tasks()
+    stages.candidates()
+    assert {"threadIdx.x"} == {
+        axis for row in store.read_table(POOL / "train" / "sketches.parquet", "sketches")
+        for axis in ("threadIdx.x", "meta_schedule.parallel") if axis in row["trace_json"]
+    }  # fmt: skip
+    assert stages.collect().startswith("gpu: 6 of 12 programs")
+    (runner,) = runners
+    assert runner.setup.target == {"kind": "cuda", "arch": "sm_80", **gpu.POOL_LIMITS}
+    assert (runner.setup.limits.memory_bytes, runner.setup.tracker) == (0, None)
+    folder = records_folder("gpu")
+    assert {r.host for r in store.read_records(folder)} == {gpu.gpu_fingerprint()}
+    hardware = read_saved_hardware(folder)
+    assert isinstance(hardware, GpuHardware) and (hardware.cuda_cores, hardware.int8_tops) == (6912, 624)
+    assert stages.holdout("gpu") == "3 held-out programs"
+    assert len(Project.here().samples("gpu")) == 6
+
+
+def test_a_machine_without_a_gpu(one_gpu, runners, monkeypatch):
+    monkeypatch.setattr(gpu, "cuda_compiler", lambda: "")
+    with pytest.raises(PlatformError, match="can run none of the platforms of params.yaml .there is neither nvcc on the PATH"):
+        stages.collect("gpu")
+
+
+def test_a_gpus_caches_are_not_flushed(one_gpu, runners):
+    write_params({"measure.flush_cache": True})
+    with pytest.raises(UsageError, match="^measure.flush_cache empties a CPU's caches, and gpu is a GPU; set it to false"):
+        stages.collect("gpu")
+
+
+# --- what there is ---
+
+
+def test_platforms_and_their_state(here, monkeypatch):
+    from tcl_core.measure.tracker import Listed
+    from tcl_core.stages import listing
+
+    monkeypatch.setattr(listing, "why_not", lambda mcpu: None)
+    monkeypatch.setattr("tcl_core.platforms.copy_bandwidth_gbs", lambda: 12.5)
+    write_params({"platforms": {"first": {"mcpu": "nehalem"}, "second": BOARD}})
+    monkeypatch.setattr(listing, "list_devices", lambda host, port: {"pi4": Listed(3, 1, 0)})
+    header, first, second, _, known, unknown = stages.platforms().splitlines()
+    assert header.split() == ["platform", "hardware", "from", "status"]
+    assert first.split() == ["first", "nehalem", "-", "runs", "here"]
+    assert second == f"{'second':14s} {'cortex-a72':16s} {'first':14s} 3 devices of key 'pi4' at 10.0.0.2:9190, 1 free"
+    assert known.startswith("hardware of first: cores ") and "bandwidth_gbs 12.5" in known
+
+    def away(host, port):
+        raise PlatformError("no RPC tracker answers")
+
+    monkeypatch.setattr(listing, "list_devices", away)
+    assert stages.platforms().splitlines()[2].endswith(" no RPC tracker answers")
+
+
+def test_a_gpu_and_its_state(one_gpu, monkeypatch):
+    lines = stages.platforms().splitlines()
+    assert lines[1] == f"{'gpu':14s} {'NVIDIA A100':16s} {'-':14s} runs here"
+    assert lines[3].startswith("hardware of gpu: cuda_cores 6912, boost_ghz 1.41, memory_gib 80, ")
+    monkeypatch.setattr(gpu, "cuda_compiler", lambda: "")
+    assert stages.platforms().splitlines()[1].startswith(f"{'gpu':14s} {'GPU':16s} {'-':14s} there is neither nvcc")

@@ -123,10 +123,10 @@ def test_a_champion_that_cannot_rank_does_not_wave_the_next_one_through(project,
         monkeypatch.setattr(Known, "load", classmethod(lambda cls, folder: cls(_how(folder, champion))))
     else:
         _, folder = registry.champion(P)
-        text = {"gone": '{"format": %s, "class": "tlp", "arguments": {}}' % json.dumps(FORMAT), "damaged": "{"}[champion]
+        text = {"gone": '{"format": %s, "class": "transformer", "arguments": {}}' % json.dumps(FORMAT), "damaged": "{"}[champion]
         (folder / "model.json").write_text(text)
     said = made_and_promoted(project, "worst")
-    why = {"narrow": "47 features", "nan": "not numbers", "gone": "unknown model 'tlp'", "damaged": "is damaged"}[champion]
+    why = {"narrow": "47 features", "nan": "not numbers", "gone": "unknown model 'transformer'", "damaged": "is damaged"}[champion]
     assert "version 2 stays a candidate: top-1 0.167 against 0.286 of a random ranking (champion version 1 " in said
     assert f"{why}" in said and "better with probability 0.000 (0.95 needed)" in said
     assert registry.champion_version(P) == 1

@@ -1,0 +1,181 @@
+"""CUDA programs, as far as a machine without a GPU carries them: sketches, sampling, rejection, source and machine code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import TinyTask, conv_module, matmul_module
+
+from tcl_core.compat import load_tvm, make_target, structural_key
+from tcl_core.features.encode import Encoder
+from tcl_core.features.tokens import KINDS, WIDTH
+from tcl_core.measure.sentinel import sentinel_module
+from tcl_core.platforms import GpuHardware, pool_target
+from tcl_core.programs import gpu_threads
+from tcl_core.programs.gpu_threads import draw, launchable
+from tcl_core.programs.pool import build_pool
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram, read_sketch, trace_from_json, trace_to_json
+from tcl_core.programs.tasks import describe
+
+H100 = pool_target("cuda-sm80", 1) | {"arch": "sm_90"}
+
+
+@pytest.fixture(scope="module", params=["matmul", "conv"])
+def tiny(request):
+    module = {"matmul": lambda: matmul_module(64, 64, 64), "conv": conv_module}[request.param]()
+    return TinyTask(describe(f"fused_{request.param}", module))
+
+
+def space_of(tiny, target=H100):
+    return DesignSpace(tiny.task.key, tiny.module, target)
+
+
+@pytest.fixture(scope="module")
+def space(tiny):
+    return space_of(tiny)
+
+
+@pytest.fixture(scope="module")
+def sketches(space):
+    return space.sketches()
+
+
+def valid(space, sketch, rng, tries=400):
+    """Decisions of a program that TVM accepts."""
+    for _ in range(tries):
+        try:
+            return space.canonical(sketch, draw(sketch, rng))
+        except InvalidProgram:
+            continue
+    raise AssertionError(f"no valid program among {tries}")
+
+
+def test_a_design_space_of_cuda(sketches):
+    """On threads of blocks, through shared memory; with and without asynchronous copies."""
+    assert len(sketches) == 3
+    for sketch in sketches:
+        text = str(sketch.trace)
+        assert "threadIdx.x" in text and "blockIdx.x" in text and 'storage_scope="shared"' in text
+    assert sum("software_pipeline_async_stages" in str(sketch.trace) for sketch in sketches) == 2
+
+
+def test_older_gpus_have_no_asynchronous_copies(tiny):
+    (sketch,) = space_of(tiny, pool_target("cuda", 1)).sketches()
+    assert "software_pipeline" not in str(sketch.trace)
+
+
+def test_what_the_gpu_cannot_hold_is_an_invalid_program(space, sketches):
+    """Told by TVM's VerifyGPUCode; no error."""
+    rng, found = np.random.default_rng(0), Counter()
+    for decisions in sketches[0].sample(40, rng):
+        try:
+            space.canonical(sketches[0], decisions)
+            found["valid"] += 1
+        except InvalidProgram as error:
+            found[str(error)] += 1
+    assert found["rejected by VerifyGPUCode"] > 10 and set(found) <= {"valid", "rejected by VerifyGPUCode"}
+
+
+def test_a_sketch_survives_as_text_and_decisions(space, sketches):
+    """And means the same under the target of another GPU."""
+    rng = np.random.default_rng(1)
+    for sketch in sketches:
+        decisions = valid(space, sketch, rng)
+        again = read_sketch(sketch.task_key, 0, trace_from_json(trace_to_json(sketch.trace), space.module))
+        other = DesignSpace(sketch.task_key, space.module, H100 | {"arch": "sm_80"})
+        expected, found = space.materialise(sketch, decisions).mod, other.materialise(again, decisions).mod
+        assert structural_key(expected) == structural_key(found)
+
+
+# --- drawing what can be launched ---
+
+
+def threads_of(schedule):
+    """Threads of each kernel's blocks, read from the program's text."""
+    return {int(n) for n in re.findall(r'thread_binding\((\d+), thread="threadIdx.x"\)', schedule.mod.script())}
+
+
+def test_threads_are_told_from_the_decisions(space, sketches):
+    """As TVM binds them; what it refuses for its threads is found without a replay."""
+    rng = np.random.default_rng(2)
+    for sketch in sketches:
+        (columns,) = set(gpu_threads._bound_loops(sketch))
+        decisions = valid(space, sketch, rng)
+        assert threads_of(space.materialise(sketch, decisions)) == {int(np.prod(decisions[list(columns)]))}
+        many = sketch.sample(200, rng)
+        fits = launchable(sketch, many)
+        threads = many[:, list(columns)].prod(axis=1)
+        assert np.array_equal(fits, (threads >= 32) & (threads <= 1024)) and 0 < fits.mean() < 0.9
+        for refused in many[~fits][:5]:
+            with pytest.raises(InvalidProgram):
+                space.canonical(sketch, refused)
+
+
+def test_what_is_drawn_can_be_launched(sketches):
+    rng = np.random.default_rng(3)
+    drawn = np.stack([draw(sketches[0], rng) for _ in range(50)])
+    assert launchable(sketches[0], drawn).all() and len(np.unique(drawn, axis=0)) > 20
+
+
+def test_a_cpus_sketch_is_drawn_as_ever(matmul):
+    """The pool of a seed must not change."""
+    sketch = matmul.sketches[0]
+    ours, plain = np.random.default_rng(5), np.random.default_rng(5)
+    for _ in range(5):
+        assert np.array_equal(draw(sketch, ours), sketch.sample(1, plain)[0])
+    assert launchable(sketch, sketch.sample(10, ours)).all()
+
+
+def test_a_pool_for_gpus(tiny):
+    rows, programs = build_pool([tiny.task], 0, 6, 0, 2, design_space="cuda")
+    assert len(programs) == 6 == len(set(programs)) and len(rows) == 1
+    space = space_of(tiny)
+    sketch = read_sketch(tiny.task.key, 0, trace_from_json(rows[0]["trace_json"], space.module))
+    for program in programs:
+        space.canonical(sketch, program.decisions)  # valid on a newer GPU too
+    encoder = Encoder([tiny.task], rows)
+    samples = encoder.encode([(p.task_key, p.sketch, p.decisions) for p in programs], GpuHardware(cuda_cores=16896).vector())
+    assert samples.tokens.shape == (6, samples.lengths.max(), WIDTH)
+    assert samples.tokens[0, :, KINDS.index("Bind")].sum() == 3  # blocks, virtual threads, threads
+    assert len(np.unique(samples.tokens.reshape(6, -1), axis=0)) == 6
+
+
+# --- code ---
+
+
+def source_of(space, sketch, decisions):
+    target = make_target(H100)
+    with target:
+        built = load_tvm().tirx.build(space.materialise(sketch, decisions).mod, target=target)
+    (kernels,) = built.imports
+    assert str(kernels.kind) == "cuda"
+    return str(kernels.inspect_source())
+
+
+def test_cuda_source_is_made_without_a_gpu(space, sketches):
+    for sketch in sketches:
+        source = source_of(space, sketch, valid(space, sketch, np.random.default_rng(4)))
+        assert "__global__" in source and "__shared__" in source
+        assert ("cp.async" in source) == ("software_pipeline_async_stages" in str(sketch.trace))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+def test_nvcc_makes_machine_code_of_it(space, sketches):
+    from tvm.support import nvcc
+
+    sketch = sketches[-1]
+    source = source_of(space, sketch, valid(space, sketch, np.random.default_rng(6)))
+    with make_target(H100):
+        code = nvcc.compile_cuda(source, target_format="cubin", arch="sm_90", compiler="nvcc")
+    assert bytes(code[:4]) == b"\x7fELF" and b"main_kernel" in bytes(code)
+
+
+def test_the_sentinel_of_a_gpu():
+    target = make_target(H100)
+    with target:
+        built = load_tvm().tirx.build(sentinel_module("cuda"), target=target)
+    assert "__global__" in str(built.imports[0].inspect_source())
