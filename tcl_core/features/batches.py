@@ -20,6 +20,8 @@ class Samples:
     tasks        (N,) int32, the ranking group: programs are only ever compared within one task
     latencies_s  (N,) float64, median measured latency in seconds; inf where the program failed
     task_names   task index -> readable name, for error messages and reports
+    states       (N,) objects or None: the real states of the programs whose schedules were replayed
+                 (``features.states.Trajectory``), None for the others; only training a world model reads them
     """
 
     tokens: np.ndarray
@@ -27,6 +29,7 @@ class Samples:
     tasks: np.ndarray
     latencies_s: np.ndarray
     task_names: tuple[str, ...] = ()
+    states: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -38,7 +41,8 @@ class Samples:
 
     def take(self, index: np.ndarray) -> Samples:
         """The programs at ``index`` (integers or a mask); task numbering is kept."""
-        picked = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "task_names"}
+        aligned = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "task_names"}
+        picked = {name: array if array is None else array[index] for name, array in aligned.items()}
         return Samples(**picked, task_names=self.task_names)
 
     def task_name(self, task: int) -> str:
@@ -72,4 +76,10 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
         tasks=np.concatenate([p.tasks for p in parts]),
         latencies_s=np.concatenate([p.latencies_s for p in parts]),
         task_names=max((p.task_names for p in parts), key=len),
+        states=_concatenated([p.states for p in parts]),
     )
+
+
+def _concatenated(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """An optional field of stacked parts: there if all of them have it."""
+    return None if any(part is None for part in parts) else np.concatenate(parts)

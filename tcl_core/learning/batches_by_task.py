@@ -27,6 +27,7 @@ class Batch:
     index    (T, P) int64 row of each program in ``tokens``, 0 in the padding
     mask     (T, P) bool, false in the padding
     tasks    (T,) task numbers in the data set
+    rows     (B,) rows of the programs in the data set
     """
 
     number: int
@@ -36,6 +37,7 @@ class Batch:
     index: Tensor
     mask: Tensor
     tasks: np.ndarray
+    rows: np.ndarray
 
     def by_task(self, values: Tensor) -> Tensor:
         """(B,) values of the programs -> (T, P); the padding repeats the first program and must be masked."""
@@ -124,7 +126,7 @@ def make_batch(
     index[mask] = np.arange(len(rows))
     labels = np.where(mask, scores[rows][index], 0.0).astype(np.float32)
     tensors = (torch.from_numpy(array).to(device) for array in (tokens, lengths, labels, index, mask))
-    return Batch(number, *tensors, tasks=samples.tasks[[part[0] for part in parts]])
+    return Batch(number, *tensors, tasks=samples.tasks[[part[0] for part in parts]], rows=rows)
 
 
 def batches_in_order(

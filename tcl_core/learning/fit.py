@@ -7,7 +7,7 @@ network but that ``network(tokens, lengths)`` gives (B,) scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,13 +121,19 @@ def validation_metrics(
     network: nn.Module, samples: Samples, batch_size: int, sigma: float = 1.0
 ) -> dict[str, float]:
     """Mean over tasks of the LambdaRank loss and of top-1: the score of the program predicted to be best."""
-    losses, top = [], []
     with torch.inference_mode():
-        for batch in batches_in_order(samples, usable_tasks(samples), batch_size, _device(network)):
-            predicted = batch.by_task(network(batch.tokens, batch.lengths))
-            losses += lambda_rank(predicted, batch.labels, batch.mask, sigma).tolist()
-            best = predicted.masked_fill(~batch.mask, -torch.inf).argmax(1, keepdim=True)
-            top += batch.labels.gather(1, best)[:, 0].tolist()
+        batches = batches_in_order(samples, usable_tasks(samples), batch_size, _device(network))
+        predicted = ((batch.by_task(network(batch.tokens, batch.lengths)), batch) for batch in batches)
+        return ranking_metrics(predicted, sigma)
+
+
+def ranking_metrics(predicted: Iterable[tuple[Tensor, Batch]], sigma: float = 1.0) -> dict[str, float]:
+    """``validation_metrics`` of the (T, P) predictions of each batch."""
+    losses, top = [], []
+    for values, batch in predicted:
+        losses += lambda_rank(values, batch.labels, batch.mask, sigma).tolist()
+        best = values.masked_fill(~batch.mask, -torch.inf).argmax(1, keepdim=True)
+        top += batch.labels.gather(1, best)[:, 0].tolist()
     return {"valid_loss": float(np.mean(losses)), "valid_top1": float(np.mean(top))}
 
 
@@ -183,7 +189,7 @@ def _run_epoch(
 def _broken_task(network: nn.Module, batch: Batch, train: Samples) -> str:
     """The message that names the first task whose predictions are not finite, else the batch's first."""
     with torch.inference_mode():
-        broken = ~torch.isfinite(batch.by_task(network(batch.tokens, batch.lengths))).all(1)
+        broken = ~torch.isfinite(batch.by_task(network(batch.tokens, batch.lengths))).flatten(1).all(1)
     task = train.task_name(int(batch.tasks[int(broken.int().argmax())]))
     return (
         f"the training loss is not finite on task '{task}'; look at its tokens, or lower the learning rate."

@@ -26,14 +26,17 @@ def lambda_rank(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 
     maxDCG is the discounted gain of the best order, so a task's loss does not depend on the scale of its
     labels. Needs O(T P^2) memory.
     """
+    predicted = predicted.masked_fill(~mask, 0.0)
+    surprise = F.softplus(-sigma * differences(predicted)) / math.log(2.0)
+    return (pair_weights(predicted, labels, mask) * surprise).sum((1, 2))
+
+
+def pair_weights(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """(T, P, P) what it costs to place i below j, |G_i - G_j| |1/D_i - 1/D_j|; 0 unless i is the better one."""
     labels = labels.masked_fill(~mask, 0.0)
-    gain = normalised_gains(labels)
     discount = 1.0 / torch.log2(1.0 + predicted_ranks(predicted, mask))
     ordered = (labels[:, :, None] > labels[:, None, :]) & mask[:, :, None] & mask[:, None, :]
-    weight = _differences(gain).abs() * _differences(discount).abs() * ordered
-    predicted = predicted.masked_fill(~mask, 0.0)
-    surprise = F.softplus(-sigma * _differences(predicted)) / math.log(2.0)
-    return (weight * surprise).sum((1, 2))
+    return differences(normalised_gains(labels)).abs() * differences(discount).abs() * ordered
 
 
 def normalised_gains(labels: Tensor) -> Tensor:
@@ -61,6 +64,6 @@ def within_task(scores: Tensor, mask: Tensor) -> Tensor:
     return ((scores - lowest) / width).masked_fill(~mask, 0.0)
 
 
-def _differences(values: Tensor) -> Tensor:
+def differences(values: Tensor) -> Tensor:
     """(T, P, P) values_i - values_j."""
     return values[:, :, None] - values[:, None, :]

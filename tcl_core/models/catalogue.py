@@ -19,6 +19,12 @@ CLASSES = {
     "random": "tcl_core.models.random_scores:RandomScores",
     "mamba": "tcl_core.models.mamba:MambaModel",
     "lateral-mamba": "tcl_core.models.lateral_mamba:LateralMambaModel",
+    "tlp": "tcl_core.models.tlp:TlpModel",
+    "mtl-tlp": "tcl_core.models.mtl_tlp:MtlTlpModel",
+    "tenset-mlp": "tcl_core.models.tenset_mlp:TensetMlpModel",
+    "xgboost": "tcl_core.models.trees:XgboostModel",
+    "trees": "tcl_core.models.trees:TreesModel",
+    "world-model": "tcl_core.models.world_model:WorldModel",
 }
 
 
@@ -33,6 +39,11 @@ def model_class(name: str) -> type[CostModel]:
 def create(name: str, settings: FitSettings | None = None) -> CostModel:
     """A fresh model of a name; ``settings`` carries the seed and how it trains."""
     return model_class(name)(settings) if settings else model_class(name)()
+
+
+def reads(name: str) -> str:
+    """What the rows of a model's samples are: tokens (``features.encode``) or statements (``features.statements``)."""
+    return getattr(model_class(name), "reads", "tokens")
 
 
 def load(folder: Path) -> CostModel:

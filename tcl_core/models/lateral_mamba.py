@@ -78,9 +78,9 @@ class LateralMamba(nn.Module):
             base = self.base.activations(batch)
         return self.column.activations(batch, self.lateral(base))
 
-    def lateral(self, base: Sequence[Tensor]) -> list[Tensor | float]:
+    def lateral(self, base: Sequence[Tensor]) -> list[Tensor | None]:
         """What each layer of AC receives from the layers of KB."""
-        return [0.0, *(adapter(h) for adapter, h in zip(self.adapters, base))]
+        return [None, *(adapter(h) for adapter, h in zip(self.adapters, base))]
 
 
 def two_columns(adapter_width: int, **column: int) -> LateralMamba:

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tcl_core.models import scan_kernel
 from tcl_core.models.selective_scan import selective_scan
 from tcl_core.models.torch_model import TorchCostModel
 
-NO_LATERAL = (0.0,) * 7
+NO_LATERAL = (None,) * 7
 HASH_SEED = 20260412
 
 
@@ -47,7 +48,7 @@ class TokenBatch:
         flat = tokens.flatten(0, 1)
         keys = _hash_rows(flat)
         distinct, index = torch.unique(keys, return_inverse=True)
-        first = torch.empty_like(distinct).scatter_(0, index, torch.arange(len(keys), device=keys.device))
+        first = index.new_empty(len(distinct)).scatter_(0, index, torch.arange(len(keys), device=keys.device))
         rows = flat[first]
         if len(rows) * 2 > len(flat) or not torch.equal(rows[index], flat):
             rows, index = flat, torch.arange(len(flat), device=flat.device)
@@ -91,13 +92,17 @@ class MambaBlock(nn.Module):
         """(M, D) -> (M, 2D): input of the convolution and gate."""
         return self.in_proj(x)
 
-    def mix(self, projected: Tensor) -> Tensor:
-        """(B, L, 2D) -> (B, L, D)."""
-        x, gate = projected.chunk(2, dim=-1)
-        x = F.silu(causal_convolution(x, self.conv.weight[:, 0], self.conv.bias))
+    def mix(self, projected: Tensor, batch: TokenBatch) -> Tensor:
+        """(M, 2D) of the distinct tokens -> (B, L, D), along the sequences of ``batch``."""
+        A = -torch.exp(self.A_log)
+        taps, dt = self.conv.weight[:, 0], self.dt_proj
+        if scan_kernel.available(projected, batch.index, self.state, self.rank, taps.shape[1]):
+            weights = (taps, self.conv.bias, self.x_proj.weight, dt.weight, dt.bias, A, self.D)
+            return self.out_proj(scan_kernel.CompiledMix.apply(projected, batch.index, *weights))
+        x, gate = batch.spread(projected).chunk(2, dim=-1)
+        x = F.silu(causal_convolution(x, taps, self.conv.bias))
         step, B, C = self.x_proj(x).split([self.rank, self.state, self.state], dim=-1)
-        delta = F.softplus(self.dt_proj(step))
-        y = selective_scan(x, delta, -torch.exp(self.A_log), B, C, self.D)
+        y = selective_scan(x, F.softplus(dt(step)), A, B, C, self.D)
         return self.out_proj(y * F.silu(gate))
 
 
@@ -132,21 +137,20 @@ class MambaNetwork(nn.Module):
         batch = TokenBatch.of(tokens, lengths)
         return pool(self.activations(batch)[-2], batch)
 
-    def activations(self, batch: TokenBatch, lateral: Sequence[Tensor | float] = NO_LATERAL) -> list[Tensor]:
+    def activations(self, batch: TokenBatch, lateral: Sequence[Tensor | None] = NO_LATERAL) -> list[Tensor]:
         """Outputs of the seven layers: 1 to 3 (M, width) per distinct token, 4 to 7 (B, L, width).
 
         ``lateral[i]`` is added to layer i + 1 before its activation function (to the fourth, per distinct
         token, on the residual path).
         """
-        h1 = F.relu(self.encoder[0](batch.rows) + lateral[0])
-        h2 = F.relu(self.encoder[1](h1) + lateral[1])
-        h3 = F.relu(self.encoder[2](h2) + lateral[2])
-        per_token = torch.cat([self.block.project(self.block_norm(h3)), h3 + lateral[3]], dim=-1)
-        projected, direct = batch.spread(per_token).split([2 * h3.shape[-1], h3.shape[-1]], dim=-1)
-        h4 = direct + self.block.mix(projected)
-        h5 = F.relu(self.decoder[0](self.decoder_norm(h4)) + lateral[4])
-        h6 = F.relu(self.decoder[1](h5) + lateral[5])
-        return [h1, h2, h3, h4, h5, h6, self.decoder[2](h6) + lateral[6]]
+        h1 = relu(self.encoder[0](batch.rows), lateral[0])
+        h2 = relu(self.encoder[1](h1), lateral[1])
+        h3 = relu(self.encoder[2](h2), lateral[2])
+        mixed = self.block.mix(self.block.project(self.block_norm(h3)), batch)
+        h4 = mixed.add_(batch.spread(plus(h3, lateral[3])))
+        h5 = relu(normalised_linear(h4, self.decoder_norm, self.decoder[0]), lateral[4])
+        h6 = relu(self.decoder[1](h5), lateral[5])
+        return [h1, h2, h3, h4, h5, h6, plus(self.decoder[2](h6), lateral[6])]
 
 
 class MambaModel(TorchCostModel):
@@ -159,6 +163,22 @@ class MambaModel(TorchCostModel):
 def pool(values: Tensor, batch: TokenBatch) -> Tensor:
     """(B, L, W) of the tokens -> (B, W) of the programs: the sum over the tokens in use."""
     return (values * batch.mask[..., None]).sum(1)
+
+
+def plus(x: Tensor, lateral: Tensor | None) -> Tensor:
+    """What a layer gives, with what it gets from another column, if anything."""
+    return x if lateral is None else x + lateral
+
+
+def relu(x: Tensor, lateral: Tensor | None) -> Tensor:
+    """The activation of ``plus``; writes over ``x``, which is a layer's output that nobody else reads."""
+    return F.relu(plus(x, lateral), inplace=True)
+
+
+def normalised_linear(x: Tensor, norm: nn.RMSNorm, linear: nn.Linear) -> Tensor:
+    """``linear(norm(x))``; the root mean square divides the product, which is narrower than ``x``."""
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
+    return torch.addcmul(linear.bias, F.linear(x, linear.weight * norm.weight), scale)
 
 
 def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -176,8 +196,7 @@ def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _hash_rows(rows: Tensor) -> Tensor:
-    """(M,) int64 keys of float32 rows; equal rows have equal keys."""
+    """(M,) float64 keys of float32 rows: products with a random direction, which tell apart what differs at all."""
     generator = torch.Generator().manual_seed(HASH_SEED)
-    factors = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=generator).to(rows.device)
-    bits = (rows.contiguous() + 0.0).view(torch.int32).to(torch.int64)
-    return (bits * (2 * factors + 1)).sum(1)
+    direction = torch.randn(rows.shape[1], generator=generator, dtype=torch.float64)
+    return (rows.double() * direction.to(rows.device)).sum(1)  # not a matrix product: equal rows must give equal sums

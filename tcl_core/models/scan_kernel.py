@@ -1,17 +1,27 @@
-"""The selective scan for float32 on a CPU, compiled for this CPU by TVM when first needed.
+"""The inside of a Mamba block for float32 on a CPU, compiled for this CPU by TVM when first needed.
 
-The readable scan is ``selective_scan.selective_scan_reference``; symbols and shapes are explained there.  The
-kernel walks the channels D in blocks of ``LANES``, one vector register each, and the steps inside: a block's
-N states stay in registers, and nothing of size (B, L, D, N) ever exists.  The backward kernel computes a
-block's states and decays again, L x N registers that fit the cache, and walks them in reverse.
+Convolution, step sizes, scan and gate of a program in one pass, its rows in the cache meanwhile.  Written in torch
+they are a dozen passes over (B, L, W) arrays, and the scan is one more for every step.  The readable twin is
+``mamba.MambaBlock.mix`` with ``selective_scan.selective_scan_reference``, where the symbols are explained:
 
-The kernels are serial; the batch is cut into one slice per torch thread, because TVM's own thread pool would
-contend with torch's for the cores.
+    x, gate = halves of projected[index]
+    u       = silu(convolution of x)
+    s       = u x_proj                                R numbers for the step size, N of B, N of C
+    delta   = softplus(s[:R] dt + dt_bias)
+    h_t     = 2^(delta_t A') h_{t-1} + delta_t u_t B_t            A' = A / ln 2
+    out_t   = (C_t h_t + D u_t) silu(gate_t)
+
+Channels are walked in blocks of ``LANES``, one vector register each; a block's N states stay in registers.  The
+backward kernel computes all of it again, keeps the states and decays of one block, and walks them in reverse.
+
+The kernels are serial; the batch is cut into one slice per torch thread, because TVM's own thread pool would contend
+with torch's for the cores.  Gradients that programs share (of tokens, of weights) are summed per slice.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -19,53 +29,66 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 LANES = 16
+WORTHWHILE = 1024  # tokens; with fewer, torch is done before TVM is loaded and has compiled
 log = logging.getLogger(__name__)
 
 
-def available(u: Tensor, A: Tensor) -> bool:
-    """Whether the kernel can take these: float32 on the CPU, D a multiple of ``LANES``, TVM at hand."""
-    fits = u.device.type == "cpu" and u.dtype == torch.float32 and A.shape[0] % LANES == 0 and len(u) > 0
-    return fits and kernels(*A.shape) is not None
+def available(projected: Tensor, index: Tensor, state: int, rank: int, taps: int) -> bool:
+    """Whether the kernel can take these: float32 on the CPU, W a multiple of ``LANES``, tokens enough, TVM at hand."""
+    width = projected.shape[1] // 2
+    fits = projected.device.type == "cpu" and projected.dtype == torch.float32 and width % LANES == 0
+    return fits and index.numel() >= WORTHWHILE and kernel("forward", width, state, rank, taps) is not None
 
 
-class CompiledScan(torch.autograd.Function):
-    """``selective_scan`` on the compiled kernels; the arguments are those of the reference."""
+class CompiledMix(torch.autograd.Function):
+    """(B, L, W) from ``projected`` (M, 2W) and ``index`` (B, L), which says which of its rows stands where.
+
+    The weights are ``taps`` (W, K) and ``bias`` (W,) of the convolution, ``x_proj`` (R + 2N, W), ``dt`` (W, R),
+    ``dt_bias`` (W,), ``A`` (W, N) and ``D`` (W,).
+    """
 
     @staticmethod
-    def forward(ctx, u, delta, A, B, C, D):
-        tensors = [tensor.contiguous() for tensor in (u, delta, A.T, B, C, D)]
+    def forward(ctx, projected, index, taps, bias, x_proj, dt, dt_bias, A, D):
+        inner = F.pad(x_proj.T, (0, -len(x_proj) % LANES))  # (W, S), S whole registers
+        tensors = (projected, index, taps.T, bias, inner, x_proj, dt.T, dt_bias, A.T / math.log(2.0), D)
+        tensors = [tensor.contiguous() for tensor in tensors]
         ctx.save_for_backward(*tensors)
-        y = torch.empty_like(tensors[0])
-        run = kernels(*A.shape)["forward"]
-        _in_slices(lambda rows: run(*_cut(tensors, rows), y[rows]), len(u))
-        return y
+        out = projected.new_empty(*index.shape, len(D))
+        run, length = kernel("forward", len(D), A.shape[1], dt.shape[1], taps.shape[1]), index.shape[1]
+
+        def forward(rows: slice) -> None:
+            room = projected.new_empty(4, length, len(D)), projected.new_empty(length, inner.shape[1])
+            run(*_cut(tensors, rows), *room, out[rows])
+
+        _in_slices(forward, len(index))
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_y):
-        tensors = list(ctx.saved_tensors)
-        u, _, A, B, C, D = tensors
-        grad_y = grad_y.contiguous()
-        grads = [torch.empty_like(tensor) for tensor in (u, u, B, C)]
-        run = kernels(D.shape[0], A.shape[0])["backward"]
+    def backward(ctx, grad):
+        tensors, grad = list(ctx.saved_tensors), grad.contiguous()
+        projected, index, taps, _, inner, x_proj, dt, _, A, D = tensors
+        length, rows_of = index.shape[1], (len(taps), 1, len(x_proj), len(dt), 1, len(A), 1)
+        run, new = kernel("backward", len(D), len(A), len(dt), len(taps)), projected.new_empty
 
         def backward(rows: slice) -> tuple[Tensor, Tensor]:
-            shared = torch.zeros_like(A), torch.zeros_like(D)
-            room = u.new_empty(4, u.shape[1] + 1, A.shape[0], LANES)
-            run(*_cut(tensors, rows), grad_y[rows], *(grad[rows] for grad in grads), *shared, room)
-            return shared
+            sums = torch.zeros_like(projected), projected.new_zeros(sum(rows_of), len(D))
+            room = new(6, length, len(D)), new(length, inner.shape[1])
+            states = new(2, length + 1, len(A), LANES), new(length, len(x_proj), LANES), new(length, len(x_proj))
+            run(*_cut(tensors, rows), *room, *states, torch.empty_like(sums[1]), grad[rows], *sums)
+            return sums
 
-        grad_A, grad_D = (torch.stack(parts).sum(0) for parts in zip(*_in_slices(backward, len(u))))
-        grad_u, grad_delta, grad_B, grad_C = grads
-        return grad_u, grad_delta, grad_A.T, grad_B, grad_C, grad_D
+        grad_projected, grads = (sum(parts[1:], parts[0]) for parts in zip(*_in_slices(backward, len(index))))
+        taps, bias, x_proj, dt, dt_bias, A, D = grads.split(rows_of)
+        return grad_projected, None, taps.T, bias[0], x_proj, dt.T, dt_bias[0], A.T, D[0]
 
 
 def _cut(tensors: list[Tensor], rows: slice) -> list[Tensor]:
-    """The batch slice of u, delta, B and C; A and D whole."""
-    u, delta, A, B, C, D = tensors
-    return [u[rows], delta[rows], A, B[rows], C[rows], D]
+    """The slice of the batch, in ``index``; all else whole."""
+    return [tensors[0], tensors[1][rows], *tensors[2:]]
 
 
 @cache
@@ -81,17 +104,17 @@ def _in_slices(work: Callable, size: int) -> list:
 
 
 @cache
-def kernels(width: int, state: int) -> dict[str, Callable] | None:
-    """The functions ``forward`` and ``backward`` for D = ``width`` and N = ``state``, any batch and length.
+def kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable | None:
+    """The function ``forward`` or ``backward`` for W, N, R and K, any batch and length.
 
-    Compiled on the first call, in about half a second; None where TVM cannot.
+    Compiled on the first call, in some seconds; None where TVM cannot.
     """
     from tcl_core.compat import load_tvm
 
     try:
         tvm = load_tvm()
-        compiled = tvm.compile(_module(width, state), target=_host_target(tvm))
-        return {name: compiled[name] for name in ("forward", "backward")}
+        module = tvm.IRModule({name: _module(width, state, rank, taps)[name]})
+        return tvm.compile(module, target=_host_target(tvm))[name]
     except Exception as error:  # whatever is wrong with the compiler, the torch path gives the same numbers
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         log.warning("no compiled scan (%s); the slower torch scan is used", reason)
@@ -103,152 +126,298 @@ def _host_target(tvm):
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu})
 
 
-def _module(width: int, state: int):
+@cache
+def _module(width: int, state: int, rank: int, taps: int):
     from tvm.script import ir as I
     from tvm.script import tirx as T
 
-    W, N, K = width, state, LANES
+    W, N, R, K, V = width, state, rank, taps, LANES
+    scalars = R + 2 * N
+    S = scalars + -scalars % V
+    CONV, U, STEP, DELTA, GRAD_U, GRAD_STEP = range(6)  # arrays of room: before silu, after; before softplus, after
+    BIAS, X, DT = K, K + 1, K + 1 + scalars  # rows of grads, the taps' first
+    DT_BIAS, DECAY, SKIP = DT + R, DT + R + 1, DT + R + 1 + N
+    LN2 = T.float32(math.log(2.0))
 
-    def exp(x):
-        """2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes expf): LLVM has no vector exp."""
-        x = T.max(T.min(x, T.float32(88.0)), T.float32(-87.0))
-        n = T.floor(x * T.float32(1.44269504088896341) + T.float32(0.5))
-        f = x - n * T.float32(0.693359375) - n * T.float32(-2.12194440e-4)
-        p = T.float32(1.9875691500e-4)
-        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+    def exp2(x):
+        """2^x of x <= 126: an integer power, by its bits, times a polynomial on [-1/2, 1/2], off by 8e-8 at most."""
+        x = T.max(x, T.float32(-126.0))
+        whole = T.nearbyint(x)
+        f = x - whole
+        p = T.float32(0.001339086336)
+        for c in (0.009676031918, 0.05550357114, 0.2402210749, 0.693147188, 1.000000075):
             p = p * f + T.float32(c)
-        power = T.reinterpret("float32", T.shift_left(T.Cast("int32", n) + 127, 23))
-        return (p * f * f + f + T.float32(1.0)) * power
+        return T.reinterpret("float32", T.reinterpret("int32", p) + T.shift_left(T.Cast("int32", whole), 23))
+
+    def sigmoid(x):
+        return T.float32(1.0) / (T.float32(1.0) + exp2(T.min(x * T.float32(-1.0 / math.log(2.0)), T.float32(126.0))))
+
+    def silu_slope(x, s):
+        """Derivative of x sigmoid(x), where s = sigmoid(x)."""
+        return s * (T.float32(1.0) + x * (T.float32(1.0) - s))
+
+    def softplus(x):
+        """max(x, 0) + log(1 + e^-|x|); the logarithm of 1 + z is 2 artanh(z / (z + 2))."""
+        z = exp2(T.min(x, T.float32(0.0) - x) * T.float32(1.0 / math.log(2.0)))
+        s = z / (z + T.float32(2.0))
+        p = T.float32(2.0 / 11.0)
+        for n in (9, 7, 5, 3, 1):
+            p = p * (s * s) + T.float32(2.0 / n)
+        return T.max(x, T.float32(0.0)) + s * p
+
+    @T.inline
+    def prepare(b, length, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums):
+        """Everything before the scan, of program b: ``room`` and the scalars ``s``."""
+        for t, d in T.grid(length, W // V):
+            for k in T.vectorized(V):
+                v[k] = bias[d * V + k]
+            for j in T.unroll(K):
+                if t + j >= K - 1:
+                    for k in T.vectorized(V):
+                        v[k] = v[k] + taps[j, d * V + k] * projected[index[b, t + j - (K - 1)], d * V + k]
+            for k in T.vectorized(V):
+                room[CONV, t, d * V + k] = v[k]
+                room[U, t, d * V + k] = v[k] * sigmoid(v[k])
+        for t in range(length):
+            for r in T.unroll(S // V):
+                for k in T.vectorized(V):
+                    sums[0, r, k] = T.float32(0)
+                    sums[1, r, k] = T.float32(0)
+            for d in range(W // 2):
+                for half in T.unroll(2):  # two chains of additions, of which one hides the other's latency
+                    for r in T.unroll(S // V):
+                        for k in T.vectorized(V):
+                            sums[half, r, k] = (
+                                sums[half, r, k] + room[U, t, 2 * d + half] * inner[2 * d + half, r * V + k]
+                            )
+            for r in T.unroll(S // V):
+                for k in T.vectorized(V):
+                    s[t, r * V + k] = sums[0, r, k] + sums[1, r, k]
+        for t, d in T.grid(length, W // V):
+            for k in T.vectorized(V):
+                v[k] = dt_bias[d * V + k]
+            for r in T.unroll(R):
+                for k in T.vectorized(V):
+                    v[k] = v[k] + s[t, r] * dt[r, d * V + k]
+            for k in T.vectorized(V):
+                room[STEP, t, d * V + k] = v[k]
+                room[DELTA, t, d * V + k] = softplus(v[k])
 
     @I.ir_module
-    class Scan:
+    class Mix:
         @T.prim_func(s_tir=True)
         def forward(
-            u_: T.handle,
-            delta_: T.handle,
+            projected_: T.handle,
+            index_: T.handle,
+            taps_: T.handle,
+            bias_: T.handle,
+            inner_: T.handle,
+            x_proj_: T.handle,
+            dt_: T.handle,
+            dt_bias_: T.handle,
             A_: T.handle,
-            B_: T.handle,
-            C_: T.handle,
             D_: T.handle,
-            y_: T.handle,
+            room_: T.handle,
+            s_: T.handle,
+            out_: T.handle,
         ):
             T.func_attr({"global_symbol": "forward", "tirx.noalias": True})
-            batch, length = T.int64(), T.int64()
-            u = T.match_buffer(u_, (batch, length, W), "float32")
-            delta = T.match_buffer(delta_, (batch, length, W), "float32")
+            batch, length, rows = T.int64(), T.int64(), T.int64()
+            projected = T.match_buffer(projected_, (rows, 2 * W), "float32")
+            index = T.match_buffer(index_, (batch, length), "int64")
+            taps = T.match_buffer(taps_, (K, W), "float32")
+            bias = T.match_buffer(bias_, (W,), "float32")
+            inner = T.match_buffer(inner_, (W, S), "float32")
+            x_proj = T.match_buffer(x_proj_, (scalars, W), "float32")
+            dt = T.match_buffer(dt_, (R, W), "float32")
+            dt_bias = T.match_buffer(dt_bias_, (W,), "float32")
             A = T.match_buffer(A_, (N, W), "float32")
-            B = T.match_buffer(B_, (batch, length, N), "float32")
-            C = T.match_buffer(C_, (batch, length, N), "float32")
             D = T.match_buffer(D_, (W,), "float32")
-            y = T.match_buffer(y_, (batch, length, W), "float32")
-            h = T.alloc_buffer((N, K), "float32", scope="local")
-            out = T.alloc_buffer((K,), "float32", scope="local")
-            for b, d in T.grid(batch, W // K):
-                for n in T.unroll(N):
-                    for k in T.vectorized(K):
-                        h[n, k] = T.float32(0)
-                for t in range(length):
-                    for k in T.vectorized(K):
-                        out[k] = D[d * K + k] * u[b, t, d * K + k]
+            room = T.match_buffer(room_, (4, length, W), "float32")
+            s = T.match_buffer(s_, (length, S), "float32")
+            out = T.match_buffer(out_, (batch, length, W), "float32")
+            h = T.alloc_buffer((N, V), "float32", scope="local")
+            v = T.alloc_buffer((V,), "float32", scope="local")
+            sums = T.alloc_buffer((2, S // V, V), "float32", scope="local")
+            for b in range(batch):
+                prepare(b, length, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
+                for d in range(W // V):
                     for n in T.unroll(N):
-                        for k in T.vectorized(K):
-                            h[n, k] = (
-                                exp(delta[b, t, d * K + k] * A[n, d * K + k]) * h[n, k]
-                                + delta[b, t, d * K + k] * u[b, t, d * K + k] * B[b, t, n]
+                        for k in T.vectorized(V):
+                            h[n, k] = T.float32(0)
+                    for t in range(length):
+                        for k in T.vectorized(V):
+                            v[k] = D[d * V + k] * room[U, t, d * V + k]
+                        for n in T.unroll(N):
+                            for k in T.vectorized(V):
+                                h[n, k] = (
+                                    exp2(room[DELTA, t, d * V + k] * A[n, d * V + k]) * h[n, k]
+                                    + room[DELTA, t, d * V + k] * room[U, t, d * V + k] * s[t, R + n]
+                                )
+                                v[k] = v[k] + h[n, k] * s[t, R + N + n]
+                        for k in T.vectorized(V):
+                            out[b, t, d * V + k] = (
+                                v[k]
+                                * projected[index[b, t], W + d * V + k]
+                                * sigmoid(projected[index[b, t], W + d * V + k])
                             )
-                            out[k] = out[k] + h[n, k] * C[b, t, n]
-                    for k in T.vectorized(K):
-                        y[b, t, d * K + k] = out[k]
 
         @T.prim_func(s_tir=True)
         def backward(
-            u_: T.handle,
-            delta_: T.handle,
+            projected_: T.handle,
+            index_: T.handle,
+            taps_: T.handle,
+            bias_: T.handle,
+            inner_: T.handle,
+            x_proj_: T.handle,
+            dt_: T.handle,
+            dt_bias_: T.handle,
             A_: T.handle,
-            B_: T.handle,
-            C_: T.handle,
             D_: T.handle,
-            grad_y_: T.handle,
-            grad_u_: T.handle,
-            grad_delta_: T.handle,
-            grad_B_: T.handle,
-            grad_C_: T.handle,
-            grad_A_: T.handle,
-            grad_D_: T.handle,
             room_: T.handle,
+            s_: T.handle,
+            states_: T.handle,
+            lanes_: T.handle,
+            grad_s_: T.handle,
+            part_: T.handle,
+            grad_: T.handle,
+            grad_projected_: T.handle,
+            grads_: T.handle,
         ):
             T.func_attr({"global_symbol": "backward", "tirx.noalias": True})
-            batch, length = T.int64(), T.int64()
-            u = T.match_buffer(u_, (batch, length, W), "float32")
-            delta = T.match_buffer(delta_, (batch, length, W), "float32")
+            batch, length, rows = T.int64(), T.int64(), T.int64()
+            projected = T.match_buffer(projected_, (rows, 2 * W), "float32")
+            index = T.match_buffer(index_, (batch, length), "int64")
+            taps = T.match_buffer(taps_, (K, W), "float32")
+            bias = T.match_buffer(bias_, (W,), "float32")
+            inner = T.match_buffer(inner_, (W, S), "float32")
+            x_proj = T.match_buffer(x_proj_, (scalars, W), "float32")
+            dt = T.match_buffer(dt_, (R, W), "float32")
+            dt_bias = T.match_buffer(dt_bias_, (W,), "float32")
             A = T.match_buffer(A_, (N, W), "float32")
-            B = T.match_buffer(B_, (batch, length, N), "float32")
-            C = T.match_buffer(C_, (batch, length, N), "float32")
             D = T.match_buffer(D_, (W,), "float32")
-            grad_y = T.match_buffer(grad_y_, (batch, length, W), "float32")
-            grad_u = T.match_buffer(grad_u_, (batch, length, W), "float32")
-            grad_delta = T.match_buffer(grad_delta_, (batch, length, W), "float32")
-            grad_B = T.match_buffer(grad_B_, (batch, length, N), "float32")
-            grad_C = T.match_buffer(grad_C_, (batch, length, N), "float32")
-            grad_A = T.match_buffer(grad_A_, (N, W), "float32")  # summed over the batch: starts at 0
-            grad_D = T.match_buffer(grad_D_, (W,), "float32")  # likewise
-            # room: states h_{t-1} in place t, decays, lanes of grad_B, lanes of grad_C
-            room = T.match_buffer(room_, (4, length + 1, N, K), "float32")
-            grad_h = T.alloc_buffer((N, K), "float32", scope="local")
-            into = T.alloc_buffer((K,), "float32", scope="local")  # gradient of delta u, through the states
-            slope = T.alloc_buffer((K,), "float32", scope="local")  # gradient of delta, through the decays
+            room = T.match_buffer(room_, (6, length, W), "float32")
+            s = T.match_buffer(s_, (length, S), "float32")
+            states = T.match_buffer(states_, (2, length + 1, N, V), "float32")  # h, then the decays
+            lanes = T.match_buffer(lanes_, (length, scalars, V), "float32")  # gradient of s before it is summed up
+            grad_s = T.match_buffer(grad_s_, (length, scalars), "float32")
+            part = T.match_buffer(part_, (SKIP + 1, W), "float32")  # of grads, what one program adds
+            grad = T.match_buffer(grad_, (batch, length, W), "float32")
+            grad_projected = T.match_buffer(grad_projected_, (rows, 2 * W), "float32")
+            grads = T.match_buffer(grads_, (SKIP + 1, W), "float32")
+            v = T.alloc_buffer((V,), "float32", scope="local")
+            sums = T.alloc_buffer((2, S // V, V), "float32", scope="local")
+            grad_h = T.alloc_buffer((N, V), "float32", scope="local")
+            grad_y = T.alloc_buffer((V,), "float32", scope="local")
+            into = T.alloc_buffer((V,), "float32", scope="local")  # gradient of delta u, through the states
+            slope = T.alloc_buffer((V,), "float32", scope="local")  # gradient of delta, through the decays
             for b in range(batch):
-                for t, n in T.grid(length, N):
-                    for k in T.vectorized(K):
-                        room[2, t, n, k] = T.float32(0)
-                        room[3, t, n, k] = T.float32(0)
-                for d in range(W // K):
+                prepare(b, length, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
+                for t, r in T.grid(length, scalars):
+                    for k in T.vectorized(V):
+                        lanes[t, r, k] = T.float32(0)
+                for r, d in T.grid(SKIP + 1, W // V):
+                    for k in T.vectorized(V):
+                        part[r, d * V + k] = T.float32(0)
+                for d in range(W // V):
                     for n in T.unroll(N):
-                        for k in T.vectorized(K):
-                            room[0, 0, n, k] = T.float32(0)
+                        for k in T.vectorized(V):
+                            states[0, 0, n, k] = T.float32(0)
                             grad_h[n, k] = T.float32(0)
                     for t in range(length):
                         for n in T.unroll(N):
-                            for k in T.vectorized(K):
-                                room[1, t, n, k] = exp(delta[b, t, d * K + k] * A[n, d * K + k])
-                                room[0, t + 1, n, k] = (
-                                    room[1, t, n, k] * room[0, t, n, k]
-                                    + delta[b, t, d * K + k] * u[b, t, d * K + k] * B[b, t, n]
+                            for k in T.vectorized(V):
+                                states[1, t, n, k] = exp2(room[DELTA, t, d * V + k] * A[n, d * V + k])
+                                states[0, t + 1, n, k] = (
+                                    states[1, t, n, k] * states[0, t, n, k]
+                                    + room[DELTA, t, d * V + k] * room[U, t, d * V + k] * s[t, R + n]
                                 )
                     for step in range(length):
                         t: T.let = length - 1 - step
-                        for k in T.vectorized(K):
+                        for k in T.vectorized(V):
+                            v[k] = D[d * V + k] * room[U, t, d * V + k]
                             into[k] = T.float32(0)
                             slope[k] = T.float32(0)
                         for n in T.unroll(N):
-                            for k in T.vectorized(K):
-                                grad_h[n, k] = grad_h[n, k] + grad_y[b, t, d * K + k] * C[b, t, n]
-                                room[3, t, n, k] = (
-                                    room[3, t, n, k] + grad_y[b, t, d * K + k] * room[0, t + 1, n, k]
-                                )
-                                room[2, t, n, k] = room[2, t, n, k] + grad_h[n, k] * (
-                                    delta[b, t, d * K + k] * u[b, t, d * K + k]
-                                )
-                                into[k] = into[k] + grad_h[n, k] * B[b, t, n]
-                                grad_h[n, k] = grad_h[n, k] * room[1, t, n, k]
-                                slope[k] = slope[k] + grad_h[n, k] * room[0, t, n, k] * A[n, d * K + k]
-                                grad_A[n, d * K + k] = (
-                                    grad_A[n, d * K + k]
-                                    + grad_h[n, k] * room[0, t, n, k] * delta[b, t, d * K + k]
-                                )
-                        for k in T.vectorized(K):
-                            grad_u[b, t, d * K + k] = (
-                                into[k] * delta[b, t, d * K + k] + D[d * K + k] * grad_y[b, t, d * K + k]
+                            for k in T.vectorized(V):
+                                v[k] = v[k] + states[0, t + 1, n, k] * s[t, R + N + n]
+                        for k in T.vectorized(V):
+                            grad_y[k] = sigmoid(projected[index[b, t], W + d * V + k])
+                            grad_projected[index[b, t], W + d * V + k] = grad_projected[
+                                index[b, t], W + d * V + k
+                            ] + grad[b, t, d * V + k] * v[k] * silu_slope(
+                                projected[index[b, t], W + d * V + k], grad_y[k]
                             )
-                            grad_delta[b, t, d * K + k] = into[k] * u[b, t, d * K + k] + slope[k]
-                            grad_D[d * K + k] = (
-                                grad_D[d * K + k] + grad_y[b, t, d * K + k] * u[b, t, d * K + k]
+                            grad_y[k] = (
+                                grad_y[k] * projected[index[b, t], W + d * V + k] * grad[b, t, d * V + k]
                             )
-                for t, n in T.grid(length, N):
-                    grad_B[b, t, n] = T.float32(0)
-                    grad_C[b, t, n] = T.float32(0)
-                    for k in T.unroll(K):
-                        grad_B[b, t, n] = grad_B[b, t, n] + room[2, t, n, k]
-                        grad_C[b, t, n] = grad_C[b, t, n] + room[3, t, n, k]
+                        for n in T.unroll(N):
+                            for k in T.vectorized(V):
+                                grad_h[n, k] = grad_h[n, k] + grad_y[k] * s[t, R + N + n]
+                                lanes[t, R + N + n, k] = lanes[t, R + N + n, k] + grad_y[k] * states[0, t + 1, n, k]
+                                lanes[t, R + n, k] = lanes[t, R + n, k] + grad_h[n, k] * (
+                                    room[DELTA, t, d * V + k] * room[U, t, d * V + k]
+                                )
+                                into[k] = into[k] + grad_h[n, k] * s[t, R + n]
+                                grad_h[n, k] = grad_h[n, k] * states[1, t, n, k]
+                                slope[k] = slope[k] + grad_h[n, k] * states[0, t, n, k] * A[n, d * V + k]
+                                part[DECAY + n, d * V + k] = (
+                                    part[DECAY + n, d * V + k]
+                                    + grad_h[n, k] * states[0, t, n, k] * room[DELTA, t, d * V + k]
+                                )
+                        for k in T.vectorized(V):
+                            room[GRAD_U, t, d * V + k] = (
+                                into[k] * room[DELTA, t, d * V + k] + D[d * V + k] * grad_y[k]
+                            )
+                            slope[k] = (into[k] * room[U, t, d * V + k] + slope[k] * LN2) * sigmoid(
+                                room[STEP, t, d * V + k]
+                            )
+                            part[SKIP, d * V + k] = part[SKIP, d * V + k] + grad_y[k] * room[U, t, d * V + k]
+                            part[DT_BIAS, d * V + k] = part[DT_BIAS, d * V + k] + slope[k]
+                        for r in T.unroll(R):
+                            for k in T.vectorized(V):
+                                part[DT + r, d * V + k] = part[DT + r, d * V + k] + slope[k] * s[t, r]
+                                lanes[t, r, k] = lanes[t, r, k] + slope[k] * dt[r, d * V + k]
+                for t, r in T.grid(length, scalars):
+                    grad_s[t, r] = T.float32(0)
+                    for k in T.unroll(V):
+                        grad_s[t, r] = grad_s[t, r] + lanes[t, r, k]
+                for r, d in T.grid(scalars, W // V):
+                    for k in T.vectorized(V):
+                        v[k] = part[X + r, d * V + k]
+                    for t in range(length):
+                        for k in T.vectorized(V):
+                            v[k] = v[k] + grad_s[t, r] * room[U, t, d * V + k]
+                    for k in T.vectorized(V):
+                        part[X + r, d * V + k] = v[k]
+                for t, d in T.grid(length, W // V):
+                    for k in T.vectorized(V):
+                        v[k] = room[GRAD_U, t, d * V + k]
+                    for r in T.unroll(scalars):
+                        for k in T.vectorized(V):
+                            v[k] = v[k] + grad_s[t, r] * x_proj[r, d * V + k]
+                    for k in T.vectorized(V):
+                        v[k] = v[k] * silu_slope(room[CONV, t, d * V + k], sigmoid(room[CONV, t, d * V + k]))
+                        room[GRAD_U, t, d * V + k] = v[k]
+                        part[BIAS, d * V + k] = part[BIAS, d * V + k] + v[k]
+                    for j in T.unroll(K):
+                        if t + j >= K - 1:
+                            for k in T.vectorized(V):
+                                part[j, d * V + k] = (
+                                    part[j, d * V + k]
+                                    + v[k] * projected[index[b, t + j - (K - 1)], d * V + k]
+                                )
+                for t, d in T.grid(length, W // V):
+                    for k in T.vectorized(V):
+                        v[k] = grad_projected[index[b, t], d * V + k]
+                    for j in T.unroll(K):
+                        if t + (K - 1) - j < length:
+                            for k in T.vectorized(V):
+                                v[k] = v[k] + taps[j, d * V + k] * room[GRAD_U, t + (K - 1) - j, d * V + k]
+                    for k in T.vectorized(V):
+                        grad_projected[index[b, t], d * V + k] = v[k]
+                for r, d in T.grid(SKIP + 1, W // V):
+                    for k in T.vectorized(V):
+                        grads[r, d * V + k] = grads[r, d * V + k] + part[r, d * V + k]
 
-    return Scan
+    return Mix

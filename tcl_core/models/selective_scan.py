@@ -15,8 +15,8 @@ Symbols as in Mamba (arXiv 2312.00752, section 3.2, algorithm 2):
 
 In shapes, B is the batch, L the sequence length, D the width and N the state size.
 ``selective_scan_reference`` is the definition; ``selective_scan`` picks the fastest equal path: the kernel of
-``mamba_ssm`` on a GPU that has it, our compiled kernel (``scan_kernel``) for float32 on a CPU, else a
-step-by-step torch walk.  Every path has the same values and gradients.
+``mamba_ssm`` on a GPU that has it, else a step-by-step torch walk.  Every path has the same values and gradients.
+For float32 on a CPU the whole block is one compiled kernel (``scan_kernel``), and this here its readable twin.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from tcl_core.models import scan_kernel
 
 
 def selective_scan_reference(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
@@ -46,8 +44,6 @@ def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D:
     """y (B, L, D) by the fastest path for the arguments' device and type; differentiable in all of them."""
     if u.is_cuda and _gpu_scan() is not None:
         return _on_gpu(u, delta, A, B, C, D)
-    if scan_kernel.available(u, A):
-        return scan_kernel.CompiledScan.apply(u, delta, A, B, C, D)
     if not torch.is_grad_enabled():
         return selective_scan_reference(
             u, delta, A, B, C, D

@@ -23,6 +23,7 @@ from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import whole_folder
 from tcl_core.models.mamba import MambaModel
+from tcl_core.models.mtl_tlp import MtlTlpModel
 from tcl_core.progress import Progress, progress
 from tcl_core.stages.project import (
     DATA,
@@ -84,13 +85,30 @@ def run_train(project: Project, name: str | None = None) -> str:
 
 
 def _train_baseline(project: Project, platform: str, name: str) -> str:
+    """Train another model than the chain's; MTL-TLP on the chain's last platform, with the earlier ones as sources."""
     model = catalogue.create(name, fit_settings(project))
-    train, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
+    if isinstance(model, MtlTlpModel):
+        platform = project.platforms_that_ran()[-1]
+    samples = project.samples_for(name, platform)
+    if getattr(model, "needs_states", False):
+        samples = project.with_states(samples, platform)
+    train, valid = project.split_by_task(samples, project.params.train.validation_share)
     with progress(f"training {name} on {platform}", project.params.train.epochs) as shown:
-        model.fit(train, valid, lambda epoch, loss, metrics: shown.advance(f"loss {loss:.4f}"))
+        note = lambda epoch, loss, metrics: shown.advance(f"loss {loss:.4f}")  # noqa: E731
+        if isinstance(model, MtlTlpModel):
+            model.fit_platforms(train, _sources(project, valid), valid, note)
+        else:
+            model.fit(train, valid, note)
     folder = DATA / "baselines" / name / platform
     model.save(folder)
     return f"trained {name} on {len(train)} programs of {platform}; it lies in {folder}"
+
+
+def _sources(project: Project, valid: Samples | None) -> list[Samples]:
+    """What was measured on all platforms but the last, without the tasks that are kept apart."""
+    apart = valid.tasks if valid is not None else []
+    sources = [project.samples(platform) for platform in project.platforms_that_ran()[:-1]]
+    return [samples.take(~np.isin(samples.tasks, apart)) for samples in sources]
 
 
 def run_distill(project: Project, platform: str) -> str:

@@ -17,17 +17,24 @@ import numpy as np
 
 from tcl_core import store
 from tcl_core.errors import DataError
-from tcl_core.features.batches import Samples
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.encode import Encoder
+from tcl_core.features.groups import COLUMNS
+from tcl_core.features.statements import with_statements
+from tcl_core.features.states import with_states
 from tcl_core.files import replacing
+from tcl_core.gpu import GpuHardware
+from tcl_core.models import catalogue
 from tcl_core.params import Params, load_params
-from tcl_core.platforms import Hardware, copy_bandwidth_gbs, host_fingerprint, read_hardware
+from tcl_core.platforms import Hardware, copy_bandwidth_gbs, host_fingerprint, read_hardware, saved_hardware
 from tcl_core.programs.pool import Program
 from tcl_core.programs.tasks import Task
 
 DATA = Path("data")
 TASKS = DATA / "programs" / "tasks"
 POOL = DATA / "programs" / "pool"
+STATES = DATA / "features" / "states"  # a cache: what is missing is replayed
+STATEMENTS = DATA / "features" / "statements"  # likewise
 REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
 SPLITS = ("train", "held_out")
@@ -90,9 +97,21 @@ class Project:
     def samples(self, platform: str, kind: str = "records") -> Samples:
         """The measured programs of a platform, encoded.  Raises DataError when there are no records."""
         folder = records_folder(platform, kind)
-        records = store.read_records(folder)
-        fields = read_saved_hardware(folder)
-        return self.encoder.encode([r.key for r in records], fields.vector(), [r.latency_s for r in records])
+        blocks, fields = store.iter_columns(folder, COLUMNS), read_saved_hardware(folder)
+        return concatenate([self.encoder.encode_columns(block, fields.vector()) for block in blocks])
+
+    def samples_for(self, model: str, platform: str, kind: str = "records") -> Samples:
+        """As ``samples``, in the rows that a model of the catalogue reads: tokens or statements."""
+        samples = self.samples(platform, kind)
+        if catalogue.reads(model) == "tokens":
+            return samples
+        keys = [record.key for record in store.read_records(records_folder(platform, kind))]
+        return with_statements(samples, keys, self.encoder, STATEMENTS)
+
+    def with_states(self, samples: Samples, platform: str) -> Samples:
+        """The ``samples`` of a platform's records, with the real states of some of their programs."""
+        keys = [record.key for record in store.read_records(records_folder(platform))]
+        return with_states(samples, keys, self.encoder, STATES)
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
         """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart."""
@@ -144,17 +163,17 @@ def measuring_alone() -> Iterator[None]:
         yield
 
 
-def save_hardware(folder: Path, hardware: Hardware) -> None:
+def save_hardware(folder: Path, hardware: Hardware | GpuHardware) -> None:
     with replacing(folder / "hardware.json") as file:
         file.write(json.dumps(asdict(hardware), indent=2).encode() + b"\n")
 
 
-def read_saved_hardware(folder: Path) -> Hardware:
+def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
     """The hardware row of records or of a model.  Raises DataError when it is not there."""
     path = folder / "hardware.json"
     if not path.exists():
         raise DataError(f"there is no {path}; the stage that writes {folder} writes it: run dvc repro")
-    return Hardware(**json.loads(path.read_text()))
+    return saved_hardware(json.loads(path.read_text()))
 
 
 @contextmanager

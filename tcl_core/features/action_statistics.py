@@ -1,0 +1,36 @@
+"""Statistics of a program's tokens: one fixed-width vector per program, for models that read no sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tcl_core.features.tokens import KINDS, NUMBERS
+
+COUNTED = [number for number, kind in enumerate(KINDS) if kind not in ("workload", "hardware")]
+PER_KIND = 1 + 3 * NUMBERS
+STATISTICS = len(COUNTED) * PER_KIND
+
+
+def action_statistics(tokens: np.ndarray) -> np.ndarray:
+    """(N, STATISTICS) float32 of (N, L, F) tokens: per kind of action, and of the tiling levels that the actions make,
+    how many there are, and sum, maximum and minimum of each number; zeros where there is none.
+
+    Programs of a sketch have the same kinds in the same order, so they are counted together.
+    """
+    kinds, numbers = tokens[..., : len(KINDS)], tokens[..., len(KINDS) :]
+    found = np.zeros((len(tokens), len(COUNTED), PER_KIND), dtype=np.float32)
+    orders, member = np.unique(np.where(kinds.any(2), kinds.argmax(2), -1), axis=0, return_inverse=True)
+    for number, order in enumerate(orders):
+        rows = np.flatnonzero(member == number)
+        for place, kind in enumerate(COUNTED):
+            mine = numbers[np.ix_(rows, np.flatnonzero(order == kind))]
+            if mine.shape[1]:
+                parts = [np.full((len(rows), 1), mine.shape[1]), mine.sum(1), mine.max(1), mine.min(1)]
+                found[rows, place] = np.concatenate(parts, axis=1)
+    return found.reshape(len(tokens), STATISTICS)
+
+
+def hardware_numbers(tokens: np.ndarray) -> np.ndarray:
+    """(N, NUMBERS) the numbers of each program's hardware row; zeros where it has none."""
+    mine = tokens[..., KINDS.index("hardware"), None]
+    return (tokens[..., len(KINDS) :] * mine).sum(1).reshape(len(tokens), NUMBERS)

@@ -1,0 +1,195 @@
+"""Statements: what TVM's own cost models see of a program, one row per store of the lowered program.
+
+A row is TVM's per-store feature vector (operation counts, loop annotations, bytes, strides and reuse of the buffers,
+arithmetic intensity, allocation) with the workload's: 172 numbers, most of them log2(1 + x); TenSet (NeurIPS 2021) has
+164 + 10 alike.  On CPUs they follow from the schedule alone, so that one cache serves all platforms.
+
+A row costs what tokens avoid: the program is replayed and lowered, some 10 ms each.  Hence it is done once per program,
+side by side in processes of its own, and kept in one file per task; a killed extraction goes on where it was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from tcl_core.compat import TVM_VERSION, load_tvm, meta_schedule, quiet_compiler
+from tcl_core.errors import PlatformError
+from tcl_core.features.batches import Samples
+from tcl_core.features.encode import Encoder, ProgramKey
+from tcl_core.files import replacing
+from tcl_core.platforms import threads
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
+from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.progress import progress
+
+log = logging.getLogger(__name__)
+WIDTH = 172  # numbers per statement; TVM: 164 of the store, 8 of the workload
+FORMAT = f"1 {TVM_VERSION}"  # of the cache; the features are those of this TVM
+CHUNK = 64  # programs per job: what a killed extraction loses at most, per process
+FEW = 2 * CHUNK  # up to here, starting processes (2 s each) would take longer than the work
+PR_SET_PDEATHSIG = 1
+
+
+def with_statements(samples: Samples, keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> Samples:
+    """The samples with statements, (N, S, 172) and how many each program has, in the place of tokens and lengths.
+
+    ``keys`` are aligned with ``samples``, ``encoder`` knows their tasks and sketches, and ``folder`` is the cache.
+    A program that TVM cannot lower has no statement.  Raises DataError for a program of another pool, PlatformError
+    when the compiler dies or the disk is full.
+    """
+    rows = read_statements(keys, encoder, folder)
+    counts = np.array([len(found) for found in rows], dtype=np.int32)
+    tokens = np.zeros((len(keys), max([1, *counts]), WIDTH), dtype=np.float32)
+    for place, found in zip(tokens, rows, strict=True):
+        place[: len(found)] = found
+    return replace(samples, tokens=tokens, lengths=counts)
+
+
+def read_statements(keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> list[np.ndarray]:
+    """The (statements, 172) float32 rows of each program, in order; what ``folder`` lacks is extracted and kept."""
+    names = [_name(key, encoder) for key in keys]
+    caches = {task: _Cache(folder / f"{task}.safetensors") for task in sorted({key[0] for key in keys})}
+    missing = {name: key for name, key in zip(names, keys, strict=True) if name not in caches[key[0]].rows}
+    if missing:
+        with progress("lowering programs for their statements", len(missing)) as shown:
+            for job, found in _extracted(_jobs(missing, encoder)):
+                caches[job.task_key].add(dict(zip(job.names, found, strict=True)))
+                for _ in found:
+                    shown.advance(encoder.tasks[job.task_key].name)
+    return [caches[key[0]].rows[name] for name, key in zip(names, keys, strict=True)]
+
+
+def _name(key: ProgramKey, encoder: Encoder) -> bytes:
+    """Sixteen bytes, equal for the same sketch, whatever its number, and the same decisions."""
+    task_key, sketch, decisions = key
+    text = f"{encoder.trace_json(task_key, sketch)} {[int(d) for d in decisions]}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+@dataclass
+class _Cache:
+    """Program name -> its statements, of one task, in a file that is read at once and replaced as a whole."""
+
+    path: Path
+    rows: dict[bytes, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                if (file.metadata() or {}).get("format") != FORMAT:
+                    return
+                names, counts, rows = (file.get_tensor(name) for name in ("names", "counts", "rows"))
+        except (SafetensorError, OSError) as error:
+            log.warning("'%s' is damaged (%s); its programs are lowered again", self.path, error)
+        else:
+            parts = np.split(rows, np.cumsum(counts)[:-1])
+            self.rows = {name.tobytes(): part for name, part in zip(names, parts, strict=True)}
+
+    def add(self, found: Mapping[bytes, np.ndarray]) -> None:
+        """Keep more programs, on the disk too.  Raises PlatformError when it is full."""
+        self.rows |= found
+        names = np.frombuffer(b"".join(self.rows), dtype=np.uint8).reshape(len(self.rows), -1)
+        counts = np.array([len(part) for part in self.rows.values()], dtype=np.int32)
+        tensors = {"names": names, "counts": counts, "rows": np.concatenate(list(self.rows.values()))}
+        with replacing(self.path) as file:
+            file.write(save(tensors, metadata={"format": FORMAT}))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Programs of one task as plain data: ``programs`` are (sketch, decisions), ``traces`` the sketches' JSON."""
+
+    task_key: str
+    module_json: str
+    traces: dict[int, str]
+    programs: list[tuple[int, tuple[int, ...]]]
+    names: list[bytes]
+
+
+def _jobs(missing: Mapping[bytes, ProgramKey], encoder: Encoder) -> Iterator[_Job]:
+    by_task: dict[str, list[bytes]] = {}
+    for name, key in missing.items():
+        by_task.setdefault(key[0], []).append(name)
+    for task_key, names in by_task.items():
+        for start in range(0, len(names), CHUNK):
+            chunk = names[start : start + CHUNK]
+            programs = [missing[name][1:] for name in chunk]
+            traces = {sketch: encoder.trace_json(task_key, sketch) for sketch, _ in programs}
+            yield _Job(task_key, encoder.tasks[task_key].module_json, traces, programs, chunk)
+
+
+def _extracted(jobs: Iterator[_Job]) -> Iterator[tuple[_Job, list[np.ndarray]]]:
+    """Each job with the statements of its programs, in the order in which they are done."""
+    todo, processes = list(jobs), threads()
+    if processes == 1 or sum(len(job.programs) for job in todo) <= FEW:
+        yield from ((job, extract(job)) for job in todo)
+        return
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_start_process)
+    try:
+        futures = {pool.submit(extract, job): job for job in todo}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool:
+        raise PlatformError(
+            "a process that lowers programs died; what was done is kept: run again, on one CPU (taskset -c 0) to see it"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_process() -> None:
+    """Die with the parent, leave Ctrl-C to it, and load no torch."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    load_tvm(without_torch=True)
+
+
+def extract(job: _Job) -> list[np.ndarray]:
+    """The (statements, 172) rows of the job's programs; none for a program that TVM refuses."""
+    with quiet_compiler():
+        space = _space(job.task_key, job.module_json)
+        sketches = {index: _sketch(job.task_key, job.module_json, text) for index, text in job.traces.items()}
+        return [_rows(space, sketches[index], decisions) for index, decisions in job.programs]
+
+
+def _rows(space: DesignSpace, sketch: Sketch, decisions: Sequence[int]) -> np.ndarray:
+    try:
+        schedule = space.materialise(sketch, decisions)
+    except InvalidProgram as error:
+        log.info("a program of task %s has no statements (%s)", space.task_key, error)
+        return np.zeros((0, WIDTH), dtype=np.float32)
+    candidate = meta_schedule().MeasureCandidate(schedule, [])
+    return _extractor().extract_from(space.context, [candidate])[0].numpy().astype(np.float32)
+
+
+@cache
+def _extractor():
+    return meta_schedule().feature_extractor.PerStoreFeature(extract_workload=True)
+
+
+@lru_cache(maxsize=4)
+def _space(task_key: str, module_json: str) -> DesignSpace:
+    return DesignSpace(task_key, load_tvm().ir.load_json(module_json), EXTRACTION_TARGET)
+
+
+@lru_cache(maxsize=32)
+def _sketch(task_key: str, module_json: str, trace_json: str) -> Sketch:
+    return read_sketch(task_key, 0, trace_from_json(trace_json, _space(task_key, module_json).module))

@@ -1,0 +1,87 @@
+"""TenSet's cost model (NeurIPS 2021), which TVM ships as its segment-sum MLP.
+
+    statements (B, S, G) -> Linear 256, 256 (ReLU) -> sum over the statements -> two blocks x + ReLU(Linear(x))
+    -> Linear 1 -> score (B,)
+
+With TenSet's 174 features per statement that is 242,433 parameters; with TVM's 172, 241,921.  Features are divided by
+their largest values in the first training set, as there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tcl_core.features.batches import Samples
+from tcl_core.learning.batches_by_task import check_tokens
+from tcl_core.learning.fit import FitSettings, OnEpoch
+from tcl_core.models.tlp import pool
+from tcl_core.models.torch_model import TorchCostModel
+
+SETTINGS = FitSettings(epochs=50, batch_size=512, weight_decay=1e-6)
+"""How the public code trains: Adam at 7e-4, gradients clipped at 0.5."""
+
+
+class TensetNetwork(nn.Module):
+    """The MLP; ``largest`` (G,) scales its input and is no parameter."""
+
+    WIDTH = 256
+    EMBEDDING = WIDTH
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.arguments = {"features": features}
+        self.encoder = nn.ModuleList([nn.Linear(features, self.WIDTH), nn.Linear(self.WIDTH, self.WIDTH)])
+        self.blocks = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH) for _ in range(2))
+        self.decoder = nn.Linear(self.WIDTH, 1)
+        self.register_buffer("largest", torch.ones(features))
+
+    def forward(self, statements: Tensor, counts: Tensor) -> Tensor:
+        """(B,) scores of (B, S, G) statements of which the first ``counts`` (B,) exist."""
+        return self.decoder(self.embed(statements, counts))[:, 0]
+
+    def embed(self, statements: Tensor, counts: Tensor) -> Tensor:
+        """(B, 256) the program after the last block; the score is linear in it."""
+        x = statements / self.largest
+        for layer in self.encoder:
+            x = F.relu(layer(x))
+        x = pool(x, counts)
+        for layer in self.blocks:
+            x = x + F.relu(layer(x))
+        return x
+
+
+class TensetMlpModel(TorchCostModel):
+    """TenSet-MLP on the statements of the lowered programs (``features.statements``), trained with LambdaRank."""
+
+    name = "tenset-mlp"
+    build = TensetNetwork
+    reads = "statements"
+
+    def __init__(self, settings: FitSettings = SETTINGS, device: str = "cpu") -> None:
+        super().__init__(settings, device)
+
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        checkpoint: Path | None = None,
+    ) -> None:
+        """Train as ``TorchCostModel.fit``; the first call also sets the scale of the features."""
+        if self.network is None:
+            check_tokens(train)
+            self.network = self._seeded(train.tokens.shape[2])
+            self.network.largest.copy_(torch.from_numpy(largest_values(train.tokens)))
+        super().fit(train, valid, on_epoch, checkpoint=checkpoint)
+
+
+def largest_values(statements: np.ndarray) -> np.ndarray:
+    """(G,) largest magnitude of each feature of (N, S, G) statements, 1 where a feature is always 0."""
+    largest = np.abs(statements).max(axis=(0, 1), initial=0.0)
+    return np.where(largest == 0, 1.0, largest).astype(np.float32)

@@ -1,0 +1,251 @@
+"""Boosted trees: the cost model of AutoTVM (arXiv 1805.08166), of Ansor and of TVM's own tuner.
+
+A program is one or more rows; every tree gives each row a number, and the program's score is the sum over its rows and
+trees, as in TVM's XGBModel.  There the sum is fitted to the label by weighted squares; here, as in AutoTVM, only the
+order within a task is learned: trees grow on the derivatives of LambdaRank, which all rows of a program share.
+
+``XgboostModel`` reads the statements of the lowered program, as TVM's does.  ``TreesModel`` reads tokens, which need no
+lowering, as one row per program.
+
+How trees grow is TVM's setting, but for ``colsample_bynode``, by which models of different seeds differ.  Of
+FitSettings the epochs count, ``ROUNDS`` trees each, with batch size, sigma and seed; the rest is for gradient descent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+import xgboost
+from torch import Tensor
+
+from tcl_core.errors import DataError, UsageError
+from tcl_core.features import statements, tokens
+from tcl_core.features.action_statistics import action_statistics
+from tcl_core.features.batches import Samples
+from tcl_core.learning.batches_by_task import check_tokens, group_tasks, make_batch, usable_tasks
+from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
+from tcl_core.learning.losses import differences, pair_weights
+from tcl_core.models.cost_model import read_description, read_weights, whole_folder, write_model
+
+ROUNDS = 5  # trees of an epoch: the 30 epochs of params.yaml grow 150
+EMBEDDING = 32
+LAST = 8  # tokens at the end of a program, its innermost tiling levels, which keep their places in the row
+GROWING = {
+    "max_depth": 10,
+    "gamma": 0.001,
+    "min_child_weight": 0.0,
+    "eta": 0.2,
+    "tree_method": "hist",
+    "colsample_bynode": 0.5,
+    "base_score": 0.0,
+}
+
+Rows = Callable[[Samples], tuple[np.ndarray, np.ndarray]]
+"""Samples -> (R, C) float32 rows of all programs, and (R,) the program that each belongs to, ascending."""
+
+
+class BoostedTrees:
+    """Trees over the rows of programs; a subclass says which rows, and of how many features they are made."""
+
+    name: ClassVar[str]
+    features: ClassVar[int]
+    rows: ClassVar[Rows]
+
+    def __init__(self, settings: FitSettings = FitSettings()) -> None:
+        self.settings = settings
+        self.columns = np.zeros(0, dtype=np.int64)  # of a row: those in which training programs differ
+        self.trees: xgboost.Booster | None = None
+        self.report: FitReport | None = None
+
+    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> None:
+        """Grow trees; a second call grows more.  With ``valid``, those up to the epoch of its lowest loss stay.
+
+        Raises DataError for features of another width, for values that are not finite (names the task), and when no
+        two programs of a task, or no rows at all, differ.
+        """
+        self._check_features(train)
+        ranking = _Ranking(train, self.settings)
+        judge = _Ranking(valid, self.settings) if valid is not None else None
+        rows, owner = type(self).rows(train)
+        if self.trees is None:
+            self.columns = _differing(rows, self.name)
+        matrix = xgboost.QuantileDMatrix(rows[:, self.columns])
+        self.trees = self.trees or xgboost.Booster({}, [matrix])
+        self.trees.set_param({**GROWING, "seed": self.settings.seed, "nthread": torch.get_num_threads()})
+        losses, judged, before = [], [], self.trees.num_boosted_rounds()
+        for epoch in range(1, self.settings.epochs + 1):
+            losses.append(self._grow(matrix, owner, ranking))
+            metrics = judge.metrics(self.predict(valid)) if judge else {}
+            judged.append(metrics.get("valid_loss", -epoch))
+            if on_epoch:
+                on_epoch(epoch, losses[-1], metrics)
+        kept = 1 + int(np.argmin(judged))
+        self.trees = self.trees[: before + kept * ROUNDS]
+        self.report = FitReport(tuple(losses), kept, ranking.programs, ranking.tasks)
+
+    def _grow(self, matrix: xgboost.DMatrix, owner: np.ndarray, ranking: _Ranking) -> float:
+        """Grow an epoch's trees; the training loss that they leave."""
+        counts = np.bincount(owner, minlength=ranking.size)
+
+        def derivatives(margins: np.ndarray, _: xgboost.DMatrix) -> tuple[np.ndarray, np.ndarray]:
+            """A step of all n rows of a program moves its score n-fold: n times the curvature keeps it in bounds."""
+            first, second = ranking.derivatives(summed(margins, owner, ranking.size))
+            return first[owner], (second * counts)[owner]
+
+        for _ in range(ROUNDS):
+            self.trees.update(matrix, self.trees.num_boosted_rounds(), derivatives)
+        margins = self.trees.predict(matrix, output_margin=True)
+        return ranking.metrics(summed(margins, owner, ranking.size))["valid_loss"]
+
+    def predict(self, samples: Samples) -> np.ndarray:
+        """(N,) float32 scores, higher is better within a task.
+
+        Raises UsageError before the first fit, DataError for rows of another width or not finite.
+        """
+        rows, owner = self._read(samples)
+        return summed(self._margins(rows, 0, self.trees.num_boosted_rounds()), owner, len(samples))
+
+    def embed(self, samples: Samples) -> np.ndarray:
+        """(N, 32) float32: what each of 32 equal runs of trees adds to the score, their sum; raises as ``predict``."""
+        rows, owner = self._read(samples)
+        bounds = np.linspace(0, self.trees.num_boosted_rounds(), EMBEDDING + 1).astype(int)
+        runs = [self._margins(rows, first, last) for first, last in zip(bounds, bounds[1:])]
+        return np.stack([summed(margins, owner, len(samples)) for margins in runs], axis=1)
+
+    def _margins(self, rows: np.ndarray, first: int, last: int) -> np.ndarray:
+        """(R,) sum of the trees of some rounds; xgboost itself takes an empty range for all."""
+        if first == last or not len(rows):
+            return np.zeros(len(rows), dtype=np.float32)
+        return self.trees.inplace_predict(rows, iteration_range=(first, last), predict_type="margin")
+
+    def _read(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """The rows' differing columns, and their programs."""
+        if self.trees is None:
+            raise UsageError(f"the {self.name} model has not learned anything yet; fit or load it first.")
+        self._check_features(samples)
+        check_tokens(samples)
+        rows, owner = type(self).rows(samples)
+        return rows[:, self.columns], owner
+
+    def _check_features(self, samples: Samples) -> None:
+        if samples.tokens.shape[2] != self.features:
+            raise DataError(
+                f"the {self.name} model reads rows of {self.features} features, not {samples.tokens.shape[2]}; "
+                "give it the samples of its kind (catalogue.reads says which)."
+            )
+
+    def save(self, folder: Path) -> None:
+        """Write ``model.json`` and, with the trees in XGBoost's own binary form, ``weights.safetensors``."""
+        if self.trees is None:
+            raise UsageError(f"the {self.name} model has not learned anything yet; there is nothing to save.")
+        facts = {"class": self.name, "arguments": {"features": self.features}, "settings": asdict(self.settings)}
+        facts["training"] = asdict(self.report) if self.report else {}
+        grown = torch.frombuffer(bytearray(self.trees.save_raw("ubj")), dtype=torch.uint8)
+        with whole_folder(folder) as aside:
+            write_model(aside, facts, {"trees": grown, "columns": torch.from_numpy(self.columns)})
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read what ``save`` wrote.  Raises DataError for a missing or damaged folder, or another class."""
+        facts, weights = read_description(folder), read_weights(Path(folder) / "weights.safetensors")
+        if facts["class"] != cls.name:
+            raise DataError(f"'{folder}' holds a {facts['class']} model, not a {cls.name} model.")
+        try:
+            model = cls(FitSettings(**facts["settings"]))
+            model.columns, model.trees = weights["columns"].numpy(), xgboost.Booster()
+            model.trees.load_model(bytearray(weights["trees"].numpy().tobytes()))
+        except (KeyError, TypeError, ValueError, xgboost.core.XGBoostError) as error:
+            raise DataError(f"'{folder}' was saved by another version ({error!r}); train the model again.") from None
+        return model
+
+
+class XgboostModel(BoostedTrees):
+    """Trees over the statements of the lowered program (``features.statements``)."""
+
+    name = "xgboost"
+    features = statements.WIDTH
+    reads = "statements"
+
+    @staticmethod
+    def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """Every statement is a row; a program that could not be lowered has none, and the score 0."""
+        used = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
+        return samples.tokens[used], np.nonzero(used)[0]
+
+
+class TreesModel(BoostedTrees):
+    """Trees over one row per program, made of its tokens."""
+
+    name = "trees"
+    features = tokens.WIDTH
+
+    @staticmethod
+    def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """Hardware and workload token, the last tokens, innermost level first, and statistics of all tokens."""
+        last = samples.lengths[:, None] - 1 - np.arange(LAST)
+        places = np.concatenate([np.tile([0, 1], (len(samples), 1)), last], axis=1)
+        there = (places >= 0) & (places < samples.lengths[:, None])
+        kept = np.take_along_axis(samples.tokens, np.where(there, places, 0)[..., None], axis=1) * there[..., None]
+        flat = kept.reshape(len(samples), places.shape[1] * samples.tokens.shape[2])
+        return np.concatenate([flat, action_statistics(samples.tokens)], axis=1), np.arange(len(samples))
+
+
+class _Ranking:
+    """The order that ``size`` measured programs should have within their tasks."""
+
+    def __init__(self, samples: Samples, settings: FitSettings) -> None:
+        groups, scores = usable_tasks(samples), samples.scores
+        parts = group_tasks(groups, settings.batch_size, np.random.default_rng(settings.seed))
+        lean = replace(samples, tokens=samples.tokens[..., :0])  # a batch copies its tokens, which nobody reads here
+        self.batches = [make_batch(lean, scores, rows) for rows in parts]
+        self.size, self.sigma = len(samples), settings.sigma
+        self.programs, self.tasks = sum(map(len, groups)), len(groups)
+
+    def derivatives(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First and second derivative of the loss by each of the (N,) ``scores``; 0 where nothing is to compare."""
+        found = np.zeros((2, self.size), dtype=np.float32)
+        for batch in self.batches:
+            predicted = batch.by_task(torch.from_numpy(scores[batch.rows]))
+            for values, kept in zip(rank_derivatives(predicted, batch.labels, batch.mask, self.sigma), found):
+                kept[batch.rows[batch.index[batch.mask]]] = values[batch.mask]
+        return found[0], found[1]
+
+    def metrics(self, scores: np.ndarray) -> dict[str, float]:
+        """Mean LambdaRank loss and top-1 over the tasks, of (N,) ``scores``."""
+        predicted = ((batch.by_task(torch.from_numpy(scores[batch.rows])), batch) for batch in self.batches)
+        return ranking_metrics(predicted, self.sigma)
+
+
+def rank_derivatives(
+    predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """(T, P) first and second derivatives of the tasks' LambdaRank losses (``losses.lambda_rank``) by ``predicted``.
+
+    Each task's are divided by its mean pair weight per program, so that every program of every task counts alike.
+    """
+    weight = pair_weights(predicted, labels, mask)
+    total = weight.sum((1, 2), keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
+    weight = weight * mask.sum(1)[:, None, None] / total
+    wrong = torch.sigmoid(-sigma * differences(predicted.masked_fill(~mask, 0.0)))
+    first = sigma / math.log(2.0) * weight * wrong
+    second = sigma * first * (1.0 - wrong)
+    return first.sum(1) - first.sum(2), second.sum(1) + second.sum(2)
+
+
+def summed(values: np.ndarray, owner: np.ndarray, programs: int) -> np.ndarray:
+    """(N,) float32 sum of the (R,) ``values`` of each program's rows."""
+    return np.bincount(owner, weights=values, minlength=programs).astype(np.float32)
+
+
+def _differing(rows: np.ndarray, name: str) -> np.ndarray:
+    """Columns in which (R, C) ``rows`` differ.  Raises DataError when there are none."""
+    columns = np.flatnonzero(rows.max(axis=0, initial=-np.inf) > rows.min(axis=0, initial=np.inf))
+    if not len(columns):
+        raise DataError(f"the {name} model cannot tell the training programs apart; collect records of other programs.")
+    return columns

@@ -1,0 +1,225 @@
+"""Boosted trees: derivatives against autograd, programs of several rows, what is learned, kept and read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tcl_core.errors import DataError, UsageError
+from tcl_core.features import statements, tokens
+from tcl_core.features.batches import Samples
+from tcl_core.learning.fit import FitSettings
+from tcl_core.learning.losses import lambda_rank, pair_weights
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import CostModel
+from tcl_core.models.trees import LAST, ROUNDS, TreesModel, XgboostModel, rank_derivatives
+
+SETTINGS = FitSettings(epochs=3, seed=1)
+LEVEL = tokens.KINDS.index("level")
+
+
+def statement_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samples:
+    """log latency = sum over up to four statements of tanh(first feature - second)."""
+    draw = np.random.default_rng(seed)
+    count = tasks * programs
+    rows = draw.normal(size=(count, 4, statements.WIDTH)).astype(np.float32)
+    counts = draw.integers(1, 5, count).astype(np.int32)
+    rows[np.arange(4) >= counts[:, None]] = 0.0
+    latencies_s = 1e-3 * np.exp(np.tanh(rows[..., 0] - rows[..., 1]).sum(1))
+    names = tuple(f"task-{n}" for n in range(tasks))
+    return Samples(rows, counts, np.repeat(np.arange(tasks, dtype=np.int32), programs), latencies_s, names)
+
+
+def token_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samples:
+    """Level tokens behind a hardware and a workload token; latency follows from the innermost level."""
+    draw = np.random.default_rng(seed)
+    count, lengths = tasks * programs, 2 + draw.integers(1, 4, tasks * programs).astype(np.int32)
+    rows = np.zeros((count, 5, tokens.WIDTH), dtype=np.float32)
+    rows[:, :, len(tokens.KINDS) :] = draw.normal(size=(count, 5, tokens.NUMBERS))
+    rows[:, 0, tokens.KINDS.index("hardware")] = rows[:, 1, tokens.KINDS.index("workload")] = rows[:, 2:, LEVEL] = 1.0
+    rows[np.arange(5) >= lengths[:, None]] = 0.0
+    innermost = rows[np.arange(count), lengths - 1, len(tokens.KINDS) + 3]
+    return Samples(rows, lengths, np.repeat(np.arange(tasks, dtype=np.int32), programs), 1e-3 * np.exp(innermost))
+
+
+SAMPLES = {"xgboost": statement_samples, "trees": token_samples}
+
+
+def ranked_right(scores: np.ndarray, samples: Samples) -> float:
+    """Share of the pairs within tasks that the scores order as the latencies do; a half at random."""
+    better = samples.latencies_s[:, None] < samples.latencies_s
+    pairs = better & (samples.tasks[:, None] == samples.tasks)
+    return float((scores[:, None] > scores)[pairs].mean())
+
+
+def fitted(name: str = "xgboost", settings: FitSettings = SETTINGS, **valid):
+    model = catalogue.create(name, settings)
+    model.fit(SAMPLES[name](), **valid)
+    return model
+
+
+def test_derivatives_are_those_of_the_loss():
+    draw = torch.Generator().manual_seed(0)
+    s = torch.randn(3, 6, generator=draw, dtype=torch.float64, requires_grad=True)
+    y, mask = torch.rand(3, 6, generator=draw, dtype=torch.float64), torch.arange(6) < torch.tensor([[6], [4], [2]])
+    scale = (mask.sum(1) / pair_weights(s, y, mask).sum((1, 2)))[:, None]
+    (gradient,) = torch.autograd.grad(lambda_rank(s, y, mask, 1.5).sum(), s, create_graph=True)
+    diagonal = [torch.autograd.grad(g, s, retain_graph=True)[0].flatten()[n] for n, g in enumerate(gradient.flatten())]
+    first, second = rank_derivatives(s.detach(), y, mask, 1.5)
+    torch.testing.assert_close(first, gradient.detach() * scale)
+    torch.testing.assert_close(second, torch.stack(diagonal).view(3, 6) * scale)
+
+
+def test_tasks_without_an_order_have_no_derivatives():
+    first, second = rank_derivatives(torch.rand(1, 3), torch.full((1, 3), 0.4), torch.ones(1, 3, dtype=torch.bool))
+    assert not first.any() and not second.any()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_contract_and_round_trip(name, tmp_path):
+    model, fresh = fitted(name, valid=SAMPLES[name](2)), SAMPLES[name](1)
+    assert isinstance(model, CostModel) and model.name == name
+    scores = model.predict(fresh)
+    assert scores.shape == (192,) and scores.dtype == np.float32 and np.ptp(scores) > 0
+    places = model.embed(fresh)
+    assert places.shape == (192, 32)
+    np.testing.assert_allclose(places.sum(1), scores, atol=1e-4)
+    model.save(tmp_path / "model")
+    loaded = catalogue.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(fresh), scores)
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["training"]["programs"] == 192
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.json", "weights.safetensors"}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_ranking_is_learned(name):
+    model, fresh = fitted(name, FitSettings(epochs=12)), SAMPLES[name](1)
+    assert ranked_right(model.predict(fresh), fresh) > 0.75
+    assert model.report.losses[-1] < 0.3 * model.report.losses[0]
+
+
+def test_what_a_model_reads():
+    assert [catalogue.reads(name) for name in ("xgboost", "tenset-mlp", "trees", "tlp", "random")] == [
+        "statements", "statements", "tokens", "tokens", "tokens",
+    ]  # fmt: skip
+
+
+def test_a_programs_score_is_the_sum_over_its_rows():
+    model, data = fitted(), statement_samples(1)
+    single = ((data.tokens[:, n : n + 1], (data.lengths > n).astype(np.int32)) for n in range(4))
+    alone = np.stack([model.predict(replace(data, tokens=rows, lengths=there)) for rows, there in single])
+    np.testing.assert_allclose(alone.sum(0), model.predict(data), atol=1e-5)
+    assert not alone[2][data.lengths <= 2].any()  # no row, no score
+
+
+def test_programs_that_could_not_be_lowered():
+    data = statement_samples()
+    data.lengths[::5] = 0
+    model = XgboostModel(SETTINGS)
+    model.fit(data)
+    assert not model.predict(data)[::5].any() and ranked_right(model.predict(data), data) > 0.6
+
+
+def test_the_row_of_a_program_keeps_its_innermost_levels_in_place():
+    rows, owner = TreesModel.rows(token_samples())
+    data, width = token_samples(), tokens.WIDTH
+    assert owner.tolist() == list(range(192)) and len(rows) == 192
+    for program in (0, 1, 2, 3):
+        length = data.lengths[program]
+        found = rows[program, : (2 + LAST) * width].reshape(2 + LAST, width)
+        np.testing.assert_array_equal(found[:2], data.tokens[program, :2])
+        np.testing.assert_array_equal(found[2 : 2 + length], data.tokens[program, :length][::-1])
+        assert not found[2 + length :].any()
+
+
+def test_same_seed_same_trees_other_seed_other_trees():
+    trees = [bytes(fitted(settings=replace(SETTINGS, seed=seed)).trees.save_raw("ubj")) for seed in (1, 1, 2)]
+    assert trees[0] == trees[1] != trees[2]
+
+
+def test_a_second_call_grows_on(tmp_path):
+    fitted().save(tmp_path / "model")
+    model, data = catalogue.load(tmp_path / "model"), statement_samples(5)
+    before = model.predict(data)
+    model.fit(data)
+    assert model.trees.num_boosted_rounds() == 2 * 3 * ROUNDS
+    grown = model.trees
+    model.trees = grown[: 3 * ROUNDS]
+    np.testing.assert_array_equal(model.predict(data), before)
+    model.trees = grown
+    assert ranked_right(model.predict(data), data) > ranked_right(before, data)
+
+
+def test_validation_keeps_the_trees_of_the_best_epoch():
+    heard = []
+    valid = replace(statement_samples(3), latencies_s=statement_samples(4).latencies_s)  # noise: soon overfitted
+    settings = replace(SETTINGS, epochs=8)
+    model = fitted(settings=settings, valid=valid, on_epoch=lambda *facts: heard.append(facts))
+    losses = [metrics["valid_loss"] for _, _, metrics in heard]
+    assert [epoch for epoch, _, _ in heard] == list(range(1, 9)) and model.report.kept_epoch == 1 + np.argmin(losses)
+    assert model.report.kept_epoch < 8 and model.trees.num_boosted_rounds() == model.report.kept_epoch * ROUNDS
+    assert model.report.losses == tuple(loss for _, loss, _ in heard)
+
+
+def test_large_tasks_are_ranked_in_parts():
+    data, settings = statement_samples(tasks=2, programs=100), FitSettings(epochs=12, batch_size=16)
+    model = XgboostModel(settings)
+    model.fit(data)
+    assert model.report.tasks == 2 and ranked_right(model.predict(data), data) > 0.85
+
+
+def test_lone_programs_are_left_alone():
+    data = statement_samples()
+    model = XgboostModel(SETTINGS)
+    model.fit(data.take(np.r_[0:24, 24, 48:192]))
+    assert (model.report.tasks, model.report.programs) == (7, 168)
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda s: replace(s, tokens=s.tokens[..., :48]), "reads rows of 172 features, not 48"),
+        (lambda s: replace(s, tokens=np.where(s.tasks[:, None, None] == 3, np.nan, s.tokens)), "'task-3'.*not finite"),
+        (lambda s: replace(s, latencies_s=-s.latencies_s), "'task-0'.*latency"),
+        (lambda s: replace(s, tokens=np.ones_like(s.tokens)), "cannot tell the training programs apart"),
+        (lambda s: replace(s, lengths=np.zeros_like(s.lengths)), "cannot tell the training programs apart"),
+        (lambda s: s.take(np.arange(0)), "none of the 0 tasks"),
+    ],
+)
+def test_samples_that_teach_nothing(spoil, message):
+    with pytest.raises(DataError, match=message):
+        XgboostModel(SETTINGS).fit(spoil(statement_samples()))
+
+
+def test_before_fitting(tmp_path):
+    for call in (XgboostModel().predict, XgboostModel().embed):
+        with pytest.raises(UsageError, match="has not learned anything"):
+            call(statement_samples())
+    with pytest.raises(UsageError, match="nothing to save"):
+        XgboostModel().save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_predicting_nothing_gives_nothing():
+    model, nothing = fitted(), statement_samples().take(np.arange(0))
+    assert model.predict(nothing).shape == (0,) and model.embed(nothing).shape == (0, 32)
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_damaged_trees_are_named(tmp_path, size, monkeypatch):
+    model = fitted()
+    raw = bytes(model.trees.save_raw("ubj"))[:size]
+    monkeypatch.setattr(model, "trees", type("Trees", (), {"save_raw": lambda self, form: raw or b" "})())
+    model.save(tmp_path / "model")
+    with pytest.raises(DataError, match=f"'{tmp_path}/model' was saved by another version"):
+        catalogue.load(tmp_path / "model")
+
+
+def test_a_folder_of_another_class_is_refused(tmp_path):
+    fitted().save(tmp_path / "model")
+    with pytest.raises(DataError, match="holds a xgboost model, not a trees model"):
+        TreesModel.load(tmp_path / "model")
