@@ -35,6 +35,8 @@ CORES_PER_MULTIPROCESSOR = {
     "6.0": 64, "6.1": 128, "7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.7": 128, "8.9": 128,
     "9.0": 128, "10.0": 128, "12.0": 128,
 }  # fmt: skip
+# What TVM's CUDA runtime was linked with; without it TVM leaves CUDA out and does not say so.
+RUNTIME = "libcudart.so.13"
 # Design space of the candidates -> the oldest architecture that runs them; from 8.0 on, copies may be asynchronous.
 DESIGN_SPACES = {"cuda": "sm_60", "cuda-sm80": "sm_80"}
 # The limits that all desktop and server GPUs since then share: one pool of programs serves all of them.
@@ -117,9 +119,19 @@ def why_no_gpu(design_space: str) -> str | None:
         return str(error).partition(";")[0]
     if int(arch[3:]) < int(DESIGN_SPACES[design_space][3:]):
         return f"this GPU is {arch}, and the programs of design space {design_space} need {DESIGN_SPACES[design_space]}"
+    if not _can_load(RUNTIME):
+        return f"TVM's CUDA runtime needs {RUNTIME}, which is not found; install CUDA 13 or put its folder into LD_LIBRARY_PATH"
     if not cuda_compiler():
         return "there is neither nvcc on the PATH nor the Python package cuda-bindings to compile CUDA programs with"
     return None
+
+
+def _can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def cuda_compiler() -> str:

@@ -22,6 +22,9 @@ H200 = {
 }  # fmt: skip
 
 
+can_load = gpu._can_load
+
+
 @pytest.fixture
 def one(monkeypatch):
     """A GPU that this machine seems to have."""
@@ -29,6 +32,7 @@ def one(monkeypatch):
     def pretend(name="NVIDIA H200", memory_bytes=141 << 30, **attributes):
         monkeypatch.setattr(gpu, "read_gpu", lambda: Gpu(name, memory_bytes, H200 | attributes))
         monkeypatch.setattr(gpu.shutil, "which", lambda command: f"/usr/bin/{command}")
+        monkeypatch.setattr(gpu, "_can_load", lambda library: True)
 
     pretend()
     return pretend
@@ -124,6 +128,11 @@ def test_what_else_a_gpu_needs(one, monkeypatch):
     assert why_no_gpu("cuda").startswith("there is neither nvcc on the PATH nor the Python package cuda-bindings")
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: name)
     assert (gpu.cuda_compiler(), why_no_gpu("cuda")) == ("nvrtc", None)
+    monkeypatch.undo()
+    one()
+    monkeypatch.setattr(gpu, "RUNTIME", "libno-such-cudart.so.13")
+    monkeypatch.setattr(gpu, "_can_load", can_load)
+    assert why_no_gpu("cuda").startswith("TVM's CUDA runtime needs libno-such-cudart.so.13, which is not found; install CUDA 13")
 
 
 def test_the_target(one):

@@ -20,7 +20,7 @@ from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Setup
 
 START_S = 120.0
-# LLVM's JIT gives little of a dropped program's memory back: a worker that holds this much is replaced.
+# A worker that holds this much between two batches is replaced: some candidates leak what they allocate.
 RECYCLE_BYTES = 2 << 30
 
 

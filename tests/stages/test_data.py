@@ -450,6 +450,7 @@ def one_gpu(here, networks, monkeypatch):
     monkeypatch.setattr(gpu, "read_gpu", lambda: Gpu("NVIDIA A100", 80 << 30, A100))
     monkeypatch.setattr("tcl_core.stages.listing.read_gpu", gpu.read_gpu)
     monkeypatch.setattr(gpu.shutil, "which", lambda command: command)
+    monkeypatch.setattr(gpu, "_can_load", lambda library: True)
     platforms = {"platforms": {"gpu": {"kind": "cuda", "hardware": {"int8_tops": 624}}}, "chain": {"first": "gpu", "then": {}}}
     few = {"candidates.programs_per_task": 6, "candidates.held_out_programs_per_task": 3}
     monkeypatch.setattr("test_data.PARAMS", PARAMS | platforms | few | {"candidates.design_space": "cuda"})
