@@ -68,10 +68,11 @@ def test_a_silent_failure_says_how_to_see_more(project):
 
 def test_when_the_flow_breaks_off_its_child_goes_too(project, monkeypatch):
     monkeypatch.setattr(dvc_stage, "INTERRUPT_S", 0.2)
-    children = []
+    this, children = dvc_stage.psutil.Process(), []
+    others = set(this.children(recursive=True))  # such as a resource tracker that an earlier test started
 
     def stop() -> None:
-        children.extend(dvc_stage.psutil.Process().children(recursive=True))
+        children.extend(set(this.children(recursive=True)) - others)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
