@@ -121,7 +121,6 @@ class RemoteDevice:
             self.release()
         if self._session is None:
             self._session = self._connect()
-            self._require_same_host()
 
     def _connect(self) -> _Session:
         tracker, deadline = self._setup.tracker, time.monotonic() + self._setup.tracker.wait_s
@@ -129,7 +128,11 @@ class RemoteDevice:
             address, port, key = request_device(tracker, self._on_wait)
             self._on_wait()
             try:
-                return _Session(address, port, key, self._setup)
+                session = _Session(address, port, key, self._setup)
+                self._require_same_host(session)
+                return session
+            except PlatformError:
+                raise
             except Exception as error:  # TVM raises several types; whatever it is, this device is not at hand
                 if time.monotonic() > deadline:
                     raise NoDevice(
@@ -138,15 +141,14 @@ class RemoteDevice:
                     ) from None
             time.sleep(POLL_S)
 
-    def _require_same_host(self) -> None:
+    def _require_same_host(self, session: _Session) -> None:
         tracker = self._setup.tracker
-        told = self._session.describe()["host"] if tracker.host_told else ""
+        told = session.describe()["host"] if tracker.host_told else ""
         if told != tracker.host_told:
-            address = self._session.address
-            self.release()
+            session.close()
             raise PlatformError(
-                f"the devices of key '{tracker.key}' are not alike ({tracker.host_told}; {address} is {told}), and their "
-                "latencies do not compare; give each kind of device a key and a platform of its own"
+                f"the devices of key '{tracker.key}' are not alike ({tracker.host_told}; {session.address} is {told}), and "
+                "their latencies do not compare; give each kind of device a key and a platform of its own"
             )
 
 

@@ -367,6 +367,22 @@ def test_a_device_that_takes_no_session(monkeypatch, job):
 # --- devices come and go ---
 
 
+def test_a_session_that_dies_at_its_start_blames_nobody(tracker, board, job, monkeypatch):
+    """The next one serves."""
+    real, ends = remote._Session._set_threads, [True]
+
+    def ended(self, *arguments):
+        if ends and ends.pop():
+            sessions_of(board)[0].kill()
+        real(self, *arguments)
+
+    monkeypatch.setattr(remote._Session, "_set_threads", ended)
+    worker = Worker(setup_for(tracker))
+    worker.build(0, job)
+    assert len(worker.time(0, math.inf)) == 2 and ends == []
+    worker.release()
+
+
 @pytest.fixture
 def collection(tracker, tiny_tasks, tmp_path, monkeypatch):
     """Real programs of three tasks, in batches of eight, on devices of the key ``pair``."""
