@@ -120,7 +120,7 @@ def why_no_gpu(design_space: str) -> str | None:
     if int(arch[3:]) < int(DESIGN_SPACES[design_space][3:]):
         return f"this GPU is {arch}, and the programs of design space {design_space} need {DESIGN_SPACES[design_space]}"
     if not _can_load(RUNTIME):
-        return f"TVM's CUDA runtime needs {RUNTIME}, which is not found; install CUDA 13 or put its folder into LD_LIBRARY_PATH"
+        return f"TVM's CUDA runtime needs {RUNTIME}, which is not found; install CUDA 13, or set LD_LIBRARY_PATH"
     if not cuda_compiler():
         return "there is neither nvcc on the PATH nor the Python package cuda-bindings to compile CUDA programs with"
     return None

@@ -241,7 +241,7 @@ def _check_design_space(name: str, platform: Platform, design_space: str, source
     if (platform.kind == "cuda") != (design_space != "cpu"):
         raise UsageError(
             f"{source}: platforms.{name} is of kind {platform.kind}, but candidates.design_space is {design_space}, "
-            "and CPUs and GPUs share no programs; give all platforms the kind of the design space (for a GPU: tcl profile cuda)"
+            "and CPUs and GPUs share no programs; give all platforms the design space's kind (a GPU: tcl profile cuda)"
         )
 
 

@@ -58,6 +58,7 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["tune", "--again"], "tune", (None, None, None, True)),
         (["profile", "full"], "profile", ("full",)),
         (["summary"], "summary", ()),
+        (["device", "list", "--tracker", "10.0.0.2:9190"], "devices", ("10.0.0.2:9190",)),
     ],
 )
 def test_each_command_is_one_call(tcl, monkeypatch, words, function, arguments):

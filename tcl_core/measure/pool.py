@@ -50,7 +50,8 @@ class Runner:
     def __init__(self, setup: Setup, lanes: int | None = None, overlap: bool | None = None) -> None:
         self.setup = setup
         self._remote = remote = setup.tracker is not None
-        self.lanes = [Lane(setup) for _ in range(lanes or max(threads(), count_devices(setup.tracker) if remote else 0))]
+        devices = count_devices(setup.tracker) if remote else 0
+        self.lanes = [Lane(setup) for _ in range(lanes or max(threads(), devices))]
         self._overlap = (remote or setup.target["kind"] == "cuda") if overlap is None else overlap
         # Each remote worker has a device of its own; all others share this machine's.
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()

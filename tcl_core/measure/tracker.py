@@ -98,7 +98,8 @@ class _Patience:
         if now - self.last_listed > tracker.wait_s:
             raise NoDevice(
                 f"the RPC tracker at {tracker.address} has had no device of key '{tracker.key}' for {tracker.wait_s:g} s; "
-                f"start one with: tcl device serve --key {tracker.key} --tracker {tracker.address} (what was recorded is kept)"
+                f"start one with: tcl device serve --key {tracker.key} --tracker {tracker.address} "
+                "(what was recorded is kept)"
             )
         if now - self.started > BUSY_S:
             raise NoDevice(

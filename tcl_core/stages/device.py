@@ -28,7 +28,7 @@ def serve(key: str | None, tracker: str, host: str, port: int | None, say: Calla
     for name in {address[0], host} if key else {address[0]}:
         _warn_of(name, say)
     if key and _is_loopback(host) and not _is_loopback(address[0]):
-        raise UsageError(f"nobody else could reach a server at {host}; name this machine's address in its network with --host")
+        raise UsageError(f"nobody else could reach a server at {host}; name this machine's address with --host")
     with ExitStack() as children, suppress(KeyboardInterrupt):
         served = _tracker(key, address, children, say)
         if key:
@@ -45,7 +45,8 @@ def _tracker(key: str | None, address: tuple[str, int], children: ExitStack, say
         return []
     if not _is_here(address[0]):
         raise PlatformError(
-            f"no RPC tracker answers at {_text(address)}; start one there with: tcl device serve --tracker {_text(address)}"
+            f"no RPC tracker answers at {_text(address)}; "
+            f"start one there with: tcl device serve --tracker {_text(address)}"
         )
     tracker = start_tracker(*address)
     children.callback(tracker.stop)
@@ -61,7 +62,9 @@ def _server(
     deadline = time.monotonic() + REGISTER_S
     while key not in list_devices(*tracker):
         if time.monotonic() > deadline:
-            raise PlatformError(f"the server did not register with the tracker at {_text(tracker)} within {REGISTER_S:g} s")
+            raise PlatformError(
+                f"the server did not register with the tracker at {_text(tracker)} within {REGISTER_S:g} s; try again"
+            )
         time.sleep(POLL_S)
     say(f"server of key '{key}' listens at {host}:{server.port}, registered with the tracker at {_text(tracker)}")
     return server
@@ -78,7 +81,10 @@ def show_devices(tracker: str) -> str:
     address = parse_address(tracker, "--tracker")
     devices = list_devices(*address)
     if not devices:
-        return f"the tracker at {tracker} has no devices; register one with: tcl device serve --key NAME --tracker {tracker}"
+        return (
+            f"the tracker at {tracker} has no devices; "
+            f"register one with: tcl device serve --key NAME --tracker {tracker}"
+        )
     lines = [f"{'key':20s} {'free':>5s} {'total':>5s} waiting"]
     lines += [f"{key:20s} {d.free:5d} {d.servers:5d} {d.waiting:7d}" for key, d in devices.items()]
     return "\n".join(lines)
