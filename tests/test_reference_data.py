@@ -1,0 +1,58 @@
+"""The shipped data set is what its README says: enough of it, from one host, split by network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tcl_core import store
+
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "reference"
+PLATFORMS = ("host-sse42", "host-avx2", "host-avx512")
+
+
+@pytest.fixture(scope="module")
+def records():
+    return {name: store.read_records(FOLDER / f"platform={name}") for name in PLATFORMS}
+
+
+@pytest.fixture(scope="module")
+def uses():
+    return store.read_table(FOLDER / "networks.parquet", "networks")
+
+
+def test_every_platform_has_the_same_programs_of_one_host(records):
+    keys = [[record.key for record in records[name]] for name in PLATFORMS]
+    assert keys[0] == keys[1] == keys[2] and len(set(keys[0])) == len(keys[0])
+    assert len({record.host for found in records.values() for record in found}) == 1
+    assert {record.error for found in records.values() for record in found} >= {"ok"}
+
+
+def test_there_are_enough_tasks_and_programs(records, uses):
+    counts: dict[str, int] = {}
+    for record in records[PLATFORMS[-1]]:
+        counts[record.task_key] = counts.get(record.task_key, 0) + 1
+    held_out = {use["task_key"] for use in uses if use["split"] == "held_out"} & counts.keys()
+    trained = counts.keys() - held_out
+    assert len(trained) >= 150
+    assert np.mean([count >= 64 for count in counts.values()]) > 0.95  # a few design spaces are smaller
+    networks = {split: {use["network"] for use in uses if use["split"] == split} for split in ("train", "held_out")}
+    assert len(networks["train"]) >= 10 and not networks["train"] & networks["held_out"]
+    assert networks["held_out"] >= {"resnet-50", "mobilenet-v2", "bert-tiny"} and len(networks["held_out"]) >= 4
+    for network in networks["held_out"]:
+        assert {use["task_key"] for use in uses if use["network"] == network} & held_out
+
+
+def test_platforms_differ_in_what_is_fast(records):
+    """The same program's latencies differ from platform to platform, and wide vectors win on the whole."""
+    seconds = {name: np.array([record.latency_s for record in records[name]]) for name in PLATFORMS}
+    ran = np.isfinite(list(seconds.values())).all(axis=0)
+    narrow, wide = seconds[PLATFORMS[0]][ran], seconds[PLATFORMS[-1]][ran]
+    assert np.median(wide / narrow) < 1
+    assert (wide > narrow).any()
+
+
+def test_it_is_small():
+    assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) < 20e6
