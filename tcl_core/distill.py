@@ -112,7 +112,7 @@ def learn_first(
     """
     model = MambaModel(settings)
     model.fit(train, valid, _in_phase("CL", on_epoch), checkpoint=checkpoint)
-    return ChainState(model, copy.deepcopy(model), fisher_diagonal(model.network, train))
+    return ChainState(model, copy.deepcopy(model), fisher_diagonal(model.network, train, settings.sigma))
 
 
 def learn_next(
@@ -139,7 +139,7 @@ def learn_next(
     student = distill(
         state, model.network, train, settings, on_epoch=_in_phase("KD", on_epoch), checkpoint=folder
     )
-    return ChainState(model, student, fisher_diagonal(student.network, train))
+    return ChainState(model, student, fisher_diagonal(student.network, train, settings.fit.sigma))
 
 
 def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaModel:
@@ -169,7 +169,7 @@ def distill(
     student.settings = settings.base_fit()
     trust = batch_trust(teacher, train, student.settings)
     loss = DistillationLoss(
-        teacher, trust, state.knowledge_base.network, state.fisher, settings.beta, settings.ewc_lambda
+        teacher, trust, state.knowledge_base.network, state.fisher, settings.beta, settings.ewc_lambda, settings.fit.sigma
     )
     student.report = fit_network(
         student.network,

@@ -33,17 +33,18 @@ class DistillationLoss:
         fisher: dict[str, Tensor],
         beta: float,
         ewc_lambda: float,
+        sigma: float = 1.0,
     ) -> None:
         self.teacher, self.trust, self.fisher = teacher, trust, fisher
-        self.beta, self.ewc_lambda = beta, ewc_lambda
+        self.beta, self.ewc_lambda, self.sigma = beta, ewc_lambda, sigma
         self.before = {name: value.detach().clone() for name, value in before.named_parameters()}
 
     def __call__(self, student: nn.Module, batch: Batch) -> Tensor:
         predicted = batch.by_task(student(batch.tokens, batch.lengths))
         with torch.no_grad():
             taught = within_task(batch.by_task(self.teacher(batch.tokens, batch.lengths)), batch.mask)
-        from_labels = lambda_rank(predicted, batch.labels, batch.mask).mean()
-        from_teacher = lambda_rank(predicted, taught, batch.mask).mean()
+        from_labels = lambda_rank(predicted, batch.labels, batch.mask, self.sigma).mean()
+        from_teacher = lambda_rank(predicted, taught, batch.mask, self.sigma).mean()
         beta, phi = self.beta, float(self.trust[batch.number])
         return beta * from_labels + (1.0 - beta) * phi * from_teacher + self.consolidation(student)
 
@@ -62,7 +63,7 @@ def batch_trust(teacher: nn.Module, train: Samples, settings: FitSettings) -> np
         batches = epoch_batches(
             train, usable_tasks(train), settings, 0, False, next(teacher.parameters()).device
         )
-        errors = {batch.number: ranking_loss(teacher, batch).item() for batch in batches}
+        errors = {batch.number: ranking_loss(teacher, batch, settings.sigma).item() for batch in batches}
     return trust_of_errors(np.array([errors[j] for j in range(len(errors))]))
 
 
@@ -72,14 +73,14 @@ def trust_of_errors(errors: np.ndarray) -> np.ndarray:
     return 1.0 - (errors - errors.min()) / width if width > 0 else np.ones_like(errors)
 
 
-def fisher_diagonal(network: nn.Module, train: Samples) -> dict[str, Tensor]:
+def fisher_diagonal(network: nn.Module, train: Samples, sigma: float = 1.0) -> dict[str, Tensor]:
     """Mean over tasks of the squared gradient of the task's LambdaRank loss, for every parameter by name."""
     groups, scores = usable_tasks(train), train.scores
     parameters = dict(network.named_parameters())
     fisher = {name: torch.zeros_like(value) for name, value in parameters.items()}
     for rows in groups:
         batch = make_batch(train, scores, [rows], device=next(iter(parameters.values())).device)
-        gradients = torch.autograd.grad(ranking_loss(network, batch), list(parameters.values()))
+        gradients = torch.autograd.grad(ranking_loss(network, batch, sigma), list(parameters.values()))
         for total, gradient in zip(fisher.values(), gradients):
             total += gradient**2 / len(groups)
     return fisher

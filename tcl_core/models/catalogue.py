@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CLASSES = {
     "random": "tcl_core.models.random_scores:RandomScores",
     "mamba": "tcl_core.models.mamba:MambaModel",
+    "mamba-paper": "tcl_core.models.mamba_paper:MambaPaperModel",
     "lateral-mamba": "tcl_core.models.lateral_mamba:LateralMambaModel",
     "tlp": "tcl_core.models.tlp:TlpModel",
     "mtl-tlp": "tcl_core.models.mtl_tlp:MtlTlpModel",

@@ -49,6 +49,9 @@ GROWING = {
     "base_score": 0.0,
 }
 
+SETTINGS = FitSettings(epochs=30)
+"""300 trees."""
+
 Rows = Callable[[Samples], tuple[np.ndarray, np.ndarray]]
 """Samples -> (R, C) float32 rows of all programs, and (R,) the program that each belongs to, ascending."""
 
@@ -60,7 +63,7 @@ class BoostedTrees:
     features: ClassVar[int]
     rows: ClassVar[Rows]
 
-    def __init__(self, settings: FitSettings = FitSettings()) -> None:
+    def __init__(self, settings: FitSettings = SETTINGS) -> None:
         self.settings = settings
         self.columns = np.zeros(0, dtype=np.int64)  # of a row: those in which training programs differ
         self.trees: xgboost.Booster | None = None
@@ -78,7 +81,9 @@ class BoostedTrees:
         rows, owner = type(self).rows(train)
         if self.trees is None:
             self.columns = _differing(rows, self.name)
-        matrix = xgboost.QuantileDMatrix(rows[:, self.columns])
+        # Bins would route the trees of an earlier call by the values of these rows' bins, not by their own.
+        kind = xgboost.QuantileDMatrix if self.trees is None else xgboost.DMatrix
+        matrix = kind(rows[:, self.columns])
         self.trees = self.trees or xgboost.Booster({}, [matrix])
         self.trees.set_param({**GROWING, "seed": self.settings.seed, "nthread": torch.get_num_threads()})
         losses, judged, before = [], [], self.trees.num_boosted_rounds()
@@ -142,6 +147,10 @@ class BoostedTrees:
                 f"the {self.name} model reads rows of {self.features} features, not {samples.tokens.shape[2]}; "
                 "give it the samples of its kind (catalogue.reads says which)."
             )
+
+    def parameter_count(self) -> int:
+        """Nodes of all trees: each a threshold or a leaf's value."""
+        return sum(tree.count("\n") for tree in self.trees.get_dump())
 
     def save(self, folder: Path) -> None:
         """Write ``model.json`` and, with the trees in XGBoost's own binary form, ``weights.safetensors``."""

@@ -26,7 +26,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.states import STATE_WIDTH
 from tcl_core.features.tokens import NUMBERS, WIDTH
 from tcl_core.learning.batches_by_task import usable_tasks
-from tcl_core.learning.fit import FitReport, OnEpoch, fit_network
+from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.models.torch_model import TorchCostModel
 from tcl_core.models.trees import BoostedTrees
 from tcl_core.models.world_dynamics import LATENT, Dynamics, StateEncoder, contrastive_loss
@@ -36,6 +36,10 @@ RANKER = "ranker"  # below the model's folder: the trees
 # Of the networks: states are thousands where programs are tens of thousands, so batches must be small to be many.
 STATES_PER_BATCH = 512
 PROGRAMS_PER_BATCH = 16
+
+
+SETTINGS = FitSettings(epochs=30)
+"""Of each network, and 300 trees."""
 
 
 class World(nn.Module):
@@ -73,6 +77,9 @@ class WorldModel(TorchCostModel):
     needs_states = True
 
     ranker: Ranker | None = None
+
+    def __init__(self, settings: FitSettings = SETTINGS, device: str = "cpu") -> None:
+        super().__init__(settings, device)
 
     def fit(
         self,
@@ -139,6 +146,10 @@ class WorldModel(TorchCostModel):
         if self.ranker is None:
             raise UsageError(f"the {self.name} model has not learned anything yet; fit or load it first.")
         return self.ranker
+
+    def parameter_count(self) -> int:
+        """Of the dynamics, and the nodes of the ranker's trees; the state encoder is not needed to predict."""
+        return sum(p.numel() for p in self.network.dynamics.parameters()) + self._trained_ranker().parameter_count()
 
     def write_into(self, folder: Path) -> None:
         """Write the networks' two files and the trees' folder into an existing folder."""

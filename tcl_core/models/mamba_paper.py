@@ -1,0 +1,111 @@
+"""The Mamba cost model with the paper's input (arXiv 2604.12891): the schedule's primitives and nothing that is derived.
+
+A program is a row of the hardware and one row per primitive, of 22 numbers each, 26 rows at most: the primitive's kind as
+one-hot, then its arguments as they stand, unscaled.  The rows are taken from our tokens, whose logarithms are undone;
+those of the workload and of tiling levels are left out, as is what a primitive's row says beyond its arguments.  With
+22 numbers the network has the paper's 92,097 parameters.  Training is the paper's: Adam at 7e-4, batches of 1024, 100
+epochs (the defaults of ``FitSettings``).
+
+The hardware's numbers keep their logarithms, for the paper gives no units and bytes would drown all else.  A batch ranks
+task by task; the public code of this family mixes tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tcl_core.errors import DataError
+from tcl_core.features import tokens as layout
+from tcl_core.features.batches import Samples
+from tcl_core.features.tokens import FACTORS, KINDS
+from tcl_core.learning.fit import OnEpoch
+from tcl_core.models.mamba import MambaNetwork
+from tcl_core.models.torch_model import TorchCostModel
+
+ROWS, WIDTH = 26, 22
+DERIVED = tuple(KINDS.index(kind) for kind in ("workload", "level"))
+HARDWARE = KINDS.index("hardware")
+FIRST = 3  # kind that is a primitive
+ARGUMENTS = WIDTH - (len(KINDS) - FIRST)
+LOCATIONS = tuple(KINDS.index(kind) for kind in ("ComputeAt", "ReverseComputeAt"))
+ANNOTATE, SPLIT = KINDS.index("Annotate"), KINDS.index("Split")
+LOCATION_SCALE = 32.0  # of ``tokens``
+
+
+class MambaPaperModel(TorchCostModel):
+    """One Mamba column on the paper's rows, trained with LambdaRank."""
+
+    name = "mamba-paper"
+    build = MambaNetwork
+
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        checkpoint: Path | None = None,
+    ) -> None:
+        """Train as ``TorchCostModel.fit``, on ``primitive_rows``."""
+        valid = primitive_rows(valid) if valid is not None else None
+        super().fit(primitive_rows(train), valid, on_epoch, checkpoint=checkpoint)
+
+    def predict(self, samples: Samples) -> np.ndarray:
+        """(N,) float32 scores, higher is better within a task; raises as ``TorchCostModel.predict``."""
+        return super().predict(primitive_rows(samples))
+
+    def embed(self, samples: Samples) -> np.ndarray:
+        """(N, 32) float32; raises as ``predict``."""
+        return super().embed(primitive_rows(samples))
+
+
+def primitive_rows(samples: Samples) -> Samples:
+    """The samples with (N, at most 26, 22) rows of hardware and primitives in the place of tokens.
+
+    Raises DataError for tokens of another layout.
+    """
+    if samples.tokens.shape[2] != layout.WIDTH:
+        raise DataError(
+            f"mamba-paper takes its rows from tokens of {layout.WIDTH} features, not {samples.tokens.shape[2]}; "
+            "make the features of these programs again."
+        )
+    tokens, lengths = samples.tokens, samples.lengths
+    kept = np.arange(tokens.shape[1]) < lengths[:, None]
+    kept &= ~tokens[..., DERIVED].any(axis=2)
+    counts = np.minimum(kept.sum(axis=1), ROWS).astype(np.int32)
+    order = np.argsort(~kept, axis=1, kind="stable")[:, : max(1, counts.max(initial=0))]
+    rows = np.take_along_axis(tokens, order[..., None], axis=1)
+    there = np.arange(order.shape[1]) < counts[:, None]
+    return replace(samples, tokens=_as_written(rows) * there[..., None], lengths=counts, states=None)
+
+
+def _as_written(rows: np.ndarray) -> np.ndarray:
+    """(N, L, 22) of (N, L, F) tokens: kind and unscaled arguments, or the hardware's numbers."""
+    kinds, numbers = rows[..., : len(KINDS)], rows[..., len(KINDS) :]
+    raw = np.exp2(numbers[..., :ARGUMENTS]) - 1.0
+    out = np.zeros((*rows.shape[:2], WIDTH), dtype=np.float32)
+    out[..., : len(KINDS) - FIRST] = kinds[..., FIRST:]
+    arguments = out[..., len(KINDS) - FIRST :]
+    for kind in range(FIRST, len(KINDS)):
+        mine = kinds[..., kind] > 0
+        arguments[mine] = _arguments(kind, numbers[mine][:, :ARGUMENTS], raw[mine])
+    hardware = kinds[..., HARDWARE] > 0
+    out[hardware] = numbers[hardware][:, :WIDTH]
+    return out
+
+
+def _arguments(kind: int, numbers: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    """(n, 9) arguments of primitives of one kind: a split's factors, a location, an annotation's key and value..."""
+    found = np.zeros_like(numbers)
+    if kind == SPLIT:
+        found[:, :FACTORS] = raw[:, :FACTORS]
+    elif kind in LOCATIONS:
+        found[:, 0] = numbers[:, 0] * LOCATION_SCALE
+    elif kind == ANNOTATE:
+        found[:, :5], found[:, 5:7] = numbers[:, :5], raw[:, 5:7]
+    else:  # whether it is of the anchor block, and its numbers
+        found[:, 0], found[:, 1:5] = numbers[:, 0], raw[:, 1:5]
+    return np.round(found)
