@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tcl_core import store
 from tcl_core.errors import DataError, PlatformError, UsageError, unknown_name
@@ -26,7 +26,7 @@ from tcl_core.programs.tasks import Task
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
 from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
-from tcl_core.programs.tuning_logs.reading import Log, Refuse
+from tcl_core.programs.tuning_logs.reading import Log
 from tcl_core.progress import Progress, progress
 from tcl_core.stages.project import DATA, POOL, SPLITS, Project, records_folder
 
@@ -81,10 +81,10 @@ def _named(paths: Sequence[Path], folder: Path) -> dict[str, Path]:
 
 
 def _check_same_log(report: Path, path: Path) -> None:
-    """Raise UsageError where a report is of a log of the same name in another folder."""
+    """Raise UsageError where a report is of another log of the same name; compressed since then it is the same one."""
     if report.exists():
         before = Path(json.loads(report.read_text())["log"])
-        if before.resolve().parent != path.resolve().parent:
+        if str(before.resolve()).removesuffix(".gz") != str(path.resolve()).removesuffix(".gz"):
             raise UsageError(
                 f"{path} and {before}, which was imported before, have one name; "
                 f"rename one, or delete {report} to replace it"
@@ -106,37 +106,49 @@ def _target_beside(folder: Path, name: str) -> str | None:
     return next((host for path in others for host in store.record_hosts(path)), None)
 
 
+class Refused:
+    """Takes the refused lines of a log: counts them, writes each to ``file``, keeps the first ones to be said aloud."""
+
+    def __init__(self, log: Log, file: BinaryIO) -> None:
+        self.log, self.file = log, file
+        self.first: list[str] = []
+
+    def __call__(self, number: int, reason: str) -> None:
+        self.file.write(f"{number}\t{reason}\n".encode())
+        self.log.errors["refused"] += 1
+        if len(self.first) < SHOWN:
+            self.first.append(f"  line {number}: {reason}")
+
+    def told(self, became: str, where: str) -> str:
+        """What the log's lines ``became``, then the first that were refused; ``where`` all of those are."""
+        outcomes = ", ".join(f"{number:,} {kind}" for kind, number in sorted(self.log.errors.items()))
+        more = [f"  all of them: {where}"] if self.log.errors["refused"] > SHOWN else []
+        return "\n".join([f"{became} of {self.log.lines:,} lines: {outcomes}", *self.first, *more])
+
+
 def _import(log: Log, folder: Path, name: str) -> str:
     """Write a log's records and its report; what there is to say about it."""
-    first: list[str] = []
-    with replacing(folder / "reports" / f"{name}.refused.txt") as file:
-
-        def refuse(number: int, reason: str) -> None:
-            file.write(f"{number}\t{reason}\n".encode())
-            log.errors["refused"] += 1
-            if len(first) < SHOWN:
-                first.append(f"  line {number}: {reason}")
-
+    listed = folder / "reports" / f"{name}.refused.txt"
+    with replacing(listed) as file:
+        refused = Refused(log, file)
         records = folder / "records" / f"{name}.parquet"
-        count = store.write_record_columns(records, _then_tables(log, folder, refuse, first))
+        count = store.write_record_columns(records, _then_tables(log, folder, refused))
     about = {"log": str(log.path.absolute()), "dialect": log.name, "target": log.target}
     counts = {"lines": log.lines, "records": count, "outcomes": dict(sorted(log.errors.items()))}
     write_json(folder / "reports" / f"{name}.json", about | counts)
-    outcomes = ", ".join(f"{number:,} {kind}" for kind, number in sorted(log.errors.items()))
-    more = [f"  all of them: {folder / 'reports' / name}.refused.txt"] if log.errors["refused"] > SHOWN else []
-    return "\n".join([f"{name} ({log.name}): {count:,} records of {log.lines:,} lines: {outcomes}", *first, *more])
+    return refused.told(f"{name} ({log.name}): {count:,} records", str(listed))
 
 
-def _then_tables(log: Log, folder: Path, refuse: Refuse, first: Sequence[str]) -> Iterator[store.Columns]:
+def _then_tables(log: Log, folder: Path, refused: Refused) -> Iterator[store.Columns]:
     """The log's columns, and at their end the tables that they refer to: records appear only after what they need."""
     some = False
-    for columns in log.columns(refuse):
+    for columns in log.columns(refused):
         some = True
         yield columns
     if not some:
         platform = folder.name.removeprefix("platform=")
         raise DataError(
-            f"no line of {log.path} can become a record of {platform} ({first[0].strip()}); give another log"
+            f"no line of {log.path} can become a record of {platform} ({refused.first[0].strip()}); give another log"
         )
     store.write_table(folder / "tasks.parquet", "tasks", log.known.task_rows())
     store.write_table(folder / "sketches.parquet", "sketches", log.known.sketch_rows())
@@ -174,11 +186,11 @@ def imported_batches(
     tasks, sketches = (_rows(folder, table) for table in TABLES)
     encoder = None
     for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK):
-        encoder = encoder or _encoder(tasks, sketches, columns["task_key"])
+        encoder = encoder or encoder_of(tasks, sketches, columns["task_key"])
         yield encoder.encode_columns(columns, hardware)
 
 
-def _encoder(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:
+def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:
     """What encodes these records: programs of a log, or of sketches; a platform has either, for its target is one."""
     of_log = {row["task_key"]: log_tokens.is_of_log(row["module_json"]) for row in tasks}
     if of_log[keys.names[keys.codes[0]]]:

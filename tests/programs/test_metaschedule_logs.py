@@ -133,6 +133,8 @@ def test_records_that_cannot_be_replayed_are_refused_one_by_one(matmul, tmp_path
     commit(database, matmul, matmul.space.materialise(sketch, matmul.sample(sketch, 1)[0]).trace, [1e-3])
     line = (tmp_path / RECORDS).read_text().splitlines()[0]
     decisions = json.loads(line)[1][0][1]
+    (unrolled,) = [n for n, (place, _) in enumerate(decisions) if json.loads(line)[1][0][0][place][0] == "SampleCategorical"]
+    out_of_range = [[place, 99 if n == unrolled else value] for n, (place, value) in enumerate(decisions)]
     nonsense = [
         ["GetSBlock", [], ["nowhere", "main"], ["b0"]],
         ["GetLoops", ["b0"], [], ["l1"]],
@@ -142,16 +144,16 @@ def test_records_that_cannot_be_replayed_are_refused_one_by_one(matmul, tmp_path
         line, changed(line, workload=7), changed(line, workload="0"),
         changed(line, instructions=nonsense, decisions=[]),
         changed(line, decisions=decisions[1:]), changed(line, decisions=[[decisions[0][0], [1, 2]], *decisions[1:]]),
-        "[0, [1, 2]]", "{}", line[:-20],
+        changed(line, decisions=out_of_range), "[0, [1, 2]]", "{}", line[:-20],
     ]  # fmt: skip
     (tmp_path / RECORDS).write_text("\n".join(lines))
     log, rows, refused = read(tmp_path)
     assert len(rows) == 1 and log.lines == len(lines)
     reasons = [
         "has no workload 7", "has no workload 0", "cannot be replayed", "has no decision", "2 decisions instead of 4",
-        "not shaped as a line of MetaSchedule", "not shaped as a line of MetaSchedule", "no JSON",
+        "chooses number 99, which it does not offer", "not shaped as a line of MetaSchedule", "not shaped as a line of MetaSchedule", "no JSON",
     ]  # fmt: skip
-    assert [number for number, _ in refused] == list(range(2, 10))
+    assert [number for number, _ in refused] == list(range(2, 11))
     assert all(reason in found for (_, found), reason in zip(refused, reasons, strict=True)), refused
 
 

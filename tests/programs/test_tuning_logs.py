@@ -209,7 +209,9 @@ def without(line: dict, key: str) -> dict:
         (autotvm_line(knobs=[["tile", "sp"]]), "its program is none of AutoTVM"),
         (autotvm_line(knobs=[["tile", "sp", [[1]]]]), "its program is none of AutoTVM"),
         (autotvm_line(knobs=None), "its program is none of AutoTVM"),
-        (autotvm_line(target={"kind": "llvm"}), "the target is no text"),
+        (autotvm_line(target={"kind": "llvm"}), "its target is no text"),
+        (autotvm_line(version=0.12), "its tvm_version is no text"),
+        (autotvm_line(version=["0.12"]), "its tvm_version is no text"),
         (autotvm_line(target="cuda"), "its target 'cuda' is not 'llvm -keys=cpu'"),
     ],
 )

@@ -143,6 +143,9 @@ def test_two_logs_of_one_name_are_told_apart(here):
     (FOLDER / "reports" / "random.json").unlink()
     import_logs(both[1:], "p")
     assert len(programs()) == 1
+    shutil.copy("other/random.log", "other/random.json")
+    with pytest.raises(UsageError, match="was imported before, have one name"):
+        import_logs([Path("other/random.json")], "p")
 
 
 def test_a_log_of_another_target_is_refused_and_nothing_changes(here):

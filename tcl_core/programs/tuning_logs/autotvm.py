@@ -29,8 +29,10 @@ def parse(entry: dict[str, Any]) -> Line:
     target, task, arguments, keywords = entry["input"]
     costs, error_no, _, stamp = entry["result"]
     check_result(costs, error_no, stamp)
-    if not isinstance(target, str):
-        raise Malformed("the target is no text")
+    version = entry.get("tvm_version") or "unknown"
+    for name, text in (("target", target), ("tvm_version", version)):
+        if not isinstance(text, str):
+            raise Malformed(f"its {name} is no text")
     return Line(
         task=orjson.dumps([task, arguments, keywords]),
         target=target.strip(),
@@ -39,7 +41,7 @@ def parse(entry: dict[str, Any]) -> Line:
         error_no=error_no,
         stamp=stamp,
         protocol=b'{"log": "AutoTVM", "version": %s}' % orjson.dumps(entry.get("version")),
-        tvm_version=entry.get("tvm_version") or "unknown",
+        tvm_version=version,
     )
 
 

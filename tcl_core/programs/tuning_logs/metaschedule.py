@@ -23,7 +23,7 @@ import orjson
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError
 from tcl_core.files import replacing
-from tcl_core.journal import Key
+from tcl_core.journal import ProgramKey
 from tcl_core.programs.sketches import (
     DesignSpace,
     InvalidProgram,
@@ -139,6 +139,8 @@ def _picked(template: _Template, instructions: list[Any], decided: dict[int, Any
         values = decided[place] if slot.kind == "tile" else [decided[place]]
         if len(values) != slot.width:
             raise Malformed(f"instruction {place} of its trace has {len(values)} decisions instead of {slot.width}")
+        if slot.kind == "categorical" and not 0 <= values[0] < len(instructions[place][2][0]):
+            raise Malformed(f"instruction {place} of its trace chooses number {values[0]}, which it does not offer")
         yield from values
 
 
@@ -155,7 +157,7 @@ class Tuned:
     """
 
     trace_json: str
-    key: Key
+    key: ProgramKey
     latencies_s: tuple[float, ...]
     target: dict[str, Any]
 
