@@ -45,7 +45,9 @@ def start(context: typer.Context) -> None:
     # A device needs no project; and this runs before a command sees its own --help.
     if context.invoked_subcommand != "device" and not set(HELP) & set(sys.argv):
         _enter_project()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` blocks run
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _end)
     if PARENT_PID in os.environ:
         threading.Thread(target=end_with, args=(int(os.environ[PARENT_PID]),), daemon=True).start()
 
@@ -171,6 +173,25 @@ def tune(
     _say(stages.tune(network, platform, trials, again=again))
 
 
+@app.command(rich_help_panel=USE)
+def predict(
+    context: typer.Context,
+    log: Annotated[Path, typer.Argument(help="A log of AutoTVM or Ansor, gzip or plain, or a MetaSchedule database's folder.")],
+    platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="Score with this platform's champion.")] = None,
+    model: Annotated[Optional[Path], typer.Option(help="Score with the saved model in this folder instead.")] = None,
+    to: Annotated[Optional[Path], typer.Option(help="A CSV file that takes all scores; none: print a table of the best.")] = None,
+    top: Annotated[Optional[int], typer.Option(min=1, help="Only so many programs of each task, the best ranked.")] = None,
+    target: Annotated[str, typer.Option(help="Only lines whose target has this text in it.")] = "",
+) -> None:
+    """Score the programs of a tuning log and rank them; scores compare only within a task.
+
+    Example: tcl predict random.log.gz -p host-avx2 --to scores.csv
+    """
+    from tcl_core import stages
+
+    _say(stages.predict_log(context.obj / log, platform, model and context.obj / model, to and context.obj / to, top, target))
+
+
 device = typer.Typer(help="Boards and other hosts that measure for this one, through TVM's RPC.", no_args_is_help=True)
 app.add_typer(device, name="device", rich_help_panel=DATA)
 Tracker = Annotated[str, typer.Option(help="Where the tracker listens, host:port.")]
@@ -279,6 +300,11 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """On a signal: so that `finally` blocks run."""
+    sys.exit(128 + number)
 
 
 def _first_line(error: Exception) -> str:

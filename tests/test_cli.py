@@ -24,7 +24,7 @@ def tcl(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(cli.ANSWER_FILE, raising=False)
     monkeypatch.delenv(cli.PARENT_PID, raising=False)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
 
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["tcl", *words])
@@ -33,7 +33,8 @@ def tcl(tmp_path, monkeypatch, capsys):
         return end.value.code or 0, *capsys.readouterr()
 
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,12 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["promote", "-p", "b"], "promote", ("b",)),
         (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False)),
         (["tune", "--again"], "tune", (None, None, None, True)),
+        (["predict", "/a.log", "-p", "b"], "predict_log", (Path("/a.log"), "b", None, None, None, "")),
+        (
+            ["predict", "/a.log", "--model", "/tlp", "--to", "/a.csv", "--top", "5", "--target", "sm_75"],
+            "predict_log",
+            (Path("/a.log"), None, Path("/tlp"), Path("/a.csv"), 5, "sm_75"),
+        ),
         (["profile", "full"], "profile", ("full",)),
         (["summary"], "summary", ()),
         (["device", "list", "--tracker", "10.0.0.2:9190"], "devices", ("10.0.0.2:9190",)),
@@ -78,6 +85,10 @@ def test_paths_are_relative_to_where_a_command_is_given(tcl, monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path / "deeper")
     assert tcl("import", "a.log", "/b.log", "-p", "p")[0] == 0 and Path.cwd() == tmp_path
     assert calls == [([tmp_path / "deeper" / "a.log", Path("/b.log")], "p", "")]
+    monkeypatch.setattr(stages, "predict_log", lambda *arguments: calls.append(arguments))
+    monkeypatch.chdir(tmp_path / "deeper")
+    assert tcl("predict", "a.log", "--model", "tlp", "--to", "../a.csv")[0] == 0
+    assert calls[1][:4] == (tmp_path / "deeper/a.log", None, tmp_path / "deeper/tlp", tmp_path / "deeper/../a.csv")
 
 
 def test_a_known_error_is_one_sentence_and_its_own_code(tcl, monkeypatch):

@@ -97,6 +97,19 @@ def export(platform: str, to: Path | None = None) -> str:
     return export_database(_project(), platform, to)
 
 
+def predict_log(
+    log: Path,
+    platform: str | None = None,
+    model: Path | None = None,
+    to: Path | None = None,
+    top: int | None = None,
+    target: str = "",
+) -> str:
+    from tcl_core.stages.predict import predict_log
+
+    return predict_log(log, platform, model, to, top, target)
+
+
 def serve_device(key: str | None, tracker: str, host: str, port: int | None, say: Callable) -> None:
     from tcl_core.stages.device import serve
 

@@ -101,6 +101,7 @@ def _train_baseline(project: Project, platform: str, name: str) -> str:
             model.fit(train, valid, note)
     folder = DATA / "baselines" / name / platform
     model.save(folder)
+    save_hardware(folder, read_saved_hardware(records_folder(platform)))  # what `tcl predict` gives its programs
     return f"trained {name} on {len(train)} programs of {platform}; it lies in {folder}"
 
 

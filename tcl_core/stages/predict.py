@@ -1,0 +1,301 @@
+"""`tcl predict`: the programs of a tuning log, scored by a model and ranked within their tasks.
+
+The log is read as for `tcl import` and encoded a block at a time, but nothing of it is written below data/: what stays
+in memory is some twenty bytes per program.  Knows the registry by its champions only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tcl_core import registry
+from tcl_core.errors import DataError, UsageError
+from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
+from tcl_core.features.batches import Samples, rows_by_task
+from tcl_core.features.groups import COLUMNS
+from tcl_core.files import replacing
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import CostModel, read_description
+from tcl_core.programs.tuning_logs.known import Known
+from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
+from tcl_core.programs.tuning_logs.reading import Log, text_lines
+from tcl_core.progress import progress
+from tcl_core.stages.exchange import BLOCK, Refused, encoder_of
+from tcl_core.stages.project import read_saved_hardware
+from tcl_core.store import Coded, Columns, Ragged
+
+TOP = 3  # programs of a task in the table
+TASKS = 10  # tasks in the table; a file has all of them
+PAIRED = 4096  # programs of a task whose pairs are compared: each pair takes some bytes for a moment
+HEADER = ("line", "task", "task_key", "latency_s", "score", "rank")
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model, the hardware row that its programs are given (empty: none), and where the two come from, for readers."""
+
+    model: CostModel
+    hardware: tuple[float, ...]
+    origin: str
+    hardware_origin: str
+
+    def scores(self, samples: Samples) -> np.ndarray:
+        """(N,) float32, higher is better within a task.
+
+        Raises DataError for samples of another width than the model's, and for a model that predicts NaN.
+        """
+        scores = self.model.predict(samples)
+        if np.isnan(scores).any():
+            raise DataError(f"{self.origin} predicts values that are not numbers; train it again")
+        return scores
+
+
+@dataclass(frozen=True)
+class Scored:
+    """N programs of a log, in its order, and its tasks in the order in which they come.
+
+    lines        (N,) int32, where the log has the program, from 1
+    tasks        (N,) int32, place of the program's task in ``keys`` and ``names``
+    latencies_s  (N,) float64, median latency that the log has measured, seconds; inf where it has none
+    scores       (N,) float32, higher is better within a task
+    """
+
+    lines: np.ndarray
+    tasks: np.ndarray
+    latencies_s: np.ndarray
+    scores: np.ndarray
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """(N,) int64, 1 + how many programs of the task are scored higher."""
+        ranks = np.zeros(len(self), dtype=np.int64)
+        for rows in rows_by_task(self.tasks):
+            _, place, counts = np.unique(-self.scores[rows], return_inverse=True, return_counts=True)
+            ranks[rows] = 1 + (np.cumsum(counts) - counts)[place]
+        return ranks
+
+    def best(self, top: int | None) -> list[np.ndarray]:
+        """Per task the rows of its ``top`` best ranked programs (none: all), best first, equal ones as in the log."""
+        return [rows[np.argsort(-self.scores[rows], kind="stable")[:top]] for rows in rows_by_task(self.tasks)]
+
+
+def predict_log(
+    path: Path,
+    platform: str | None = None,
+    folder: Path | None = None,
+    to: Path | None = None,
+    top: int | None = None,
+    wanted: str = "",
+) -> str:
+    """Score the programs of a log with the champion of ``platform`` or the model in ``folder`` -> ``to``, or a table.
+
+    ``top`` keeps the best ranked programs of each task only, ``wanted`` the lines whose target has it in it.
+    Raises UsageError for a name, file or model that is wrong, RegistryError where there is no champion, DataError for
+    what is no log, has no program or does not fit the model, PlatformError when the disk is full.
+    """
+    log = open_log(log_file(path), Known(), wanted=wanted)
+    _check_place(to, log.path)
+    scorer = _scorer(platform, folder)
+    with _refused_lines(to) as file:
+        refused = Refused(log, file)
+        scored = score_log(log, scorer, refused)
+    listed = str(_beside(to)) if to else "in FILE.refused.txt, with --to FILE"
+    said = [
+        refused.told(f"{log_name(log.path)} ({log.name}): {len(scored):,} programs", listed),
+        f"scored by {scorer.origin}; hardware row: {scorer.hardware_origin}",
+        ranking_text(scored),
+    ]
+    if to is None:
+        return "\n".join([*said, *_table(scored, top or TOP)])
+    count = _write(scored, to, top)
+    return "\n".join([*said, f"{count:,} scores, which compare only within a task -> {to}"])
+
+
+def _check_place(to: Path | None, log: Path) -> None:
+    """Raise UsageError where the scores would take the place of a folder or of the log."""
+    if to is not None and to.is_dir():
+        raise UsageError(f"{to} is a folder; give the name of a CSV file to --to")
+    if to is not None and to.exists() and to.samefile(log):
+        raise UsageError(f"{to} is the log itself; give the name of another file to --to")
+
+
+def _scorer(platform: str | None, folder: Path | None) -> Scorer:
+    """The champion of a platform, or the model of a folder; with the hardware row that was saved beside it."""
+    if (platform is None) == (folder is None):
+        raise UsageError("give either --platform P, whose champion is to score, or --model FOLDER, a saved model")
+    champion = ""
+    if folder is None:
+        version, folder = registry.champion(platform)
+        champion = f", the champion of {platform} (version {version})"
+    name = read_description(folder)["class"]
+    if catalogue.reads(name) != "tokens":
+        raise UsageError(
+            f"the {name} model in {folder} reads {catalogue.reads(name)} of lowered programs, which no log has; "
+            "give a model that reads tokens, such as a platform's champion"
+        )
+    saved, origin = folder / "hardware.json", f"the {name} model in {folder}{champion}"
+    if not saved.exists():
+        return Scorer(catalogue.load(folder), (), origin, f"none, for there is no {saved}")
+    return Scorer(catalogue.load(folder), read_saved_hardware(folder).vector(), origin, str(saved))
+
+
+@contextmanager
+def _refused_lines(to: Path | None) -> Iterator[BinaryIO]:
+    """A file for refused lines beside ``to``, which is not there in the end if none came; nowhere without ``to``."""
+    if to is None:
+        with open(os.devnull, "wb") as nowhere:
+            yield nowhere
+        return
+    with replacing(_beside(to)) as file:
+        yield file
+    if not _beside(to).stat().st_size:
+        _beside(to).unlink()
+
+
+def _beside(to: Path) -> Path:
+    return to.with_name(f"{to.name}.refused.txt")
+
+
+def score_log(log: Log, scorer: Scorer, refused: Refused) -> Scored:
+    """All programs of a log, scored; tokens are in memory for a block of them only.
+
+    Raises DataError where no line can become a program, and as ``Scorer.scores``.
+    """
+    numbers: dict[str, int] = {}
+    parts = list(_with_progress(log, _scored_blocks(log, scorer, refused, numbers)))
+    if not parts:
+        raise DataError(f"no line of {log.path} can become a program ({refused.first[0].strip()}); give another log")
+    names = {row["task_key"]: row["name"] for row in log.known.task_rows()}
+    arrays = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Scored(*arrays, keys=tuple(numbers), names=tuple(names[key] for key in numbers))
+
+
+def _with_progress(log: Log, blocks: Iterator[tuple[np.ndarray, ...]]) -> Iterator[tuple[np.ndarray, ...]]:
+    """The blocks as they are scored.  Counting the lines first also finds a damaged file before the work."""
+    count = max(number for number, _ in text_lines(log.path))
+    with progress(f"scoring {log_name(log.path)}, thousand lines", -(-count // 1000)) as shown:
+        for lines, *rest in blocks:
+            for _ in range(shown.done, -(-int(lines[-1]) // 1000)):
+                shown.advance()
+            yield lines, *rest
+
+
+def _scored_blocks(
+    log: Log, scorer: Scorer, refused: Refused, numbers: dict[str, int]
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Lines, tasks, latencies and scores of a block of programs at a time; ``numbers`` learns the tasks by key."""
+    encoder, known = None, 0
+    for columns in log.columns(refused):
+        sketches = log.known.sketch_rows()
+        if len(sketches) > known:  # a new task's programs have a new sketch too
+            encoder, known = encoder_of(log.known.task_rows(), sketches, columns["task_key"]), len(sketches)
+        for block in _blocks(columns):
+            samples = encoder.encode_columns(block, scorer.hardware)
+            keys = block["task_key"]
+            tasks = np.array([numbers.setdefault(key, len(numbers)) for key in keys.names], dtype=np.int32)[keys.codes]
+            yield block["program_id"], tasks, samples.latencies_s, scorer.scores(samples)
+
+
+def _blocks(columns: Columns) -> Iterator[dict[str, Any]]:
+    """What encoding needs, and the lines, BLOCK programs at a time."""
+    for start in range(0, len(columns["program_id"]), BLOCK):
+        yield {name: _part(columns[name], start, start + BLOCK) for name in (*COLUMNS, "program_id")}
+
+
+def _part(column: np.ndarray | Ragged | Coded, start: int, end: int) -> np.ndarray | Ragged | Coded:
+    if isinstance(column, Ragged):
+        return Ragged(column.values, column.offsets[start : end + 1])
+    if isinstance(column, Coded):
+        return Coded(column.codes[start:end], column.names)
+    return column[start:end]
+
+
+def ranking_text(scored: Scored) -> str:
+    """One line: how well the scores rank what the log has measured, each task once, beside a random ranking."""
+    ran = np.isfinite(scored.latencies_s)
+    if not ran.any():
+        return "the log has no measured latency that the scores could be compared with"
+    at_random = np.zeros_like(scored.scores)  # equal predictions are a random ranking exactly
+    tops = [
+        f"top-{k} {_top(scored, scored.scores, k):.3f} (a random ranking: {_top(scored, at_random, k):.3f})"
+        for k in (1, 5)
+    ]
+    some = at_most(PAIRED, scored.tasks)
+    paired = pairwise_accuracy(scored.scores[some], scored.latencies_s[some], scored.tasks[some])
+    correlated = spearman(scored.scores, scored.latencies_s, scored.tasks)
+    return (
+        f"against the log's own latencies, {len(np.unique(scored.tasks[ran]))} tasks: {', '.join(tops)}, "
+        f"pairs ranked right {_number(paired)}, Spearman {_number(correlated)}"
+    )
+
+
+def _top(scored: Scored, scores: np.ndarray, k: int) -> float:
+    once = {"log": dict.fromkeys(range(len(scored.keys)), 1.0)}
+    return top_k(scores, scored.latencies_s, scored.tasks, once, k)
+
+
+def at_most(count: int, tasks: np.ndarray) -> np.ndarray:
+    """Rows of at most ``count`` programs of each task, at equal distances."""
+    return np.concatenate([rows[:: -(-len(rows) // count)] for rows in rows_by_task(tasks)])
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _table(scored: Scored, top: int) -> list[str]:
+    """The best ranked programs of the log's first tasks, and how many tasks are not shown."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Best ranked programs; scores compare only within a task")
+    table.add_column("task", overflow="fold")
+    for heading in ("programs", "rank", "line", "score", "measured"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    best, programs = scored.best(top), np.bincount(scored.tasks)
+    for rows in best[:TASKS]:
+        task = scored.tasks[rows[0]]
+        heads = [(scored.names[task], f"{programs[task]:,}"), *[("", "")] * (len(rows) - 1)]
+        for head, row in zip(heads, rows, strict=True):
+            table.add_row(*head, *_cells(scored, row), end_section=row == rows[-1])
+    console = Console(file=StringIO(), width=120, markup=False, emoji=False)
+    console.print(table)
+    left = [f"{len(best) - TASKS:,} more tasks: --to FILE writes all of them"] if len(best) > TASKS else []
+    return [console.file.getvalue().rstrip(), *left]
+
+
+def _cells(scored: Scored, row: int) -> list[str]:
+    latency_s = scored.latencies_s[row]
+    measured = f"{1e3 * latency_s:.4g} ms" if np.isfinite(latency_s) else "-"
+    return [f"{scored.ranks[row]:,}", f"{scored.lines[row]}", f"{scored.scores[row]:.4g}", measured]
+
+
+def _write(scored: Scored, to: Path, top: int | None) -> int:
+    """Write the scores as CSV, in the log's order; their number.  Nine digits give single precision back exactly."""
+    rows = np.sort(np.concatenate(scored.best(top)))
+    with replacing(to) as file:
+        table = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
+        table.writerow(HEADER)
+        for row in rows:
+            task, latency_s = scored.tasks[row], scored.latencies_s[row]
+            measured = f"{latency_s:.9g}" if np.isfinite(latency_s) else ""
+            about = (scored.lines[row], scored.names[task], scored.keys[task])
+            table.writerow([*about, measured, f"{scored.scores[row]:.9g}", scored.ranks[row]])
+    return len(rows)
