@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tcl_core.files import replacing
 from tcl_core.platforms import host_fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +34,8 @@ def save(name: str, result: dict[str, Any], command: str) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     about = {"command": command, "host": host_fingerprint(), "python": platform.python_version()}
     day = datetime.now(UTC).date().isoformat()
-    (RESULTS / f"{name}.json").write_text(json.dumps({**about, "date": day, **result}, indent=2) + "\n")
+    with replacing(RESULTS / f"{name}.json") as file:
+        file.write((json.dumps({**about, "date": day, **result}, indent=2) + "\n").encode())
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -43,8 +45,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def into_readme(name: str, text: str) -> None:
-    """Put ``text`` between the README's markers of ``name``."""
+    """Put ``text`` between the README's markers of ``name``.  Raises ValueError where the README has none."""
     readme = ROOT / "README.md"
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
-    readme.write_text(pattern.sub(lambda _: f"{start}\n{text}\n{end}", readme.read_text()))
+    written, count = pattern.subn(lambda _: f"{start}\n{text}\n{end}", readme.read_text())
+    if not count:
+        raise ValueError(f"README.md has no {start} ... {end} for the table")
+    readme.write_text(written)

@@ -4,7 +4,8 @@
 
 The networks, sizes and protocol are those of bench/reference.yaml over params.yaml.  Tasks are measured one by one,
 each on all platforms, held-out tasks evenly among the others; so a run that is stopped, or ends with its minutes, has
-whole tasks, and the same command goes on from there.  Tables hold the tasks that were measured everywhere.
+whole tasks, and the same command goes on from there.  Tables hold the tasks that were measured everywhere.  What another
+machine or checkout measured is never replaced: give another folder with --to.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 from tcl_core.collect import Collection, Measuring
-from tcl_core.errors import TclError
+from tcl_core.errors import DataError, TclError
 from tcl_core.features.encode import Encoder
 from tcl_core.params import Params, load_patched
 from tcl_core.platforms import host_fingerprint, threads, why_not
@@ -112,14 +113,15 @@ def tasks_in_turn(folder: Path) -> list[str]:
 
 
 def measure(collections: Mapping[str, Collection], turns: Sequence[str], check_fraction: float, minutes: float) -> list[str]:
-    """The tasks that are measured on every platform when the minutes are over."""
+    """The tasks that are measured on every platform when the minutes are over, those of earlier runs among them."""
     end, done = time.monotonic() + 60 * minutes, []
     rows = _rows_by_task(next(iter(collections.values())).programs)
+    known = lambda key: all(row in c.known for c in collections.values() for row in rows[key])  # noqa: E731
     with ExitStack() as stack, progress("measuring tasks", len(turns)) as shown:
         measuring = {name: stack.enter_context(c.measuring()) for name, c in collections.items()}
         for key in turns:
-            if time.monotonic() > end:
-                break
+            if time.monotonic() > end and not known(key):
+                continue
             _measure_task(measuring, rows[key], check_fraction)
             done.append(key)
             shown.advance(next(iter(collections.values())).encoder.tasks[key].name[:40])
@@ -150,6 +152,16 @@ def write_records(params: Params, collections: Mapping[str, Collection], done: S
         yield f"{name}: {len(records)} records of {len(keep)} tasks, {failed} failed, {disturbed} disturbed"
 
 
+def check_folder(folder: Path) -> None:
+    """Raise DataError where the folder holds another machine's measurements, or some of which there is no journal."""
+    for place in folder.glob("platform=*"):
+        others = {host for file in place.glob("*.parquet") for host in store.record_hosts(file)} - {host_fingerprint()}
+        if others:
+            raise DataError(f"{place} was measured on {' and '.join(sorted(others))}; give another folder with --to")
+        if not (JOURNAL / "reference").exists():
+            raise DataError(f"{place} is there, but not the journal of its measurements; give another folder with --to")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no task after so many")
@@ -157,10 +169,11 @@ def main() -> None:
     given = parser.parse_args()
     params = load_patched(Path(__file__).with_suffix(".yaml"))
     try:
+        check_folder(given.to)
         if not (given.to / "programs.parquet").exists():
             write_pool(params, given.to)
-        collections = collections_of(params, given.to)
-        with measuring_alone():
+        with measuring_alone():  # which another run may hold: what it measures is known to this one afterwards
+            collections = collections_of(params, given.to)
             done = measure(collections, tasks_in_turn(given.to), params.measure.check_fraction, given.minutes)
         for line in write_records(params, collections, done, given.to):
             print(line)

@@ -1,0 +1,96 @@
+"""How the comparisons split their data: nothing that is ranked was trained on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _datasets import VALIDATION, Case, Logs, Reference
+from synthetic import ranking_problem
+
+from tcl_core import store
+
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "reference"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return Reference(FOLDER, tmp_path_factory.mktemp("features"))
+
+
+def tasks_of(reference, names):
+    return {reference.encoder.numbers[use["task_key"]] for use in reference.uses if use["network"] in names}
+
+
+def test_held_out_networks_share_no_task_with_what_is_trained_on(reference):
+    held_out = {use["network"] for use in reference.uses if use["split"] == "held_out"}
+    train, networks = reference._split(())
+    assert networks.keys() == held_out and len(train) >= 150
+    assert not train & tasks_of(reference, held_out)
+    assert {task for weights in networks.values() for task in weights} == tasks_of(reference, held_out)
+    assert all(weight >= 1 for weights in networks.values() for weight in weights.values())
+
+
+def test_networks_that_settings_are_chosen_on_are_apart_from_both(reference):
+    held_out = {use["network"] for use in reference.uses if use["split"] == "held_out"}
+    train, networks = reference._split(VALIDATION)
+    ranked = {task for weights in networks.values() for task in weights}
+    assert networks.keys() == set(VALIDATION) and len(ranked) >= 20
+    assert not train & tasks_of(reference, VALIDATION)
+    assert not (train | ranked) & tasks_of(reference, held_out)
+
+
+def test_platforms_come_weakest_first(reference):
+    assert reference.platforms == ["host-sse42", "host-avx2", "host-avx512"]
+
+
+def test_a_thinned_case_has_the_same_programs_on_every_platform():
+    samples = ranking_problem(tasks=6, programs=16)
+    case = Case(samples, samples, {}, before=(samples,)).thinned(3, 5, seed=1)
+    assert len(case.train) == 15 and len(np.unique(case.train.tasks)) == 3 and len(case.test) == 96
+    np.testing.assert_array_equal(case.train.tokens, case.before[0].tokens)
+    fewer = Case(samples, samples, {}).thinned(2, 5, seed=1).train
+    assert set(fewer.tasks.tolist()) < set(case.train.tasks.tolist())  # a larger draw holds the smaller one
+
+
+def autotvm_lines(tasks, programs, first):
+    for task in range(tasks):
+        arguments = [["TENSOR", [8 + task, 16], "float32"], ["TENSOR", [32, 16], "float32"], None, "float32"]
+        for number in range(first, first + programs):
+            knobs = [["tile_y", "sp", [-1, 2**number]], ["tile_x", "sp", [-1, 4]]]
+            config = {"index": number, "code_hash": None, "entity": knobs}
+            result = [[1e-3 * (1 + number)], 0, 1.0, 1000.0]
+            yield {"input": ["llvm", "dense_nopack.x86", arguments, {}], "config": config, "result": result, "version": 0.2}
+
+
+def write_log(path, tasks, programs, first=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, autotvm_lines(tasks, programs, first))).encode()))
+
+
+def test_a_device_is_split_by_task_and_tested_on_what_was_drawn_uniformly(tmp_path):
+    write_log(tmp_path / "logs/autotvm/board/random.log.gz", 8, 3)
+    write_log(tmp_path / "logs/autotvm/board/searched.log.gz", 8, 5, first=5)
+    write_log(tmp_path / "logs/autotvm/other/all.log.gz", 4, 2)
+    logs = Logs(tmp_path / "logs", tmp_path / "scratch")
+    assert logs.devices == ["board", "other"]
+    assert logs.drawn("board") == ["random"] and logs.drawn("other") is None
+    case = logs.case("board", 0)
+    tested = set(case.test.tasks.tolist())
+    assert len(tested) == 2 and len(case.test) == 2 * 3 and not tested & set(case.train.tasks.tolist())
+    assert case.networks == {"board": dict.fromkeys(tested, 1.0)}
+    assert len(case.train) == 6 * (3 + 5)
+    assert set(logs.case("board", 1).test.tasks.tolist()) != tested or set(logs.case("board", 2).test.tasks.tolist()) != tested
+
+
+def test_a_broken_off_import_is_taken_up(tmp_path):
+    write_log(tmp_path / "logs/autotvm/board/random.log.gz", 2, 2)
+    write_log(tmp_path / "logs/autotvm/board/searched.log.gz", 2, 2, first=5)
+    Logs(tmp_path / "logs", tmp_path / "scratch")
+    records = tmp_path / "scratch/data/imported/platform=board/records"
+    (records / "searched.parquet").unlink()
+    Logs(tmp_path / "logs", tmp_path / "scratch")
+    assert len(store.read_records(records)) == 8
