@@ -22,8 +22,8 @@ import numpy as np
 
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, rows_by_task
-from tcl_core.features.encode import Encoder, ProgramKey
-from tcl_core.journal import Journal, Record, iter_journal
+from tcl_core.features.encode import Encoder
+from tcl_core.journal import Journal, ProgramKey, Record, iter_journal
 from tcl_core.measure.job import Job, Outcome, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
@@ -79,6 +79,9 @@ class Collection:
 
     def __post_init__(self) -> None:
         self.keys: list[ProgramKey] = [(p.task_key, p.sketch, p.decisions) for p in self.programs]
+        self._read_journal()
+
+    def _read_journal(self) -> None:
         rows = {key: row for row, key in enumerate(self.keys)}
         for record in iter_journal(self.journal):
             if record.key in rows and record.protocol == self.setup.protocol_json(record.error):
@@ -95,8 +98,9 @@ class Collection:
 
     @contextmanager
     def measuring(self) -> Iterator[Measuring]:
-        """Lock the journal and start the worker process."""
+        """Lock the journal, see what another process has meanwhile measured, and start the workers."""
         with Journal(self.journal) as journal, Runner(self.setup) as runner:
+            self._read_journal()
             yield Measuring(self, journal, runner)
 
     def samples(self) -> Samples:

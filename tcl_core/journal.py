@@ -20,6 +20,7 @@ import os
 import statistics
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +32,8 @@ from tcl_core.files import disk_full_named, sync_folder
 SCHEMA_VERSION = 2
 ERRORS = ("ok", "build", "run", "timeout", "crash", "wrong-result")
 
-Key = tuple[str, int, tuple[int, ...]]
+ProgramKey = tuple[str, int, tuple[int, ...]]
+"""(task key, sketch index, decisions)."""
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class Record:
             )
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ProgramKey:
         """What makes two programs the same program, on whichever platform."""
         return (self.task_key, self.sketch_id, self.decisions)
 
@@ -167,6 +169,17 @@ def iter_journal(folder: str | Path) -> Iterator[Record]:
             _check_version(path, entry)
         else:
             yield _record(entry)
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Hold an existing journal's lock without opening the journal.  Raises PlatformError when another process has it."""
+    lock = _lock(Path(folder))
+    try:
+        yield
+    finally:
+        os.ftruncate(lock, 0)
+        os.close(lock)
 
 
 def _lock(folder: Path) -> int:

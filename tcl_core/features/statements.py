@@ -17,20 +17,19 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from tcl_core.compat import TVM_VERSION, load_tvm, meta_schedule, quiet_compiler
 from tcl_core.errors import PlatformError
 from tcl_core.features.batches import Samples
-from tcl_core.features.encode import Encoder, ProgramKey
-from tcl_core.files import replacing
+from tcl_core.features.cache import Cache
+from tcl_core.features.encode import Encoder
+from tcl_core.journal import ProgramKey
 from tcl_core.platforms import threads
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET
@@ -62,55 +61,23 @@ def with_statements(samples: Samples, keys: Sequence[ProgramKey], encoder: Encod
 def read_statements(keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> list[np.ndarray]:
     """The (statements, 172) float32 rows of each program, in order; what ``folder`` lacks is extracted and kept."""
     names = [_name(key, encoder) for key in keys]
-    caches = {task: _Cache(folder / f"{task}.safetensors") for task in sorted({key[0] for key in keys})}
-    missing = {name: key for name, key in zip(names, keys, strict=True) if name not in caches[key[0]].rows}
+    caches = {task: Cache(folder / f"{task}.safetensors", FORMAT) for task in sorted({key[0] for key in keys})}
+    missing = {name: key for name, key in zip(names, keys, strict=True) if name not in caches[key[0]].arrays}
     if missing:
         with progress("lowering programs for their statements", len(missing)) as shown:
             for job, found in _extracted(_jobs(missing, encoder)):
-                caches[job.task_key].add(dict(zip(job.names, found, strict=True)))
+                caches[job.task_key].arrays.update(zip(job.names, found, strict=True))
+                caches[job.task_key].write()
                 for _ in found:
                     shown.advance(encoder.tasks[job.task_key].name)
-    return [caches[key[0]].rows[name] for name, key in zip(names, keys, strict=True)]
+    return [caches[key[0]].arrays[name] for name, key in zip(names, keys, strict=True)]
 
 
 def _name(key: ProgramKey, encoder: Encoder) -> bytes:
-    """Sixteen bytes, equal for the same sketch, whatever its number, and the same decisions."""
+    """Sixteen bytes, equal for the same task, sketch, whatever its number, and decisions."""
     task_key, sketch, decisions = key
-    text = f"{encoder.trace_json(task_key, sketch)} {[int(d) for d in decisions]}"
+    text = f"{task_key} {encoder.trace_json(task_key, sketch)} {[int(d) for d in decisions]}"
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-@dataclass
-class _Cache:
-    """Program name -> its statements, of one task, in a file that is read at once and replaced as a whole."""
-
-    path: Path
-    rows: dict[bytes, np.ndarray] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.path.exists():
-            self._read()
-
-    def _read(self) -> None:
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                if (file.metadata() or {}).get("format") != FORMAT:
-                    return
-                names, counts, rows = (file.get_tensor(name) for name in ("names", "counts", "rows"))
-        except (SafetensorError, OSError) as error:
-            log.warning("'%s' is damaged (%s); its programs are lowered again", self.path, error)
-        else:
-            parts = np.split(rows, np.cumsum(counts)[:-1])
-            self.rows = {name.tobytes(): part for name, part in zip(names, parts, strict=True)}
-
-    def add(self, found: Mapping[bytes, np.ndarray]) -> None:
-        """Keep more programs, on the disk too.  Raises PlatformError when it is full."""
-        self.rows |= found
-        names = np.frombuffer(b"".join(self.rows), dtype=np.uint8).reshape(len(self.rows), -1)
-        counts = np.array([len(part) for part in self.rows.values()], dtype=np.int32)
-        tensors = {"names": names, "counts": counts, "rows": np.concatenate(list(self.rows.values()))}
-        with replacing(self.path) as file:
-            file.write(save(tensors, metadata={"format": FORMAT}))
 
 
 @dataclass(frozen=True)

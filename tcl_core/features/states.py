@@ -21,22 +21,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from tcl_core.compat import TVM_VERSION, load_tvm, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, rows_by_task
-from tcl_core.features.encode import Encoder, ProgramKey
+from tcl_core.features.cache import Cache
+from tcl_core.features.encode import Encoder
 from tcl_core.features.tokens import IGNORED, log2p
-from tcl_core.files import replacing
+from tcl_core.journal import ProgramKey
 from tcl_core.programs.primitives import QUERIES
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.progress import progress
 
 log = logging.getLogger(__name__)
-FORMAT = f"1 {TVM_VERSION}"  # of the cache; the features are those of this TVM
+FORMAT = f"2 {TVM_VERSION}"  # of the cache; the features are those of this TVM
 STATE_WIDTH = 1 + 2 * 164  # statements, mean and maximum of TVM's 164 features
 PROGRAMS = 4096  # replayed in all
 PROGRAMS_PER_TASK = 32
@@ -69,7 +68,7 @@ def with_states(samples: Samples, keys: Sequence[ProgramKey], encoder: Encoder, 
     with progress("replaying schedules", sum(map(len, chosen))) as shown, quiet_compiler():
         for rows in chosen:
             task_key = keys[rows[0]][0]
-            known = _Cache(cache / f"{task_key}.safetensors")
+            known = Cache(cache / f"{task_key}.safetensors", FORMAT)
             replay = _TaskReplay(encoder, task_key, known)
             for row in rows:
                 found[row] = replay.trajectory(keys[row])
@@ -113,40 +112,10 @@ def pooled(stores: np.ndarray) -> np.ndarray:
     return np.concatenate([[log2p(len(stores))], stores.mean(axis=0), stores.max(axis=0)]).astype(np.float32)
 
 
-class _Cache:
-    """Name -> state of one task, in a file that is read at once and replaced as a whole."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.grown = path, False
-        self.states: dict[bytes, np.ndarray] = {}
-        if path.exists():
-            self._read()
-
-    def _read(self) -> None:
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                if file.metadata()["format"] == FORMAT:
-                    names, states = file.get_tensor("names"), file.get_tensor("states")
-                    self.states = {name.tobytes(): state for name, state in zip(names, states, strict=True)}
-        except (SafetensorError, OSError) as error:
-            log.warning("'%s' is damaged (%s); its states are replayed again", self.path, error)
-
-    def add(self, name: bytes, state: np.ndarray) -> None:
-        self.states[name], self.grown = state, True
-
-    def write(self) -> None:
-        """Keep what came new.  Raises PlatformError when the disk is full."""
-        if self.grown:
-            names = np.frombuffer(b"".join(self.states), dtype=np.uint8).reshape(len(self.states), -1)
-            tensors = {"names": names, "states": np.stack(list(self.states.values()))}
-            with replacing(self.path) as file:
-                file.write(save(tensors, metadata={"format": FORMAT}))
-
-
 class _TaskReplay:
     """Replays schedules of one task; what TVM must make for that is made when the cache first lacks a state."""
 
-    def __init__(self, encoder: Encoder, task_key: str, known: _Cache) -> None:
+    def __init__(self, encoder: Encoder, task_key: str, known: Cache) -> None:
         self.encoder, self.task_key, self.known = encoder, task_key, known
         self.sketches: dict[int, Sketch] = {}
 
@@ -183,9 +152,9 @@ class _TaskReplay:
     def _state(self, sketch: Sketch, key: ProgramKey, trace: Any, end: int) -> np.ndarray:
         """The state after the trace's first ``end`` instructions."""
         name = self._name(sketch, key, end)
-        if name not in self.known.states:
-            self.known.add(name, self._replayed(trace, end))
-        return self.known.states[name]
+        if name not in self.known.arrays:
+            self.known.arrays[name] = self._replayed(trace, end)
+        return self.known.arrays[name]
 
     def _name(self, sketch: Sketch, key: ProgramKey, end: int) -> bytes:
         """Equal for programs that are the same so far: the sketch, and the decisions that count before ``end``."""

@@ -18,10 +18,10 @@ from tcl_core.features.tokens import program_tokens
 from tcl_core.features.batches import Samples
 from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.primitives import trace_primitives
-from tcl_core.programs.sketches import DesignSpace, InvalidProgram
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch
 from tcl_core.programs.tasks import Task, operator_type
 from tcl_core.programs.workload import read_workload
-from tcl_core.tuning.search import Candidate, DecisionSearch
+from tcl_core.tuning.search import Candidate, DecisionSearch, Score
 
 
 def ranker(model: CostModel, hardware: Sequence[float]) -> Any:
@@ -87,6 +87,73 @@ class SearchSettings:
     seed: int = 0
 
 
+class ScheduleSearch(DecisionSearch):
+    """The search of one task as MetaSchedule wants it: proposals are schedules, results come in their order.
+
+    space    replays what is proposed
+    waiting  candidates whose results are due
+    """
+
+    def __init__(
+        self, task: Task, model: CostModel, hardware: Sequence[float], target: dict[str, Any], settings: SearchSettings
+    ) -> None:
+        self.space = DesignSpace(task.key, task.module(), target)
+        self.waiting: list[Candidate] = []
+        sketches = self.space.sketches()
+        rng = np.random.default_rng([settings.seed, int(task.key[:8], 16)])
+        shape = (settings.population, settings.generations, settings.explore)
+        super().__init__(sketches, _scorer(task, sketches, model, hardware), rng, *shape)
+
+    def schedules(self, count: int) -> list[Any]:
+        """Up to ``count`` valid proposals, replayed; none when the design space is exhausted."""
+        self.waiting, found = [], []
+        while len(found) < count:
+            proposed = self.propose(2 * count)
+            for candidate in proposed:
+                if len(found) < count:
+                    found += self._replayed(candidate)
+            if found or not proposed:
+                break  # invalid proposals count as measured, so the next ones are others
+        return found
+
+    def _replayed(self, candidate: Candidate) -> list[Any]:
+        """The candidate's schedule, unless it is invalid or the same as another one's."""
+        sketch = self.sketches[candidate[0]]
+        try:
+            schedule = self.space.materialise(sketch, candidate[1])
+            decisions = sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
+        except InvalidProgram:
+            self.tell(candidate, math.inf)
+            return []
+        canonical = (candidate[0], tuple(decisions.tolist()))
+        if canonical != candidate:
+            self.tell(candidate, math.inf)  # the same program under a name that TVM moves
+        if canonical in self.measured or canonical in self.waiting:
+            return []
+        self.waiting.append(canonical)
+        return [schedule]
+
+    def tell_results(self, results: Sequence[Any]) -> None:
+        """Remember MetaSchedule's ``RunnerResult`` of each schedule that ``schedules`` returned last."""
+        for candidate, result in zip(self.waiting, results, strict=True):
+            self.tell(candidate, _latency_s(result))
+
+
+def _scorer(task: Task, sketches: Sequence[Sketch], model: CostModel, hardware: Sequence[float]) -> Score:
+    """What the model predicts of a task's candidates; their tokens come from the decisions alone."""
+    encoder = Encoder([task], [])
+    for sketch in sketches:
+        encoder.add(sketch)
+    return lambda candidates: model.predict(encoder.encode([(task.key, *c) for c in candidates], hardware))
+
+
+def _latency_s(result: Any) -> float:
+    """Median over the repeats, seconds; inf for a program that failed."""
+    if result.error_msg or not result.run_secs:
+        return math.inf
+    return float(np.median([float(s) for s in result.run_secs]))
+
+
 def decision_search(
     task: Task, model: CostModel, hardware: Sequence[float], target: dict[str, Any], settings: SearchSettings
 ) -> Any:
@@ -101,19 +168,7 @@ def decision_search(
     class TclSearch(ms.search_strategy.PySearchStrategy):
         def __init__(self) -> None:
             super().__init__()
-            self.space = DesignSpace(task.key, task.module(), target)
-            self.sketches = self.space.sketches()
-            encoder = Encoder([task], [])
-            for sketch in self.sketches:
-                encoder.add(sketch)
-
-            def score(candidates: Sequence[Candidate]) -> np.ndarray:
-                return model.predict(encoder.encode([(task.key, *c) for c in candidates], hardware))
-
-            rng = np.random.default_rng([settings.seed, int(task.key[:8], 16)])
-            shape = (settings.population, settings.generations, settings.explore)
-            self.search = DecisionSearch(self.sketches, score, rng, *shape)
-            self.waiting: list[Candidate] = []
+            self.search = ScheduleSearch(task, model, hardware, target, settings)
             self.per_round, self.left = 0, 0
 
         def _initialize_with_tune_context(self, context: Any) -> None:
@@ -126,39 +181,14 @@ def decision_search(
             """What was measured stays with the search object."""
 
         def generate_measure_candidates(self) -> list[Any] | None:
-            """The next proposals as schedules; None when the trials are spent or the design space is exhausted."""
-            count, schedules = min(self.per_round, self.left), []
-            self.waiting = []
-            while count > len(schedules):
-                proposed = self.search.propose(2 * count)
-                for candidate in proposed:
-                    if len(schedules) < count:
-                        self._materialise(candidate, schedules)
-                if schedules or not proposed:
-                    break  # invalid proposals count as measured, so the next ones are others
+            """The next proposals; None when the trials are spent or the design space is exhausted."""
+            schedules = self.search.schedules(min(self.per_round, self.left))
             self.left -= len(schedules)
-            arguments = ArgInfo.from_entry_func(self.space.module, remove_preproc=True)
+            arguments = ArgInfo.from_entry_func(self.search.space.module, remove_preproc=True)
             return [MeasureCandidate(schedule, arguments) for schedule in schedules] or None
 
-        def _materialise(self, candidate: Candidate, schedules: list[Any]) -> None:
-            sketch = self.sketches[candidate[0]]
-            try:
-                schedule = self.space.materialise(sketch, candidate[1])
-                decisions = sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
-            except InvalidProgram:
-                self.search.tell(candidate, math.inf)
-                return
-            canonical = (candidate[0], tuple(decisions.tolist()))
-            if canonical != candidate:
-                self.search.tell(candidate, math.inf)  # the same program under a name that TVM moves
-            if canonical not in self.search.measured and canonical not in self.waiting:
-                self.waiting.append(canonical)
-                schedules.append(schedule)
-
         def notify_runner_results(self, measure_candidates: list[Any], results: list[Any]) -> None:
-            for candidate, result in zip(self.waiting, results, strict=True):
-                seconds = [float(s) for s in result.run_secs] if result.run_secs and not result.error_msg else []
-                self.search.tell(candidate, float(np.median(seconds)) if seconds else math.inf)
+            self.search.tell_results(results)
 
         def clone(self) -> Any:
             return decision_search(task, model, hardware, target, settings)

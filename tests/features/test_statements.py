@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tcl_core.errors import DataError, PlatformError
 from tcl_core.features import statements
-from tcl_core.features.encode import Encoder, ProgramKey
+from tcl_core.features.encode import Encoder
 from tcl_core.features.statements import WIDTH, read_statements, with_statements
+from tcl_core.journal import ProgramKey
 
 ADDITIONS = 1  # place of "float additions and subtractions" in a row
 
@@ -60,6 +62,16 @@ def test_samples_get_statements_in_the_place_of_tokens(matmul, softmax, tmp_path
         assert not place[len(part) :].any()
     np.testing.assert_array_equal(found.latencies_s, samples.latencies_s)
     np.testing.assert_array_equal(found.tasks, samples.tasks)
+
+
+def test_tasks_with_the_same_trace_are_not_taken_for_each_other(matmul, tmp_path):
+    """Of tasks that differ in what is computed, not how, sketches and decisions may be equal to the letter."""
+    (key,) = keys_of(matmul, 1)[:1]
+    twin = replace(matmul.task, key="another")
+    sketches = [*matmul.rows(), *({**row, "task_key": "another"} for row in matmul.rows())]
+    mine, others = read_statements([key, ("another", *key[1:])], Encoder([matmul.task, twin], sketches), tmp_path)
+    np.testing.assert_array_equal(mine, others)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
 
 
 def test_what_is_known_is_not_lowered_again(matmul, softmax, tmp_path, monkeypatch):

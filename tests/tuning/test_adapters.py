@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import psutil
 import pytest
+from _bad_programs import ABORTS, COPIES
 from conftest import matmul_module
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule
@@ -188,12 +189,6 @@ def test_an_exhausted_space_ends_the_search():
 
 def test_failures_reach_metaschedule_as_messages(runner, tmp_path):
     """A program that crashes is a result with an error, and its artifact is gone."""
-    import sys
-    from pathlib import Path
-
-    sys.path.append(str(Path(__file__).parents[1] / "measure"))
-    from measure_programs import ABORTS, COPIES
-
     from tcl_core.tuning.measuring import new_artifact
 
     ms, outcomes = meta_schedule(), []
