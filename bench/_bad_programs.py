@@ -1,6 +1,8 @@
-"""Programs that do what a candidate must not do, as TVM's JSON: what the comparisons inject."""
+"""Programs that do what a candidate must not do, as TVM's JSON: what tests and comparisons inject."""
 
 from __future__ import annotations
+
+import json
 
 from tcl_core.compat import load_tvm
 
@@ -10,9 +12,8 @@ from tvm.script import ir as I  # noqa: E402
 from tvm.script import tirx as T  # noqa: E402
 
 
-# Sends itself the signal of an illegal instruction.
 @I.ir_module
-class Raises:
+class Copies:
     @T.prim_func(s_tir=True)
     def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
         for i in range(8):
@@ -20,7 +21,32 @@ class Raises:
                 v = T.axis.spatial(8, i)
                 T.reads(A[v])
                 T.writes(B[v])
-                T.evaluate(T.call_extern("int32", "raise", 4))  # SIGILL
+                B[v] = A[v]
+
+
+@I.ir_module
+class Calls:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("copy"):
+                v = T.axis.spatial(8, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                T.evaluate(T.call_extern("int32", "abort"))
+                B[v] = A[v]
+
+
+@I.ir_module
+class Traps:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("copy"):
+                v = T.axis.spatial(8, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                T.evaluate(T.call_llvm_intrin("void", "llvm.trap"))
                 B[v] = A[v]
 
 
@@ -34,6 +60,19 @@ class WritesFarAway:
                 T.reads(A[v])
                 T.writes(B[v])
                 B[v + 100000000] = A[v]
+
+
+@I.ir_module
+class Compiles:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("copy"):
+                v = T.axis.spatial(64, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                T.evaluate(T.call_extern("int32", "regcomp", B.data, "PATTERN", 1))
+                B[v] = A[v]
 
 
 # Some hours of additions.
@@ -51,21 +90,40 @@ class Counts:
                     B[v] = B[v] + T.float32(1)
 
 
-# Some 80 MB on a stack that has eight.
+# Arguments of 1.6 GB each.
 @I.ir_module
-class OverflowsTheStack:
+class HasLargeArguments:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((20000, 20000), "float32"), B: T.Buffer((20000, 20000), "float32")):
+        for i, j in T.grid(20000, 20000):
+            with T.sblock("copy"):
+                v, w = T.axis.remap("SS", [i, j])
+                T.reads(A[v, w])
+                T.writes(B[v, w])
+                B[v, w] = A[v, w]
+
+
+# 3.8 GB between input and output, of which eight numbers are touched.
+@I.ir_module
+class NeedsLargeWorkspace:
     @T.prim_func(s_tir=True)
     def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        C = T.sblock_alloc_buffer((2**30,), "float32")
         for i in range(8):
-            with T.sblock("copy"):
+            with T.sblock("spread"):
                 v = T.axis.spatial(8, i)
                 T.reads(A[v])
+                T.writes(C[v * 2**27])
+                C[v * 2**27] = A[v]
+        for i in range(8):
+            with T.sblock("gather"):
+                v = T.axis.spatial(8, i)
+                T.reads(C[v * 2**27])
                 T.writes(B[v])
-                T.evaluate(T.call_extern("handle", "memset", T.tvm_stack_alloca("tvm_ffi_any", 5000000), 0, 80000000))
-                B[v] = A[v]
+                B[v] = C[v * 2**27]
 
 
-# 17 GB between input and output.
+# 17 GB between input and output, all of them touched.
 @I.ir_module
 class TakesMuchMemory:
     @T.prim_func(s_tir=True)
@@ -112,9 +170,21 @@ class Unrolls:
                 B[v] = A[v]
 
 
+@I.ir_module
+class Adds:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("add"):
+                v = T.axis.spatial(8, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                B[v] = A[v] + A[v]
+
+
 def calling(function: str) -> str:
     """A program that calls a function of the C library eight times."""
-    return ILLEGAL.replace('"raise"', f'"{function}"')
+    return tvm.ir.save_json(Calls).replace('"abort"', f'"{function}"')
 
 
 def leaking(size: int) -> str:
@@ -122,11 +192,30 @@ def leaking(size: int) -> str:
     return tvm.ir.save_json(Leaks).replace("4194304", str(size // 8))
 
 
-ILLEGAL = tvm.ir.save_json(Raises)
+def adding(times: int, doubling: bool) -> str:
+    """A sum that is added to A, or to itself, so many times: a deep expression, or one with 2**times terms."""
+    graph = json.loads(tvm.ir.save_json(Adds))
+    nodes = graph["nodes"]
+    store = next(node for node in nodes if node["type"] == "tirx.BufferStore")["data"]
+    first = nodes[store["value"]]
+    for _ in range(times):
+        sums = {"a": store["value"], "b": store["value"] if doubling else first["data"]["b"]}
+        nodes.append({**first, "data": {**first["data"], **sums}})
+        store["value"] = len(nodes) - 1
+    return json.dumps(graph)
+
+
+COPIES = tvm.ir.save_json(Copies)  # the sound one
 ABORTS = calling("abort")
-SLEEPS = calling("pause")  # until a signal comes, and none does
-COUNTS = tvm.ir.save_json(Counts)
+CALLS_NOTHING = calling("no_such_function")
+ILLEGAL = tvm.ir.save_json(Traps)  # an instruction that no CPU knows
 WRITES_FAR_AWAY = tvm.ir.save_json(WritesFarAway)
-OVERFLOWS_THE_STACK = tvm.ir.save_json(OverflowsTheStack)
+OVERFLOWS = tvm.ir.save_json(Compiles).replace("PATTERN", "(" * 300_000)  # the C library recurses for each bracket
+HANGS = calling("pause")  # until a signal comes, and none does
+COUNTS = tvm.ir.save_json(Counts)
+TOO_BIG = tvm.ir.save_json(HasLargeArguments)
+HOG = tvm.ir.save_json(NeedsLargeWorkspace)
 TAKES_MUCH_MEMORY = tvm.ir.save_json(TakesMuchMemory)
 UNROLLS = tvm.ir.save_json(Unrolls)
+NEVER_BUILT = adding(60, doubling=True)  # within years
+TOO_DEEP = adding(100_000, doubling=False)  # for a compiler that recurses

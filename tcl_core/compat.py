@@ -15,6 +15,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tcl_core.gpu import cuda_compiler
 
 TVM_VERSION = "0.27.0.post1"
 FFI_VERSION = "0.1.14.post1"
+ONE_CORE_PER_THREAD = -2  # of TVM's ThreadGroup::AffinityMode
 
 
 def check_versions() -> None:
@@ -112,11 +114,16 @@ def quiet_compiler() -> Iterator[None]:
 def set_threads(count: int, pinned: bool = True) -> None:
     """Set the number of threads of TVM's runtime in this process; ``pinned`` binds all but the calling one to cores.
 
+    These are cores that the process may use, the last ones first; left to itself TVM takes any of the machine's.
     Without TVM_NUM_THREADS TVM never uses more than half of the logical CPUs of an x86 host, whatever it is told.
     """
     os.environ["TVM_NUM_THREADS"] = str(count)
     os.environ["TVM_BIND_THREADS"] = str(int(pinned))
-    load_tvm().get_global_func("runtime.config_threadpool")(-1, count)
+    allotted = os.sched_getaffinity(0)
+    cores = [str(core) for core in islice(cycle(sorted(allotted, reverse=True)), count)]
+    load_tvm().get_global_func("runtime.config_threadpool")(ONE_CORE_PER_THREAD, count, cores)
+    with suppress(OSError):  # TVM has confined the calling thread too, unless threads cannot be bound here at all
+        os.sched_setaffinity(0, allotted)
 
 
 @contextmanager
@@ -124,16 +131,24 @@ def calling_thread_pinned() -> Iterator[None]:
     """Bind the calling thread to a core that no thread of TVM's runtime is bound to.
 
     TVM binds its helpers only.  Where the caller, which does a share of the work, meets one of them on a core, a
-    program takes twice as long.
+    program takes twice as long.  Raises PlatformError where threads cannot be bound, or cannot be seen.
     """
     cores = os.sched_getaffinity(0)
-    free = sorted(cores - _bound_cores())
-    if free:
-        os.sched_setaffinity(0, free[-1:])
+    _bind_to_a_free_one(cores)
     try:
         yield
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def _bind_to_a_free_one(cores: set[int]) -> None:
+    try:
+        if free := sorted(cores - _bound_cores()):
+            os.sched_setaffinity(0, free[-1:])
+    except OSError as error:
+        raise PlatformError(
+            f"threads cannot be bound to cores here ({error}); set measure.pin_threads to false in params.yaml"
+        ) from error
 
 
 def _bound_cores() -> set[int]:

@@ -85,6 +85,7 @@ class Measure:
     warmup: CountOrZero
     timeout_s: Positive
     build_timeout_s: Positive
+    memory_gib: Annotated[float, Between(2)]
     check_fraction: Share
     early_stop_factor: Annotated[float, Between(1)]
     flush_cache: bool

@@ -103,7 +103,7 @@ def why_not(mcpu: str) -> str | None:
 
 
 # Read at import: TVM's runtime pins a process that runs programs to one of them.
-_USABLE = os.sched_getaffinity(0)
+USABLE_CORES = os.sched_getaffinity(0)
 
 
 @cache
@@ -129,8 +129,8 @@ def threads() -> int:
     A container's CPU quota counts too: with more threads than it grants, timings are of the scheduler.
     """
     quota, _, period = (_read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
-    granted = math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else len(_USABLE)
-    return max(1, min(len(_USABLE), granted))
+    granted = math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else len(USABLE_CORES)
+    return max(1, min(len(USABLE_CORES), granted))
 
 
 def host_fingerprint() -> str:
@@ -210,7 +210,7 @@ def largest_cache_bytes() -> int:
 def _physical_cores() -> int:
     """Distinct (package, core) pairs among the CPUs this process may use."""
     pairs = set()
-    for cpu in _USABLE:
+    for cpu in USABLE_CORES:
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
             pairs.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))

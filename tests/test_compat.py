@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from tcl_core import compat
 from tcl_core.errors import PlatformError
 
 ROOT = Path(__file__).parents[1]
+CORES = os.sched_getaffinity(0)
 
 
 def fresh(code: str) -> str:
@@ -145,6 +147,84 @@ except ValueError:
 """
     cores, found, after = json.loads(fresh(code))
     assert after == cores and found == [*([core] for core in reversed(cores)), cores]
+
+
+def runtime_with(configure):
+    """In place of ``load_tvm``: a TVM that can set its threads, and nothing else."""
+    return lambda: SimpleNamespace(get_global_func={"runtime.config_threadpool": configure}.get)
+
+
+@pytest.mark.parametrize(
+    ("allotted", "count", "cores"),
+    [({60, 61, 62, 63}, 4, [63, 62, 61, 60]), ({60, 61, 62, 63}, 2, [63, 62]), ({5}, 3, [5, 5, 5])],
+)
+def test_each_thread_has_a_core_that_the_process_was_given(monkeypatch, allotted, count, cores):
+    """And the calling thread, which TVM confines too, has all of them afterwards."""
+    asked, own = [], [allotted]
+
+    def configure(*arguments):
+        asked.append(arguments)
+        own.append({0})
+
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")  # so that all is as before when the test is over
+    monkeypatch.setenv("TVM_BIND_THREADS", "1")
+    monkeypatch.setattr(compat, "load_tvm", runtime_with(configure))
+    monkeypatch.setattr(compat.os, "sched_getaffinity", lambda thread: own[-1])
+    monkeypatch.setattr(compat.os, "sched_setaffinity", lambda thread, cores: own.append(cores))
+    compat.set_threads(count)
+    assert asked == [(compat.ONE_CORE_PER_THREAD, count, [str(core) for core in cores])]
+    assert own[-1] == allotted and (os.environ["TVM_NUM_THREADS"], os.environ["TVM_BIND_THREADS"]) == (str(count), "1")
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core leaves no choice")
+@pytest.mark.parametrize("core", [min(CORES), max(CORES)])
+def test_no_thread_leaves_the_cores_that_the_process_was_given(core):
+    """By a container or taskset; TVM by itself counts the cores of the machine."""
+    code = f"""
+import os
+os.sched_setaffinity(0, {{{core}}})
+from tcl_core.compat import load_tvm, set_threads
+tvm = load_tvm(without_torch=True)
+set_threads(2)
+threads = [int(thread) for thread in os.listdir("/proc/self/task")]
+print(tvm.get_global_func("runtime.NumThreads")(), set().union(*map(os.sched_getaffinity, threads)))
+"""
+    assert fresh(code) == f"2 {{{core}}}"
+
+
+def refuses(error):
+    def refuse(*arguments):
+        raise error
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("sched_setaffinity", PermissionError(1, "Operation not permitted")),
+        ("listdir", FileNotFoundError(2, "No such file or directory", "/proc/self/task")),
+    ],
+)
+def test_where_threads_cannot_be_bound(monkeypatch, function, error):
+    """In some containers; no program is to blame for that."""
+    with monkeypatch.context() as patch, pytest.raises(PlatformError) as raised:
+        patch.setattr(compat.os, "sched_getaffinity", lambda thread: {0, 1})
+        patch.setattr(compat.os, function, refuses(error))
+        with compat.calling_thread_pinned():
+            pass
+    assert str(raised.value) == (
+        f"threads cannot be bound to cores here ({error}); set measure.pin_threads to false in params.yaml"
+    )
+
+
+def test_threads_that_need_not_be_bound_need_no_right_to_it(monkeypatch):
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    monkeypatch.setenv("TVM_BIND_THREADS", "1")
+    monkeypatch.setattr(compat, "load_tvm", runtime_with(lambda *arguments: None))
+    monkeypatch.setattr(compat.os, "sched_setaffinity", refuses(PermissionError(1, "Operation not permitted")))
+    compat.set_threads(2, pinned=False)
+    assert os.environ["TVM_BIND_THREADS"] == "0"
 
 
 def test_the_structural_key_is_stable():

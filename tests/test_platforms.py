@@ -169,7 +169,7 @@ print(len(os.sched_getaffinity(0)), facts() == before)
 )
 def test_threads_are_the_usable_cpus_that_the_quota_grants(monkeypatch, quota, wanted):
     asked = []
-    monkeypatch.setattr(platforms, "_USABLE", set(range(8)))
+    monkeypatch.setattr(platforms, "USABLE_CORES", set(range(8)))
     monkeypatch.setattr(platforms, "_read_text", lambda path: asked.append(path) or quota)
     assert platforms.threads() == wanted
     assert asked == ["/sys/fs/cgroup/cpu.max"]

@@ -21,7 +21,7 @@ class Protocol:
     threads            of TVM's runtime
     pin_threads        each of them is bound to a core
     early_stop_factor  a program whose first two runs are this many times slower than its task's best is not repeated
-    flush_cache        evict the caches before each run
+    flush_cache        evict the caches before each run, which then is a repeat by itself
     """
 
     repeats: int = 3
@@ -74,7 +74,8 @@ class Outcome:
     latencies_s  mean seconds of each repeat, empty unless ok
     message      one line on the failure
     checked      the output was compared and found equal
-    disturbed    the machine was not quiet while it was timed, as the sentinel shows, nor when it was timed again
+    disturbed    the machine was not quiet while it was timed, as the sentinel shows, nor when it was timed again; or,
+                 where it failed, just before
     build_s      seconds spent building
     """
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Setup
+from tcl_core.platforms import USABLE_CORES
 
 START_S = 120.0
 # A worker that holds this much between two batches is replaced: some candidates leak what they allocate.
@@ -56,7 +57,7 @@ class Lane:
         self._log = tempfile.TemporaryFile()
         # Where linkers write, and leave files when they are killed; a local CPU's programs need no linker.
         links = setup.tracker is not None or setup.target["kind"] == "cuda"
-        self._scratch = tempfile.TemporaryDirectory(prefix="tcl-worker-") if links else None
+        self._scratch = tempfile.TemporaryDirectory(prefix="tcl-worker-", ignore_cleanup_errors=True) if links else None
 
     def ask(self, timeout_s: float, *request: Any) -> Any:
         """The worker's answer.  Raises Failed, Late, Died or Stopped; PlatformError where it can have no device."""
@@ -98,14 +99,16 @@ class Lane:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "tcl_core.measure.worker", str(theirs.fileno())]
+            cores = ",".join(map(str, sorted(USABLE_CORES)))  # this process may be bound to fewer meanwhile
             self.process = subprocess.Popen(
-                [*command, str(self.setup.limits.memory_bytes)],
+                [*command, str(self.setup.limits.memory_bytes), cores],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 cwd=Path(__file__).parents[2],
                 env=os.environ | ({"TMPDIR": self._scratch.name} if self._scratch else {}),
+                process_group=0,  # its own, in which compilers start too
             )
         self._connection = Connection(ours.detach())
         self.tvm_version = ""
@@ -137,10 +140,11 @@ class Lane:
         return lines[-1][:300] if lines else "none"
 
     def stop(self) -> None:
-        """Kill the worker, whatever it does."""
+        """Kill the worker, whatever it does, and the compilers that it started."""
         connection, process, self._connection, self.process = self._connection, self.process, None, None
         if process is not None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if connection is not None:
             connection.close()

@@ -5,7 +5,8 @@ program after the other, and nothing is built meanwhile: both would use the same
 that does to latencies).  Where programs run elsewhere (a GPU, a board), workers build while others time.
 
 A *sentinel* program frames each batch of timings.  When it is slower than the session's quiet level, the batch is timed
-again, and if that helps not, its outcomes are marked as disturbed.
+again, and if that helps not, its outcomes are marked as disturbed.  A program that is late after such a reading may try
+once more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import islice
@@ -34,6 +35,7 @@ from tcl_core.platforms import threads
 PER_LANE = 16  # programs that a lane builds before they are timed
 RETRIES = 2  # of a batch that was disturbed
 FUTILE = 3  # times that all workers may die of no program's fault, one after the other
+LANES_PER_DEVICE = 4  # that build for one remote device and wait for it in turn
 
 
 class Runner:
@@ -43,15 +45,14 @@ class Runner:
     installation), or that something kills again and again, raise, PlatformError, and so do remote devices that are not
     to be had; everything else is an Outcome.
 
-    lanes    workers; None: as many as this process may use CPUs, and one for each remote device
+    lanes    workers; None: as many as this process may use CPUs, but from one to four for each remote device
     overlap  build while another program is timed; None: where programs run on another device than the builds
     """
 
     def __init__(self, setup: Setup, lanes: int | None = None, overlap: bool | None = None) -> None:
         self.setup = setup
         self._remote = remote = setup.tracker is not None
-        devices = count_devices(setup.tracker) if remote else 0
-        self.lanes = [Lane(setup) for _ in range(lanes or max(threads(), devices))]
+        self.lanes = [Lane(setup) for _ in range(lanes or _lanes_for(setup))]
         self._overlap = (remote or setup.target["kind"] == "cuda") if overlap is None else overlap
         # Each remote worker has a device of its own; all others share this machine's.
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()
@@ -99,11 +100,12 @@ class Runner:
     def _complete(self, batch: _Batch) -> None:
         futile = 0
         while missing := batch.missing():
+            before = batch.progress
             self._start(len(missing))
             self._work(batch, deque(missing))
-            if len(batch.missing()) == len(missing):
+            if batch.progress == before:
                 batch.end_unchecked()
-            futile = 0 if len(batch.missing()) < len(missing) else futile + 1
+            futile = 0 if batch.progress > before else futile + 1
             if futile == FUTILE:
                 raise PlatformError(self._futility())
 
@@ -165,7 +167,8 @@ class Runner:
                 batch.build_s[number] = lane.ask(limit_s, "build", number, batch.jobs[number])
                 lane.held.add(number)
             except (Failed, Late, Died) as error:
-                batch.end(number, _failure(error, "build", f"not built within {limit_s:g} s"))
+                quiet = self._overlap or self._watches[lane].was_quiet  # a sentinel elsewhere tells nothing of builds
+                batch.fail(number, _failure(error, "build", f"not built within {limit_s:g} s"), quiet)
 
     def _time_all(self, lane: Lane, batch: _Batch) -> None:
         """Time what the lane has built, again if the machine was not quiet; then check and drop it."""
@@ -209,20 +212,28 @@ class Runner:
             return None
         limits = self.setup.limits
         try:
-            return lane.ask(self._limit_s(limits.build_s + limits.run_s), "sentinel")  # the first request builds it
+            reading_s = lane.ask(self._limit_s(limits.build_s + limits.run_s), "sentinel")  # the first request builds it
         except (Failed, Late, Died):
             return None
+        self._watches[lane].add(reading_s)
+        return reading_s
 
     def _time(self, lane: Lane, batch: _Batch, number: int, latencies_s: dict[int, list[float]]) -> None:
         job, limit_s = batch.jobs[number], self.setup.limits.run_s
         best_s = min(job.best_s, self._best_s.get(job.task_key, math.inf))
         try:
             latencies_s[number] = lane.ask(self._limit_s(limit_s), "time", number, best_s)
-            median_s = statistics.median(latencies_s[number])
-            self._best_s[job.task_key] = min(median_s, self._best_s.get(job.task_key, math.inf))
+            if not job.check:
+                self._mark(job, latencies_s[number])
         except (Failed, Late, Died) as error:
             if not self._is_lost(lane):
-                batch.end(number, _failure(error, "run", f"not run within {limit_s:g} s"))
+                failure = _failure(error, "run", f"not run within {limit_s:g} s")
+                batch.fail(number, failure, self._watches[lane].was_quiet)
+
+    def _mark(self, job: Job, latencies_s: Sequence[float]) -> None:
+        """Programs of the task that are far behind this one are not repeated; so a wrong one must not come here."""
+        best_s = self._best_s.get(job.task_key, math.inf)
+        self._best_s[job.task_key] = min(statistics.median(latencies_s), best_s)
 
     def _finish(self, lane: Lane, batch: _Batch, number: int, outcome: Outcome) -> None:
         if batch.jobs[number].check:
@@ -230,6 +241,8 @@ class Runner:
                 batch.unchecked[number] = outcome
                 return
             outcome = self._checked(lane, batch, number, outcome)
+        if outcome.error == "ok":
+            self._mark(batch.jobs[number], outcome.latencies_s)
         batch.end(number, outcome)
         with contextlib.suppress(Failed, Late, Died):
             if number in lane.held:
@@ -244,15 +257,23 @@ class Runner:
         except (Failed, Died) as error:
             return outcome if self._is_lost(lane) else _failure(error, "run", "")
         if difference > TOLERANCE:
-            self._best_s.pop(batch.jobs[number].task_key, None)  # a wrong program sets no mark for others
             message = f"output differs from the untuned program's by {difference:.2g} of its magnitude"
             return Outcome("wrong-result", message=message)
         return replace(outcome, checked=True)
 
 
+def _lanes_for(setup: Setup) -> int:
+    """Workers that have enough to do: more than a few for one remote device would only wait for it."""
+    if setup.tracker is None:
+        return threads()
+    devices = max(1, count_devices(setup.tracker))
+    return max(devices, min(threads(), LANES_PER_DEVICE * devices))
+
+
 class _Batch:
     """Jobs that are measured together, by number, and what is known of each.
 
+    late       were late once while the machine was not quiet: measured again, once
     unchecked  were timed, but could not be compared as they should: measured again, unless nothing else is left to do
     """
 
@@ -260,6 +281,7 @@ class _Batch:
         self.jobs = jobs
         self.build_s: dict[int, float] = {}
         self.outcomes: dict[int, Outcome] = {}
+        self.late: set[int] = set()
         self.unchecked: dict[int, Outcome] = {}
 
     def first_outcomes(self) -> list[Outcome]:
@@ -269,8 +291,20 @@ class _Batch:
     def missing(self) -> list[int]:
         return [number for number in range(len(self.jobs)) if number not in self.outcomes]
 
+    @property
+    def progress(self) -> int:
+        """Grows with all that is found out: outcomes, and programs that were late once."""
+        return len(self.outcomes) + len(self.late)
+
     def end(self, number: int, outcome: Outcome) -> None:
         self.outcomes[number] = replace(outcome, build_s=self.build_s.get(number, 0.0))
+
+    def fail(self, number: int, failure: Outcome, quiet: bool) -> None:
+        """End a program that failed; one that was only late, on a machine that was not quiet, may try once more."""
+        if failure.error == "timeout" and not quiet and number not in self.late:
+            self.late.add(number)
+        else:
+            self.end(number, replace(failure, disturbed=not quiet))
 
     def end_unchecked(self) -> None:
         """Give up comparing: the worker dies each time, and no program is to blame."""

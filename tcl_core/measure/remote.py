@@ -37,6 +37,7 @@ from tcl_core.measure.tracker import POLL_S, NoDevice, request_device
 GRACE_S = 10.0  # after which a device that should have answered is silent
 LOST = 2  # sessions that may die during one program
 FLUSHED_BYTES = 64 << 20  # more than the caches of a device
+BIG_CORES = 1  # of TVM's ThreadGroup::AffinityMode; one core per thread needs a list, which RPC cannot send
 
 
 def session_s(setup: Setup) -> float:
@@ -123,7 +124,7 @@ class RemoteDevice:
             self._session = self._connect()
 
     def _connect(self) -> _Session:
-        tracker, deadline = self._setup.tracker, time.monotonic() + self._setup.tracker.wait_s
+        tracker, deadline = self._setup.tracker, None
         while True:
             address, port, key = request_device(tracker, self._on_wait)
             self._on_wait()
@@ -134,7 +135,8 @@ class RemoteDevice:
             except PlatformError:
                 raise
             except Exception as error:  # TVM raises several types; whatever it is, this device is not at hand
-                if time.monotonic() > deadline:
+                deadline = deadline or time.monotonic() + tracker.wait_s  # the wait for a free one is not in it
+                if time.monotonic() >= deadline:
                     raise NoDevice(
                         f"the device {address}:{port} of key '{tracker.key}', which the RPC tracker at {tracker.address} "
                         f"offers, takes no session ({_last_line(error)}); start it anew (what was recorded is kept)"
@@ -224,7 +226,7 @@ class _Session:
         try:
             set_threads = self._rpc.get_function(SET_THREADS)
         except AttributeError:  # TVM's own server
-            self._rpc.get_function("runtime.config_threadpool")(-1, count)
+            self._rpc.get_function("runtime.config_threadpool")(BIG_CORES, count)
         else:
             set_threads(count, int(pinned))
 

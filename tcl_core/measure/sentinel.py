@@ -52,17 +52,22 @@ class Watch:
 
     def __init__(self) -> None:
         self._sorted: list[float] = []
+        self._latest_s: float | None = None
 
     def add(self, reading_s: float) -> None:
         bisect.insort(self._sorted, reading_s)
+        self._latest_s = reading_s
 
     @property
     def quiet_s(self) -> float:
         """Seconds that the sentinel takes when nothing else runs."""
         return self._sorted[int(QUIET_QUANTILE * len(self._sorted))]
 
+    @property
+    def was_quiet(self) -> bool:
+        """Whether the machine was, when it was last looked at; nobody can tell before the first reading."""
+        return self._latest_s is None or self.is_quiet(self._latest_s)
+
     def is_quiet(self, *readings_s: float) -> bool:
-        """Whether none of the readings, which count from now on, is far above the quiet level."""
-        for reading_s in readings_s:
-            self.add(reading_s)
+        """Whether none of the readings, which have been added, is far above the quiet level."""
         return max(readings_s) <= (1 + TOLERANCE) * self.quiet_s

@@ -52,6 +52,8 @@ def _more_is_worth_it(repeats: Sequence[float], number: int, protocol: Protocol)
 
 
 def runs_per_repeat(once_s: float, protocol: Protocol) -> int:
-    """Runs that last ``min_repeat_ms`` together, at most ``max_number``."""
+    """Runs that last ``min_repeat_ms`` together, at most ``max_number``; one where each costs a flush."""
+    if protocol.flush_cache:
+        return 1
     wanted = protocol.min_repeat_ms / 1e3 / max(once_s, 1e-7)
     return int(min(max(1, math.ceil(wanted)), protocol.max_number))

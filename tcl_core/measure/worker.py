@@ -1,4 +1,4 @@
-"""The child process that builds and runs candidate programs: ``python -m tcl_core.measure.worker FD MEMORY_BYTES``.
+"""The child process that builds and runs candidates: ``python -m tcl_core.measure.worker FD MEMORY_BYTES CORES``.
 
 A candidate may crash, hang or eat memory; then this process dies and its supervisor (``lane``) goes on with another.
 It does one thing at a time and answers before it takes the next, so that the supervisor knows what to blame:
@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -152,8 +153,9 @@ class Worker:
         return self.device.describe()
 
     def _steady(self) -> AbstractContextManager[None]:
-        """While programs are timed; builds of several workers must not be bound to one core."""
-        return calling_thread_pinned() if self.setup.protocol.pin_threads else nullcontext()
+        """While programs are timed in this process; builds of several workers must not be bound to one core."""
+        pinned = self.setup.protocol.pin_threads and self.setup.tracker is None
+        return calling_thread_pinned() if pinned else nullcontext()
 
     @cached_property
     def _sentinel(self) -> tuple[Any, int]:
@@ -218,14 +220,22 @@ def _one_line(error: Exception) -> str:
 
 
 def main() -> None:
-    """Serve on the inherited file descriptor; die with the supervisor; keep within the memory limit."""
+    """Serve on the inherited file descriptor; die with the supervisor; keep to the memory limit and the cores."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which closes the pipe
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    limit = int(sys.argv[2])
-    if limit:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if wanted := int(sys.argv[2]):
+        _limit_memory(wanted)
+    with suppress(OSError):  # who may bind no thread says so when a program is timed
+        os.sched_setaffinity(0, [int(core) for core in sys.argv[3].split(",")])
     serve(Connection(int(sys.argv[1])))
+
+
+def _limit_memory(wanted: int) -> None:
+    """Bytes of address space, or fewer where this process was given fewer."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

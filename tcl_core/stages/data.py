@@ -17,7 +17,7 @@ from tcl_core.collect import Collection, Plan, collect, measure_all
 from tcl_core.errors import PlatformError, UsageError, unknown_name
 from tcl_core.evaluation.report import write_json
 from tcl_core.files import disk_full_named
-from tcl_core.journal import Record
+from tcl_core.journal import Record, locked
 from tcl_core.learning.fit import FitSettings
 from tcl_core.gpu import GpuHardware, gpu_fingerprint, gpu_target, read_gpu_hardware, why_no_gpu
 from tcl_core.measure.job import Limits, Protocol, Setup, Tracker
@@ -168,20 +168,23 @@ def _plan(project: Project, platform: str, programs: int) -> Plan:
 
 
 def _write_records(platform: str, kind: str, collection: Collection, place: _Place) -> None:
-    folder = _emptied(records_folder(platform, kind))
+    folder = records_folder(platform, kind)
     store.write_records(folder, collection.records.values())
     save_hardware(folder, place.hardware)
+    _remove_others(folder, "records.parquet", "hardware.json")
 
 
 def _skip(folder: Path, platform: str, reason: str) -> str:
-    store.write_skipped(_emptied(folder), platform, reason)
+    store.write_skipped(folder, platform, reason)
+    _remove_others(folder, "skipped.json")
     return f"skipped: {reason}"
 
 
-def _emptied(folder: Path) -> Path:
-    """A stage's output folder without what an earlier run left there; DVC does the same before it runs a stage."""
-    shutil.rmtree(folder, ignore_errors=True)
-    return folder
+def _remove_others(folder: Path, *written: str) -> None:
+    """What an earlier run left in a stage's folder; not before, since a disk that is full must cost nothing of it."""
+    for path in folder.iterdir():
+        if path.name not in written:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def setup_of(project: Project, platform: str) -> Setup:
@@ -200,7 +203,7 @@ def setup_of(project: Project, platform: str) -> Setup:
         flush_cache=m.flush_cache,
         pin_threads=m.pin_threads,
     )
-    limits = Limits(build_s=m.build_timeout_s, run_s=m.timeout_s)
+    limits = Limits(build_s=m.build_timeout_s, run_s=m.timeout_s, memory_bytes=int(m.memory_gib * 2**30))
     if spec.kind == "cuda":
         if m.flush_cache:
             raise UsageError(f"measure.flush_cache empties a CPU's caches, and {platform} is a GPU; set it to false in params.yaml")
@@ -283,25 +286,28 @@ def _refit_settings(project: Project, member: int) -> FitSettings:
 
 
 def _set_aside(journal: Path) -> None:
-    """Keep an old journal under another name: measurements are never deleted."""
+    """Keep an old journal under another name: nothing measured is deleted.  PlatformError while a process writes it."""
     if journal.exists():
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        os.replace(journal, journal.with_name(f"{journal.name}.before-{stamp}"))
+        with locked(journal):
+            os.replace(journal, journal.with_name(f"{journal.name}.before-{stamp}"))
 
 
 class _StepLog:
-    """One JSON line per finished step of this run, in a file that can be followed while it grows."""
+    """One JSON line per finished step of this run, in a file that can be followed while it grows.
+
+    The first step replaces what an earlier run wrote.  Not the start: steps come with the journal's lock held, while a
+    start may be that of a second collector, which the lock then refuses.
+    """
 
     def __init__(self, path: Path) -> None:
         self.steps: list[dict[str, Any]] = []
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
 
     def add(self, step: dict[str, Any]) -> None:
-        self.steps.append(step)
-        with disk_full_named(self.path), open(self.path, "a", encoding="utf-8") as file:
+        with disk_full_named(self.path), open(self.path, "a" if self.steps else "w", encoding="utf-8") as file:
             file.write(json.dumps(step) + "\n")
+        self.steps.append(step)
 
 
 def _collection_report(collection: Collection, steps: list[dict[str, Any]]) -> dict[str, Any]:

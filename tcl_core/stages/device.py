@@ -11,7 +11,7 @@ from typing import Any
 
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.measure.serving import Served, start_server, start_tracker
-from tcl_core.measure.tracker import list_devices
+from tcl_core.measure.tracker import NONE, list_devices
 from tcl_core.params import parse_address
 
 REGISTER_S = 30.0
@@ -57,10 +57,11 @@ def _tracker(key: str | None, address: tuple[str, int], children: ExitStack, say
 def _server(
     key: str, tracker: tuple[str, int], host: str, port: int | None, children: ExitStack, say: Callable[[str], Any]
 ) -> Served:
+    before = _servers(key, tracker)
     server = start_server(host, port or 0, key, tracker)
     children.callback(server.stop)
     deadline = time.monotonic() + REGISTER_S
-    while key not in list_devices(*tracker):
+    while _servers(key, tracker) <= before:
         if time.monotonic() > deadline:
             raise PlatformError(
                 f"the server did not register with the tracker at {_text(tracker)} within {REGISTER_S:g} s; try again"
@@ -68,6 +69,10 @@ def _server(
         time.sleep(POLL_S)
     say(f"server of key '{key}' listens at {host}:{server.port}, registered with the tracker at {_text(tracker)}")
     return server
+
+
+def _servers(key: str, tracker: tuple[str, int]) -> int:
+    return list_devices(*tracker).get(key, NONE).servers
 
 
 def _until_one_ends(served: list[Served]) -> None:

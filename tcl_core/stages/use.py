@@ -33,6 +33,7 @@ from tcl_core.stages.project import (
 TUNED = REPORTS / "tuned.json"
 EVALUATION = REPORTS / "evaluation.json"
 FIRST_CONFIDENCE = 0.5
+ELSEWHERE = {"rpc": "a device behind RPC", "cuda": "an NVIDIA GPU"}  # kinds of platform on which nothing is tuned
 FACTS = ("train", "distill", "collect", "measure")  # sections of params.yaml that a version records
 
 
@@ -125,19 +126,17 @@ def run_tune(
 ) -> str:
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
 
-    What was tuned last with the same champion and trials is said once more, unless ``again``.
+    Without ``platform`` it is the last of the chain that ran; where that is not this machine's CPU, nothing is tuned,
+    and that is said.  What was tuned last with the same champion and trials is said once more, unless ``again``.
+
+    Raises UsageError for a platform on which this machine tunes nothing, RegistryError where there is no champion.
     """
     network = network or project.params.tune.network
-    if platform is None and not _local(project):
-        return "nothing tuned: networks are tuned on this machine's CPU, and no platform of the chain is"
-    platform = platform or _local(project)[-1]
-    check_platform(project, platform)
-    spec = project.params.platforms[platform]
-    if spec.kind != "local":
-        raise UsageError(f"cannot tune on {platform}, which is of kind {spec.kind}: networks are tuned on this machine's CPU only")
-    if reason := why_not(spec.mcpu):
-        others = ", ".join(project.platforms_that_ran())
-        raise UsageError(f"cannot tune on {platform}: {reason}; choose one of: {others}")
+    if platform is None:
+        platform = (project.platforms_that_ran() or project.params.chain_order)[-1]
+        if reason := _why_elsewhere(project, platform):
+            return f"nothing tuned: {reason}"
+    _check_tunable(project, platform)
     version, folder = registry.champion(platform)
     trials = trials or project.params.tune.trials
     asked = {"network": network, "platform": platform, "champion_version": version, "trials": trials}
@@ -152,6 +151,21 @@ def run_tune(
         f"{tuned_text(tuned)}; {trials} programs measured, "
         f"largest difference to {reference}'s output {tuned['difference']:.1e}"
     )
+
+
+def _check_tunable(project: Project, platform: str) -> None:
+    """Raise UsageError for a platform on which this machine tunes nothing."""
+    check_platform(project, platform)
+    if reason := _why_elsewhere(project, platform) or why_not(project.params.platforms[platform].mcpu):
+        local = ", ".join(_local(project))
+        advice = f"choose one of: {local}" if local else "add one of kind local to params.yaml"
+        raise UsageError(f"cannot tune on {platform}: {reason}; {advice}")
+
+
+def _why_elsewhere(project: Project, platform: str) -> str | None:
+    """Why nothing is tuned on a platform that is not this machine's CPU; None for one that is."""
+    what = ELSEWHERE.get(project.params.platforms[platform].kind)
+    return f"networks are tuned on this machine's CPU; {platform} is {what}" if what else None
 
 
 def _local(project: Project) -> list[str]:

@@ -14,9 +14,10 @@ from tcl_core.errors import PlatformError
 from tcl_core.measure import lane as lane_module
 from tcl_core.measure.job import Limits, Setup
 from tcl_core.measure.lane import Died, Failed, Lane, Late, Stopped
+from tcl_core.platforms import USABLE_CORES
 
 STAND_IN = f"""#!{sys.executable}
-import os, resource, signal, sys, time
+import os, resource, signal, subprocess, sys, time
 from multiprocessing.connection import Connection
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 connection = Connection(int(sys.argv[3]))
@@ -27,7 +28,7 @@ while True:
     if action == "echo":
         connection.send(("done", arguments))
     if action == "tell":
-        connection.send(("done", (sys.argv[1:3], int(sys.argv[4]), setup.limits.memory_bytes, sys.stdin.read())))
+        connection.send(("done", (sys.argv[1:3], sys.argv[4:], setup.limits.memory_bytes, sys.stdin.read())))
     if action == "answers":
         connection.send(arguments)
     if action == "waits":
@@ -39,6 +40,8 @@ while True:
         os._exit(3)
     if action == "is killed":
         os.kill(os.getpid(), *arguments)
+    if action == "compiles":
+        connection.send(("done", subprocess.Popen(["sleep", "60"]).pid))
     if action == "hangs":
         signal.pause()
 """
@@ -65,7 +68,8 @@ def lane(tmp_path, monkeypatch):
 def test_a_request_and_its_answer(lane):
     assert lane.tvm_version == "9.9" and lane.is_alive
     assert lane.ask(20, "echo", 1, "two") == [1, "two"]
-    assert lane.ask(20, "tell") == (["-m", "tcl_core.measure.worker"], 12345, 12345, "")
+    cores = ",".join(map(str, sorted(USABLE_CORES)))
+    assert lane.ask(20, "tell") == (["-m", "tcl_core.measure.worker"], ["12345", cores], 12345, "")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,19 @@ def test_a_worker_that_was_stopped_answers_nothing(lane):
     lane.stop()
     with pytest.raises(Stopped):
         lane.ask(20, "echo")
+
+
+@pytest.mark.parametrize("action", ["", "hangs", "exits"])
+def test_what_a_worker_started_ends_with_it(lane, action):
+    """Compilers would else go on for nobody, beside what is measured next."""
+    compiler = psutil.Process(lane.ask(20, "compiles"))
+    if action:
+        with pytest.raises((Late, Died)):
+            lane.ask(0.5, action)
+    else:
+        lane.stop()
+    psutil.wait_procs([compiler], timeout=20)
+    assert not compiler.is_running() or compiler.status() == psutil.STATUS_ZOMBIE
 
 
 def test_another_thread_may_stop_it_in_the_middle_of_a_request(lane):

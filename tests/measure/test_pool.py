@@ -378,6 +378,58 @@ def test_a_worker_that_has_built_nothing_reads_no_sentinel(measured, machine):
     assert {action for _, action, *_ in machine.asked} == {"build"}
 
 
+# --- failures on a machine that is not quiet ---
+
+
+@pytest.mark.parametrize(("readings", "attempts", "disturbed"), [([1], 1, False), ([2, 2], 2, True), ([2, 1], 2, False)])
+def test_a_program_that_hangs_costs_its_limit_twice_only_where_the_machine_may_be_why(
+    measured, machine, monkeypatch, readings, attempts, disturbed
+):
+    batches_of(monkeypatch, 1)
+    machine.readings = [1, 1, *readings]
+    _, outcome = measured("a", "hangs in time")
+    assert (outcome.error, outcome.message, outcome.disturbed) == ("timeout", "not run within 5 s", disturbed)
+    assert machine.actions("hangs in time") == ["build", "time"] * attempts
+
+
+def test_a_program_that_the_machine_made_late_is_measured(measured, machine, monkeypatch):
+    batches_of(monkeypatch, 1)
+    machine.readings = [1, 1, 2, 1, 1]
+    _, outcome = measured("a", "hangs in time 1")
+    assert (outcome.error, outcome.disturbed) == ("ok", False)
+    assert machine.actions("hangs in time 1") == ["build", "time"] * 2
+
+
+@pytest.mark.parametrize("reading", [1, 2])
+@pytest.mark.parametrize("key", ["fails in time", "dies in time"])
+def test_what_fails_after_a_slow_reading_is_disturbed(measured, machine, monkeypatch, key, reading):
+    """So that the next collection tries it again."""
+    batches_of(monkeypatch, 1)
+    machine.readings = [1, 1, reading]
+    _, outcome = measured("a", key)
+    assert (outcome.error, outcome.disturbed) == (BAD[key][0], reading == 2)
+    assert machine.actions(key) == ["build", "time"]
+
+
+@pytest.mark.parametrize(("target", "reading", "attempts"), [(CPU, 1, 1), (CPU, 2, 2), (GPU, 2, 1)])
+def test_a_build_that_is_late_after_a_slow_reading(measured, machine, monkeypatch, target, reading, attempts):
+    """The reading is of the batch before; a slow GPU tells nothing of the CPU that builds for it."""
+    batches_of(monkeypatch, 1)
+    machine.readings = [1, reading] * (1 + RETRIES)
+    _, outcome = measured("a", "hangs in build", target=target)
+    assert (outcome.error, outcome.message, outcome.disturbed) == ("timeout", "not built within 8 s", attempts == 2)
+    assert machine.actions("hangs in build") == ["build"] * attempts
+
+
+def test_programs_that_are_late_one_after_the_other_are_no_dying_workers(measured, machine, monkeypatch):
+    """Each takes its worker with it, and what that had built; but each only once."""
+    batches_of(monkeypatch, 3)
+    machine.readings = [1, 2] * (1 + RETRIES)
+    late = [f"hangs in build {attempt}" for attempt in range(FUTILE, 0, -1)]
+    assert errors(measured("a", "b", "c", *late)) == ["ok"] * 6
+    assert machine.lanes[0].starts == 1 + FUTILE
+
+
 # --- a worker that dies ---
 
 
@@ -572,13 +624,15 @@ def test_a_device_that_does_not_tell(machine, error, why):
     )
 
 
-def test_a_worker_for_each_device(machine, monkeypatch):
-    """Where there are more devices than CPUs; it is the device that takes the time."""
-    monkeypatch.setattr(pool, "threads", lambda: 2)
-    monkeypatch.setattr(pool, "count_devices", lambda tracker: 5 if tracker == BOARD else 1)
-    assert len(Runner(Setup(CPU, tracker=BOARD)).lanes) == 5
-    assert len(Runner(Setup(CPU, tracker=Tracker("10.0.0.2", 9190, "one"))).lanes) == 2
-    assert len(Runner(Setup(CPU)).lanes) == 2 and len(Runner(Setup(CPU, tracker=BOARD), lanes=1).lanes) == 1
+@pytest.mark.parametrize(
+    ("cpus", "devices", "lanes"), [(2, 5, 5), (2, 1, 2), (64, 1, 4), (64, 5, 20), (64, 0, 4), (1, 0, 1)]
+)
+def test_workers_for_devices(machine, monkeypatch, cpus, devices, lanes):
+    """One for each, however few CPUs there are; and few enough that none waits too long for its turn."""
+    monkeypatch.setattr(pool, "threads", lambda: cpus)
+    monkeypatch.setattr(pool, "count_devices", lambda tracker: devices if tracker == BOARD else 99)
+    assert len(Runner(Setup(CPU, tracker=BOARD)).lanes) == lanes
+    assert len(Runner(Setup(CPU)).lanes) == cpus and len(Runner(Setup(CPU, tracker=BOARD), lanes=1).lanes) == 1
 
 
 # --- early stop ---
@@ -600,6 +654,15 @@ def test_a_wrong_program_sets_no_mark_for_others(machine):
         for check in (True, False, False):
             list(runner.measure([Job("is wrong", "{}", check=check)]))
     assert machine.bests == [math.inf, math.inf, 2.0]
+
+
+def test_a_program_that_is_checked_sets_its_mark_after_the_check(machine):
+    """Those of the same batch must not be measured against one that may be wrong."""
+    jobs = [Job(key, "{}", check=check) for key in ("is wrong", "is right") for check in (True, False)]
+    with Runner(Setup(CPU), lanes=1) as runner:
+        list(runner.measure(jobs))
+        list(runner.measure([Job("is wrong", "{}"), Job("is right", "{}")]))
+    assert machine.bests == [math.inf] * 4 + [2.0, 3.0]
 
 
 def test_a_failure_sets_no_mark_for_others(machine):

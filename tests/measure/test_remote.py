@@ -15,11 +15,12 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
-from measure_programs import ABORTS, HANGS, WRITES_FAR_AWAY
+from _bad_programs import ABORTS, HANGS, WRITES_FAR_AWAY
 
 from tcl_core import platforms
 from tcl_core.collect import Collection, measure_all
@@ -148,6 +149,31 @@ def test_every_thread_of_the_protocol_runs_there(tracker, board, monkeypatch):
     threads = worker.device.run(lambda: int(worker.device.session._rpc.get_function("runtime.NumThreads")()))
     worker.release()
     assert asked == [(2, True)] and threads == 2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves no choice")
+def test_a_worker_of_a_device_is_bound_to_no_core():
+    """It runs nothing; and where threads cannot be bound here, they may be there."""
+    worker, before = Worker(setup_for(9190)), os.sched_getaffinity(0)
+    assert worker.setup.protocol.pin_threads
+    with worker._steady():
+        assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_threads_are_set_as_the_server_can(is_ours):
+    """TVM's own takes no list of cores: it is asked for its fast ones, and binds what it will."""
+    known, asked = {"runtime.config_threadpool": "TVM's", **({remote.SET_THREADS: "ours"} if is_ours else {})}, []
+
+    def get_function(name):
+        if name not in known:
+            raise AttributeError(name)
+        return lambda *arguments: asked.append((known[name], *arguments))
+
+    session = remote._Session.__new__(remote._Session)
+    session._rpc = SimpleNamespace(get_function=get_function)
+    session._set_threads(4, True)
+    assert asked == [("ours", 4, 1) if is_ours else ("TVM's", 1, 4)]
 
 
 @pytest.mark.parametrize("module_json", [ABORTS, WRITES_FAR_AWAY], ids=["abort", "segfault"])
@@ -364,6 +390,26 @@ def test_a_device_that_takes_no_session(monkeypatch, job):
     assert str(raised.value).startswith(start) and str(raised.value).endswith("(what was recorded is kept)")
 
 
+def test_waiting_for_a_busy_device_takes_nothing_from_the_patience_with_sessions(monkeypatch):
+    """Which begins with the first session that fails."""
+    now, starts = [0.0], [OSError("refused"), OSError("refused"), "a session"]
+
+    def request_device(tracker, on_wait):
+        now[0] += 1000.0 if len(starts) == 3 else 5.0
+        return HERE, 1, "board:0.1"
+
+    def start(*arguments):
+        found = starts.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(remote, "request_device", request_device)
+    monkeypatch.setattr(remote, "_Session", start)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    assert remote.RemoteDevice(setup_for(9190, wait_s=20.0), lambda: None)._connect() == "a session"
+
+
 # --- devices come and go ---
 
 
@@ -387,6 +433,7 @@ def test_a_session_that_dies_at_its_start_blames_nobody(tracker, board, job, mon
 def collection(tracker, tiny_tasks, tmp_path, monkeypatch):
     """Real programs of three tasks, in batches of eight, on devices of the key ``pair``."""
     monkeypatch.setattr(pool, "PER_LANE", 4)
+    monkeypatch.setattr(pool, "threads", lambda: 2)
     tinies = tiny_tasks.values()
     programs = [p for t in tinies for p in sample_programs(t.task, t.sketches, t.space, 6, 0)]
     encoder = Encoder([t.task for t in tinies], [row for t in tinies for row in t.rows()])

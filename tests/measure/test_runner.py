@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import matmul_module
-from measure_programs import (
+from _bad_programs import (
     ABORTS,
     CALLS_NOTHING,
     COPIES,
@@ -29,6 +28,7 @@ from measure_programs import (
     TOO_DEEP,
     WRITES_FAR_AWAY,
 )
+from conftest import matmul_module
 
 from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import PlatformError
@@ -36,6 +36,7 @@ from tcl_core.measure import lane as lane_module
 from tcl_core.measure import pool
 from tcl_core.measure.job import Job, Outcome
 from tcl_core.measure.pool import Runner
+from tcl_core.platforms import USABLE_CORES
 from tcl_core.programs.sketches import trace_to_json
 from tcl_core.programs.tasks import describe
 
@@ -314,6 +315,15 @@ def test_workers_start_with_the_first_job(make_setup, monkeypatch):
     with Runner(make_setup()) as runner:
         assert measure(runner) == []
         assert all(lane.process is None for lane in runner.lanes) and runner.tvm_version == ""
+
+
+@pytest.mark.skipif(len(USABLE_CORES) < 2, reason="one core leaves no choice")
+def test_a_worker_has_all_cores_though_its_supervisor_is_bound_to_one(make_setup, program):
+    """Libraries bind a process, as OpenMP does under OMP_PROC_BIND; a program whose threads share a core is slow."""
+    os.sched_setaffinity(0, {min(USABLE_CORES)})
+    with Runner(make_setup(), lanes=1) as runner:
+        assert ordinary(measure(runner, program)[0])
+        assert set(psutil.Process(worker_of(runner)).cpu_affinity()) == USABLE_CORES
 
 
 def test_an_exception_ends_the_workers(make_setup):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import matmul_module
 
+from tcl_core import compat
 from tcl_core.measure import worker as worker_module
 from tcl_core.measure.device import HostProgram
 from tcl_core.measure.job import Job
@@ -212,6 +214,13 @@ def test_only_timing_is_bound_to_a_core(worker, built, job, monkeypatch, pinned)
     assert [len(cores) for cores in seen] == [1 if pinned else len(CORES)]
 
 
+def test_where_threads_cannot_be_bound_no_program_has_failed(worker, built, monkeypatch):
+    """As in a container without the right to it: the supervisor ends the collection with that sentence."""
+    monkeypatch.setattr(compat, "_bound_cores", lambda: os.listdir("/no/such/folder"))
+    kind, message = _answer(worker.time, [0, math.inf])
+    assert kind == "impossible" and message.endswith("; set measure.pin_threads to false in params.yaml")
+
+
 THREADS = """
 import os, sys
 from dataclasses import replace
@@ -237,6 +246,20 @@ def test_each_thread_of_a_program_has_a_core_of_its_own(how, said):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [int(n) for n in done.stdout.split()] == [*said, len(CORES)]
+
+
+# --- limits ---
+
+ANY = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(("hard", "limit"), [(ANY, 8 << 30), (9 << 30, 8 << 30), (7 << 30, 7 << 30)])
+def test_a_worker_that_may_have_less_memory_than_wanted_has_that(monkeypatch, hard, limit):
+    limited = []
+    monkeypatch.setattr(worker_module.resource, "getrlimit", lambda what: (ANY, hard))
+    monkeypatch.setattr(worker_module.resource, "setrlimit", lambda *arguments: limited.append(arguments))
+    worker_module._limit_memory(8 << 30)
+    assert limited == [(resource.RLIMIT_AS, (limit, limit))]
 
 
 # --- answers ---

@@ -13,7 +13,7 @@ import pytest
 from tcl_core import gpu, stages, store
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.gpu import Gpu, GpuHardware
-from tcl_core.journal import iter_journal
+from tcl_core.journal import Journal, iter_journal
 from tcl_core.measure.job import Limits, Tracker
 from tcl_core.settings import read_yaml, yaml_format
 from tcl_core.stages import data
@@ -192,11 +192,12 @@ def test_what_is_asked_of_the_measuring_process_stands_in_params(pool, runners, 
         "repeats": 7, "min_repeat_ms": 1.5, "max_number": 11, "enough_s": 0.5, "warmup": 2,
         "early_stop_factor": 4.0, "flush_cache": True, "max_repeats": 9, "max_spread": 0.25, "pin_threads": False,
     }  # fmt: skip
-    write_params({f"measure.{k}": v for k, v in (protocol | {"timeout_s": 3, "build_timeout_s": 5}).items()})
+    limits = {"timeout_s": 3, "build_timeout_s": 5, "memory_gib": 2.5}
+    write_params({f"measure.{k}": v for k, v in (protocol | limits).items()})
     stages.collect("second")
     (runner,) = runners
     assert asdict(runner.setup.protocol) == protocol | {"threads": 3}
-    assert runner.setup.limits == Limits(build_s=5, run_s=3)
+    assert runner.setup.limits == Limits(build_s=5, run_s=3, memory_bytes=5 << 29)
     assert runner.setup.target == {"kind": "llvm", "mcpu": "haswell", "num-cores": 3}
     records = store.read_records(records_folder("second"))
     assert {r.protocol for r in records if r.error == "ok"} == {runner.setup.protocol_json()}
@@ -245,6 +246,23 @@ def test_an_interrupted_collection_leaves_the_old_records_and_goes_on(pool, runn
     assert [(r.key, r.latencies_s, r.round) for r in resumed] == [(r.key, r.latencies_s, r.round) for r in undisturbed]
 
 
+@pytest.mark.parametrize(("stage", "kind"), [(stages.collect, "records"), (stages.holdout, "holdout")])
+@pytest.mark.parametrize("skipped", [False, True])
+def test_a_full_disk_keeps_the_old_records(pool, runners, monkeypatch, stage, kind, skipped):
+    stage("first")
+    before = store.data_digest(records_folder("first", kind))
+
+    def full(path):
+        raise PlatformError("disk full")
+
+    monkeypatch.setattr(store, "replacing", full)
+    if skipped:
+        monkeypatch.setattr(data, "why_not", lambda mcpu: "too old" if mcpu == "nehalem" else None)
+    with pytest.raises(PlatformError, match="^disk full$"):
+        stage("first")
+    assert store.data_digest(records_folder("first", kind)) == before
+
+
 def test_another_sampler_selects_other_programs_of_the_same_start(pool, runners):
     stages.collect("first")
     rdu = {r.key: r.round for r in store.read_records(RECORDS)}
@@ -283,6 +301,16 @@ def test_all_held_out_programs_are_measured(pool, runners, softmax):
     digest = store.data_digest(HOLDOUT)
     stages.holdout("first")
     assert runners[-1].jobs == [] and store.data_digest(HOLDOUT) == digest
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_collector_is_refused_and_changes_nothing(pool, runners, again):
+    stages.collect("first")
+    before = store.data_digest(Path("data"))
+    with Journal(JOURNAL), pytest.raises(PlatformError, match=f"is already collecting into {JOURNAL}; wait"):
+        stages.collect("first", again=again)
+    assert store.data_digest(Path("data")) == before
+    assert len(lines_of(ROUNDS)) == 8
 
 
 def test_measuring_again_keeps_the_old_journal(pool, runners):

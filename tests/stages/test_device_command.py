@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -28,14 +30,15 @@ def free_port():
 
 @pytest.fixture
 def tcl(tmp_path):
-    """Start `tcl device ...` where there is no project; all of it is gone at the end."""
+    """Start `tcl device ...` without a project, with temporary files in ``tmp``; all of it is gone at the end."""
     started = []
+    (tmp_path / "tmp").mkdir()
 
-    def start(*words):
+    def start(*words, **options):
         process = subprocess.Popen(
             [sys.executable, "-m", "tcl_core.cli", "device", *words], cwd=tmp_path, text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path / "tmp")},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
         )  # fmt: skip
         started.append(process)
         return process
@@ -86,6 +89,25 @@ def test_a_child_that_ends_ends_it_all(tcl):
     assert (said, process.returncode) == ("tcl: the tracker or the server ended; its last words are above\n", 4)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_leaves_nothing(tcl, tmp_path, number):
+    """Such as the end of its terminal."""
+    process = tcl("serve", "--tracker", f"{HERE}:{free_port()}")
+    said_until(process, "Ctrl-C")
+    assert len(os.listdir(tmp_path / "tmp")) == 1
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 128 + number
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_under_nohup_it_outlives_its_terminal(tcl):
+    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    process = tcl("serve", "--tracker", f"{HERE}:{free_port()}", **ignoring)
+    said_until(process, "Ctrl-C")
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    assert int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16) & 1 << signal.SIGHUP - 1
+
+
 class Child:
     """In place of a process; ends at once."""
 
@@ -101,13 +123,13 @@ class Child:
 
 @pytest.fixture
 def children(monkeypatch):
-    """What is started instead of processes, and the answers of trackers: keys of each address that has one."""
+    """What is started instead of processes, and the trackers: where each answers, and the keys of its servers."""
     started, trackers = [], {}
 
     def list_devices(host, port):
         if (host, port) not in trackers:
             raise PlatformError("no tracker")
-        return dict.fromkeys(trackers[host, port], Listed(1, 1, 0))
+        return {key: Listed(count, count, 0) for key, count in Counter(trackers[host, port]).items()}
 
     def start_tracker(host, port):
         trackers[host, port] = []
@@ -180,6 +202,17 @@ def test_a_server_that_does_not_register(children, monkeypatch):
     with pytest.raises(PlatformError, match=f"^the server did not register with the tracker at {HERE}:9190 within 0 s; try again$"):
         device.serve("board", f"{HERE}:9190", HERE, None, lambda line: None)
     assert lost.stopped == 1 and children.started[0].stopped == 1
+
+
+def test_another_server_of_the_key_is_not_taken_for_this_one(children, monkeypatch):
+    """It has registered when there is one more."""
+    children.trackers[HERE, 9190], said = ["board"], []
+    monkeypatch.setattr(device, "POLL_S", 0.0)
+    monkeypatch.setattr(device, "start_server", lambda *arguments: Child())
+    monkeypatch.setattr(device, "REGISTER_S", 0.0)
+    with pytest.raises(PlatformError, match="^the server did not register"):
+        device.serve("board", f"{HERE}:9190", HERE, None, said.append)
+    assert said == []
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:", ":9190", "localhost:port", "localhost:99999", "localhost:0"])

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tcl_core import registry, store
-from tcl_core.errors import DataError, RegistryError
+from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.evaluation.report import write_json
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import FORMAT
-from tcl_core.params import Chain, Link, load_params
+from tcl_core.params import Chain, Link, Platform, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import overview, use
 from tcl_core.stages.project import JOURNAL, Project, model_folder, records_folder, save_hardware
@@ -236,6 +236,40 @@ def test_without_pytorch_everything_is_still_said(project, tuner, monkeypatch):
     assert "87.62 ms tuned, PyTorch -;" in said and "difference to the untuned network's output 6.0e-08" in said
     assert f"- net.onnx on {P}: 2000.00 ms untuned, 87.62 ms tuned, PyTorch -\n" in overview.write_summary(project)
     assert json.loads(overview.SUMMARY.read_text())["pytorch_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "what"),
+    [
+        (Platform("rpc", "cortex-a72", "localhost:9190", "pi4", 4), "a device behind RPC"),
+        (Platform("cuda"), "an NVIDIA GPU"),
+    ],
+    ids=["rpc", "cuda"],
+)
+def test_a_chain_that_ends_elsewhere_goes_on_untuned(project, tuner, elsewhere, what):
+    """That is said where nobody asked for the platform, and an error where somebody did."""
+    platforms = project.params.platforms | {"b": elsewhere}
+    project = TinyProject(dataclasses.replace(project.params, platforms=platforms))
+    why = f"networks are tuned on this machine's CPU; b is {what}"
+    assert use.run_tune(project, None, None, None) == f"nothing tuned: {why}"
+    with pytest.raises(UsageError, match=f"^cannot tune on b: {why}; choose one of: {P}$"):
+        use.run_tune(project, None, "b", None)
+    assert tuner.calls == [] and not use.TUNED.exists()
+    overview.write_summary(project)
+    assert json.loads(overview.SUMMARY.read_text())["tuned"] == {}
+    use.run_tune(project, None, P, None)
+    assert tuner.calls == [("resnet-18", 200)]
+
+
+def test_a_chain_without_this_machine_names_what_to_add(project, tuner):
+    project = TinyProject(dataclasses.replace(project.params, platforms=dict.fromkeys((P, "b"), Platform("cuda"))))
+    with pytest.raises(UsageError, match=f"{P} is an NVIDIA GPU; add one of kind local to params.yaml$"):
+        use.run_tune(project, None, P, None)
+
+
+def test_without_a_platform_the_last_one_that_ran_is_tuned(project, tuner):
+    store.write_skipped(records_folder("b"), "b", "no AVX-512 here")
+    assert use.run_tune(project, None, None, None).startswith(f"resnet-18 on {P}: ")
 
 
 # --- the summary ---
