@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler, set_threads
+from tcl_core.compat import calling_thread_pinned, load_tvm, make_target, meta_schedule, quiet_compiler, set_threads
 from tcl_core.errors import DataError, PlatformError, UsageError
-from tcl_core.measure.job import Setup
+from tcl_core.measure.job import Protocol, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
@@ -65,7 +64,7 @@ def tune_network(
     search_s = time.monotonic() - start
     with target, database:
         applied = load_tvm().relax.transform.MetaScheduleApplyDatabase()(module)
-    with _pinned(setup.protocol.threads):
+    with _as_measured(setup.protocol):
         untuned, untuned_ms = _build_and_time(module, target, inputs)
         output, tuned_ms = _build_and_time(applied, target, inputs)
     difference = _difference(output, untuned if reference is None else reference)
@@ -75,14 +74,11 @@ def tune_network(
 
 
 @contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """TVM's runtime with its threads, which pins the calling one to a core; whoever comes after gets all cores back."""
-    cores = os.sched_getaffinity(0)
-    set_threads(threads)
-    try:
+def _as_measured(protocol: Protocol) -> Iterator[None]:
+    """TVM's runtime with the threads that programs were measured with, each on a core of its own where they were."""
+    set_threads(protocol.threads, protocol.pin_threads)
+    with calling_thread_pinned() if protocol.pin_threads else nullcontext():
         yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def search_tasks(

@@ -27,8 +27,9 @@ from tcl_core.models.trees import ROUNDS
 from tcl_core.models.world_model import WorldModel
 from tcl_core.models.world_states import RealStates
 from tcl_core.params import Chain, load_params
+from tcl_core.platforms import Hardware
 from tcl_core.stages import models as stage
-from tcl_core.stages.project import Project
+from tcl_core.stages.project import Project, records_folder, save_hardware
 
 HARDWARE = (2.0,) * 11
 SETTINGS = FitSettings(epochs=40, learning_rate=2e-3, seed=3)
@@ -351,6 +352,7 @@ def test_it_is_trained_by_name(matmul, tmp_path, monkeypatch):
     monkeypatch.setattr("tcl_core.store.read_records", lambda folder: records)
     params = load_params(Path(__file__).resolve().parents[2] / "params.yaml")
     params = replace(params, chain=Chain("a", {}), train=replace(params.train, epochs=2))
+    save_hardware(records_folder("a"), Hardware(cores=2))
     said = stage.run_train(OneTask(params), "world-model")
     assert said == "trained world-model on 6 programs of a; it lies in data/baselines/world-model/a"
     model = catalogue.load(tmp_path / "data/baselines/world-model/a")

@@ -13,8 +13,9 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.models import catalogue
 from tcl_core.params import Chain, Link, load_params
+from tcl_core.platforms import Hardware
 from tcl_core.stages import models
-from tcl_core.stages.project import Project
+from tcl_core.stages.project import Project, read_saved_hardware, records_folder, save_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +41,8 @@ def project(matmul, softmax, tmp_path, monkeypatch) -> Project:
             return samples.take(np.arange(count)) if platform == "c" else samples
 
     monkeypatch.setattr("tcl_core.store.read_records", lambda folder: records)
+    for cores, platform in enumerate("abc", start=1):
+        save_hardware(records_folder(platform), Hardware(cores=cores))
     params = load_params(ROOT / "params.yaml")
     chain, train = Chain("a", {"b": Link("a"), "c": Link("b")}), dataclasses.replace(params.train, epochs=2)
     return TwoTasks(dataclasses.replace(params, chain=chain, train=train))
@@ -51,6 +54,7 @@ def test_a_model_is_trained_by_name_and_ranks_what_it_reads(project, name):
     said = models.run_train(project, name)
     assert said == f"trained {name} on {count} programs of a; it lies in data/baselines/{name}/a"
     model, samples = catalogue.load(Path("data/baselines") / name / "a"), project.samples_for(name, "a")
+    assert read_saved_hardware(Path("data/baselines") / name / "a").cores == 1
     assert model.name == name and model.settings.epochs == 2 and np.ptp(model.predict(samples)) > 0
     lowered = {path.parent.name for path in Path("data").rglob("*.safetensors")} - {"a"}
     assert lowered == ({"statements"} if catalogue.reads(name) == "statements" else set())
