@@ -31,6 +31,9 @@ ALL_OPERATORS = (*OPERATORS, "depthwise_conv2d", "elementwise")
 ANNOTATIONS = ("parallel", "vectorize", "unroll_explicit", "tiling_structure", "random_compute_producer")
 ACCESSES = 4  # the written buffer and the first three read ones
 FACTORS = 5
+REACHING = 3  # of the annotations: those that take hold of loops
+REACH = 10  # column of an annotation's reach, behind the values that a log's annotation may have
+LINE_BYTES = 64
 IGNORED = ("Unannotate",)
 
 Row = list[np.ndarray | float]
@@ -92,9 +95,18 @@ def _primitive_numbers(primitive: Primitive, workload: Workload, nest: _Nest, de
     if primitive.kind in ("ComputeAt", "ReverseComputeAt"):
         return _location_numbers(primitive, workload, nest, decisions)
     if primitive.kind == "Annotate":
-        one_hot = [float(primitive.key.endswith(name)) for name in ANNOTATIONS]
-        return [*one_hot, *(log2p(_values(n, decisions)) for n in primitive.numbers[:2])]
+        return _annotation_numbers(primitive, nest, decisions)
     return [_is_anchor(primitive, workload), *(log2p(_values(n, decisions)) for n in primitive.numbers[:4])]
+
+
+def _annotation_numbers(primitive: Primitive, nest: _Nest, decisions: np.ndarray) -> Row:
+    """Its key, its values, and how far it reaches in this nest."""
+    one_hot = [float(primitive.key.endswith(name)) for name in ANNOTATIONS]
+    values = [_values(number, decisions) for number in primitive.numbers[:2]]
+    numbers: Row = [*one_hot, *map(log2p, values)]
+    if not values or not any(one_hot[:REACHING]):
+        return numbers
+    return [*numbers, *[0.0] * (REACH - len(numbers)), log2p(nest.reach(primitive.key, values[0]))]
 
 
 def _is_anchor(primitive: Primitive, workload: Workload) -> float:
@@ -193,9 +205,33 @@ class _Nest:
                     *_padded([float(s == 1) for s in strides]),
                     *_padded(self._footprints(tiles)),
                     *_padded([log2p(self.extents[:, p]) for p in level]),
+                    *self._innermost_numbers(level),
+                    *_padded(self._lines(tiles)),
                 ]
             )
         return rows
+
+    def _innermost_numbers(self, level: range) -> Row:
+        """Of the level's last loop that turns more than once: its extent, and how far a turn moves in each access."""
+        turns = self.extents[:, level] > 1
+        place = level[-1] - turns[:, ::-1].argmax(axis=1)  # the level's last loop where none turns
+        programs, axis = np.arange(len(place)), np.array(self.axes)[place]
+        step = self.tiles[programs, place + 1, axis]
+        strides = [log2p(access.strides[axis] * step) for access in self.workload.anchor.accesses[:ACCESSES]]
+        return [log2p(self.extents[programs, place]), *_padded(strides)]
+
+    def reach(self, key: str, limit: np.ndarray) -> np.ndarray:
+        """(N,) iterations that an annotation of the root with the value ``limit`` (N,) takes hold of, as TVM rewrites it.
+
+        Those of the outermost spatial loops that run in parallel, of the innermost ones that become a vector, or of all
+        innermost loops that are unrolled: as many loops as stay within the limit.
+        """
+        spatial = ~self.workload.anchor.reduces[self.axes]
+        inwards = key.endswith("parallel")
+        loops, spatial = (self.extents, spatial) if inwards else (self.extents[:, ::-1], spatial[::-1])
+        count = len(spatial) if "unroll" in key or spatial.all() else int(spatial.argmin())
+        turns = np.cumprod(loops[:, :count], axis=1)
+        return np.where(turns <= limit[:, None], turns, 1).max(axis=1, initial=1)
 
     def at_location(self, location: np.ndarray) -> Row:
         """Work and footprints inside the loop number ``location`` (N,); everything where it is negative."""
@@ -205,6 +241,9 @@ class _Nest:
 
     def _footprints(self, tiles: np.ndarray) -> Row:
         return [log2p(access.footprint_bytes(tiles)) for access in self.workload.anchor.accesses[:ACCESSES]]
+
+    def _lines(self, tiles: np.ndarray) -> Row:
+        return [log2p(access.lines(tiles, LINE_BYTES)) for access in self.workload.anchor.accesses[:ACCESSES]]
 
 
 def _padded(numbers: Row) -> Row:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tcl_core.learning.fit import OnEpoch
 
-FORMAT = 1
+FORMAT = 2
 
 
 @runtime_checkable

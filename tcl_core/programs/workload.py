@@ -39,9 +39,20 @@ class Access:
 
     def footprint_bytes(self, tiles: np.ndarray) -> np.ndarray:
         """Bytes touched while each axis runs through its tile: ``tiles`` (..., axes) -> (...)."""
+        return self._spans(tiles).prod(axis=-1) * self.element_bytes
+
+    def lines(self, tiles: np.ndarray, line_bytes: int) -> np.ndarray:
+        """Cache lines touched meanwhile, (...), if each contiguous run of elements begins one."""
+        spans = self._spans(tiles)
+        whole = np.flip(np.cumprod(np.flip(spans == self.shape, -1), axis=-1), -1).astype(bool)  # this and all inner ones
+        contiguous = np.concatenate([whole[..., 1:], np.ones_like(whole[..., :1])], axis=-1)
+        run = np.where(contiguous, spans, 1).prod(axis=-1)
+        return spans.prod(axis=-1) // run * -(-run * self.element_bytes // line_bytes)
+
+    def _spans(self, tiles: np.ndarray) -> np.ndarray:
+        """(..., dimensions) elements between the first and the last that are touched, both counted."""
         spans = (tiles[..., None, :] - 1) @ np.abs(self.coefficients).T + 1
-        spans = np.minimum(spans[..., 0, :], self.shape)
-        return spans.prod(axis=-1) * self.element_bytes
+        return np.minimum(spans[..., 0, :], self.shape)
 
 
 @dataclass(frozen=True)

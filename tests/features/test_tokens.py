@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tcl_core.compat import load_tvm
-from tcl_core.features.tokens import ALL_OPERATORS, IGNORED, KINDS, NUMBERS, WIDTH, log2p, program_tokens
+from tcl_core.features import tokens
+from tcl_core.features.tokens import ALL_OPERATORS, ANNOTATIONS, IGNORED, KINDS, NUMBERS, REACH, WIDTH, log2p, program_tokens
 from tcl_core.platforms import Hardware
 from tcl_core.programs.primitives import sketch_primitives, trace_primitives
 
@@ -77,6 +78,32 @@ def test_the_level_rows_of_a_matmul_by_hand(matmul):
     np.testing.assert_allclose(rows[5, 5:14], [np.log2(5), 1, 0, 1, 0, 1, 0, 1, 0], rtol=1e-6)
 
 
+def test_the_loop_that_turns_last_in_each_level_by_hand(matmul):
+    """[i: 2 4 2 2][j: 1 2 4 1][k: 8 4]: j turns once in levels 0 and 5, so i is what moves there."""
+    decisions = np.array([[2, 4, 2, 2, 1, 2, 16, 1, 8, 4, 16, 0]])
+    rows = rows_of(tokens_of(matmul, matmul.sketches[-1], decisions)[0], "level")
+    np.testing.assert_allclose(rows[:, 22], np.log2(1 + np.array([2, 2, 8, 16, 4, 2])), rtol=1e-6)
+    # In C (32 x 32): a turn of i0 moves 16 rows, one of j1 16 elements, k none, j2 one element, i3 one row.
+    np.testing.assert_allclose(rows[:, 23], np.log2(1 + np.array([16 * 32, 16, 0, 1, 0, 32])), rtol=1e-6)
+    # Its lines from level 3 on, where the tile is i = 4, j = 16: one for each row; in level 5 i = 2, j = 1.
+    np.testing.assert_allclose(rows[[3, 5], 27], np.log2(1 + np.array([4, 2])), rtol=1e-6)
+
+
+def test_how_far_annotations_reach(matmul):
+    """[i: 2 4 2 2][j: 1 2 4 4][k: 8 4]: as many outer loops as stay within the limit run in parallel, i0 j0 i1 = 8 of 16;
+    i3 j3 = 8 of 64 become a vector, for k1 before them is reduced; k1 i3 j3 = 32 stay within 64 when unrolled, not with i2 j2."""
+    sketch = matmul.sketches[-1]
+    primitives = sketch_primitives(sketch, matmul.workload)
+    nest = tokens._Nest.of(primitives, matmul.workload, np.array([[2, 4, 2, 2, 1, 2, 4, 4, 8, 4, 16, 0]] * 2))
+    limits = np.array([64, 7])
+    assert nest.reach("meta_schedule.vectorize", limits).tolist() == [8, 4]
+    assert nest.reach("meta_schedule.unroll_explicit", limits).tolist() == [32, 4]
+    assert nest.reach("meta_schedule.parallel", np.array([15, 1])).tolist() == [8, 1]
+    rows = rows_of(tokens_of(matmul, sketch, np.array([[2, 4, 2, 2, 1, 2, 4, 4, 8, 4, 16, 2]]))[0], "Annotate")
+    vectors = rows[rows[:, ANNOTATIONS.index("vectorize")] == 1]
+    assert vectors[:, 10].tolist() == [pytest.approx(np.log2(9))]
+
+
 def test_a_row_is_one_kind_and_its_numbers(conv):
     tokens = tokens_of(conv, conv.sketches[0], conv.sample(conv.sketches[0], 5))
     assert WIDTH == len(KINDS) + NUMBERS == tokens.shape[2]
@@ -116,7 +143,7 @@ def test_the_workload_is_the_second_row(matmul):
 
 
 def test_decisions_are_the_only_difference_within_a_sketch(matmul):
-    """Two vectors that differ in the unroll limit differ in that one annotation row."""
+    """Two vectors that differ in the unroll limit differ in that one annotation row: the limit, and what it unrolls."""
     sketch = matmul.sketches[-1]
     left = matmul.sample(sketch, 1)
     right = left.copy()
@@ -125,7 +152,9 @@ def test_decisions_are_the_only_difference_within_a_sketch(matmul):
     (differing,) = np.flatnonzero((left != right).any(axis=1))
     annotations = np.flatnonzero(left[:, KINDS.index("Annotate")])
     assert differing in annotations
-    assert sorted(set((right - left)[differing].tolist())) == [0.0, pytest.approx(np.log2(513))]
+    changed = np.flatnonzero(left[differing] != right[differing]) - len(KINDS)
+    assert changed.tolist() == [5, REACH]
+    assert (right - left)[differing, len(KINDS) + 5] == pytest.approx(np.log2(513))
 
 
 def test_where_a_block_is_computed(softmax):

@@ -38,6 +38,13 @@ def test_the_footprint_of_a_matmul_tile_by_hand(matmul):
     assert b == [2 * 8 * 4, 4, 4096, 4]
 
 
+def test_cache_lines_begin_where_a_run_of_elements_does(matmul):
+    """Of 32 x 32 floats, two lines a row: a tile of whole rows is one run, of half rows one per row, of a column likewise."""
+    written = matmul.workload.anchor.accesses[0]
+    tiles = np.array([[4, 32, 1], [4, 16, 1], [4, 8, 1], [4, 20, 1], [32, 1, 1], [1, 1, 1]])
+    assert written.lines(tiles, 64).tolist() == [8, 4, 4, 8, 32, 1]
+
+
 def test_the_footprint_of_a_convolution_overlaps(conv):
     """A 4 x 4 output tile with a whole 3 x 3 kernel reads 6 x 6 of the padded input, times the channels."""
     anchor = conv.workload.anchor
