@@ -19,7 +19,7 @@ from tcl_core.errors import DataError, unknown_name
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
-from tcl_core.learning.losses import lambda_rank
+from tcl_core.learning.losses import lambda_rank, score_regression
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 OnEpoch = Callable[[int, float, dict[str, float]], None]
@@ -42,6 +42,7 @@ class FitSettings:
     clip_norm: float = 0.5  # of the whole gradient; the paper gives none, TLP's public code this
     schedule: str = "constant"  # or cosine (restarts every period) or step (times 0.8 every period)
     period: int = 10  # epochs
+    loss: str = "rank"  # LambdaRank; or scores: regression on the logarithm of the labels
     sigma: float = 1.0  # steepness of the ranking loss
     seed: int = 0
     checkpoint_every: int = 5  # epochs
@@ -63,6 +64,25 @@ def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor
     return lambda_rank(batch.by_task(predicted), batch.labels, batch.mask, sigma).mean()
 
 
+def regression_loss(network: nn.Module, batch: Batch) -> Tensor:
+    """Mean ``score_regression`` loss of the batch's tasks."""
+    predicted = network(batch.tokens, batch.lengths)
+    return score_regression(batch.by_task(predicted), batch.labels, batch.mask).mean()
+
+
+def named_loss(settings: FitSettings) -> Loss:
+    """The loss of ``settings.loss``.  Raises UsageError for an unknown one."""
+    if settings.loss not in LOSSES:
+        raise unknown_name("loss", settings.loss, LOSSES)
+    return LOSSES[settings.loss](settings)
+
+
+LOSSES: dict[str, Callable[[FitSettings], Loss]] = {
+    "rank": lambda settings: lambda network, batch: ranking_loss(network, batch, settings.sigma),
+    "scores": lambda settings: regression_loss,
+}
+
+
 def fit_network(
     network: nn.Module,
     train: Samples,
@@ -81,7 +101,7 @@ def fit_network(
                 end (loss, not top-1: it moves smoothly, while top-1 jumps with one program).  Without it the
                 last epoch's weights stay, as in the paper; better so with a few dozen tasks, of which the
                 three or four kept apart would choose an epoch nearly at random.
-    loss        ``loss(network, batch)`` -> scalar; default: the mean LambdaRank loss of the batch's tasks
+    loss        ``loss(network, batch)`` -> scalar; default: the one that the settings name
     on_epoch    hears of every epoch in order; after an interruption first of those before the checkpoint, with
                 the numbers of then, so that a curve is the same whether the run was interrupted or not
     checkpoint  folder from which an interrupted run goes on to the identical result; the caller removes it
@@ -101,7 +121,7 @@ def fit_network(
     on_epoch = on_epoch or (lambda epoch, loss, metrics: None)
     for epoch, facts in enumerate(zip(progress.losses, progress.metrics, strict=True), start=1):
         on_epoch(epoch, *facts)
-    loss = loss or (lambda network, batch: ranking_loss(network, batch, settings.sigma))
+    loss = loss or named_loss(settings)
     while progress.epoch < settings.epochs:
         _set_rate(optimizer, settings, progress.epoch)
         batches = epoch_batches(train, groups, settings, progress.epoch, regroup, _device(network))

@@ -1,4 +1,4 @@
-"""The ranking loss, batched over tasks.
+"""The losses, batched over tasks.
 
 A batch holds T tasks, padded to P programs each, with a mask for the programs that exist; pairs are formed
 within a task only.  The pure functions here know no network and no data set.
@@ -29,6 +29,23 @@ def lambda_rank(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 
     predicted = predicted.masked_fill(~mask, 0.0)
     surprise = F.softplus(-sigma * differences(predicted)) / math.log(2.0)
     return (pair_weights(predicted, labels, mask) * surprise).sum((1, 2))
+
+
+def score_regression(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """(T,) mean squared difference of ``predicted`` (T, P) and the logarithm of ``labels``, both less their task's mean.
+
+    A label is fastest / own latency, so that the score becomes minus the logarithm of the latency, up to a constant of
+    the task.  A program without latency (label 0) is left out.
+    """
+    counted = mask & (labels > 0)
+    wanted = centred(torch.log(labels.masked_fill(~counted, 1.0)), counted)
+    return ((centred(predicted, counted) - wanted) ** 2 * counted).sum(1) / counted.sum(1).clamp_min(1)
+
+
+def centred(values: Tensor, mask: Tensor) -> Tensor:
+    """(T, P) values less the mean of their task's; 0 where ``mask`` is false."""
+    values = values.masked_fill(~mask, 0.0)
+    return (values - values.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)).masked_fill(~mask, 0.0)
 
 
 def pair_weights(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:

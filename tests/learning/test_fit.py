@@ -125,6 +125,18 @@ def test_schedules(schedule, rates, monkeypatch):
     assert seen == pytest.approx(rates)
 
 
+def test_regression_learns_the_scores_themselves():
+    train = ranking_problem()
+    model, settings = network(), FitSettings(epochs=40, batch_size=48, learning_rate=3e-3, loss="scores")
+    report = fit_network(model, train, settings=settings)
+    assert report.losses[-1] < 0.3 * report.losses[0]
+
+
+def test_unknown_loss_is_named():
+    with pytest.raises(UsageError, match="unknown loss 'score'; did you mean 'scores'"):
+        fit_network(network(), ranking_problem(), settings=FitSettings(loss="score"))
+
+
 def test_unknown_schedule_is_named():
     with pytest.raises(UsageError, match="did you mean 'cosine'"):
         fit_network(network(), ranking_problem(), settings=FitSettings(schedule="cosin"))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tcl_core.learning.losses import lambda_rank, within_task
+from tcl_core.learning.losses import lambda_rank, score_regression, within_task
 
 
 def literal_lambda_rank(s: list[float], y: list[float], sigma: float) -> float:
@@ -73,3 +73,21 @@ def test_within_task_stretches_each_task_and_ignores_padding():
     mask = torch.tensor([[True, True, True], [True, True, False]])
     found = within_task(torch.tensor([[-1.0, 1.0, 0.0], [5.0, 5.0, 99.0]]), mask)
     assert found.tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]
+
+
+def test_score_regression_by_hand():
+    """Labels 1 and 1/4 are log 4 apart, centred +-log 2; the failed program and the padding do not count."""
+    labels = torch.tensor([[1.0, 0.25, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, True, False]])
+    predicted = torch.tensor([[3.0, 2.0, -50.0, 99.0]], requires_grad=True)
+    loss = score_regression(predicted, labels, mask)
+    assert loss.tolist() == pytest.approx([(0.5 - math.log(2)) ** 2])
+    loss.sum().backward()
+    assert predicted.grad[0, 2:].tolist() == [0.0, 0.0] and predicted.grad[0, 0] < 0 < predicted.grad[0, 1]
+
+
+def test_score_regression_is_blind_to_a_tasks_constant_and_to_a_task_of_failures():
+    labels = torch.tensor([[1.0, 0.5, 0.1], [0.0, 0.0, 0.0]])
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    predicted = torch.log(torch.tensor([[1.0, 0.5, 0.1], [0.3, 0.2, 0.1]])) + 7.0
+    torch.testing.assert_close(score_regression(predicted, labels, mask), torch.zeros(2))
