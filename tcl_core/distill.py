@@ -149,6 +149,7 @@ def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.fit.seed)
         column = MambaNetwork(**base.arguments)
+        column.standardise.load_state_dict(base.standardise.state_dict())
         if settings.column_start == "knowledge_base":
             column.load_state_dict(base.state_dict())
         network = LateralMamba(column, copy.deepcopy(base), settings.adapter_width)

@@ -1,6 +1,6 @@
 """The Mamba cost model (arXiv 2604.12891, section on the cost model; block as in Mamba-1, arXiv 2312.00752).
 
-    tokens (B, L, F) -> Linear 64, 128, 128 (ReLU) -> x + Mamba(RMSNorm(x)) -> RMSNorm -> Linear 64, 32
+    tokens (B, L, F), standardised -> Linear 64, 128, 128 (ReLU) -> x + Mamba(RMSNorm(x)) -> RMSNorm -> Linear 64, 32
     (ReLU), 1 -> sum over the sequence -> score (B,)
 
 With 22 features per token that is 92,097 parameters, the paper's 0.35 MB.  The paper does not say whether the
@@ -19,11 +19,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tcl_core.features import tokens as layout
+from tcl_core.features.batches import Samples
+from tcl_core.learning.batches_by_task import check_tokens
+from tcl_core.learning.fit import OnEpoch
 from tcl_core.models import scan_kernel
 from tcl_core.models.selective_scan import selective_scan
 from tcl_core.models.torch_model import TorchCostModel
@@ -106,6 +112,42 @@ class MambaBlock(nn.Module):
         return self.out_proj(y * F.silu(gate))
 
 
+class Standardise(nn.Module):
+    """Takes every number of a token to mean 0 and deviation 1 among the tokens of its kind; nothing in it is learned.
+
+    A column means something else in each kind of token, so that kinds differ in scale.  What never varied in a kind is
+    left out, for a network cannot know what it would do.  ``kinds`` columns of one-hot come first.
+    """
+
+    LARGEST = 5.0  # deviations; beyond the data a linear layer would go on for ever
+
+    def __init__(self, features: int, kinds: int) -> None:
+        super().__init__()
+        self.kinds = kinds
+        self.register_buffer("mean", torch.zeros(kinds, features - kinds))
+        self.register_buffer("scale", torch.ones(kinds, features - kinds))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(M, F) -> (M, F)."""
+        kind, numbers = rows.split([self.kinds, rows.shape[1] - self.kinds], dim=1)
+        which = kind.argmax(1)
+        standard = (numbers - self.mean[which]) * self.scale[which]
+        return torch.cat([kind, standard.clamp(-self.LARGEST, self.LARGEST)], dim=1)
+
+    def learn(self, tokens: np.ndarray, lengths: np.ndarray, open_kinds: Sequence[int] = ()) -> None:
+        """Take means and deviations from (N, L, F) tokens.
+
+        In ``open_kinds`` what never varied keeps its scale: later data may vary it, as another platform its hardware.
+        """
+        rows = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(np.float64)
+        for kind in range(self.kinds):
+            numbers = rows[rows[:, kind] == 1, self.kinds :]
+            if len(numbers):
+                deviation, steady = numbers.std(axis=0), np.full(numbers.shape[1], float(kind in open_kinds))
+                scale = np.divide(1.0, deviation, out=steady, where=deviation > 1e-6)
+                self.mean[kind], self.scale[kind] = torch.from_numpy(numbers.mean(axis=0)), torch.from_numpy(scale)
+
+
 class MambaNetwork(nn.Module):
     """One column: seven layers whose activations another column can read, and which can take lateral inputs.
 
@@ -117,9 +159,10 @@ class MambaNetwork(nn.Module):
     WIDTHS = (64, 128, 128, 128, 64, 32, 1)
     EMBEDDING = WIDTHS[-2]
 
-    def __init__(self, features: int, state: int = 8, kernel: int = 4, rank: int = 8) -> None:
+    def __init__(self, features: int, kinds: int = 0, state: int = 8, kernel: int = 4, rank: int = 8) -> None:
         super().__init__()
-        self.arguments = {"features": features, "state": state, "kernel": kernel, "rank": rank}
+        self.arguments = {"features": features, "kinds": kinds, "state": state, "kernel": kernel, "rank": rank}
+        self.standardise = Standardise(features, kinds) if kinds else nn.Identity()
         sizes = (features, *self.WIDTHS)
         self.encoder = nn.ModuleList(nn.Linear(sizes[i], sizes[i + 1]) for i in range(3))
         self.block_norm = nn.RMSNorm(sizes[4], eps=1e-5)
@@ -143,7 +186,7 @@ class MambaNetwork(nn.Module):
         ``lateral[i]`` is added to layer i + 1 before its activation function (to the fourth, per distinct
         token, on the residual path).
         """
-        h1 = relu(self.encoder[0](batch.rows), lateral[0])
+        h1 = relu(self.encoder[0](self.standardise(batch.rows)), lateral[0])
         h2 = relu(self.encoder[1](h1), lateral[1])
         h3 = relu(self.encoder[2](h2), lateral[2])
         mixed = self.block.mix(self.block.project(self.block_norm(h3)), batch)
@@ -153,11 +196,33 @@ class MambaNetwork(nn.Module):
         return [h1, h2, h3, h4, h5, h6, plus(self.decoder[2](h6), lateral[6])]
 
 
+def network_of_tokens(features: int, kinds: int | None = None, **shape: int) -> MambaNetwork:
+    """A column that standardises the tokens of ``features.tokens``, and takes any others as they are."""
+    known = len(layout.KINDS) if features == layout.WIDTH else 0
+    return MambaNetwork(features, known if kinds is None else kinds, **shape)
+
+
 class MambaModel(TorchCostModel):
-    """The Mamba cost model, trained with LambdaRank."""
+    """The Mamba cost model; the first ``fit`` also sets the scale of the tokens."""
 
     name = "mamba"
-    build = MambaNetwork
+    build = staticmethod(network_of_tokens)
+
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        checkpoint: Path | None = None,
+    ) -> None:
+        """Train as ``TorchCostModel.fit``."""
+        if self.network is None:
+            check_tokens(train)
+            self.network = self._seeded(train.tokens.shape[2])
+            if self.network.arguments["kinds"]:
+                self.network.standardise.learn(train.tokens, train.lengths, [layout.KINDS.index("hardware")])
+        super().fit(train, valid, on_epoch, checkpoint=checkpoint)
 
 
 def pool(values: Tensor, batch: TokenBatch) -> Tensor:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from tcl_core.distill import DistillSettings, start_column
+from tcl_core.features import tokens as layout
+from tcl_core.features.batches import Samples
+from tcl_core.learning.fit import FitSettings
 from tcl_core.models.lateral_mamba import LateralMamba
-from tcl_core.models.mamba import MambaNetwork, TokenBatch, causal_convolution
+from tcl_core.models.mamba import MambaModel, MambaNetwork, Standardise, TokenBatch, causal_convolution
 
 
 def parameters(module: torch.nn.Module) -> int:
@@ -142,3 +148,59 @@ def test_the_base_gets_no_gradient():
     network(*programs()).sum().backward()
     assert all(p.grad is None for p in network.base.parameters())
     assert all(p.grad is not None for p in [*network.column.parameters(), *network.adapters.parameters()])
+
+
+class TestStandardise:
+    """Two kinds of token, of three numbers each."""
+
+    rows = torch.tensor([[1, 0, 1.0, 5.0, 7.0], [1, 0, 3.0, 5.0, 7.0], [0, 1, 100.0, 0.0, 2.0], [0, 1, 300.0, 4.0, 2.0]])
+
+    def learned(self, open_kinds=()):
+        standardise = Standardise(5, 2)
+        padded = torch.cat([self.rows[None], torch.full((1, 4, 5), 9.0)], dim=1)
+        standardise.learn(padded.numpy(), np.array([4]), open_kinds)
+        return standardise
+
+    def test_numbers_are_standard_within_their_kind(self):
+        wanted = [[1, 0, -1, 0, 0], [1, 0, 1, 0, 0], [0, 1, -1, -1, 0], [0, 1, 1, 1, 0]]
+        assert self.learned()(self.rows).tolist() == wanted
+
+    def test_what_never_varied_is_left_out_unless_later_data_may_vary_it(self):
+        other = torch.tensor([[1, 0, 2.0, 6.5, 7.0]])
+        assert self.learned()(other).tolist() == [[1, 0, 0, 0, 0]]
+        assert self.learned(open_kinds=[0])(other).tolist() == [[1, 0, 0, 1.5, 0]]
+
+    def test_far_beyond_the_data_it_is_bounded(self):
+        assert self.learned()(torch.tensor([[1, 0, 1e6, 0.0, 0.0]])).tolist() == [[1, 0, 5, 0, 0]]
+
+
+def token_samples():
+    draw = np.random.default_rng(0)
+    tokens = np.zeros((12, 3, layout.WIDTH), np.float32)
+    tokens[:, 0, layout.KINDS.index("hardware")] = tokens[:, 1:, layout.KINDS.index("level")] = 1.0
+    tokens[:, 0, len(layout.KINDS) :] = 14.0
+    tokens[:, 1:, len(layout.KINDS) :] = draw.uniform(3, 30, (12, 2, layout.NUMBERS))
+    return Samples(tokens, np.full(12, 3, np.int32), np.repeat(np.arange(3, dtype=np.int32), 4), draw.uniform(1, 2, 12))
+
+
+def test_the_model_takes_its_scale_from_the_first_data_and_keeps_it(tmp_path):
+    model, samples = MambaModel(FitSettings(epochs=1)), token_samples()
+    model.fit(samples)
+    scale = copy.deepcopy(model.network.standardise.state_dict())
+    level, hardware = layout.KINDS.index("level"), layout.KINDS.index("hardware")
+    numbers = samples.tokens[:, 1:, len(layout.KINDS) :].reshape(-1, layout.NUMBERS)
+    np.testing.assert_allclose(scale["mean"][level], numbers.mean(0), rtol=1e-5)
+    assert scale["scale"][hardware].unique().tolist() == [1.0]  # another platform's differs
+    model.fit(dataclasses.replace(samples, tokens=2 * samples.tokens))
+    assert all(torch.equal(value, scale[name]) for name, value in model.network.standardise.state_dict().items())
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(MambaModel.load(tmp_path / "model").predict(samples), model.predict(samples))
+
+
+@pytest.mark.parametrize("start", ["knowledge_base", "fresh"])
+def test_a_column_has_the_scale_of_its_knowledge_base(start):
+    model = MambaModel(FitSettings(epochs=1))
+    model.fit(token_samples())
+    column = start_column(model.network, DistillSettings(column_start=start)).network.column
+    for name, value in model.network.standardise.state_dict().items():
+        assert torch.equal(column.standardise.state_dict()[name], value)
