@@ -111,6 +111,9 @@ class Train:
     batch_size: Count
     weight_decay: NotNegative
     gradient_clip: Positive
+    loss: Annotated[str, OneOf(("rank", "scores"))]
+    schedule: Annotated[str, OneOf(("constant", "cosine"))]
+    unmeasured: CountOrZero
     validation_share: Annotated[float, Between(0, 0.9)]
 
 

@@ -183,8 +183,8 @@ def test_a_missing_file_says_where_to_run(project):
 
 
 def test_exponents_are_numbers_as_dvc_reads_them(project):
-    edit(project, "learning_rate: 0.0007", "learning_rate: 7e-4")
-    assert load_params(project).train.learning_rate == 0.0007
+    edit(project, "learning_rate: 0.002", "learning_rate: 2e-3")
+    assert load_params(project).train.learning_rate == 0.002
 
 
 def flat(tree, prefix=""):

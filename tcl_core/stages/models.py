@@ -36,6 +36,7 @@ from tcl_core.stages.project import (
     save_hardware,
     timed,
 )
+from tcl_core.teaching import COMMITTEE, taught
 
 SCRATCH = "scratch"  # below a platform's model: the plain model trained on that platform's records only
 
@@ -61,6 +62,9 @@ def fit_settings(project: Project) -> FitSettings:
         learning_rate=t.learning_rate,
         weight_decay=t.weight_decay,
         clip_norm=t.gradient_clip,
+        loss=t.loss,
+        schedule=t.schedule,
+        period=t.epochs,
         seed=project.params.seed,
     )
 
@@ -76,12 +80,26 @@ def run_train(project: Project, name: str | None = None) -> str:
     if reason := store.skipped_reason(records_folder(platform)):
         raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
     with timed("train"):
-        train, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
+        measured, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
+        train = _with_unmeasured(project, platform, measured)
         with progress(f"training on {platform}", project.params.train.epochs) as shown:
             curve, checkpoint = _Curve(shown), JOURNAL / "checkpoints" / platform
             state = learn_first(train, valid, fit_settings(project), on_epoch=curve, checkpoint=checkpoint)
         _save(state, platform, curve, checkpoint)
-    return f"trained on {len(train)} programs of {platform}"
+    more = f", and on {len(train) - len(measured)} that a committee labelled" if len(train) > len(measured) else ""
+    return f"trained on {len(measured)} measured programs of {platform}{more}"
+
+
+def _with_unmeasured(project: Project, platform: str, measured: Samples) -> Samples:
+    """The programs with labels of a committee that learned from them, and further ones that it labelled (``teaching``)."""
+    count, tasks = project.params.train.unmeasured, np.unique(measured.tasks)
+    if not count:
+        return measured
+    statements = project.samples_for("xgboost", platform)
+    views = {"tokens": measured, "statements": statements.take(np.isin(statements.tasks, tasks))}
+    more = project.unmeasured(tasks, count, platform)
+    with progress(f"asking a committee about programs of {platform}", sum(member.count for member in COMMITTEE)) as shown:
+        return taught(views, more, project.params.seed, on_member=shown.advance)
 
 
 def _train_baseline(project: Project, platform: str, name: str) -> str:

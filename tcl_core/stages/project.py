@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,9 +26,18 @@ from tcl_core.files import replacing
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
 from tcl_core.params import Params, load_params
-from tcl_core.platforms import Hardware, copy_bandwidth_gbs, host_fingerprint, read_hardware, saved_hardware
+from tcl_core.platforms import (
+    Hardware,
+    copy_bandwidth_gbs,
+    host_fingerprint,
+    pool_target,
+    read_hardware,
+    saved_hardware,
+    threads,
+)
 from tcl_core.programs.pool import Program
 from tcl_core.programs.tasks import Task
+from tcl_core.programs.unmeasured import draw_unmeasured
 
 DATA = Path("data")
 TASKS = DATA / "programs" / "tasks"
@@ -112,6 +121,13 @@ class Project:
         """The ``samples`` of a platform's records, with the real states of some of their programs."""
         keys = [record.key for record in store.read_records(records_folder(platform))]
         return with_states(samples, keys, self.encoder, STATES)
+
+    def unmeasured(self, tasks: Iterable[int], count: int, platform: str) -> dict[str, Samples]:
+        """``count`` programs of each of these tasks of the pool, as tokens and as statements, with a platform's hardware row."""
+        target = pool_target(self.params.candidates.design_space, threads())
+        keys = draw_unmeasured([self.tasks[task] for task in tasks], self.encoder.texts, count, self.params.seed, target)
+        samples = self.encoder.encode(keys, read_saved_hardware(records_folder(platform)).vector())
+        return {"tokens": samples, "statements": with_statements(samples, keys, self.encoder, STATEMENTS)}
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
         """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart."""

@@ -6,10 +6,12 @@ import pytest
 from conftest import matmul_module
 
 from tcl_core.compat import load_tvm
+from tcl_core.platforms import pool_target
 from tcl_core.programs import pool
 from tcl_core.programs.pool import build_pool, cost, rank_tasks, sample_programs
-from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json
+from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import Task, describe
+from tcl_core.programs.unmeasured import draw_unmeasured
 
 
 def named(key, flops):
@@ -159,3 +161,15 @@ def test_a_task_without_a_choice_is_passed_over(matmul, monkeypatch):
     seen = []
     build_pool([matmul.task, replace(matmul.task, name="second")], 1, 3, 0, 1, seen.append)
     assert [task.name for task in seen] == ["second"]
+
+
+def test_unmeasured_programs_are_valid_ones_of_the_pools_sketches(matmul, conv):
+    texts = {(task.task.key, s.index): trace_to_json(s.trace) for task in (matmul, conv) for s in task.sketches}
+    drawn = draw_unmeasured([matmul.task, conv.task], texts, 12, 0, pool_target("cpu", 2))
+    assert [key for key, *_ in drawn] == [matmul.task.key] * 12 + [conv.task.key] * 12 and len(set(drawn)) == 24
+    assert drawn == draw_unmeasured([matmul.task, conv.task], texts, 12, 0, pool_target("cpu", 2))
+    for key, sketch, decisions in drawn:
+        tiny = matmul if key == matmul.task.key else conv
+        tiny.space.materialise(tiny.sketches[sketch], decisions)
+    more = draw_unmeasured([matmul.task], texts, 12, 1, pool_target("cpu", 2))
+    assert set(more) != set(drawn[:12])

@@ -55,7 +55,7 @@ def project() -> TinyProject:
         dataclasses.replace(
             params,
             chain=CHAIN,
-            train=dataclasses.replace(params.train, epochs=6, batch_size=32),
+            train=dataclasses.replace(params.train, epochs=6, batch_size=32, unmeasured=0),
             distill=dataclasses.replace(params.distill, epochs=6, kd_epochs=6),
             evaluate=dataclasses.replace(params.evaluate, top_k=(1, 5), bootstrap=20),
         )

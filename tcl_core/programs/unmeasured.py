@@ -1,0 +1,38 @@
+"""Programs of known tasks that nobody has measured, or need ever measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tcl_core.journal import ProgramKey
+from tcl_core.programs.pool import sample_programs
+from tcl_core.programs.sketches import DesignSpace, read_sketch, trace_from_json
+from tcl_core.programs.tasks import Task
+from tcl_core.progress import progress
+
+
+def draw_unmeasured(
+    tasks: Iterable[Task],
+    sketches: Mapping[tuple[str, int], str],
+    count: int,
+    seed: int,
+    target: dict[str, Any],
+) -> list[ProgramKey]:
+    """Up to ``count`` distinct valid programs of each task, drawn uniformly over its sketches.
+
+    ``sketches`` are the pool's, (task key, number) -> trace as JSON, and ``target`` is that of the pool
+    (``platforms.pool_target``).  Programs that were measured may be among them: a design space is far larger.
+    """
+    tasks = list(tasks)
+    found: list[ProgramKey] = []
+    with progress("drawing programs for the committee", len(tasks)) as shown:
+        for task in tasks:
+            module = task.module()
+            space = DesignSpace(task.key, module, target)
+            mine = sorted((number, text) for (key, number), text in sketches.items() if key == task.key)
+            read = [space.with_choices(read_sketch(task.key, number, trace_from_json(text, module))) for number, text in mine]
+            drawn = sample_programs(task, read, space, count, seed)
+            found += [(task.key, program.sketch, program.decisions) for program in drawn]
+            shown.advance(task.name[:40])
+    return found

@@ -1,0 +1,76 @@
+"""Teaching: what a committee of boosted trees finds is passed on to one network, over programs that nobody measured.
+
+From some thousands of measurements trees learn to rank better than a network does.  But they are large, those on
+statements need every candidate lowered, and none can be carried down a chain of platforms.  A program costs nothing but
+its generation, so the committee scores many more than were measured, and the network learns to give the same scores: it
+ends up as good as the committee, at its own size and speed.  (Distillation into one network on unlabelled data is
+bucilua et al.'s model compression, KDD 2006.)
+
+    measured programs -> committee -> scores of measured and unmeasured programs -> pseudo-latencies -> the network
+
+A score stands in the place of minus the logarithm of a latency, so what comes out are ``Samples`` like any others;
+``FitSettings.loss`` "scores" makes a network learn the scores themselves and not their order alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tcl_core.features.batches import Samples, concatenate, rows_by_task
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models import catalogue
+
+Views = Mapping[str, Samples]
+"""What models read ("tokens", "statements") -> the same programs in those rows."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """``count`` models of one class, of different seeds; each one's scores count ``weight``."""
+
+    model: str
+    count: int
+    weight: float
+
+
+COMMITTEE = (Member("trees", 2, 1.0), Member("xgboost", 2, 0.5))
+"""Chosen on networks that no table reports (docs/models.md), as is how the network learns from it:"""
+STUDENT = FitSettings(epochs=30, batch_size=512, learning_rate=2e-3, schedule="cosine", period=30, loss="scores")
+
+
+def taught(
+    measured: Views,
+    unmeasured: Views,
+    seed: int = 0,
+    committee: Sequence[Member] = COMMITTEE,
+    on_member: Callable[[str], None] = lambda name: None,
+) -> Samples:
+    """The tokens of all programs, with pseudo-latencies (seconds up to a factor of the task) in which the committee's scores lie.
+
+    ``measured`` and ``unmeasured`` share one task numbering.  Members that read what is not given are left out.  Raises
+    DataError when the others have nothing to learn from.
+    """
+    tokens = concatenate([replace(part["tokens"], states=None) for part in (measured, unmeasured)])
+    total, weights = np.zeros(len(tokens)), 0.0
+    for member in (member for member in committee if catalogue.reads(member.model) in measured):
+        reads = catalogue.reads(member.model)
+        for number in range(member.count):
+            model = catalogue.create(member.model)
+            model.settings = replace(model.settings, seed=seed + 1000 * number)
+            model.fit(measured[reads])
+            scores = [model.predict(part[reads]) for part in (measured, unmeasured)]
+            total += member.weight * standardised(np.concatenate(scores), tokens.tasks)
+            weights += member.weight
+            on_member(member.model)
+    return replace(tokens, latencies_s=np.exp(-total / weights))
+
+
+def standardised(scores: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+    """(N,) scores less their task's mean, over the standard deviation of all: one scale for every task and model."""
+    centred = scores.astype(np.float64)
+    for rows in rows_by_task(tasks):
+        centred[rows] -= centred[rows].mean()
+    return centred / max(centred.std(), np.finfo(np.float64).tiny)
