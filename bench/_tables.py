@@ -44,12 +44,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def into_readme(name: str, text: str) -> None:
-    """Put ``text`` between the README's markers of ``name``.  Raises ValueError where the README has none."""
-    readme = ROOT / "README.md"
+def into_readme(name: str, text: str, document: Path = ROOT / "README.md") -> None:
+    """Put ``text`` between the document's markers of ``name``.  Raises ValueError where it has none."""
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
-    written, count = pattern.subn(lambda _: f"{start}\n{text}\n{end}", readme.read_text())
+    written, count = pattern.subn(lambda _: f"{start}\n{text}\n{end}", document.read_text())
     if not count:
-        raise ValueError(f"README.md has no {start} ... {end} for the table")
-    readme.write_text(written)
+        raise ValueError(f"{document.name} has no {start} ... {end} for the table")
+    document.write_text(written)

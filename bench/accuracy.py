@@ -1,6 +1,7 @@
 """How well every cost model ranks programs of networks that it has never seen.
 
-    python bench/accuracy.py [--quick] [--part reference|logs|curve] [--seeds N] [--logs FOLDER] [--again]
+    python bench/accuracy.py [--quick] [--part reference|logs|curve] [--models NAME,...] [--seeds N] [--threads N]
+                             [--logs FOLDER] [--again]
 
 reference   the reference data set, platform by platform: trained on the training networks' tasks, tested on the held-out
             networks', which share no task with them
@@ -11,14 +12,17 @@ curve       the chain's last platform with ever more training tasks, and ever mo
 
 Every model has the same programs, its own settings, and several seeds; a figure is the mean over seeds and its 95 %
 interval.  ``tcl`` is our model distilled along the chain up to the platform; what it may learn from earlier platforms,
-``mtl-tlp`` may too.  A run that was broken off goes on where it was: what was computed with the same code, data and
-settings stands in bench/results/accuracy.json and is not computed again (--again: it is).
+``mtl-tlp`` may too.  A run that was broken off goes on where it was, and several may run beside each other: what was
+computed with the same code, data and settings stands in bench/results/accuracy.json and is not computed again (--again: it
+is).  Times are processor time, which other work on the machine changes less.
 --quick: the last platform and one device, two seeds, and no slow models.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import fcntl
 import functools
 import hashlib
 import json
@@ -30,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from _datasets import Case, Logs, Reference, reads_of
+from _lessons import Lesson, lesson, log_lesson
 from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
@@ -44,8 +49,10 @@ from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
+from tcl_core.models.mamba import MambaModel
 from tcl_core.models.mtl_tlp import MtlTlpModel
 from tcl_core.progress import progress
+from tcl_core.teaching import STUDENT
 
 COMMAND = "python bench/accuracy.py"
 REFERENCE = ROOT / "data" / "reference"
@@ -54,7 +61,10 @@ MODELS = ("random", "xgboost", "trees", "tenset-mlp", "tlp", "mtl-tlp", "world-m
 SLOW = ("tlp", "mtl-tlp", "world-model")
 CURVE = ("xgboost", "tlp", OURS)
 FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spearman": "Spearman"}
-CODE = ("models", "learning", "features", "programs", "distill.py", "store.py", "evaluation/metrics.py")  # of tcl_core
+CODE = ("models", "learning", "features", "programs", "evaluation", "teaching.py", "distill.py", "store.py")  # of tcl_core: what figures depend on
+EPOCHS = {"tlp": 12, "mtl-tlp": 6}  # of their own 50, which would take a day: docs/models.md says what it costs them
+TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches ours
+FEATURES = ROOT / "data" / "features"  # caches
 TIMED = 512  # programs whose scoring is timed
 
 
@@ -78,13 +88,17 @@ class Run:
 def create(name: str, seed: int) -> CostModel:
     """A fresh model of the catalogue with its own settings and the seed."""
     settings = getattr(catalogue.create(name), "settings", FitSettings())
-    return catalogue.create(name, replace(settings, seed=seed))
+    return catalogue.create(name, replace(settings, seed=seed, epochs=EPOCHS.get(name, settings.epochs)))
 
 
 def trained(name: str, case: Case, seed: int) -> CostModel:
     """The model, having learned all that a case allows it to."""
     if name == CHAINED:
         return chained(case, seed)
+    if name == OURS:
+        model = MambaModel(replace(STUDENT, seed=seed))
+        model.fit(case.taught(seed))
+        return model
     model = create(name, seed)
     if isinstance(model, MtlTlpModel):
         model.fit_platforms(case.train, list(case.before))
@@ -104,9 +118,9 @@ def chained(case: Case, seed: int) -> CostModel:
 
 def figures(name: str, case: Case, seed: int) -> dict[str, float]:
     """Of one run: how well it ranks, how large it is, how long it took."""
-    start = time.perf_counter()
+    start = time.process_time()
     model = trained(name, case, seed)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     test = case.test
     measured = model.predict(test), test.latencies_s, test.tasks
     return {
@@ -128,12 +142,12 @@ def parameters(model: CostModel) -> int:
 
 
 def rate(predict: Callable[[Samples], np.ndarray], samples: Samples) -> float:
-    """Programs per second from features in memory to scores."""
+    """Programs per second of processor time, from features in memory to scores."""
     few = samples.take(np.arange(min(TIMED, len(samples))))
     predict(few)
-    start = time.perf_counter()
+    start = time.process_time()
     predict(few)
-    return len(few) / (time.perf_counter() - start)
+    return len(few) / max(time.process_time() - start, 1e-9)
 
 
 class Bench:
@@ -141,24 +155,28 @@ class Bench:
 
     def __init__(self, reference: Path, logs: Path, again: bool) -> None:
         self.path, self.data, self.logs = RESULTS / "accuracy.json", reference, logs
-        features, scratch = ROOT / "data" / "features", ROOT / "data" / "bench" / "logs"
-        self.reference = Reference(reference, features)
-        self.imported = functools.cache(lambda: Logs(logs, scratch))
-        self.identity = identity(reference, logs)
-        self.again, self.known = again, self._known()
+        self.reference = Reference(reference, FEATURES)
+        self.imported = functools.cache(lambda: Logs(logs, ROOT / "data" / "bench" / "logs"))
+        data = data_identity(reference, logs)
+        self.identity = functools.cache(lambda run: identity(run.model, data[run.data]))
+        self.again, self.known = again, self._stored()
 
-    def _known(self) -> dict[Run, dict[str, float]]:
-        """Runs of the same code and data."""
-        if not self.path.exists():
-            return {}
-        found = json.loads(self.path.read_text())
-        return {Run(*row["run"]): row["figures"] for row in found["runs"]} if found["identity"] == self.identity else {}
+    def _stored(self) -> dict[Run, dict[str, float]]:
+        """Runs of the same code and data that are on the disk."""
+        rows = json.loads(self.path.read_text())["runs"] if self.path.exists() else []
+        runs = ((Run(*row["run"]), row) for row in rows)
+        return {run: row["figures"] for run, row in runs if row["identity"] == self.identity(run)}
 
     def case(self, run: Run) -> Case:
+        """What a run learns from and ranks; our model's with what its committee needs."""
+        taught = run.model in (OURS, CHAINED)
         if run.data == "logs":
-            return self.imported().case(run.platform, run.seed)
-        case = self.reference.case(run.platform, reads_of(run.model) if run.model != CHAINED else "tokens")
-        return case.thinned(run.tasks, run.programs, run.seed)
+            case = self.imported().case(run.platform, run.seed)
+            return log_lesson(self.imported(), run.platform, case, run.seed) if taught else case
+        thin = (run.tasks, run.programs, run.seed)
+        if taught:
+            return lesson(self.reference, run.platform, thin=thin)
+        return self.reference.case(run.platform, reads_of(run.model)).thinned(*thin)
 
     def compute(self, runs: Sequence[Run]) -> None:
         """Make what is not known yet; each run is on the disk before the next begins."""
@@ -170,9 +188,17 @@ class Bench:
                 shown.advance(f"{run.model}: top-1 {self.known[run]['top1']:.3f}")
 
     def write(self) -> None:
-        rows = [{"run": astuple(run), "figures": found} for run, found in self.known.items()]
-        result = {"identity": self.identity, "summary": self.summary(), "runs": rows}
-        save("accuracy", result, COMMAND)
+        """All runs known, with those that another process has added meanwhile."""
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.known = self._stored() | self.known
+            self._write()
+
+    def _write(self) -> None:
+        rows = [
+            {"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()
+        ]
+        save("accuracy", {"summary": self.summary(), "runs": rows}, COMMAND)
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
         """platform or device -> model -> top1, top5 as [mean, low, high], and parameters."""
@@ -189,7 +215,7 @@ class Bench:
             for (place, model), runs in grouped(self.known, key)
         ]
         header = ["platform" if data == "reference" else "device", "model", *FIGURES.values()]
-        return markdown([*header, "parameters", "training, s", "ranked/s"], rows)
+        return markdown([*header, "parameters", "training, CPU s", "ranked per CPU s"], rows)
 
     def label(self, place: str, data: str) -> str:
         """A platform's name, or a device's with a word where a tuner chose the tested programs."""
@@ -227,15 +253,55 @@ def _sizes(runs: Sequence[dict[str, float]]) -> list[str]:
     return [f"{np.median([f[key] for f in runs]):,.0f}" for key in ("parameters", "train_s", "programs_per_s")]
 
 
-def identity(reference: Path, logs: Path) -> str:
-    """Changes with the code and the data that figures depend on."""
-    digest = hashlib.sha256(store.data_digest(reference).encode())
-    places = [*(ROOT / "tcl_core" / part for part in CODE), ROOT / "bench" / "_datasets.py", Path(__file__)]
-    for path in sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))):
+def code_of(model: str) -> list[Path]:
+    """Files that a model's figures depend on: what its module, the metrics and the data's reading import, directly or not.
+
+    This file and the catalogue, which change with every new model, are not among them: after a change of how models are
+    trained here, say --again.
+    """
+    module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.distill"
+    found: set[Path] = set()
+    modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in (OURS, CHAINED) else ())]
+    waiting = [*map(_file, modules), ROOT / "bench" / "_datasets.py"]
+    while waiting:
+        if (path := waiting.pop()) and path not in found:
+            found.add(path)
+            waiting += [_file(name) for name in imported_names(path)]
+    return sorted(path for path in found if path.is_relative_to(ROOT / "bench") or _counts(path))
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Modules that a Python file imports; of ``from a import b`` both a and a.b, which may be one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _file(module: str) -> Path | None:
+    """The file of a module of ours."""
+    path = (ROOT / Path(*module.split("."))).with_suffix(".py")
+    return path if module.startswith("tcl_core.") and path.exists() else None
+
+
+def _counts(path: Path) -> bool:
+    return path.name != "catalogue.py" and path.relative_to(ROOT / "tcl_core").parts[0] in CODE
+
+
+def identity(model: str, data: str) -> str:
+    """Changes with the code and the data (its digest) that a model's figures depend on."""
+    digest = hashlib.sha256(data.encode())
+    for path in code_of(model):
         digest.update(path.read_bytes())
-    for path in sorted(logs.rglob("*.log.gz")):
-        digest.update(f"{path.name} {path.stat().st_size}".encode())
     return digest.hexdigest()[:16]
+
+
+def data_identity(reference: Path, logs: Path) -> dict[str, str]:
+    """Part -> digest of what it is computed from."""
+    files = sorted(logs.rglob("*.log.gz"))
+    return {"reference": store.data_digest(reference), "logs": str([(path.name, path.stat().st_size) for path in files])}
 
 
 def interval(values: Sequence[float]) -> list[float]:
@@ -248,10 +314,10 @@ def shown(found: Sequence[float]) -> str:
     return f"{mean:.3f} ({low:.3f} to {high:.3f})"
 
 
-def wanted(bench: Bench, part: str | None, seeds: int, quick: bool) -> list[Run]:
+def wanted(bench: Bench, part: str | None, models: Sequence[str], seeds: int, quick: bool) -> list[Run]:
     """The runs of all parts or of one."""
     platforms = bench.reference.platforms
-    last, kept = platforms[-1], [m for m in MODELS if not (quick and m in SLOW)]
+    last, kept = platforms[-1], models
     runs = [
         Run("reference", platform, model, seed)
         for platform in (platforms[-1:] if quick else platforms)
@@ -275,15 +341,24 @@ def wanted(bench: Bench, part: str | None, seeds: int, quick: bool) -> list[Run]
     return [run for run in runs if part in (None, "curve" if not run.whole else run.data)]
 
 
+def names(text: str) -> list[str]:
+    """Models of this bench, by commas."""
+    if unknown := sorted(set(text.split(",")) - set(MODELS)):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(MODELS)}")
+    return text.split(",")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one platform, one device, two seeds, no slow models")
     parser.add_argument("--part", choices=("reference", "logs", "curve"), help="only this one")
-    parser.add_argument("--seeds", type=int, choices=range(2, 11), help="how many (5; with --quick 2)")
+    parser.add_argument("--models", type=names, help="only these, by commas")
+    parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
+    parser.add_argument("--seeds", type=int, choices=range(2, 11), help="how many (3; with --quick 2)")
     parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs")
     parser.add_argument("--again", action="store_true", help="compute also what is known")
     given = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(given.threads)
     try:
         run(given)
     except TclError as error:
@@ -297,7 +372,8 @@ def run(given: argparse.Namespace) -> None:
     if not given.logs.exists():
         print(f"there is no {given.logs}; the part on logs is left out (give their folder with --logs)")
     bench = Bench(REFERENCE, given.logs, given.again)
-    bench.compute(wanted(bench, given.part, given.seeds or (2 if given.quick else 5), given.quick))
+    models = given.models or [model for model in MODELS if not (given.quick and model in SLOW)]
+    bench.compute(wanted(bench, given.part, models, given.seeds or (2 if given.quick else 3), given.quick))
     bench.write()
     datas = {run.data for run in bench.known}
     for data, name in (("reference", "accuracy"), ("logs", "accuracy_logs")):

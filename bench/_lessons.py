@@ -1,0 +1,79 @@
+"""What our model is taught with beside the measured programs: statements, and programs that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+
+import numpy as np
+from _datasets import LOG_PROGRAMS_PER_TASK, Case, Logs, Reference, _drawn, _inside
+
+from tcl_core.features.batches import Samples, concatenate
+from tcl_core.features.statements import with_statements
+from tcl_core.platforms import pool_target, threads
+from tcl_core.programs.unmeasured import draw_unmeasured
+from tcl_core.stages import exchange
+from tcl_core.stages.project import read_saved_hardware
+from tcl_core.teaching import taught
+
+UNMEASURED = 192  # programs of each task that the committee labels, as in params.yaml
+LOG_SHARE = 3  # as many times more of a log's programs than are trained on stand for unmeasured ones
+
+
+@dataclass(frozen=True)
+class Lesson(Case):
+    """A case with what a committee needs to teach our model (``tcl_core.teaching``).
+
+    statements  the training programs as statements, or None where nothing can be lowered
+    unmeasured  further programs of the training tasks, in the same views; what was measured of them, nobody reads
+    """
+
+    statements: Samples | None = None
+    unmeasured: Mapping[str, Samples] = field(default_factory=dict)
+
+    def taught(self, seed: int, **committee: object) -> Samples:
+        """All programs with the labels of a committee that learned from the measured ones."""
+        measured = {"tokens": self.train} | ({"statements": self.statements} if self.statements is not None else {})
+        return taught(measured, self.unmeasured, seed, **committee)
+
+
+def lesson(
+    reference: Reference, platform: str, tested: Sequence[str] = (), thin: tuple[int | None, int | None, int] = (None, None, 0)
+) -> Lesson:
+    """A case of the reference data (``Reference.case``, then ``Case.thinned``), its training programs as statements too, and
+    unmeasured programs of its training tasks.
+    """
+    case = reference.case(platform, "tokens", tested).thinned(*thin)
+    statements = reference.case(platform, "statements", tested).thinned(*thin).train
+    more = unmeasured(reference, platform)
+    kept = np.isin(more["tokens"].tasks, np.unique(case.train.tasks))
+    return Lesson(**_fields(case), statements=statements, unmeasured={reads: s.take(kept) for reads, s in more.items()})
+
+
+def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
+    """A device's case; programs of its log beyond those that are trained on stand for unmeasured ones."""
+    with _inside(logs.scratch):
+        samples = concatenate(list(exchange.imported_batches(device)))
+    samples = samples.take(np.isin(samples.tasks, np.unique(case.train.tasks)))
+    more = samples.take(_drawn(samples, None, (1 + LOG_SHARE) * LOG_PROGRAMS_PER_TASK, seed))
+    return Lesson(**_fields(case), unmeasured={"tokens": more})
+
+
+@lru_cache(maxsize=3)
+def unmeasured(reference: Reference, platform: str) -> dict[str, Samples]:
+    """``UNMEASURED`` programs of each training task of the reference data, which are the same on every platform."""
+    encoder, keys = reference.encoder, _drawn_keys(reference)
+    samples = encoder.encode(keys, read_saved_hardware(reference.folder / f"platform={platform}").vector())
+    return {"tokens": samples, "statements": with_statements(samples, keys, encoder, reference.features / "statements")}
+
+
+@lru_cache(maxsize=1)
+def _drawn_keys(reference: Reference) -> list:
+    train, _ = reference._split(())
+    tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in train]
+    return draw_unmeasured(tasks, reference.encoder.texts, UNMEASURED, 0, pool_target("cpu", threads()))
+
+
+def _fields(case: Case) -> dict[str, object]:
+    return {f.name: getattr(case, f.name) for f in fields(case)}

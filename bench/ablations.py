@@ -1,0 +1,215 @@
+"""What makes our model rank well: each row of the table differs from the default in one thing.
+
+    python bench/ablations.py [--quick] [--seeds N] [--threads N] [--again]
+
+Trained on the chain's last platform of the reference data, without the tasks of three of its training networks, which are
+ranked (``_datasets.VALIDATION``); the networks that the other tables report take no part, so that what is chosen here is
+judged there.  A figure is the mean over seeds and its 95 % interval.  --quick: a third of the epochs, two seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from _datasets import VALIDATION, Reference
+from _lessons import Lesson, lesson
+from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
+
+from tcl_core import environment  # noqa: F401  (before torch is imported)
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tcl_core.errors import TclError
+from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
+from tcl_core.features.batches import Samples
+from tcl_core.features.tokens import KINDS
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models.mamba import MambaBlock, MambaModel, MambaNetwork, TokenBatch, network_of_tokens
+from tcl_core.progress import progress
+from tcl_core.teaching import STUDENT, Member
+
+COMMAND = "python bench/ablations.py"
+DOCUMENT = ROOT / "docs" / "models.md"
+FIGURES = ("top-1", "top-5", "pairs ranked right", "Spearman")
+ALONE_EPOCHS = 4  # times as many without unmeasured programs, which makes as many steps
+
+
+class Pooled(MambaNetwork):
+    """As the default, but for how the tokens' scores become the program's."""
+
+    def __init__(self, features: int, how: str) -> None:
+        super().__init__(features, len(KINDS))
+        self.how = how
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        batch = TokenBatch.of(tokens, lengths)
+        scores = self.activations(batch)[-1][..., 0]
+        if self.how == "last":
+            return scores.gather(1, (lengths - 1)[:, None])[:, 0]
+        return (scores * batch.mask).sum(1) / lengths
+
+
+class TwoBlocks(MambaNetwork):
+    """As the default, with a second Mamba block behind the first."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, len(KINDS))
+        self.first, width = self.block, self.WIDTHS[3]
+        self.second, self.norm = MambaBlock(width, 8, 4, 8), nn.RMSNorm(width, eps=1e-5)
+        self.block = nn.Module()  # stands where the column looks for one block
+        self.block.project = lambda x: x
+        self.block.mix = self.mix
+
+    def mix(self, normed: Tensor, batch: TokenBatch) -> Tensor:
+        once = self.first.mix(self.first.project(normed), batch)
+        places = torch.arange(batch.index.numel()).view(batch.index.shape)
+        every = TokenBatch(self.norm(once + batch.spread(normed)).flatten(0, 1), places, batch.lengths)
+        return once + self.second.mix(self.second.project(every.rows), every)
+
+
+def fitted(train: Samples, settings: FitSettings, build: Callable[..., nn.Module] = network_of_tokens) -> MambaModel:
+    """Our model, or one with another network."""
+    model = type("Variant", (MambaModel,), {"build": staticmethod(build)})(settings)
+    if build is not network_of_tokens:
+        model.network = model._seeded(train.tokens.shape[2])
+        if isinstance(model.network.standardise, nn.Identity) is False:
+            model.network.standardise.learn(train.tokens, train.lengths, [KINDS.index("hardware")])
+    model.fit(train)
+    return model
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs: how the network is built, what of the tokens it reads, what it learns from and with which loss."""
+
+    build: Callable[..., nn.Module] = network_of_tokens
+    read: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens
+    taught: bool = True
+    loss: str = "scores"
+    committee: tuple[Member, ...] | None = None
+    unmeasured: float = 1.0  # share of the unmeasured programs
+
+
+def without(*kinds: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Tokens of some kinds say no more than their kind."""
+    columns = [KINDS.index(kind) for kind in kinds]
+
+    def read(tokens: np.ndarray) -> np.ndarray:
+        emptied = tokens.copy()
+        emptied[tokens[..., columns].any(axis=-1), len(KINDS) :] = 0.0
+        return emptied
+
+    return read
+
+
+def unscaled(tokens: np.ndarray) -> np.ndarray:
+    """Sizes as they are and not their logarithms."""
+    plain = tokens.copy()
+    plain[..., len(KINDS) :] = np.exp2(plain[..., len(KINDS) :]) - 1.0
+    return plain
+
+
+VARIANTS: dict[str, Variant] = {
+    "default": Variant(),
+    "not taught: LambdaRank on the measured programs": Variant(taught=False, loss="rank"),
+    "not taught: regression on the measured programs": Variant(taught=False),
+    "taught, but by LambdaRank on the committee's labels": Variant(loss="rank"),
+    "committee on tokens alone": Variant(committee=(Member("trees", 2, 1.0),)),
+    "committee on statements alone": Variant(committee=(Member("xgboost", 2, 1.0),)),
+    "taught on measured programs only": Variant(unmeasured=0.0),
+    "a quarter of the unmeasured programs": Variant(unmeasured=0.25),
+    "tokens not standardised": Variant(build=MambaNetwork),
+    "sizes, not their logarithms": Variant(read=unscaled),
+    "nothing said of tiling levels": Variant(read=without("level")),
+    "nothing said of the workload": Variant(read=without("workload")),
+    "nothing said of the hardware": Variant(read=without("hardware")),
+    "mean over the tokens": Variant(build=functools.partial(Pooled, how="mean")),
+    "last token": Variant(build=functools.partial(Pooled, how="last")),
+    "two Mamba blocks": Variant(build=TwoBlocks),
+}
+
+
+class Bench:
+    """The lesson of the validation networks, and what its committees say, each asked once per seed."""
+
+    def __init__(self, quick: bool) -> None:
+        reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+        self.lesson: Lesson = lesson(reference, reference.platforms[-1], VALIDATION)
+        self.epochs = STUDENT.epochs // 3 if quick else STUDENT.epochs
+        self.taught = functools.lru_cache(maxsize=2)(self._taught)
+
+    def _taught(self, seed: int, committee: tuple[Member, ...] | None, share: float) -> Samples:
+        more = {reads: samples.take(_share(samples.tasks, share)) for reads, samples in self.lesson.unmeasured.items()}
+        chosen = {"committee": committee} if committee else {}
+        return replace(self.lesson, unmeasured=more).taught(seed, **chosen)
+
+    def figures(self, variant: Variant, seed: int) -> list[float]:
+        epochs = self.epochs * (ALONE_EPOCHS if not variant.taught or not variant.unmeasured else 1)
+        settings = replace(STUDENT, seed=seed, epochs=epochs, period=epochs, loss=variant.loss)
+        train = self.taught(seed, variant.committee, variant.unmeasured) if variant.taught else self.lesson.train
+        seen = lambda samples: replace(samples, tokens=variant.read(samples.tokens))  # noqa: E731
+        model, test = fitted(seen(train), settings, variant.build), self.lesson.test
+        found = model.predict(seen(test)), test.latencies_s, test.tasks
+        networks = self.lesson.networks
+        return [top_k(*found, networks, 1), top_k(*found, networks, 5), pairwise_accuracy(*found), spearman(*found)]
+
+
+def _share(tasks: np.ndarray, share: float) -> np.ndarray:
+    """The first programs of each task."""
+    kept = np.zeros(len(tasks), dtype=bool)
+    for task in np.unique(tasks):
+        rows = np.flatnonzero(tasks == task)
+        kept[rows[: round(share * len(rows))]] = True
+    return kept
+
+
+def table(found: dict[str, list[list[float]]]) -> str:
+    rows = [[name, *(_shown([run[k] for run in runs]) for k in range(len(FIGURES)))] for name, runs in found.items()]
+    return markdown(["", *FIGURES], rows)
+
+
+def _shown(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    mean, low, high = mean_interval(values)
+    return f"{mean:.3f} ({low:.3f} to {high:.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a third of the epochs, two seeds")
+    parser.add_argument("--seeds", type=int, choices=range(1, 11), help="how many (3; with --quick 2)")
+    parser.add_argument("--threads", type=int, default=2, help="of training (2)")
+    parser.add_argument("--again", action="store_true", help="compute also what is known")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    try:
+        run(given.quick, given.seeds or (2 if given.quick else 3), given.again)
+    except TclError as error:
+        sys.exit(f"ablations: {error}")
+
+
+def run(quick: bool, seeds: int, again: bool) -> None:
+    """Compute what is not known, seed by seed; every run is on the disk before the next begins."""
+    bench, path = Bench(quick), RESULTS / "ablations.json"
+    before = json.loads(path.read_text()) if path.exists() and not again else {}
+    found = before.get("runs", {}) if before.get("epochs") == bench.epochs else {}
+    todo = [(name, seed) for seed in range(seeds) for name in VARIANTS if len(found.get(name, ())) <= seed]
+    with progress("training without one thing", len(todo)) as shown:
+        for name, seed in todo:
+            found.setdefault(name, []).append(bench.figures(VARIANTS[name], seed))
+            save("ablations", {"epochs": bench.epochs, "figures": FIGURES, "runs": found}, COMMAND)
+            shown.advance(f"{name}: {found[name][-1][2]:.3f} of pairs right")
+    into_readme("ablations", table(found), DOCUMENT)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
