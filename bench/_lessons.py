@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -9,8 +10,11 @@ from functools import lru_cache
 import numpy as np
 from _datasets import LOG_PROGRAMS_PER_TASK, Case, Logs, Reference, _drawn, _inside
 
+from tcl_core import store
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.statements import with_statements
+from tcl_core.files import replacing
+from tcl_core.journal import ProgramKey
 from tcl_core.platforms import pool_target, threads
 from tcl_core.programs.unmeasured import draw_unmeasured
 from tcl_core.stages import exchange
@@ -36,6 +40,19 @@ class Lesson(Case):
         """All programs with the labels of a committee that learned from the measured ones."""
         measured = {"tokens": self.train} | ({"statements": self.statements} if self.statements is not None else {})
         return taught(measured, self.unmeasured, seed, **committee)
+
+
+@dataclass(frozen=True)
+class ChainCase(Case):
+    """A case to be learned along the chain, whose first platform is taught."""
+
+    first: Lesson | None = None
+
+
+def chain_case(reference: Reference, platform: str, thin: tuple[int | None, int | None, int]) -> ChainCase:
+    """A case of the reference data, and the first platform's lesson."""
+    case = reference.case(platform, "tokens").thinned(*thin)
+    return ChainCase(**_fields(case), first=lesson(reference, reference.platforms[0], thin=thin))
 
 
 def lesson(
@@ -69,10 +86,16 @@ def unmeasured(reference: Reference, platform: str) -> dict[str, Samples]:
 
 
 @lru_cache(maxsize=1)
-def _drawn_keys(reference: Reference) -> list:
-    train, _ = reference._split(())
-    tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in train]
-    return draw_unmeasured(tasks, reference.encoder.texts, UNMEASURED, 0, pool_target("cpu", threads()))
+def _drawn_keys(reference: Reference) -> list[ProgramKey]:
+    """Drawn once for a data set: finding valid programs takes TVM a minute or two."""
+    path = reference.features / f"unmeasured-{store.data_digest(reference.folder)[:12]}-{UNMEASURED}.json"
+    if not path.exists():
+        train, _ = reference._split(())
+        tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in train]
+        drawn = draw_unmeasured(tasks, reference.encoder.texts, UNMEASURED, 0, pool_target("cpu", threads()))
+        with replacing(path) as file:
+            file.write(json.dumps(drawn).encode())
+    return [(task, sketch, tuple(decisions)) for task, sketch, decisions in json.loads(path.read_text())]
 
 
 def _fields(case: Case) -> dict[str, object]:

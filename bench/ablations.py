@@ -1,6 +1,6 @@
 """What makes our model rank well: each row of the table differs from the default in one thing.
 
-    python bench/ablations.py [--quick] [--seeds N] [--threads N] [--again]
+    python bench/ablations.py [--quick] [--only TEXT] [--seeds N] [--threads N] [--again]
 
 Trained on the chain's last platform of the reference data, without the tasks of three of its training networks, which are
 ranked (``_datasets.VALIDATION``); the networks that the other tables report take no part, so that what is chosen here is
@@ -41,26 +41,22 @@ FIGURES = ("top-1", "top-5", "pairs ranked right", "Spearman")
 ALONE_EPOCHS = 4  # times as many without unmeasured programs, which makes as many steps
 
 
-class Pooled(MambaNetwork):
-    """As the default, but for how the tokens' scores become the program's."""
+class MeanPooled(MambaNetwork):
+    """As the default, but the score is the mean of the tokens' scores."""
 
-    def __init__(self, features: int, how: str) -> None:
+    def __init__(self, features: int) -> None:
         super().__init__(features, len(KINDS))
-        self.how = how
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         batch = TokenBatch.of(tokens, lengths)
-        scores = self.activations(batch)[-1][..., 0]
-        if self.how == "last":
-            return scores.gather(1, (lengths - 1)[:, None])[:, 0]
-        return (scores * batch.mask).sum(1) / lengths
+        return (self.activations(batch)[-1][..., 0] * batch.mask).sum(1) / lengths
 
 
 class TwoBlocks(MambaNetwork):
     """As the default, with a second Mamba block behind the first."""
 
     def __init__(self, features: int) -> None:
-        super().__init__(features, len(KINDS))
+        super().__init__(features, len(KINDS), last=True)
         self.first, width = self.block, self.WIDTHS[3]
         self.second, self.norm = MambaBlock(width, 8, 4, 8), nn.RMSNorm(width, eps=1e-5)
         self.block = nn.Module()  # stands where the column looks for one block
@@ -68,19 +64,15 @@ class TwoBlocks(MambaNetwork):
         self.block.mix = self.mix
 
     def mix(self, normed: Tensor, batch: TokenBatch) -> Tensor:
-        once = self.first.mix(self.first.project(normed), batch)
+        once = self.first.mix(self.first.project(normed), replace(batch, last=False))
         places = torch.arange(batch.index.numel()).view(batch.index.shape)
-        every = TokenBatch(self.norm(once + batch.spread(normed)).flatten(0, 1), places, batch.lengths)
-        return once + self.second.mix(self.second.project(every.rows), every)
+        every = TokenBatch(self.norm(once + batch.spread(normed)).flatten(0, 1), places, batch.lengths, last=True)
+        return batch.read(once) + self.second.mix(self.second.project(every.rows), every)
 
 
 def fitted(train: Samples, settings: FitSettings, build: Callable[..., nn.Module] = network_of_tokens) -> MambaModel:
     """Our model, or one with another network."""
     model = type("Variant", (MambaModel,), {"build": staticmethod(build)})(settings)
-    if build is not network_of_tokens:
-        model.network = model._seeded(train.tokens.shape[2])
-        if isinstance(model.network.standardise, nn.Identity) is False:
-            model.network.standardise.learn(train.tokens, train.lengths, [KINDS.index("hardware")])
     model.fit(train)
     return model
 
@@ -125,13 +117,13 @@ VARIANTS: dict[str, Variant] = {
     "committee on statements alone": Variant(committee=(Member("xgboost", 2, 1.0),)),
     "taught on measured programs only": Variant(unmeasured=0.0),
     "a quarter of the unmeasured programs": Variant(unmeasured=0.25),
-    "tokens not standardised": Variant(build=MambaNetwork),
+    "tokens not standardised": Variant(build=functools.partial(network_of_tokens, kinds=0)),
     "sizes, not their logarithms": Variant(read=unscaled),
     "nothing said of tiling levels": Variant(read=without("level")),
     "nothing said of the workload": Variant(read=without("workload")),
     "nothing said of the hardware": Variant(read=without("hardware")),
-    "mean over the tokens": Variant(build=functools.partial(Pooled, how="mean")),
-    "last token": Variant(build=functools.partial(Pooled, how="last")),
+    "sum over the tokens, not the last one": Variant(build=functools.partial(network_of_tokens, last=False)),
+    "mean over the tokens": Variant(build=MeanPooled),
     "two Mamba blocks": Variant(build=TwoBlocks),
 }
 
@@ -185,23 +177,25 @@ def _shown(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a third of the epochs, two seeds")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name holds it")
     parser.add_argument("--seeds", type=int, choices=range(1, 11), help="how many (3; with --quick 2)")
     parser.add_argument("--threads", type=int, default=2, help="of training (2)")
     parser.add_argument("--again", action="store_true", help="compute also what is known")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     try:
-        run(given.quick, given.seeds or (2 if given.quick else 3), given.again)
+        run(given)
     except TclError as error:
         sys.exit(f"ablations: {error}")
 
 
-def run(quick: bool, seeds: int, again: bool) -> None:
+def run(given: argparse.Namespace) -> None:
     """Compute what is not known, seed by seed; every run is on the disk before the next begins."""
-    bench, path = Bench(quick), RESULTS / "ablations.json"
-    before = json.loads(path.read_text()) if path.exists() and not again else {}
+    bench, path, seeds = Bench(given.quick), RESULTS / "ablations.json", given.seeds or (2 if given.quick else 3)
+    before = json.loads(path.read_text()) if path.exists() and not given.again else {}
     found = before.get("runs", {}) if before.get("epochs") == bench.epochs else {}
-    todo = [(name, seed) for seed in range(seeds) for name in VARIANTS if len(found.get(name, ())) <= seed]
+    wanted = [name for name in VARIANTS if given.only in name]
+    todo = [(name, seed) for seed in range(seeds) for name in wanted if len(found.get(name, ())) <= seed]
     with progress("training without one thing", len(todo)) as shown:
         for name, seed in todo:
             found.setdefault(name, []).append(bench.figures(VARIANTS[name], seed))

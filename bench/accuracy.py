@@ -33,8 +33,9 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from _calibration import calibration
 from _datasets import Case, Logs, Reference, reads_of
-from _lessons import Lesson, lesson, log_lesson
+from _lessons import ChainCase, chain_case, lesson, log_lesson
 from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
@@ -59,12 +60,14 @@ REFERENCE = ROOT / "data" / "reference"
 OURS, CHAINED = "mamba", "tcl"
 MODELS = ("random", "xgboost", "trees", "tenset-mlp", "tlp", "mtl-tlp", "world-model", "mamba-paper", OURS, CHAINED)
 SLOW = ("tlp", "mtl-tlp", "world-model")
-CURVE = ("xgboost", "tlp", OURS)
+CURVE = ("xgboost", "trees", OURS)
+CALIBRATED = ("trees", OURS, CHAINED)
 FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spearman": "Spearman"}
 CODE = ("models", "learning", "features", "programs", "evaluation", "teaching.py", "distill.py", "store.py")  # of tcl_core: what figures depend on
 EPOCHS = {"tlp": 12, "mtl-tlp": 6}  # of their own 50, which would take a day: docs/models.md says what it costs them
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches ours
 FEATURES = ROOT / "data" / "features"  # caches
+DISTILL_EPOCHS = 20  # of each phase, as in params.yaml
 TIMED = 512  # programs whose scoring is timed
 
 
@@ -107,22 +110,25 @@ def trained(name: str, case: Case, seed: int) -> CostModel:
     return model
 
 
-def chained(case: Case, seed: int) -> CostModel:
-    """Our model, distilled along the chain: the platforms before this one, then this one."""
-    settings = DistillSettings(create(OURS, seed).settings)
-    state = learn_first(case.before[0], None, settings.fit)
+def chained(case: ChainCase, seed: int) -> CostModel:
+    """Our model as the pipeline has it: taught on the chain's first platform, distilled along the platforms up to this one."""
+    state = learn_first(case.first.taught(seed), None, replace(STUDENT, seed=seed))
+    settings = DistillSettings(FitSettings(seed=seed), epochs=DISTILL_EPOCHS, kd_epochs=DISTILL_EPOCHS)
     for samples in case.before[1:]:
         state = learn_next(state, samples, None, settings)
     return learn_next(state, case.train, None, settings, last=True).model
 
 
-def figures(name: str, case: Case, seed: int) -> dict[str, float]:
-    """Of one run: how well it ranks, how large it is, how long it took."""
+def figures(name: str, case: Case, seed: int, kept: Path | None = None) -> dict[str, float]:
+    """Of one run: how well it ranks, how large it is, how long it took; the scores go to ``kept``."""
     start = time.process_time()
     model = trained(name, case, seed)
     seconds = time.process_time() - start
     test = case.test
     measured = model.predict(test), test.latencies_s, test.tasks
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(kept, scores=measured[0], latencies_s=test.latencies_s, tasks=test.tasks)
     return {
         "top1": top_k(*measured, case.networks, 1),
         "top5": top_k(*measured, case.networks, 5),
@@ -169,13 +175,14 @@ class Bench:
 
     def case(self, run: Run) -> Case:
         """What a run learns from and ranks; our model's with what its committee needs."""
-        taught = run.model in (OURS, CHAINED)
         if run.data == "logs":
             case = self.imported().case(run.platform, run.seed)
-            return log_lesson(self.imported(), run.platform, case, run.seed) if taught else case
+            return log_lesson(self.imported(), run.platform, case, run.seed) if run.model == OURS else case
         thin = (run.tasks, run.programs, run.seed)
-        if taught:
+        if run.model == OURS:
             return lesson(self.reference, run.platform, thin=thin)
+        if run.model == CHAINED:
+            return chain_case(self.reference, run.platform, thin)
         return self.reference.case(run.platform, reads_of(run.model)).thinned(*thin)
 
     def compute(self, runs: Sequence[Run]) -> None:
@@ -183,7 +190,7 @@ class Bench:
         todo = [run for run in runs if self.again or run not in self.known]
         with progress("training and ranking", len(todo)) as shown:
             for run in todo:
-                self.known[run] = figures(run.model, self.case(run), run.seed)
+                self.known[run] = figures(run.model, self.case(run), run.seed, self.scores_of(run) if run.whole else None)
                 self.write()
                 shown.advance(f"{run.model}: top-1 {self.known[run]['top1']:.3f}")
 
@@ -198,7 +205,27 @@ class Bench:
         rows = [
             {"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()
         ]
-        save("accuracy", {"summary": self.summary(), "runs": rows}, COMMAND)
+        calibrations = [dict(zip(("platform", "model", "members", "figures"), row)) for row in self.calibrations()]
+        save("accuracy", {"summary": self.summary(), "calibration": calibrations, "runs": rows}, COMMAND)
+
+    def scores_of(self, run: Run) -> Path:
+        """Where a run's scores of the tested programs lie."""
+        return ROOT / "data" / "bench" / "scores" / run.data / run.platform / f"{run.model}-{run.seed}.npz"
+
+    def calibrations(self) -> list[list[Any]]:
+        """[platform, model, members, figures] of single models, their mean over seeds, and of all seeds as one ensemble."""
+        rows = []
+        for (platform, model), found in grouped(
+            {run: run for run in self.known}, lambda r: (r.platform, r.model) if r.whole and r.data == "reference" else None
+        ):
+            files = [self.scores_of(run) for run in found if self.scores_of(run).exists()]
+            if model in CALIBRATED and len(files) > 1:
+                read = [np.load(file) for file in files]
+                about = read[0]["latencies_s"], read[0]["tasks"]
+                alone = [calibration([one["scores"]], *about) for one in read]
+                rows.append([platform, model, 1, {key: float(np.mean([a[key] for a in alone])) for key in alone[0]}])
+                rows.append([platform, model, len(read), calibration([one["scores"] for one in read], *about)])
+        return rows
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
         """platform or device -> model -> top1, top5 as [mean, low, high], and parameters."""
@@ -230,9 +257,9 @@ class Bench:
 
 
 def grouped(
-    known: dict[Run, dict[str, float]], key: Callable[[Run], Any]
-) -> Iterator[tuple[Any, list[dict[str, float]]]]:
-    """The figures of the runs of each key, in the order in which it first comes; runs whose key is None are left out."""
+    known: dict[Run, Any], key: Callable[[Run], Any]
+) -> Iterator[tuple[Any, list[Any]]]:
+    """What belongs to the runs of each key, in the order in which it first comes; runs whose key is None are left out."""
     groups: dict[Any, list[dict[str, float]]] = {}
     for run, found in known.items():
         if (group := key(run)) is not None:
@@ -246,6 +273,12 @@ def curve_table(rows: list[list[Any]]) -> str:
         for tasks, programs, model, runs in rows
     ]
     return markdown(["training tasks", "programs of each", "model", "top-1", "top-5", "pairs ranked right"], cells)
+
+
+def calibration_table(rows: list[list[Any]]) -> str:
+    cells = [[*row[:3], *("" if np.isnan(x) else f"{x:.3f}" for x in row[3].values())] for row in rows]
+    header = ["platform", "model", "members", "calibration error", "certainty tells right from wrong", "disagreement tells error"]
+    return markdown(header, cells)
 
 
 def _sizes(runs: Sequence[dict[str, float]]) -> list[str]:
@@ -379,6 +412,8 @@ def run(given: argparse.Namespace) -> None:
     for data, name in (("reference", "accuracy"), ("logs", "accuracy_logs")):
         if data in datas:
             _show(name, bench.table(data))
+    if rows := bench.calibrations():
+        _show("calibration", calibration_table(rows))
     if not all(run.whole for run in bench.known):
         _show("accuracy_curve", curve_table(bench.curve()))
 

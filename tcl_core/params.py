@@ -121,6 +121,8 @@ class Train:
 class Distill:
     epochs: Count
     kd_epochs: Count
+    learning_rate: Positive
+    batch_size: Count
     beta: Share
     ewc_lambda: NotNegative
     adapter_width: Count

@@ -64,12 +64,12 @@ class LateralMamba(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B,) scores of (B, L, F) tokens of which the first ``lengths`` (B,) count."""
-        batch = TokenBatch.of(tokens, lengths)
+        batch = TokenBatch.of(tokens, lengths, self.column.last)
         return pool(self.activations(batch)[-1], batch)[:, 0]
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, 32) sum of AC's last hidden layer over the tokens in use."""
-        batch = TokenBatch.of(tokens, lengths)
+        """(B, 32) AC's last hidden layer, pooled as the score is."""
+        batch = TokenBatch.of(tokens, lengths, self.column.last)
         return pool(self.activations(batch)[-2], batch)
 
     def activations(self, batch: TokenBatch) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """The Mamba cost model (arXiv 2604.12891, section on the cost model; block as in Mamba-1, arXiv 2312.00752).
 
     tokens (B, L, F), standardised -> Linear 64, 128, 128 (ReLU) -> x + Mamba(RMSNorm(x)) -> RMSNorm -> Linear 64, 32
-    (ReLU), 1 -> sum over the sequence -> score (B,)
+    (ReLU), 1 -> sum over the sequence, or its last token -> score (B,)
 
 With 22 features per token that is 92,097 parameters, the paper's 0.35 MB.  The paper does not say whether the
 block stands in a residual connection; here it does, as in Mamba's own networks.
@@ -41,15 +41,16 @@ HASH_SEED = 20260412
 @dataclass(frozen=True)
 class TokenBatch:
     """B programs as their M distinct tokens: ``rows`` (M, F), ``index`` (B, L) into them, ``lengths``
-    (B,).
+    (B,).  What follows the block is computed at R places of each program only: all L, or (``last``) the last one in use.
     """
 
     rows: Tensor
     index: Tensor
     lengths: Tensor
+    last: bool = False
 
     @classmethod
-    def of(cls, tokens: Tensor, lengths: Tensor) -> TokenBatch:
+    def of(cls, tokens: Tensor, lengths: Tensor, last: bool = False) -> TokenBatch:
         """Find the distinct tokens of (B, L, F) ``tokens``; keeps all of them should two hashes collide."""
         flat = tokens.flatten(0, 1)
         keys = _hash_rows(flat)
@@ -58,13 +59,26 @@ class TokenBatch:
         rows = flat[first]
         if len(rows) * 2 > len(flat) or not torch.equal(rows[index], flat):
             rows, index = flat, torch.arange(len(flat), device=flat.device)
-        return cls(rows, index.view(tokens.shape[:2]), lengths)
+        return cls(rows, index.view(tokens.shape[:2]), lengths, last)
 
     def spread(self, values: Tensor) -> Tensor:
         """(M, W) values of the distinct tokens -> (B, L, W)."""
         if len(self.rows) == self.index.numel():
             return values.view(*self.index.shape, -1)
         return F.embedding(self.index, values)
+
+    def spread_read(self, values: Tensor) -> Tensor:
+        """(M, W) values of the distinct tokens -> (B, R, W)."""
+        return F.embedding(self.index.gather(1, self._end), values) if self.last else self.spread(values)
+
+    def read(self, values: Tensor) -> Tensor:
+        """(B, L, W) -> (B, R, W)."""
+        return values.gather(1, self._end[..., None].expand(-1, -1, values.shape[2])) if self.last else values
+
+    @property
+    def _end(self) -> Tensor:
+        """(B, 1) place of the last token in use."""
+        return (self.lengths[:, None] - 1).clamp_min(0)
 
     @property
     def mask(self) -> Tensor:
@@ -99,17 +113,17 @@ class MambaBlock(nn.Module):
         return self.in_proj(x)
 
     def mix(self, projected: Tensor, batch: TokenBatch) -> Tensor:
-        """(M, 2D) of the distinct tokens -> (B, L, D), along the sequences of ``batch``."""
+        """(M, 2D) of the distinct tokens -> (B, R, D), along the sequences of ``batch``."""
         A = -torch.exp(self.A_log)
         taps, dt = self.conv.weight[:, 0], self.dt_proj
         if scan_kernel.available(projected, batch.index, self.state, self.rank, taps.shape[1]):
             weights = (taps, self.conv.bias, self.x_proj.weight, dt.weight, dt.bias, A, self.D)
-            return self.out_proj(scan_kernel.CompiledMix.apply(projected, batch.index, *weights))
+            return self.out_proj(batch.read(scan_kernel.CompiledMix.apply(projected, batch.index, *weights)))
         x, gate = batch.spread(projected).chunk(2, dim=-1)
         x = F.silu(causal_convolution(x, taps, self.conv.bias))
         step, B, C = self.x_proj(x).split([self.rank, self.state, self.state], dim=-1)
         y = selective_scan(x, F.softplus(dt(step)), A, B, C, self.D)
-        return self.out_proj(y * F.silu(gate))
+        return self.out_proj(batch.read(y * F.silu(gate)))
 
 
 class Standardise(nn.Module):
@@ -159,9 +173,17 @@ class MambaNetwork(nn.Module):
     WIDTHS = (64, 128, 128, 128, 64, 32, 1)
     EMBEDDING = WIDTHS[-2]
 
-    def __init__(self, features: int, kinds: int = 0, state: int = 8, kernel: int = 4, rank: int = 8) -> None:
+    def __init__(
+        self, features: int, kinds: int = 0, last: bool = False, state: int = 8, kernel: int = 4, rank: int = 8
+    ) -> None:
+        """``kinds``: of tokens, to standardise them by; 0 takes them as they are.  ``last``: the score is that of the last
+        token in use, which has seen all the others, and not the sum over all.
+        """
         super().__init__()
-        self.arguments = {"features": features, "kinds": kinds, "state": state, "kernel": kernel, "rank": rank}
+        self.arguments = {
+            "features": features, "kinds": kinds, "last": last, "state": state, "kernel": kernel, "rank": rank
+        }  # fmt: skip
+        self.last = last
         self.standardise = Standardise(features, kinds) if kinds else nn.Identity()
         sizes = (features, *self.WIDTHS)
         self.encoder = nn.ModuleList(nn.Linear(sizes[i], sizes[i + 1]) for i in range(3))
@@ -172,16 +194,16 @@ class MambaNetwork(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B,) scores of (B, L, F) tokens of which the first ``lengths`` (B,) count."""
-        batch = TokenBatch.of(tokens, lengths)
+        batch = TokenBatch.of(tokens, lengths, self.last)
         return pool(self.activations(batch)[-1], batch)[:, 0]
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, 32) sum of the last hidden layer over the tokens in use; the score is linear in it."""
-        batch = TokenBatch.of(tokens, lengths)
+        """(B, 32) the last hidden layer, pooled as the score is, which is linear in it."""
+        batch = TokenBatch.of(tokens, lengths, self.last)
         return pool(self.activations(batch)[-2], batch)
 
     def activations(self, batch: TokenBatch, lateral: Sequence[Tensor | None] = NO_LATERAL) -> list[Tensor]:
-        """Outputs of the seven layers: 1 to 3 (M, width) per distinct token, 4 to 7 (B, L, width).
+        """Outputs of the seven layers: 1 to 3 (M, width) per distinct token, 4 to 7 (B, R, width).
 
         ``lateral[i]`` is added to layer i + 1 before its activation function (to the fourth, per distinct
         token, on the residual path).
@@ -190,16 +212,16 @@ class MambaNetwork(nn.Module):
         h2 = relu(self.encoder[1](h1), lateral[1])
         h3 = relu(self.encoder[2](h2), lateral[2])
         mixed = self.block.mix(self.block.project(self.block_norm(h3)), batch)
-        h4 = mixed.add_(batch.spread(plus(h3, lateral[3])))
+        h4 = mixed.add_(batch.spread_read(plus(h3, lateral[3])))
         h5 = relu(normalised_linear(h4, self.decoder_norm, self.decoder[0]), lateral[4])
         h6 = relu(self.decoder[1](h5), lateral[5])
         return [h1, h2, h3, h4, h5, h6, plus(self.decoder[2](h6), lateral[6])]
 
 
-def network_of_tokens(features: int, kinds: int | None = None, **shape: int) -> MambaNetwork:
+def network_of_tokens(features: int, kinds: int | None = None, last: bool = True, **shape: int) -> MambaNetwork:
     """A column that standardises the tokens of ``features.tokens``, and takes any others as they are."""
     known = len(layout.KINDS) if features == layout.WIDTH else 0
-    return MambaNetwork(features, known if kinds is None else kinds, **shape)
+    return MambaNetwork(features, known if kinds is None else kinds, last, **shape)
 
 
 class MambaModel(TorchCostModel):
@@ -226,8 +248,8 @@ class MambaModel(TorchCostModel):
 
 
 def pool(values: Tensor, batch: TokenBatch) -> Tensor:
-    """(B, L, W) of the tokens -> (B, W) of the programs: the sum over the tokens in use."""
-    return (values * batch.mask[..., None]).sum(1)
+    """(B, R, W) of the tokens -> (B, W) of the programs: the last one's, or the sum over the tokens in use."""
+    return values[:, 0] if batch.last else (values * batch.mask[..., None]).sum(1)
 
 
 def plus(x: Tensor, lateral: Tensor | None) -> Tensor:

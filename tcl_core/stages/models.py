@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class _Curve:
 
 
 def fit_settings(project: Project) -> FitSettings:
-    """How a model of one platform trains: params.yaml's section ``train``.  Distillation takes all but the epochs."""
+    """How a model of one platform trains: params.yaml's section ``train``."""
     t = project.params.train
     return FitSettings(
         epochs=t.epochs,
@@ -67,6 +67,16 @@ def fit_settings(project: Project) -> FitSettings:
         period=t.epochs,
         seed=project.params.seed,
     )
+
+
+def distill_settings(project: Project) -> DistillSettings:
+    """How a later platform is learned, and the plain model beside it: by LambdaRank, from measured programs alone.
+
+    With few of them, a committee of their own knows less than the chain does (docs/models.md).
+    """
+    given = asdict(project.params.distill)
+    own = {name: given.pop(name) for name in ("learning_rate", "batch_size")}
+    return DistillSettings(replace(fit_settings(project), **own, loss="rank", schedule="constant"), **given)
 
 
 def run_train(project: Project, name: str | None = None) -> str:
@@ -138,7 +148,7 @@ def run_distill(project: Project, platform: str) -> str:
         store.write_skipped(model_folder(platform), platform, reason, model_before=before)
         return f"skipped: {reason}"
     last = platform == project.params.chain_order[-1]  # of the chain, whatever this machine skips: no other stage's doing
-    settings = DistillSettings(fit_settings(project), **asdict(project.params.distill))
+    settings = distill_settings(project)
     with timed(f"distill@{platform}"):
         before = project.ran_before(platform)
         state = ChainState.load(model_folder(before))

@@ -232,7 +232,7 @@ def test_embeddings_tell_programs_apart_and_carry_the_score():
     places = model.embed(data)
     assert places.shape == (24, 32) and len(np.unique(places.round(5), axis=0)) == 24
     head = model.network.decoder[2]
-    expected = places @ head.weight.detach().numpy()[0] + data.lengths * head.bias.item()
+    expected = places @ head.weight.detach().numpy()[0] + head.bias.item()
     np.testing.assert_allclose(model.predict(data), expected, rtol=1e-3, atol=1e-4)
     assert RandomScores(SETTINGS).embed(data).shape == (24, 1)
 

@@ -37,9 +37,9 @@ def seeded(network_class=MambaNetwork, seed: int = 0, **arguments):
     return network_class(**arguments)
 
 
-def lateral(features: int = 5) -> LateralMamba:
+def lateral(features: int = 5, last: bool = False) -> LateralMamba:
     network = LateralMamba(
-        seeded(features=features, seed=1), seeded(features=features, seed=2), adapter_width=32
+        seeded(features=features, last=last, seed=1), seeded(features=features, last=last, seed=2), adapter_width=32
     )
     for adapter in network.adapters:
         torch.nn.init.normal_(adapter.alpha)
@@ -54,7 +54,11 @@ def test_parameter_counts():
     assert parameters(both) == 2 * 92_097 + 33_473 == 217_667
 
 
-@pytest.mark.parametrize("network", [seeded(features=5), lateral()], ids=["mamba", "lateral-mamba"])
+@pytest.mark.parametrize(
+    "network",
+    [seeded(features=5), lateral(), seeded(features=5, last=True), lateral(last=True)],
+    ids=["mamba", "lateral-mamba", "mamba-last", "lateral-mamba-last"],
+)
 class TestScores:
     def test_padding_changes_nothing(self, network):
         tokens, lengths = programs()
@@ -148,6 +152,15 @@ def test_the_base_gets_no_gradient():
     network(*programs()).sum().backward()
     assert all(p.grad is None for p in network.base.parameters())
     assert all(p.grad is not None for p in [*network.column.parameters(), *network.adapters.parameters()])
+
+
+def test_the_last_tokens_score_is_the_last_of_those_that_are_summed():
+    summed, last = seeded(features=5), seeded(features=5, last=True)
+    tokens, lengths = programs()
+    batch = TokenBatch.of(tokens, lengths)
+    scores = summed.activations(batch)[-1][..., 0]
+    torch.testing.assert_close(summed(tokens, lengths), (scores * batch.mask).sum(1))
+    torch.testing.assert_close(last(tokens, lengths), scores[torch.arange(len(tokens)), lengths - 1])
 
 
 class TestStandardise:

@@ -95,7 +95,7 @@ def test_a_model_folder_holds_all_that_its_readers_want(folder):
 def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
     chain = project()
     run_chain(chain)
-    alone = MambaModel(models.fit_settings(chain))
+    alone = MambaModel(models.distill_settings(chain).fit)
     alone.fit(*chain.split_by_task(samples("b", "records"), chain.params.train.validation_share))
     saved, held_out = catalogue.load(model_folder("b") / "scratch"), samples("b", "holdout")
     np.testing.assert_array_equal(saved.predict(held_out), alone.predict(held_out))
@@ -161,14 +161,19 @@ def test_the_last_platform_is_the_chains_last_whatever_this_machine_skips(folder
     assert models.run_distill(chain, "c") == "skipped: no AVX-512 here"
 
 
-def test_distillation_shares_how_training_goes():
+def test_how_training_and_distillation_go():
+    """The first platform's scores are learned along a cosine, the later ones' order at a rate of their own."""
     chain = project()
-    settings = models.fit_settings(chain)
-    t = chain.params.train
-    assert (settings.epochs, settings.batch_size, settings.learning_rate) == (6, 32, t.learning_rate)
-    assert (settings.weight_decay, settings.clip_norm, settings.seed) == (
-        t.weight_decay, t.gradient_clip, chain.params.seed,
-    )  # fmt: skip
+    t, d = chain.params.train, chain.params.distill
+    first, later = models.fit_settings(chain), models.distill_settings(chain)
+    assert (first.epochs, first.batch_size, first.learning_rate) == (6, 32, t.learning_rate)
+    assert (first.loss, first.schedule, first.period) == ("scores", "cosine", 6)
+    assert (later.epochs, later.fit.batch_size, later.fit.learning_rate) == (6, d.batch_size, d.learning_rate)
+    assert (later.fit.loss, later.fit.schedule, later.ewc_lambda) == ("rank", "constant", d.ewc_lambda)
+    for settings in (first, later.fit):
+        assert (settings.weight_decay, settings.clip_norm, settings.seed) == (
+            t.weight_decay, t.gradient_clip, chain.params.seed,
+        )  # fmt: skip
 
 
 @pytest.fixture
