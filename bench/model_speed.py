@@ -43,6 +43,7 @@ from torch.nn import functional as F
 from tcl_core.compat import load_tvm
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
+from tcl_core.features.tokens import KINDS
 from tcl_core.journal import ProgramKey
 from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.models.mamba import MambaModel, MambaNetwork
@@ -79,19 +80,19 @@ def naive_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Ten
 class PlainMamba(MambaNetwork):
     """The network of models/mamba.py without its shortcuts."""
 
-    def __init__(self, scan: Callable, **arguments: int) -> None:
-        super().__init__(**arguments)
+    def __init__(self, scan: Callable, features: int) -> None:
+        super().__init__(features, len(KINDS), last=True)
         self.scan = scan
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        h = tokens
+        h = self.standardise(tokens.flatten(0, 1)).view_as(tokens)
         for layer in self.encoder:
             h = F.relu(layer(h))
-        h = self.decoder_norm(h + self.mix(self.block_norm(h)))
+        h = h + self.mix(self.block_norm(h))
+        h = self.decoder_norm(h[torch.arange(len(h), device=h.device), lengths - 1])
         for layer in self.decoder[:-1]:
             h = F.relu(layer(h))
-        used = torch.arange(tokens.shape[1], device=lengths.device) < lengths[:, None]
-        return (self.decoder[-1](h)[..., 0] * used).sum(1)
+        return self.decoder[-1](h)[:, 0]
 
     def mix(self, x: Tensor) -> Tensor:
         block = self.block

@@ -105,9 +105,9 @@ def _with_unmeasured(project: Project, platform: str, measured: Samples) -> Samp
     count, tasks = project.params.train.unmeasured, np.unique(measured.tasks)
     if not count:
         return measured
-    statements = project.samples_for("xgboost", platform)
-    views = {"tokens": measured, "statements": statements.take(np.isin(statements.tasks, tasks))}
     more = project.unmeasured(tasks, count, platform)
+    views = {reads: project.samples_in(reads, platform) for reads in more}
+    views = {reads: samples.take(np.isin(samples.tasks, tasks)) for reads, samples in views.items()}
     with progress(f"asking a committee about programs of {platform}", sum(member.count for member in COMMITTEE)) as shown:
         return taught(views, more, project.params.seed, on_member=shown.advance)
 

@@ -110,9 +110,13 @@ class Project:
         return concatenate([self.encoder.encode_columns(block, fields.vector()) for block in blocks])
 
     def samples_for(self, model: str, platform: str, kind: str = "records") -> Samples:
-        """As ``samples``, in the rows that a model of the catalogue reads: tokens or statements."""
+        """As ``samples``, in the rows that a model of the catalogue reads."""
+        return self.samples_in(catalogue.reads(model), platform, kind)
+
+    def samples_in(self, reads: str, platform: str, kind: str = "records") -> Samples:
+        """As ``samples``, as tokens or as statements."""
         samples = self.samples(platform, kind)
-        if catalogue.reads(model) == "tokens":
+        if reads == "tokens":
             return samples
         keys = [record.key for record in store.read_records(records_folder(platform, kind))]
         return with_statements(samples, keys, self.encoder, STATEMENTS)
@@ -123,10 +127,14 @@ class Project:
         return with_states(samples, keys, self.encoder, STATES)
 
     def unmeasured(self, tasks: Iterable[int], count: int, platform: str) -> dict[str, Samples]:
-        """``count`` programs of each of these tasks of the pool, as tokens and as statements, with a platform's hardware row."""
+        """``count`` programs of each of these tasks of the pool, with a platform's hardware row: as tokens and, as far as CPUs
+        go, whose programs can be lowered here, as statements.
+        """
         target = pool_target(self.params.candidates.design_space, threads())
         keys = draw_unmeasured([self.tasks[task] for task in tasks], self.encoder.texts, count, self.params.seed, target)
         samples = self.encoder.encode(keys, read_saved_hardware(records_folder(platform)).vector())
+        if self.params.candidates.design_space != "cpu":
+            return {"tokens": samples}
         return {"tokens": samples, "statements": with_statements(samples, keys, self.encoder, STATEMENTS)}
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
