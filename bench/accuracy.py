@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from _calibration import calibration
+from _curve import draw_curve
 from _datasets import Case, Logs, Reference, reads_of
 from _lessons import ChainCase, chain_case, lesson, log_lesson
 from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
@@ -66,6 +67,7 @@ FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spe
 CODE = ("models", "learning", "features", "programs", "evaluation", "teaching.py", "distill.py", "store.py")  # of tcl_core: what figures depend on
 EPOCHS = {"tlp": 12, "mtl-tlp": 6}  # of their own 50, which would take a day: docs/models.md says what it costs them
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches ours
+PICTURE = ROOT / "docs" / "accuracy_curve.png"
 FEATURES = ROOT / "data" / "features"  # caches
 DISTILL_EPOCHS = 20  # of each phase, as in params.yaml
 TIMED = 512  # programs whose scoring is timed
@@ -248,6 +250,11 @@ class Bench:
         """A platform's name, or a device's with a word where a tuner chose the tested programs."""
         return f"{place} (chosen)" if data == "logs" and not self.imported().drawn(place) else place
 
+    def size(self) -> tuple[int, int]:
+        """How many tasks the reference data trains on, and how many programs the largest of them have."""
+        counts = np.bincount(self.reference.case(self.reference.platforms[-1], "tokens").train.tasks)
+        return int((counts > 0).sum()), int(counts.max())
+
     def curve(self) -> list[list[Any]]:
         """[tasks, programs of each, model, its figures of all seeds] of the chain's last platform, by size."""
         mine = lambda run: run.data == "reference" and run.platform == self.reference.platforms[-1]  # noqa: E731
@@ -415,7 +422,9 @@ def run(given: argparse.Namespace) -> None:
     if rows := bench.calibrations():
         _show("calibration", calibration_table(rows))
     if not all(run.whole for run in bench.known):
-        _show("accuracy_curve", curve_table(bench.curve()))
+        draw_curve(bench.curve(), bench.size(), PICTURE)
+        picture = f"![Accuracy against the number of training tasks and programs](docs/{PICTURE.name})"
+        _show("accuracy_curve", f"{picture}\n\n{curve_table(bench.curve())}")
 
 
 def _show(name: str, text: str) -> None:
