@@ -102,8 +102,17 @@ def champion(platform: str) -> tuple[int, Path]:
     """The champion's version and its model folder, fetched if the store is remote.  Raises RegistryError if none is."""
     version = champion_version(platform)
     if version is None:
-        raise RegistryError(f"{platform} has no champion; run: tcl register and then: tcl promote")
+        others = platforms_with_champion()
+        there = f"; there are champions of {', '.join(others)}" if others else ""
+        raise RegistryError(f"{platform} has no champion; run: tcl register and then: tcl promote{there}")
     return version, _model_folder(platform, version)
+
+
+def platforms_with_champion() -> list[str]:
+    """Names of the platforms one of whose versions carries the alias `champion`."""
+    with _registry() as client:
+        models = [model for model in client.search_registered_models() if CHAMPION in model.aliases]
+    return sorted(model.name.removeprefix(model_name("")) for model in models if model.name.startswith(model_name("")))
 
 
 def load_champion(platform: str) -> CostModel:

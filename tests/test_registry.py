@@ -125,6 +125,9 @@ def test_what_is_missing_is_said_with_what_to_run(tmp_path):
     assert registry.champion_version("p-none") is None
     with pytest.raises(RegistryError, match="p-none has no champion; run: tcl register"):
         registry.champion("p-none")
+    registry.promote("p-there", registry.register("p-there", saved(tmp_path / "a"), {}, {}, TAGS), True, "the first", None)
+    with pytest.raises(RegistryError, match=r"p-their has no champion; .*; there are champions of .*p-there"):
+        registry.champion("p-their")
     model = saved(tmp_path / "model")
     with pytest.raises(RegistryError, match="model of p-none in .* is not registered; run: tcl register --platform p-none"):
         registry.version_of("p-none", model, TAGS)
