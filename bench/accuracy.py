@@ -64,9 +64,12 @@ SLOW = ("tlp", "mtl-tlp", "world-model")
 CURVE = ("xgboost", "trees", OURS)
 CALIBRATED = ("trees", OURS, CHAINED)
 FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spearman": "Spearman"}
-CODE = ("models", "learning", "features", "programs", "evaluation", "teaching.py", "distill.py", "store.py")  # of tcl_core: what figures depend on
+# Of tcl_core: what figures depend on.
+CODE = ("models", "learning", "features", "programs", "evaluation", "teaching.py", "distill.py", "store.py")
+ALL = 10**6  # tasks or programs, when there is no bound
 EPOCHS = {"tlp": 12, "mtl-tlp": 6}  # of their own 50, which would take a day: docs/models.md says what it costs them
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches ours
+LOCK = ROOT / "data" / "bench" / "accuracy.lock"  # of the results, while they are written
 PICTURE = ROOT / "docs" / "accuracy_curve.png"
 FEATURES = ROOT / "data" / "features"  # caches
 DISTILL_EPOCHS = 20  # of each phase, as in params.yaml
@@ -168,6 +171,7 @@ class Bench:
         data = data_identity(reference, logs)
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data]))
         self.again, self.known = again, self._stored()
+        self.calibrated: list[dict[str, Any]] = []
 
     def _stored(self) -> dict[Run, dict[str, float]]:
         """Runs of the same code and data that are on the disk."""
@@ -198,36 +202,42 @@ class Bench:
 
     def write(self) -> None:
         """All runs known, with those that another process has added meanwhile."""
-        with self.path.with_suffix(".lock").open("w") as lock:
+        LOCK.parent.mkdir(parents=True, exist_ok=True)
+        with LOCK.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self.known = self._stored() | self.known
-            self._write()
+            known = self._stored() | self.known
+            self.known = {run: known[run] for run in sorted(known, key=self._order)}
+            rows = [
+                {"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()
+            ]
+            save("accuracy", {"summary": self.summary(), "calibration": self.calibrated, "runs": rows}, COMMAND)
 
-    def _write(self) -> None:
-        rows = [
-            {"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()
-        ]
-        calibrations = [dict(zip(("platform", "model", "members", "figures"), row)) for row in self.calibrations()]
-        save("accuracy", {"summary": self.summary(), "calibration": calibrations, "runs": rows}, COMMAND)
+    def _order(self, run: Run) -> tuple[Any, ...]:
+        """By data set, platform along the chain, model as listed, size, seed."""
+        places = {name: number for number, name in enumerate(self.reference.platforms)}
+        sizes = (run.tasks or ALL, run.programs or ALL)
+        return run.data, places.get(run.platform, ALL), run.platform, *sizes, MODELS.index(run.model), run.seed
 
     def scores_of(self, run: Run) -> Path:
         """Where a run's scores of the tested programs lie."""
         return ROOT / "data" / "bench" / "scores" / run.data / run.platform / f"{run.model}-{run.seed}.npz"
 
-    def calibrations(self) -> list[list[Any]]:
-        """[platform, model, members, figures] of single models, their mean over seeds, and of all seeds as one ensemble."""
-        rows = []
+    def calibrate(self) -> None:
+        """Figures of certainty: of single models, their mean over seeds, and of all seeds as one ensemble."""
+        self.calibrated = []
         for (platform, model), found in grouped(
-            {run: run for run in self.known}, lambda r: (r.platform, r.model) if r.whole and r.data == "reference" else None
+            {run: run for run in self.known},
+            lambda r: (r.platform, r.model) if r.whole and r.data == "reference" else None,
         ):
             files = [self.scores_of(run) for run in found if self.scores_of(run).exists()]
             if model in CALIBRATED and len(files) > 1:
                 read = [np.load(file) for file in files]
                 about = read[0]["latencies_s"], read[0]["tasks"]
                 alone = [calibration([one["scores"]], *about) for one in read]
-                rows.append([platform, model, 1, {key: float(np.mean([a[key] for a in alone])) for key in alone[0]}])
-                rows.append([platform, model, len(read), calibration([one["scores"] for one in read], *about)])
-        return rows
+                mean = {key: float(np.mean([a[key] for a in alone])) for key in alone[0]}
+                together = calibration([one["scores"] for one in read], *about)
+                for members, found in ((1, mean), (len(read), together)):
+                    self.calibrated.append({"platform": platform, "model": model, "members": members, **found})
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
         """platform or device -> model -> top1, top5 as [mean, low, high], and parameters."""
@@ -259,8 +269,8 @@ class Bench:
         """[tasks, programs of each, model, its figures of all seeds] of the chain's last platform, by size."""
         mine = lambda run: run.data == "reference" and run.platform == self.reference.platforms[-1]  # noqa: E731
         key = lambda run: (run.tasks, run.programs, run.model) if mine(run) and run.model in CURVE else None  # noqa: E731
-        largest = 10**6
-        return sorted(([*group, runs] for group, runs in grouped(self.known, key)), key=lambda row: (row[0] or largest, row[1] or largest))
+        found = [[*group, runs] for group, runs in grouped(self.known, key)]
+        return sorted(found, key=lambda row: (row[0] or ALL, row[1] or ALL))
 
 
 def grouped(
@@ -282,8 +292,8 @@ def curve_table(rows: list[list[Any]]) -> str:
     return markdown(["training tasks", "programs of each", "model", "top-1", "top-5", "pairs ranked right"], cells)
 
 
-def calibration_table(rows: list[list[Any]]) -> str:
-    cells = [[*row[:3], *("" if np.isnan(x) else f"{x:.3f}" for x in row[3].values())] for row in rows]
+def calibration_table(rows: list[dict[str, Any]]) -> str:
+    cells = [[f"{x:.3f}" if isinstance(x, float) and not np.isnan(x) else "" if x != x else x for x in row.values()] for row in rows]
     header = ["platform", "model", "members", "calibration error", "certainty tells right from wrong", "disagreement tells error"]
     return markdown(header, cells)
 
@@ -414,13 +424,14 @@ def run(given: argparse.Namespace) -> None:
     bench = Bench(REFERENCE, given.logs, given.again)
     models = given.models or [model for model in MODELS if not (given.quick and model in SLOW)]
     bench.compute(wanted(bench, given.part, models, given.seeds or (2 if given.quick else 3), given.quick))
+    bench.calibrate()
     bench.write()
     datas = {run.data for run in bench.known}
     for data, name in (("reference", "accuracy"), ("logs", "accuracy_logs")):
         if data in datas:
             _show(name, bench.table(data))
-    if rows := bench.calibrations():
-        _show("calibration", calibration_table(rows))
+    if bench.calibrated:
+        _show("calibration", calibration_table(bench.calibrated))
     if not all(run.whole for run in bench.known):
         draw_curve(bench.curve(), bench.size(), PICTURE)
         picture = f"![Accuracy against the number of training tasks and programs](docs/{PICTURE.name})"
