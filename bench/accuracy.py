@@ -117,7 +117,7 @@ def trained(name: str, case: Case, seed: int) -> CostModel:
 
 def chained(case: ChainCase, seed: int) -> CostModel:
     """Our model as the pipeline has it: taught on the chain's first platform, distilled along the platforms up to this one."""
-    state = learn_first(case.first.taught(seed), None, replace(STUDENT, seed=seed))
+    state = learn_first(case.first.taught(seed), None, replace(STUDENT, seed=seed), measured=case.first.train)
     settings = DistillSettings(FitSettings(seed=seed), epochs=DISTILL_EPOCHS, kd_epochs=DISTILL_EPOCHS)
     for samples in case.before[1:]:
         state = learn_next(state, samples, None, settings)

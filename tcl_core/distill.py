@@ -102,17 +102,22 @@ def learn_first(
     valid: Samples | None,
     settings: FitSettings,
     *,
+    measured: Samples | None = None,
     on_epoch: OnPhaseEpoch | None = None,
     checkpoint: Path | None = None,
 ) -> ChainState:
     """Train the chain's first platform: a plain Mamba, whose copy becomes KB.
 
+    ``measured`` are the measured programs, where ``train`` holds others too (``teaching``): the Fisher diagonal is of
+    theirs.  A task's ranking loss sums over pairs, so that of ten times the programs would hold KB a thousand times as
+    firmly, and it could learn nothing more.
     ``checkpoint`` is a folder from which an interrupted call goes on; the caller removes it after saving the
     state. Raises DataError when there is nothing to learn from.
     """
     model = MambaModel(settings)
     model.fit(train, valid, _in_phase("CL", on_epoch), checkpoint=checkpoint)
-    return ChainState(model, copy.deepcopy(model), fisher_diagonal(model.network, train, settings.sigma))
+    fisher = fisher_diagonal(model.network, measured if measured is not None else train, settings.sigma)
+    return ChainState(model, copy.deepcopy(model), fisher)
 
 
 def learn_next(

@@ -94,7 +94,9 @@ def run_train(project: Project, name: str | None = None) -> str:
         train = _with_unmeasured(project, platform, measured)
         with progress(f"training on {platform}", project.params.train.epochs) as shown:
             curve, checkpoint = _Curve(shown), JOURNAL / "checkpoints" / platform
-            state = learn_first(train, valid, fit_settings(project), on_epoch=curve, checkpoint=checkpoint)
+            state = learn_first(
+                train, valid, fit_settings(project), measured=measured, on_epoch=curve, checkpoint=checkpoint
+            )
         _save(state, platform, curve, checkpoint)
     more = f", and on {len(train) - len(measured)} that a committee labelled" if len(train) > len(measured) else ""
     return f"trained on {len(measured)} measured programs of {platform}{more}"

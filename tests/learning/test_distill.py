@@ -39,6 +39,14 @@ def first() -> ChainState:
     return learn_first(ranking_problem(), None, FIRST)
 
 
+def test_the_first_fisher_is_that_of_the_measured_programs():
+    train, measured = ranking_problem(), ranking_problem(seed=3, tasks=2)
+    state = learn_first(train, None, dataclasses.replace(FIRST, epochs=1), measured=measured)
+    wanted, other = (fisher_diagonal(state.model.network, samples, FIRST.sigma) for samples in (measured, train))
+    assert all(torch.equal(state.fisher[name], value) for name, value in wanted.items())
+    assert not all(torch.equal(state.fisher[name], value) for name, value in other.items())
+
+
 def copy_of(network: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in network.state_dict().items()}
 
