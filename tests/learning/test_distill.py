@@ -29,8 +29,8 @@ from tcl_core.learning.distillation_loss import (
 from tcl_core.learning.fit import FitSettings, ranking_loss
 from tcl_core.learning.losses import lambda_rank
 
-FIRST = FitSettings(epochs=8, batch_size=64)
-NEXT = DistillSettings(FitSettings(batch_size=32), epochs=4, kd_epochs=4)
+FIRST = FitSettings(epochs=20, batch_size=64, learning_rate=3e-3)
+NEXT = DistillSettings(FitSettings(batch_size=32, learning_rate=2e-3), epochs=4, kd_epochs=4)
 TARGET = ranking_problem(seed=5, tasks=3, shift=0.6)
 
 
