@@ -361,7 +361,7 @@ def interval(values: Sequence[float]) -> list[float]:
 
 def shown(found: Sequence[float]) -> str:
     mean, low, high = found
-    return f"{mean:.3f} ({low:.3f} to {high:.3f})"
+    return f"{mean:.3f} (one seed)" if low == high else f"{mean:.3f} ({low:.3f} to {high:.3f})"
 
 
 def wanted(bench: Bench, part: str | None, models: Sequence[str], seeds: int, quick: bool) -> list[Run]:
