@@ -18,6 +18,7 @@ sigma and seed; the rest is for gradient descent.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -160,7 +161,8 @@ class BoostedTrees:
             raise UsageError(f"the {self.name} model has not learned anything yet; there is nothing to save.")
         facts = {"class": self.name, "arguments": {"features": self.features}, "settings": asdict(self.settings)}
         facts["training"] = asdict(self.report) if self.report else {}
-        grown = torch.frombuffer(bytearray(self.trees.save_raw("ubj")), dtype=torch.uint8)
+        raw = bytearray(self.trees.save_raw("ubj"))
+        facts["trees_sha256"], grown = hashlib.sha256(raw).hexdigest(), torch.frombuffer(raw, dtype=torch.uint8)
         with whole_folder(folder) as aside:
             write_model(aside, facts, {"trees": grown, "columns": torch.from_numpy(self.columns)})
 
@@ -173,7 +175,10 @@ class BoostedTrees:
         try:
             model = cls(FitSettings(**facts["settings"]))
             model.columns, model.trees = weights["columns"].numpy(), xgboost.Booster()
-            model.trees.load_model(bytearray(weights["trees"].numpy().tobytes()))
+            raw = bytearray(weights["trees"].numpy().tobytes())
+            if hashlib.sha256(raw).hexdigest() != facts["trees_sha256"]:  # of damaged bytes XGBoost may want all memory
+                raise ValueError("its trees are damaged")
+            model.trees.load_model(raw)
         except (KeyError, TypeError, ValueError, xgboost.core.XGBoostError) as error:
             raise DataError(f"'{folder}' was saved by another version ({error!r}); train the model again.") from None
         return model
