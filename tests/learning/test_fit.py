@@ -39,7 +39,7 @@ def count_epochs(monkeypatch) -> list[int]:
 
 def test_learns_a_ranking_far_better_than_random():
     model = MambaModel(FitSettings(epochs=20, batch_size=64))
-    model.fit(ranking_problem(seed=0, tasks=10))
+    model.fit(ranking_problem(seed=0, tasks=40))
     fresh = ranking_problem(seed=1, tasks=20)
     random = np.mean([top1(RandomScores(FitSettings(seed=s)).predict(fresh), fresh) for s in range(10)])
     assert random < 0.5 < 0.85 < top1(model.predict(fresh), fresh)
