@@ -4,7 +4,8 @@
 
 Trained on the chain's last platform of the reference data, without the tasks of three of its training networks, which are
 ranked (``_datasets.VALIDATION``); the networks that the other tables report take no part, so that what is chosen here is
-judged there.  A figure is the mean over seeds and its 95 % interval.  --quick: a third of the epochs, two seeds.
+judged there.  Two rows are boosted trees as in the committee, alone.  A figure is the mean over seeds and its 95 %
+interval.  --quick: a third of the epochs, two seeds.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from _datasets import VALIDATION, Reference
+from tcl_core import environment  # noqa: F401  (before all that imports torch)
+
+from _datasets import VALIDATION, Case, Reference, reads_of
 from _lessons import Lesson, lesson
 from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
-
-from tcl_core import environment  # noqa: F401  (before torch is imported)
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
 from tcl_core.features.batches import Samples
 from tcl_core.features.tokens import KINDS
 from tcl_core.learning.fit import FitSettings
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaBlock, MambaModel, MambaNetwork, TokenBatch, network_of_tokens
 from tcl_core.progress import progress
 from tcl_core.teaching import STUDENT, Member
@@ -127,13 +130,16 @@ VARIANTS: dict[str, Variant] = {
     "two Mamba blocks": Variant(build=TwoBlocks),
 }
 
+TREES = {"no network: trees on tokens": "trees", "no network: trees on statements": "xgboost"}
+
 
 class Bench:
     """The lesson of the validation networks, and what its committees say, each asked once per seed."""
 
     def __init__(self, quick: bool) -> None:
-        reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
-        self.lesson: Lesson = lesson(reference, reference.platforms[-1], VALIDATION)
+        self.reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+        self.platform = self.reference.platforms[-1]
+        self.lesson: Lesson = lesson(self.reference, self.platform, VALIDATION)
         self.epochs = STUDENT.epochs // 3 if quick else STUDENT.epochs
         self.taught = functools.lru_cache(maxsize=2)(self._taught)
 
@@ -142,15 +148,29 @@ class Bench:
         chosen = {"committee": committee} if committee else {}
         return replace(self.lesson, unmeasured=more).taught(seed, **chosen)
 
-    def figures(self, variant: Variant, seed: int) -> list[float]:
+    def figures(self, row: str, seed: int) -> list[float]:
+        if row in TREES:
+            return self.of_trees(TREES[row], seed)
+        variant = VARIANTS[row]
         epochs = self.epochs * (ALONE_EPOCHS if not variant.taught or not variant.unmeasured else 1)
         settings = replace(STUDENT, seed=seed, epochs=epochs, period=epochs, loss=variant.loss)
         train = self.taught(seed, variant.committee, variant.unmeasured) if variant.taught else self.lesson.train
         seen = lambda samples: replace(samples, tokens=variant.read(samples.tokens))  # noqa: E731
-        model, test = fitted(seen(train), settings, variant.build), self.lesson.test
-        found = model.predict(seen(test)), test.latencies_s, test.tasks
-        networks = self.lesson.networks
-        return [top_k(*found, networks, 1), top_k(*found, networks, 5), pairwise_accuracy(*found), spearman(*found)]
+        return ranked(fitted(seen(train), settings, variant.build), replace(self.lesson, test=seen(self.lesson.test)))
+
+    def of_trees(self, name: str, seed: int) -> list[float]:
+        """A member of the committee, alone."""
+        case = self.reference.case(self.platform, reads_of(name), VALIDATION)
+        model = catalogue.create(name)
+        model.settings = replace(model.settings, seed=seed)
+        model.fit(case.train)
+        return ranked(model, case)
+
+
+def ranked(model: CostModel, case: Case) -> list[float]:
+    """``FIGURES`` of a model on the case's tested programs."""
+    found = model.predict(case.test), case.test.latencies_s, case.test.tasks
+    return [top_k(*found, case.networks, 1), top_k(*found, case.networks, 5), pairwise_accuracy(*found), spearman(*found)]
 
 
 def _share(tasks: np.ndarray, share: float) -> np.ndarray:
@@ -194,11 +214,11 @@ def run(given: argparse.Namespace) -> None:
     bench, path, seeds = Bench(given.quick), RESULTS / "ablations.json", given.seeds or (2 if given.quick else 3)
     before = json.loads(path.read_text()) if path.exists() and not given.again else {}
     found = before.get("runs", {}) if before.get("epochs") == bench.epochs else {}
-    wanted = [name for name in VARIANTS if given.only in name]
+    wanted = [name for name in (*VARIANTS, *TREES) if given.only in name]
     todo = [(name, seed) for seed in range(seeds) for name in wanted if len(found.get(name, ())) <= seed]
     with progress("training without one thing", len(todo)) as shown:
         for name, seed in todo:
-            found.setdefault(name, []).append(bench.figures(VARIANTS[name], seed))
+            found.setdefault(name, []).append(bench.figures(name, seed))
             save("ablations", {"epochs": bench.epochs, "figures": FIGURES, "runs": found}, COMMAND)
             shown.advance(f"{name}: {found[name][-1][2]:.3f} of pairs right")
     into_readme("ablations", table(found), DOCUMENT)

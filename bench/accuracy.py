@@ -21,10 +21,8 @@ is).  Times are processor time, which other work on the machine changes less.
 from __future__ import annotations
 
 import argparse
-import ast
 import fcntl
 import functools
-import hashlib
 import json
 import sys
 import time
@@ -33,13 +31,15 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tcl_core import environment  # noqa: F401  (before all that imports torch)
+
 from _calibration import calibration
 from _curve import draw_curve
 from _datasets import Case, Logs, Reference, reads_of
+from _identity import data_identity, identity
 from _lessons import ChainCase, chain_case, lesson, log_lesson
+from _paired import compared
 from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
-
-from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
 import torch
@@ -64,11 +64,8 @@ SLOW = ("tlp", "mtl-tlp", "world-model")
 CURVE = ("xgboost", "trees", OURS)
 CALIBRATED = ("trees", OURS, CHAINED)
 FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spearman": "Spearman"}
-# Of tcl_core: what figures depend on.
-CODE = ("models", "learning", "features", "programs", "evaluation", "teaching.py", "distill.py", "store.py")
 ALL = 10**6  # tasks or programs, when there is no bound
-EPOCHS = {"tlp": 12, "mtl-tlp": 6}  # of their own 50, which would take a day: docs/models.md says what it costs them
-TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches ours
+EPOCHS = {"tlp": 12, "mtl-tlp": 6}  # of their own 50, which would take a day: the README says what that costs
 LOCK = ROOT / "data" / "bench" / "accuracy.lock"  # of the results, while they are written
 PICTURE = ROOT / "docs" / "accuracy_curve.png"
 FEATURES = ROOT / "data" / "features"  # caches
@@ -172,6 +169,7 @@ class Bench:
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data]))
         self.again, self.known = again, self._stored()
         self.calibrated: list[dict[str, Any]] = []
+        self.compared: list[dict[str, Any]] = []
 
     def _stored(self) -> dict[Run, dict[str, float]]:
         """Runs of the same code and data that are on the disk."""
@@ -210,7 +208,8 @@ class Bench:
             rows = [
                 {"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()
             ]
-            save("accuracy", {"summary": self.summary(), "calibration": self.calibrated, "runs": rows}, COMMAND)
+            judged = {"calibration": self.calibrated, "compared": self.compared}
+            save("accuracy", {"summary": self.summary(), **judged, "runs": rows}, COMMAND)
 
     def _order(self, run: Run) -> tuple[Any, ...]:
         """By data set, platform along the chain, model as listed, size, seed."""
@@ -222,22 +221,26 @@ class Bench:
         """Where a run's scores of the tested programs lie."""
         return ROOT / "data" / "bench" / "scores" / run.data / run.platform / f"{run.model}-{run.seed}.npz"
 
-    def calibrate(self) -> None:
-        """Figures of certainty: of single models, their mean over seeds, and of all seeds as one ensemble."""
-        self.calibrated = []
-        for (platform, model), found in grouped(
-            {run: run for run in self.known},
-            lambda r: (r.platform, r.model) if r.whole and r.data == "reference" else None,
-        ):
-            files = [self.scores_of(run) for run in found if self.scores_of(run).exists()]
-            if model in CALIBRATED and len(files) > 1:
-                read = [np.load(file) for file in files]
-                about = read[0]["latencies_s"], read[0]["tasks"]
-                alone = [calibration([one["scores"]], *about) for one in read]
+    def judge(self) -> None:
+        """From the scores of all seeds: our model against each other one, and how far certainty can be trusted."""
+        scores = self.all_scores()
+        self.compared, self.calibrated = compared(scores, OURS), []
+        for (platform, model), seeds in scores.items():
+            if model in CALIBRATED and len(seeds) > 1:
+                about = seeds[0]["latencies_s"], seeds[0]["tasks"]
+                alone = [calibration([one["scores"]], *about) for one in seeds]
                 mean = {key: float(np.mean([a[key] for a in alone])) for key in alone[0]}
-                together = calibration([one["scores"] for one in read], *about)
-                for members, found in ((1, mean), (len(read), together)):
+                together = calibration([one["scores"] for one in seeds], *about)
+                for members, found in ((1, mean), (len(seeds), together)):
                     self.calibrated.append({"platform": platform, "model": model, "members": members, **found})
+
+    def all_scores(self) -> dict[tuple[str, str], list[dict[str, np.ndarray]]]:
+        """(platform, model) -> scores, latencies_s and tasks of each seed's whole run on the reference data, where they are kept."""
+        runs = [run for run in self.known if run.whole and run.data == "reference" and self.scores_of(run).exists()]
+        found: dict[tuple[str, str], list[dict[str, np.ndarray]]] = {}
+        for run in runs:
+            found.setdefault((run.platform, run.model), []).append(dict(np.load(self.scores_of(run))))
+        return found
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
         """platform or device -> model -> top1, top5 as [mean, low, high], and parameters."""
@@ -292,6 +295,13 @@ def curve_table(rows: list[list[Any]]) -> str:
     return markdown(["training tasks", "programs of each", "model", "top-1", "top-5", "pairs ranked right"], cells)
 
 
+def compared_table(rows: list[dict[str, Any]]) -> str:
+    cells = [
+        [row["platform"], row["model"], f"{row['top1']:.3f}", "" if row["model"] == OURS else signed(row["ours_less"])] for row in rows
+    ]
+    return markdown(["platform", "model", "top-1, mean over tasks", f"{OURS} less it"], cells)
+
+
 def calibration_table(rows: list[dict[str, Any]]) -> str:
     cells = [[f"{x:.3f}" if isinstance(x, float) and not np.isnan(x) else "" if x != x else x for x in row.values()] for row in rows]
     header = ["platform", "model", "members", "calibration error", "certainty tells right from wrong", "disagreement tells error"]
@@ -303,57 +313,6 @@ def _sizes(runs: Sequence[dict[str, float]]) -> list[str]:
     return [f"{np.median([f[key] for f in runs]):,.0f}" for key in ("parameters", "train_s", "programs_per_s")]
 
 
-def code_of(model: str) -> list[Path]:
-    """Files that a model's figures depend on: what its module, the metrics and the data's reading import, directly or not.
-
-    This file and the catalogue, which change with every new model, are not among them: after a change of how models are
-    trained here, say --again.
-    """
-    module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.distill"
-    found: set[Path] = set()
-    modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in (OURS, CHAINED) else ())]
-    waiting = [*map(_file, modules), ROOT / "bench" / "_datasets.py"]
-    while waiting:
-        if (path := waiting.pop()) and path not in found:
-            found.add(path)
-            waiting += [_file(name) for name in imported_names(path)]
-    return sorted(path for path in found if path.is_relative_to(ROOT / "bench") or _counts(path))
-
-
-def imported_names(path: Path) -> Iterator[str]:
-    """Modules that a Python file imports; of ``from a import b`` both a and a.b, which may be one."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _file(module: str) -> Path | None:
-    """The file of a module of ours."""
-    path = (ROOT / Path(*module.split("."))).with_suffix(".py")
-    return path if module.startswith("tcl_core.") and path.exists() else None
-
-
-def _counts(path: Path) -> bool:
-    return path.name != "catalogue.py" and path.relative_to(ROOT / "tcl_core").parts[0] in CODE
-
-
-def identity(model: str, data: str) -> str:
-    """Changes with the code and the data (its digest) that a model's figures depend on."""
-    digest = hashlib.sha256(data.encode())
-    for path in code_of(model):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def data_identity(reference: Path, logs: Path) -> dict[str, str]:
-    """Part -> digest of what it is computed from."""
-    files = sorted(logs.rglob("*.log.gz"))
-    return {"reference": store.data_digest(reference), "logs": str([(path.name, path.stat().st_size) for path in files])}
-
-
 def interval(values: Sequence[float]) -> list[float]:
     """[mean, low, high]; of a single run all three are its value."""
     return [round(x, 4) for x in (mean_interval(values) if len(values) > 1 else (values[0],) * 3)]
@@ -362,6 +321,11 @@ def interval(values: Sequence[float]) -> list[float]:
 def shown(found: Sequence[float]) -> str:
     mean, low, high = found
     return f"{mean:.3f} (one seed)" if low == high else f"{mean:.3f} ({low:.3f} to {high:.3f})"
+
+
+def signed(found: Sequence[float]) -> str:
+    mean, low, high = found
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def wanted(bench: Bench, part: str | None, models: Sequence[str], seeds: int, quick: bool) -> list[Run]:
@@ -424,12 +388,14 @@ def run(given: argparse.Namespace) -> None:
     bench = Bench(REFERENCE, given.logs, given.again)
     models = given.models or [model for model in MODELS if not (given.quick and model in SLOW)]
     bench.compute(wanted(bench, given.part, models, given.seeds or (2 if given.quick else 3), given.quick))
-    bench.calibrate()
+    bench.judge()
     bench.write()
     datas = {run.data for run in bench.known}
     for data, name in (("reference", "accuracy"), ("logs", "accuracy_logs")):
         if data in datas:
             _show(name, bench.table(data))
+    if bench.compared:
+        _show("accuracy_compared", compared_table(bench.compared))
     if bench.calibrated:
         _show("calibration", calibration_table(bench.calibrated))
     if not all(run.whole for run in bench.known):

@@ -1,0 +1,69 @@
+"""Which runs of a comparison are still true: each is known by the code and the data that its figures depend on."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from _tables import ROOT
+
+from tcl_core import store
+from tcl_core.models import catalogue
+
+# Of tcl_core: what figures depend on.
+CODE = ("models", "learning", "features", "programs", "evaluation", "teaching.py", "distill.py", "store.py")
+TAUGHT = ("mamba", "tcl")
+TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches those
+
+
+def identity(model: str, data: str) -> str:
+    """Changes with the code and the data (its digest) that a model's figures depend on."""
+    digest = hashlib.sha256(data.encode())
+    for path in code_of(model):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def data_identity(reference: Path, logs: Path) -> dict[str, str]:
+    """Part -> digest of what it is computed from."""
+    files = sorted(logs.rglob("*.log.gz"))
+    return {"reference": store.data_digest(reference), "logs": str([(path.name, path.stat().st_size) for path in files])}
+
+
+def code_of(model: str) -> list[Path]:
+    """Files that a model's figures depend on: what its module, the metrics and the data's reading import, directly or not.
+
+    The comparisons themselves and the catalogue, which change with every new model, are not among them: after a change of
+    how models are trained there, say --again.
+    """
+    module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.distill"
+    found: set[Path] = set()
+    modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
+    waiting = [*map(_file, modules), ROOT / "bench" / "_datasets.py"]
+    while waiting:
+        if (path := waiting.pop()) and path not in found:
+            found.add(path)
+            waiting += [_file(name) for name in imported_names(path)]
+    return sorted(path for path in found if path.is_relative_to(ROOT / "bench") or _counts(path))
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Modules that a Python file imports; of ``from a import b`` both a and a.b, which may be one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _file(module: str) -> Path | None:
+    """The file of a module of ours."""
+    path = (ROOT / Path(*module.split("."))).with_suffix(".py")
+    return path if module.startswith("tcl_core.") and path.exists() else None
+
+
+def _counts(path: Path) -> bool:
+    return path.name != "catalogue.py" and path.relative_to(ROOT / "tcl_core").parts[0] in CODE

@@ -1,0 +1,29 @@
+"""Task by task: what a model chose against what another one chose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from _paired import against, compared, task_top1
+
+LATENCIES_S = np.array([1.0, 2.0, 4.0, 3.0, 3.0, 1.5])
+TASKS = np.array([0, 0, 0, 1, 1, 1], np.int32)
+
+
+def test_top1_of_each_task():
+    assert task_top1(np.array([0.1, 0.9, 0.5, 0.0, 0.2, 0.9]), LATENCIES_S, TASKS) == pytest.approx([0.5, 1.0])
+
+
+def test_a_difference_that_every_task_has_is_certain_and_one_that_tasks_disagree_on_is_not():
+    ours, theirs = np.full(30, 0.9), np.full(30, 0.8)
+    assert against([ours, ours], [theirs, theirs]) == pytest.approx([0.1, 0.1, 0.1])
+    mean, low, high = against([np.tile([1.0, 0.5], 15)], [np.tile([0.5, 1.0], 15)])
+    assert mean == pytest.approx(0.0) and low < -0.1 and 0.1 < high
+
+
+def test_models_are_compared_on_their_own_platform_only():
+    run = {"scores": np.array([3.0, 2.0, 1.0, 1.0, 2.0, 3.0]), "latencies_s": LATENCIES_S, "tasks": TASKS}
+    worse = run | {"scores": -run["scores"]}
+    found = compared({("a", "mamba"): [run], ("a", "tlp"): [worse], ("b", "tlp"): [worse]}, "mamba")
+    assert [(row["platform"], row["model"]) for row in found] == [("a", "mamba"), ("a", "tlp")]
+    assert found[1]["ours_less"][0] == pytest.approx(1.0 - (0.25 + 0.5) / 2)
