@@ -4,8 +4,7 @@
 
 Both measure the same candidates of three networks for the same target, by the same protocol, with the same limits and
 threads, in batches as a tuner's rounds are, the systems in turns.  Beside the rates: how well the latencies agree,
-where TCL's time goes, what building during the timing would do to latencies, and what memory a worker takes with and
-without being replaced.  --quick: fewer batches, fewer programs.
+where TCL's time goes, and what building during the timing would do to latencies.  --quick: fewer batches, fewer programs.
 """
 
 from __future__ import annotations
@@ -17,24 +16,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import cycle, islice
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
-import psutil
-from _bad_programs import leaking
 from _tables import into_readme, markdown, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 from tcl_core.compat import make_target, meta_schedule
 from tcl_core.evaluation.metrics import spearman
-from tcl_core.measure import lane
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.platforms import threads, why_not
@@ -51,13 +44,8 @@ NETWORKS = ("resnet-18", "mobilenet-v2", "bert-tiny")
 PROTOCOL = Protocol(repeats=3, max_repeats=3, min_repeat_ms=10, max_number=10**6, enough_s=math.inf,
                     early_stop_factor=math.inf, threads=threads())  # fmt: skip
 LIMITS = Limits(build_s=30, run_s=30)  # TVM's own
-# Timing nearly nothing: where only the memory of the worker counts.
-GLANCE = replace(PROTOCOL, repeats=1, max_repeats=1, min_repeat_ms=0)
 LARGE, SMALL = 64, 8
 COMPARABLE_S = 20e-6  # below, what a call costs is a good part of the latency
-CHUNK = 100  # programs after which a worker's memory is read
-LEAKY = 20  # every so many programs one leaks,
-LEAKED_BYTES = 3 << 30  # so much in all, were the worker not replaced
 OURS, AGAIN, EARLY, OVERLAPPED, STOCK = "TCL", "TCL again", "TCL, early stop", "TCL, building meanwhile", "TVM"
 
 
@@ -67,19 +55,16 @@ class Size:
 
     tasks, per_task  the pool
     large, small     batches of 64 and of 8 programs
-    memory, leaking  programs through one worker: sound ones, and sound ones with some that leak among them
     """
 
     tasks: int
     per_task: int
     large: int
     small: int
-    memory: int
-    leaking: int
 
 
-FULL = Size(24, 16, 5, 8, 10_000, 1_000)
-QUICK = Size(12, 14, 2, 3, 300, 200)
+FULL = Size(24, 16, 5, 8)
+QUICK = Size(12, 14, 2, 3)
 
 
 class Candidates:
@@ -266,46 +251,6 @@ def agreement(ours: Sequence[Measured], theirs: Sequence[Measured], tasks: np.nd
     }
 
 
-def quickest(measured: Sequence[Measured], batches: Sequence[Sequence[Program]]) -> list[Program]:
-    """The half of the programs that took the least time to build and run, task by task."""
-    taken_s = np.concatenate([np.array(m.build_s) + m.latencies_s for m in measured])
-    programs = [program for batch in batches for program in batch]
-    return [programs[n] for n in sorted(np.argsort(taken_s)[: len(programs) // 2], key=lambda n: programs[n].task_key)]
-
-
-def memory(setup: Setup, jobs: Sequence[Job], size: Size) -> dict[str, dict[str, Any]]:
-    """Resident MiB of one worker after every ``CHUNK`` programs, and how many workers it took."""
-    leaky = with_leaks(jobs, LEAKED_BYTES // (size.leaking // LEAKY))
-    wanted = {
-        "sound programs, never replaced": (jobs, size.memory, math.inf),
-        "some leak, never replaced": (leaky, size.leaking, math.inf),
-        f"some leak, replaced above {lane.RECYCLE_BYTES >> 20} MiB": (leaky, size.leaking, lane.RECYCLE_BYTES),
-    }
-    found = {}
-    with progress("watching a worker's memory", sum(count // CHUNK for _, count, _ in wanted.values())) as shown:
-        for name, (given, count, limit) in wanted.items():
-            with Runner(replace(setup, protocol=GLANCE), lanes=1) as runner, patch.object(lane, "RECYCLE_BYTES", limit):
-                endless = cycle(given)
-                series = [_after(runner, islice(endless, CHUNK), shown) for _ in range(count // CHUNK)]
-            found[name] = {"resident_mib": [mib for mib, _ in series], "workers": len({pid for _, pid in series})}
-    return found
-
-
-def with_leaks(jobs: Sequence[Job], leaked_bytes: int) -> list[Job]:
-    """After every few jobs one that leaks; it runs twice, once to warm up and once for its time."""
-    leak = Job("leaks", leaking(leaked_bytes // 2))
-    rest = LEAKY - 1
-    return [job for start in range(0, len(jobs), rest) for job in (*jobs[start : start + rest], leak)]
-
-
-def _after(runner: Runner, jobs: Iterable[Job], shown: Progress) -> tuple[int, int]:
-    """Resident MiB and process id of the one worker once it has measured the jobs."""
-    deque(runner.measure(jobs), maxlen=0)
-    process = psutil.Process(runner.lanes[0].process.pid)
-    shown.advance()
-    return process.memory_info().rss >> 20, process.pid
-
-
 # --- tables ---
 
 
@@ -345,16 +290,6 @@ def agreement_table(pairs: dict[str, dict[str, float]]) -> str:
     return markdown(header, rows)
 
 
-def memory_table(found: dict[str, dict[str, Any]]) -> str:
-    header = ("one worker's memory", "programs", f"after {CHUNK}", "half-way", "at the end", "most", "workers")
-    rows = []
-    for name, of_worker in found.items():
-        mib = of_worker["resident_mib"]
-        read = [f"{value} MiB" for value in (mib[0], mib[len(mib) // 2], mib[-1], max(mib))]
-        rows.append([name, CHUNK * len(mib), *read, of_worker["workers"]])
-    return markdown(header, rows)
-
-
 # --- the whole comparison ---
 
 
@@ -383,13 +318,11 @@ def compare(setup: Setup, size: Size) -> dict[str, Any]:
     pairs = ((OURS, STOCK), (AGAIN, OURS), (OVERLAPPED, OURS))
     sizes = {LARGE: at_large, SMALL: at_small}
     exclusive = (STOCK, OURS, EARLY)  # phases that follow each other, so that their parts add up
-    jobs = [candidates.job(program) for program in quickest(at_large[OURS], large)]
     return {
         "rates": {n: {name: rates(found[name], n, systems[name].start_s) for name in systems if name in found}
                   for n, found in sizes.items()},
         "shares": {n: {name: shares(found[name]) for name in exclusive} for n, found in sizes.items()},
         "agreement": {f"{a} / {b}": agreement(at_large[a], at_large[b], tasks) for a, b in pairs},
-        "memory": memory(setup, jobs, size),
     }  # fmt: skip
 
 
@@ -412,7 +345,6 @@ def tables(found: dict[str, Any]) -> str:
             rates_table(found["rates"]),
             shares_table(found["shares"]),
             agreement_table(found["agreement"]),
-            memory_table(found["memory"]),
         )
     )
 

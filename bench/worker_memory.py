@@ -1,0 +1,111 @@
+"""The memory of a worker process over thousands of programs, with and without being replaced.
+
+    python bench/worker_memory.py [--quick]
+
+A worker builds and runs distinct programs of three networks, one after the other: sound ones, which must leave nothing
+behind, then sound ones among which some leak on purpose, once with a worker that is never replaced and once as collections
+replace it.  --quick: 300 sound programs for 10,000, 200 of the others for 1,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+from _bad_programs import leaking
+from _tables import into_readme, markdown, save
+from collect import PROTOCOL, Candidates, Size, best_setup
+
+from tcl_core.measure import lane
+from tcl_core.measure.job import Job, Setup
+from tcl_core.measure.pool import Runner
+from tcl_core.progress import Progress, progress
+from tcl_core.stages.project import measuring_alone
+
+COMMAND = "python bench/worker_memory.py"
+# Timing nearly nothing, on one thread: only the memory counts.
+GLANCE = replace(PROTOCOL, repeats=1, max_repeats=1, min_repeat_ms=0, threads=1)
+TASKS = 48
+CHUNK = 100  # programs after which the memory is read
+LEAKY = 20  # every so many programs one leaks,
+LEAKED_BYTES = 3 << 30  # so much in all, were the worker not replaced
+
+
+def memory(setup: Setup, jobs: Sequence[Job], leaky_count: int) -> dict[str, dict[str, Any]]:
+    """Resident MiB and process of the worker after every ``CHUNK`` programs, and how many programs failed."""
+    leaky = with_leaks(jobs[: leaky_count - leaky_count // LEAKY], LEAKED_BYTES // (leaky_count // LEAKY))
+    wanted = {
+        "sound programs, never replaced": (jobs, math.inf),
+        "some leak, never replaced": (leaky, math.inf),
+        f"some leak, replaced above {lane.RECYCLE_BYTES >> 20} MiB": (leaky, lane.RECYCLE_BYTES),
+    }
+    found = {}
+    with progress("watching a worker's memory", sum(len(given) // CHUNK for given, _ in wanted.values())) as shown:
+        for name, (given, limit) in wanted.items():
+            with Runner(replace(setup, protocol=GLANCE), lanes=1) as runner, patch.object(lane, "RECYCLE_BYTES", limit):
+                series = [_after(runner, given[n : n + CHUNK], shown) for n in range(0, len(given), CHUNK)]
+            found[name] = {
+                "programs": len(given),
+                "failed": sum(failed for *_, failed in series),
+                "resident_mib": [mib for mib, *_ in series],
+                "workers": [pid for _, pid, _ in series],
+            }
+    return found
+
+
+def with_leaks(jobs: Sequence[Job], leaked_bytes: int) -> list[Job]:
+    """After every few jobs one that leaks; it runs twice, once to warm up and once for its time."""
+    leak, rest = Job("leaks", leaking(leaked_bytes // 2)), LEAKY - 1
+    return [job for start in range(0, len(jobs), rest) for job in (*jobs[start : start + rest], leak)]
+
+
+def _after(runner: Runner, jobs: Sequence[Job], shown: Progress) -> tuple[int, int, int]:
+    """Resident MiB and process id of the one worker once it has measured the jobs, and how many of them failed."""
+    failed = sum(outcome.error != "ok" for outcome in runner.measure(jobs))
+    process = psutil.Process(runner.lanes[0].process.pid)
+    shown.advance(f"{process.memory_info().rss >> 20} MiB")
+    return process.memory_info().rss >> 20, process.pid, failed
+
+
+def longest_lived(workers: Sequence[int], mib: Sequence[int]) -> list[int]:
+    """What the process that stayed longest held after each ``CHUNK`` of its programs."""
+    pid = max(workers, key=workers.count)
+    return [held for worker, held in zip(workers, mib, strict=True) if worker == pid]
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """``the one that stayed`` is the process that measured most of them: a program that is out of time ends its worker."""
+    header = ("memory of a worker", "programs", "failed", "workers", "most", "the one that stayed",
+              f"after {CHUNK}", "half-way", "at the end")  # fmt: skip
+    rows = []
+    for name, run in found.items():
+        own = longest_lived(run["workers"], run["resident_mib"])
+        read = [f"{value} MiB" for value in (own[0], own[len(own) // 2], own[-1])]
+        most, count = f"{max(run['resident_mib'])} MiB", len(set(run["workers"]))
+        rows.append([name, f"{run['programs']:,}", run["failed"], count, most, f"{CHUNK * len(own):,} programs", *read])
+    return markdown(header, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer programs")
+    quick = parser.parse_args().quick
+    sound, leaky = (300, 200) if quick else (10_000, 1_000)
+    platform, setup = best_setup()
+    candidates = Candidates(setup.target, Size(TASKS, math.ceil(sound / TASKS), 0, 0))
+    jobs = [candidates.job(program) for program in candidates.programs[:sound]]
+    with measuring_alone():
+        found = memory(setup, jobs, leaky)
+    save("worker_memory", {"platform": platform, "figures": found}, f"{COMMAND} --quick" if quick else COMMAND)
+    text = table(found)
+    into_readme("worker_memory", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
