@@ -2,41 +2,59 @@
 
     python bench/worker_memory.py [--quick]
 
-A worker builds and runs distinct programs of three networks, one after the other: sound ones, which must leave nothing
-behind, then sound ones among which some leak on purpose, once with a worker that is never replaced and once as collections
-replace it.  --quick: 300 sound programs for 10,000, 200 of the others for 1,000.
+A worker builds and runs distinct programs of the reference data set (data/reference), the quickest of those that ran, one
+after the other: sound ones, which must leave nothing behind, then sound ones among which some leak on purpose, once with a
+worker that is never replaced and once as collections replace it.  What is known so far is in bench/results/ while it runs.
+--quick: 300 sound programs for 10,000, 200 of the others for 1,000.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import psutil
 from _bad_programs import leaking
-from _tables import into_readme, markdown, save
-from collect import PROTOCOL, Candidates, Size, best_setup
+from _datasets import Reference
+from _tables import ROOT, into_readme, markdown, save
+from collect import PROTOCOL, best_setup
 
+from tcl_core import store
 from tcl_core.measure import lane
 from tcl_core.measure.job import Job, Setup
 from tcl_core.measure.pool import Runner
-from tcl_core.progress import Progress, progress
+from tcl_core.progress import progress
 from tcl_core.stages.project import measuring_alone
 
 COMMAND = "python bench/worker_memory.py"
 # Timing nearly nothing, on one thread: only the memory counts.
 GLANCE = replace(PROTOCOL, repeats=1, max_repeats=1, min_repeat_ms=0, threads=1)
-TASKS = 48
+REFERENCE = ROOT / "data" / "reference"
 CHUNK = 100  # programs after which the memory is read
 LEAKY = 20  # every so many programs one leaks,
 LEAKED_BYTES = 3 << 30  # so much in all, were the worker not replaced
 
 
-def memory(setup: Setup, jobs: Sequence[Job], leaky_count: int) -> dict[str, dict[str, Any]]:
+def quick_programs(platform: str, count: int) -> list[Job]:
+    """The ``count`` quickest programs that were measured on the platform, task by task."""
+    known, place = Reference(REFERENCE, ROOT / "data" / "features").encoder, REFERENCE / f"platform={platform}"
+    ran = [record for record in store.read_records(place) if record.error == "ok"] if place.exists() else []
+    if len(ran) < count:
+        sys.exit(f"worker_memory: {place} has {len(ran)} programs that ran, {count} are needed; run python bench/reference.py")
+    ran = sorted(sorted(ran, key=lambda record: np.median(record.latencies_s))[:count], key=lambda record: record.key)
+    task = lambda key: known.tasks[key]  # noqa: E731
+    return [Job(key, task(key).module_json, known.texts[key, sketch], decisions) for key, sketch, decisions in (r.key for r in ran)]
+
+
+def memory(
+    setup: Setup, jobs: Sequence[Job], leaky_count: int, on_more: Callable[[dict[str, Any]], None]
+) -> dict[str, dict[str, Any]]:
     """Resident MiB and process of the worker after every ``CHUNK`` programs, and how many programs failed."""
     leaky = with_leaks(jobs[: leaky_count - leaky_count // LEAKY], LEAKED_BYTES // (leaky_count // LEAKY))
     wanted = {
@@ -44,17 +62,20 @@ def memory(setup: Setup, jobs: Sequence[Job], leaky_count: int) -> dict[str, dic
         "some leak, never replaced": (leaky, math.inf),
         f"some leak, replaced above {lane.RECYCLE_BYTES >> 20} MiB": (leaky, lane.RECYCLE_BYTES),
     }
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     with progress("watching a worker's memory", sum(len(given) // CHUNK for given, _ in wanted.values())) as shown:
         for name, (given, limit) in wanted.items():
+            run = found[name] = {"programs": 0, "failed": 0, "resident_mib": [], "workers": []}
             with Runner(replace(setup, protocol=GLANCE), lanes=1) as runner, patch.object(lane, "RECYCLE_BYTES", limit):
-                series = [_after(runner, given[n : n + CHUNK], shown) for n in range(0, len(given), CHUNK)]
-            found[name] = {
-                "programs": len(given),
-                "failed": sum(failed for *_, failed in series),
-                "resident_mib": [mib for mib, *_ in series],
-                "workers": [pid for _, pid, _ in series],
-            }
+                for start in range(0, len(given), CHUNK):
+                    outcomes = list(runner.measure(given[start : start + CHUNK]))
+                    process = psutil.Process(runner.lanes[0].process.pid)
+                    run["programs"] += len(outcomes)
+                    run["failed"] += sum(outcome.error != "ok" for outcome in outcomes)
+                    run["resident_mib"].append(process.memory_info().rss >> 20)
+                    run["workers"].append(process.pid)
+                    on_more(found)
+                    shown.advance(f"{run['resident_mib'][-1]} MiB")
     return found
 
 
@@ -62,14 +83,6 @@ def with_leaks(jobs: Sequence[Job], leaked_bytes: int) -> list[Job]:
     """After every few jobs one that leaks; it runs twice, once to warm up and once for its time."""
     leak, rest = Job("leaks", leaking(leaked_bytes // 2)), LEAKY - 1
     return [job for start in range(0, len(jobs), rest) for job in (*jobs[start : start + rest], leak)]
-
-
-def _after(runner: Runner, jobs: Sequence[Job], shown: Progress) -> tuple[int, int, int]:
-    """Resident MiB and process id of the one worker once it has measured the jobs, and how many of them failed."""
-    failed = sum(outcome.error != "ok" for outcome in runner.measure(jobs))
-    process = psutil.Process(runner.lanes[0].process.pid)
-    shown.advance(f"{process.memory_info().rss >> 20} MiB")
-    return process.memory_info().rss >> 20, process.pid, failed
 
 
 def longest_lived(workers: Sequence[int], mib: Sequence[int]) -> list[int]:
@@ -97,11 +110,10 @@ def main() -> None:
     quick = parser.parse_args().quick
     sound, leaky = (300, 200) if quick else (10_000, 1_000)
     platform, setup = best_setup()
-    candidates = Candidates(setup.target, Size(TASKS, math.ceil(sound / TASKS), 0, 0))
-    jobs = [candidates.job(program) for program in candidates.programs[:sound]]
+    command = f"{COMMAND} --quick" if quick else COMMAND
+    jobs = quick_programs(platform, sound)
     with measuring_alone():
-        found = memory(setup, jobs, leaky)
-    save("worker_memory", {"platform": platform, "figures": found}, f"{COMMAND} --quick" if quick else COMMAND)
+        found = memory(setup, jobs, leaky, lambda known: save("worker_memory", {"platform": platform, "figures": known}, command))
     text = table(found)
     into_readme("worker_memory", text)
     print(text)
