@@ -22,8 +22,18 @@ def identity(model: str, data: str) -> str:
     """Changes with the code and the data (its digest) that a model's figures depend on."""
     digest = hashlib.sha256(data.encode())
     for path in code_of(model):
-        digest.update(path.read_bytes())
+        digest.update(code(path.read_text()).encode())
     return digest.hexdigest()[:16]
+
+
+def code(source: str) -> str:
+    """What of a file runs: without comments, docstrings and layout, so that better words make no run untrue."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [part for part in body if not _is_text(part)]
+    return ast.dump(tree)
 
 
 def data_identity(reference: Path, logs: Path) -> dict[str, str]:
@@ -57,6 +67,10 @@ def imported_names(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _is_text(part: ast.AST) -> bool:
+    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
 
 
 def _file(module: str) -> Path | None:

@@ -31,9 +31,8 @@ def against(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[fl
     return [float(difference.mean()), *(float(x) for x in np.quantile(means, [0.025, 0.975]))]
 
 
-def compared(runs: Mapping[tuple[str, str], Sequence[Mapping[str, np.ndarray]]], ours: str) -> list[dict[str, Any]]:
-    """Our model against every other on each platform; ``runs``: (platform, model) -> scores, latencies_s, tasks of each seed."""
-    chosen = {key: [task_top1(run["scores"], run["latencies_s"], run["tasks"]) for run in of] for key, of in runs.items()}
+def compared(chosen: Mapping[tuple[str, str], Sequence[np.ndarray]], ours: str) -> list[dict[str, Any]]:
+    """Our model against every other on each platform; ``chosen``: (platform, model) -> ``task_top1`` of each seed."""
     return [
         {"platform": platform, "model": model, "top1": float(np.mean(found)), "ours_less": against(chosen[platform, ours], found)}
         for (platform, model), found in chosen.items()

@@ -38,7 +38,7 @@ from _curve import draw_curve
 from _datasets import Case, Logs, Reference, reads_of
 from _identity import data_identity, identity
 from _lessons import ChainCase, chain_case, lesson, log_lesson
-from _paired import compared
+from _paired import compared, task_top1
 from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
 
 import numpy as np
@@ -121,8 +121,11 @@ def chained(case: ChainCase, seed: int) -> CostModel:
     return learn_next(state, case.train, None, settings, last=True).model
 
 
-def figures(name: str, case: Case, seed: int, kept: Path | None = None) -> dict[str, float]:
-    """Of one run: how well it ranks, how large it is, how long it took; the scores go to ``kept``."""
+def figures(name: str, case: Case, seed: int, kept: Path | None = None) -> dict[str, Any]:
+    """Of one run: how well it ranks, how large it is, how long it took; the scores go to ``kept``.
+
+    ``task_top1`` is what networks are compared by, task by task.
+    """
     start = time.process_time()
     model = trained(name, case, seed)
     seconds = time.process_time() - start
@@ -136,6 +139,7 @@ def figures(name: str, case: Case, seed: int, kept: Path | None = None) -> dict[
         "top5": top_k(*measured, case.networks, 5),
         "pairs": pairwise_accuracy(*measured),
         "spearman": spearman(*measured),
+        "task_top1": [round(float(ratio), 4) for ratio in task_top1(*measured)],
         "parameters": parameters(model),
         "train_s": seconds,
         "programs_per_s": rate(model.predict, test),
@@ -168,13 +172,15 @@ class Bench:
         data = data_identity(reference, logs)
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data]))
         self.again, self.known = again, self._stored()
-        self.calibrated: list[dict[str, Any]] = []
+        self.calibrated: list[dict[str, Any]] = self._read("calibration")
         self.compared: list[dict[str, Any]] = []
 
-    def _stored(self) -> dict[Run, dict[str, float]]:
+    def _read(self, part: str) -> list[dict[str, Any]]:
+        return json.loads(self.path.read_text())[part] if self.path.exists() else []
+
+    def _stored(self) -> dict[Run, dict[str, Any]]:
         """Runs of the same code and data that are on the disk."""
-        rows = json.loads(self.path.read_text())["runs"] if self.path.exists() else []
-        runs = ((Run(*row["run"]), row) for row in rows)
+        runs = ((Run(*row["run"]), row) for row in self._read("runs"))
         return {run: row["figures"] for run, row in runs if row["identity"] == self.identity(run)}
 
     def case(self, run: Run) -> Case:
@@ -218,29 +224,35 @@ class Bench:
         return run.data, places.get(run.platform, ALL), run.platform, *sizes, MODELS.index(run.model), run.seed
 
     def scores_of(self, run: Run) -> Path:
-        """Where a run's scores of the tested programs lie."""
-        return ROOT / "data" / "bench" / "scores" / run.data / run.platform / f"{run.model}-{run.seed}.npz"
+        """Where a run's scores of the tested programs lie: other code or data, another file."""
+        name = f"{run.model}-{run.seed}-{self.identity(run)}.npz"
+        return ROOT / "data" / "bench" / "scores" / run.data / run.platform / name
 
     def judge(self) -> None:
-        """From the scores of all seeds: our model against each other one, and how far certainty can be trusted."""
-        scores = self.all_scores()
-        self.compared, self.calibrated = compared(scores, OURS), []
-        for (platform, model), seeds in scores.items():
-            if model in CALIBRATED and len(seeds) > 1:
-                about = seeds[0]["latencies_s"], seeds[0]["tasks"]
-                alone = [calibration([one["scores"]], *about) for one in seeds]
-                mean = {key: float(np.mean([a[key] for a in alone])) for key in alone[0]}
-                together = calibration([one["scores"] for one in seeds], *about)
-                for members, found in ((1, mean), (len(seeds), together)):
-                    self.calibrated.append({"platform": platform, "model": model, "members": members, **found})
+        """Our model against each other one, and how far certainty can be trusted."""
+        reference = {run: found for run, found in self.known.items() if run.whole and run.data == "reference"}
+        chosen = grouped(reference, lambda run: (run.platform, run.model))
+        self.compared = compared({key: [np.array(run["task_top1"]) for run in runs] for key, runs in chosen}, OURS)
+        before = {(row["platform"], row["model"], row["identity"]): [] for row in self.calibrated}
+        for row in self.calibrated:
+            before[row["platform"], row["model"], row["identity"]].append(row)
+        self.calibrated = []
+        for platform, model in dict.fromkeys((run.platform, run.model) for run in reference if run.model in CALIBRATED):
+            seeds = [run for run in reference if (run.platform, run.model) == (platform, model)]
+            self.calibrated += self.calibration_of(seeds) or before.get((platform, model, self.identity(seeds[0])), [])
 
-    def all_scores(self) -> dict[tuple[str, str], list[dict[str, np.ndarray]]]:
-        """(platform, model) -> scores, latencies_s and tasks of each seed's whole run on the reference data, where they are kept."""
-        runs = [run for run in self.known if run.whole and run.data == "reference" and self.scores_of(run).exists()]
-        found: dict[tuple[str, str], list[dict[str, np.ndarray]]] = {}
-        for run in runs:
-            found.setdefault((run.platform, run.model), []).append(dict(np.load(self.scores_of(run))))
-        return found
+    def calibration_of(self, seeds: Sequence[Run]) -> list[dict[str, Any]]:
+        """Of the seeds' runs alone (their mean) and of all as one ensemble; empty where their scores were not kept, or of one."""
+        if len(seeds) < 2 or not all(self.scores_of(run).exists() for run in seeds):
+            return []
+        kept = [dict(np.load(self.scores_of(run))) for run in seeds]
+        about = kept[0]["latencies_s"], kept[0]["tasks"]
+        alone = [calibration([one["scores"]], *about) for one in kept]
+        mean = {key: float(np.mean([a[key] for a in alone])) for key in alone[0]}
+        together = calibration([one["scores"] for one in kept], *about)
+        where = {"platform": seeds[0].platform, "model": seeds[0].model}
+        of = {"identity": self.identity(seeds[0])}
+        return [where | {"members": 1} | mean | of, where | {"members": len(seeds)} | together | of]
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
         """platform or device -> model -> top1, top5 as [mean, low, high], and parameters."""
@@ -280,7 +292,7 @@ def grouped(
     known: dict[Run, Any], key: Callable[[Run], Any]
 ) -> Iterator[tuple[Any, list[Any]]]:
     """What belongs to the runs of each key, in the order in which it first comes; runs whose key is None are left out."""
-    groups: dict[Any, list[dict[str, float]]] = {}
+    groups: dict[Any, list[dict[str, Any]]] = {}
     for run, found in known.items():
         if (group := key(run)) is not None:
             groups.setdefault(group, []).append(found)
@@ -303,7 +315,8 @@ def compared_table(rows: list[dict[str, Any]]) -> str:
 
 
 def calibration_table(rows: list[dict[str, Any]]) -> str:
-    cells = [[f"{x:.3f}" if isinstance(x, float) and not np.isnan(x) else "" if x != x else x for x in row.values()] for row in rows]
+    shown_of = lambda x: ("" if np.isnan(x) else f"{x:.3f}") if isinstance(x, float) else x  # noqa: E731
+    cells = [[shown_of(x) for key, x in row.items() if key != "identity"] for row in rows]
     header = ["platform", "model", "members", "calibration error", "certainty tells right from wrong", "disagreement tells error"]
     return markdown(header, cells)
 

@@ -1,0 +1,35 @@
+"""Which changes make a comparison's stored runs untrue."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from _identity import code, code_of, identity
+
+SOURCE = '"""What it is."""\n\n\ndef double(x):\n    """Twice as much."""\n    return 2 * x  # twice\n'
+
+
+@pytest.mark.parametrize(
+    "other",
+    [SOURCE.replace("Twice as much", "Two times"), SOURCE.replace("  # twice", ""), SOURCE.replace("    return", "\n    return")],
+    ids=["docstring", "comment", "layout"],
+)
+def test_words_and_layout_do_not_count(other):
+    assert other != SOURCE and code(other) == code(SOURCE)
+
+
+@pytest.mark.parametrize("other", [SOURCE.replace("2 *", "3 *"), SOURCE.replace("double", "twice")])
+def test_what_runs_counts(other):
+    assert code(other) != code(SOURCE)
+
+
+def test_a_string_that_is_used_counts():
+    assert code("name = 'a'") != code("name = 'b'")
+
+
+def test_a_models_runs_depend_on_its_own_code_and_on_its_data():
+    files = {model: {path.name for path in code_of(model)} for model in ("trees", "mamba", "tlp", "tcl")}
+    assert "mamba.py" in files["mamba"] and "mamba.py" not in files["trees"] | files["tlp"]
+    assert {"teaching.py", "trees.py"} <= files["mamba"] & files["tcl"]  # its committee's
+    assert "distill.py" in files["tcl"] and all("metrics.py" in found for found in files.values())
+    assert len(np.unique([identity(model, data) for model in files for data in "ab"])) == 8
