@@ -116,8 +116,11 @@ class MambaBlock(nn.Module):
         """(M, 2D) of the distinct tokens -> (B, R, D), along the sequences of ``batch``."""
         A = -torch.exp(self.A_log)
         taps, dt = self.conv.weight[:, 0], self.dt_proj
-        if scan_kernel.available(projected, batch.index, self.state, self.rank, taps.shape[1]):
-            weights = (taps, self.conv.bias, self.x_proj.weight, dt.weight, dt.bias, A, self.D)
+        weights = (taps, self.conv.bias, self.x_proj.weight, dt.weight, dt.bias, A, self.D)
+        shape = self.state, self.rank, taps.shape[1]
+        if batch.last and not torch.is_grad_enabled() and scan_kernel.available(projected, batch.index, *shape, "last"):
+            return self.out_proj(scan_kernel.last_mixed(projected, batch.index, batch.lengths, *weights)[:, None])
+        if scan_kernel.available(projected, batch.index, *shape):
             return self.out_proj(batch.read(scan_kernel.CompiledMix.apply(projected, batch.index, *weights)))
         x, gate = batch.spread(projected).chunk(2, dim=-1)
         x = F.silu(causal_convolution(x, taps, self.conv.bias))

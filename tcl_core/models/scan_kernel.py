@@ -1,4 +1,4 @@
-"""The inside of a Mamba block for float32 on a CPU, compiled for this CPU by TVM when first needed.
+"""The inside of a Mamba block for float32 on a CPU, compiled for this CPU by TVM when first needed on it.
 
 Convolution, step sizes, scan and gate of a program in one pass, its rows in the cache meanwhile.  Written in torch
 they are a dozen passes over (B, L, W) arrays, and the scan is one more for every step.  The readable twin is
@@ -14,6 +14,9 @@ they are a dozen passes over (B, L, W) arrays, and the scan is one more for ever
 Channels are walked in blocks of ``LANES``, one vector register each; a block's N states stay in registers.  The
 backward kernel computes all of it again, keeps the states and decays of one block, and walks them in reverse.
 
+Where only the last token's output is wanted and no gradient, ``last`` stops at each program's end, and computes C, the
+state's output and the gate there alone.
+
 The kernels are serial; the batch is cut into one slice per torch thread, because TVM's own thread pool would contend
 with torch's for the cores.  Gradients that programs share (of tokens, of weights) are summed per slice.
 """
@@ -25,22 +28,25 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from tcl_core.models.kernel_cache import cached
+
 LANES = 16
-WORTHWHILE = 1024  # tokens; with fewer, torch is done before TVM is loaded and has compiled
+WORTHWHILE = 1024  # tokens; with fewer, torch is done before a kernel is loaded
 log = logging.getLogger(__name__)
 
 
-def available(projected: Tensor, index: Tensor, state: int, rank: int, taps: int) -> bool:
-    """Whether the kernel can take these: float32 on the CPU, W a multiple of ``LANES``, tokens enough, TVM at hand."""
+def available(projected: Tensor, index: Tensor, state: int, rank: int, taps: int, name: str = "forward") -> bool:
+    """Whether a kernel can take these: float32 on the CPU, W a multiple of ``LANES``, tokens enough, TVM at hand."""
     width = projected.shape[1] // 2
     fits = projected.device.type == "cpu" and projected.dtype == torch.float32 and width % LANES == 0
-    return fits and index.numel() >= WORTHWHILE and kernel("forward", width, state, rank, taps) is not None
+    return fits and index.numel() >= WORTHWHILE and kernel(name, width, state, rank, taps) is not None
 
 
 class CompiledMix(torch.autograd.Function):
@@ -86,6 +92,24 @@ class CompiledMix(torch.autograd.Function):
         return grad_projected, None, taps.T, bias[0], x_proj, dt.T, dt_bias[0], A.T, D[0]
 
 
+def last_mixed(projected, index, lengths, taps, bias, x_proj, dt, dt_bias, A, D) -> Tensor:
+    """(B, W): what ``CompiledMix`` gives at the last of each program's ``lengths`` (B,) tokens; without gradients."""
+    rank, state = dt.shape[1], A.shape[1]
+    steps, reads = x_proj.split([rank + state, state])
+    inner, outer = (F.pad(rows.T, (0, -len(rows) % LANES)) for rows in (steps, reads))  # (W, whole registers)
+    tensors = projected, index, lengths, taps.T, bias, inner, outer, dt.T, dt_bias, A.T / math.log(2.0), D
+    tensors = [tensor.contiguous() for tensor in tensors]
+    out, length = projected.new_empty(len(index), len(D)), index.shape[1]
+    run = kernel("last", len(D), state, rank, taps.shape[1])
+
+    def forward(rows: slice) -> None:
+        room = projected.new_empty(4, length, len(D)), projected.new_empty(length, inner.shape[1])
+        run(tensors[0], tensors[1][rows], tensors[2][rows], *tensors[3:], *room, out[rows])
+
+    _in_slices(forward, len(index))
+    return out
+
+
 def _cut(tensors: list[Tensor], rows: slice) -> list[Tensor]:
     """The slice of the batch, in ``index``; all else whole."""
     return [tensors[0], tensors[1][rows], *tensors[2:]]
@@ -105,25 +129,26 @@ def _in_slices(work: Callable, size: int) -> list:
 
 @cache
 def kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable | None:
-    """The function ``forward`` or ``backward`` for W, N, R and K, any batch and length.
+    """The function ``forward``, ``backward`` or ``last`` for W, N, R and K, any batch and length.
 
-    Compiled on the first call, in some seconds; None where TVM cannot.
+    Compiled on the machine's first call, in some seconds, and kept (``kernel_cache``); None where TVM cannot.
     """
-    from tcl_core.compat import load_tvm
-
+    shape = width, state, rank, taps
     try:
-        tvm = load_tvm()
-        module = tvm.IRModule({name: _module(width, state, rank, taps)[name]})
-        return tvm.compile(module, target=_host_target(tvm))[name]
+        return cached(name, (Path(__file__).read_text(), shape), lambda: _compiled(name, *shape))
     except Exception as error:  # whatever is wrong with the compiler, the torch path gives the same numbers
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         log.warning("no compiled scan (%s); the slower torch scan is used", reason)
         return None
 
 
-def _host_target(tvm):
+def _compiled(name: str, *shape: int):
+    from tcl_core.compat import load_tvm
+
+    tvm = load_tvm()
     cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
-    return tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+    module = tvm.IRModule({name: _module(*shape)[name]})
+    return tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
 
 
 @cache
@@ -134,6 +159,7 @@ def _module(width: int, state: int, rank: int, taps: int):
     W, N, R, K, V = width, state, rank, taps, LANES
     scalars = R + 2 * N
     S = scalars + -scalars % V
+    STEPS, READS = R + N + -(R + N) % V, N + -N % V  # as whole registers: what makes the states, what reads them
     CONV, U, STEP, DELTA, GRAD_U, GRAD_STEP = range(6)  # arrays of room: before silu, after; before softplus, after
     BIAS, X, DT = K, K + 1, K + 1 + scalars  # rows of grads, the taps' first
     DT_BIAS, DECAY, SKIP = DT + R, DT + R + 1, DT + R + 1 + N
@@ -166,8 +192,8 @@ def _module(width: int, state: int, rank: int, taps: int):
         return T.max(x, T.float32(0.0)) + s * p
 
     @T.inline
-    def prepare(b, length, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums):
-        """Everything before the scan, of program b: ``room`` and the scalars ``s``."""
+    def prepare(b, length, registers, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums):
+        """Everything before the scan, of program b: ``room`` and the scalars ``s``, which fill so many registers."""
         for t, d in T.grid(length, W // V):
             for k in T.vectorized(V):
                 v[k] = bias[d * V + k]
@@ -179,18 +205,18 @@ def _module(width: int, state: int, rank: int, taps: int):
                 room[CONV, t, d * V + k] = v[k]
                 room[U, t, d * V + k] = v[k] * sigmoid(v[k])
         for t in range(length):
-            for r in T.unroll(S // V):
+            for r in T.unroll(registers):
                 for k in T.vectorized(V):
                     sums[0, r, k] = T.float32(0)
                     sums[1, r, k] = T.float32(0)
             for d in range(W // 2):
                 for half in T.unroll(2):  # two chains of additions, of which one hides the other's latency
-                    for r in T.unroll(S // V):
+                    for r in T.unroll(registers):
                         for k in T.vectorized(V):
                             sums[half, r, k] = (
                                 sums[half, r, k] + room[U, t, 2 * d + half] * inner[2 * d + half, r * V + k]
                             )
-            for r in T.unroll(S // V):
+            for r in T.unroll(registers):
                 for k in T.vectorized(V):
                     s[t, r * V + k] = sums[0, r, k] + sums[1, r, k]
         for t, d in T.grid(length, W // V):
@@ -240,7 +266,7 @@ def _module(width: int, state: int, rank: int, taps: int):
             v = T.alloc_buffer((V,), "float32", scope="local")
             sums = T.alloc_buffer((2, S // V, V), "float32", scope="local")
             for b in range(batch):
-                prepare(b, length, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
+                prepare(b, length, S // V, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
                 for d in range(W // V):
                     for n in T.unroll(N):
                         for k in T.vectorized(V):
@@ -261,6 +287,77 @@ def _module(width: int, state: int, rank: int, taps: int):
                                 * projected[index[b, t], W + d * V + k]
                                 * sigmoid(projected[index[b, t], W + d * V + k])
                             )
+
+        @T.prim_func(s_tir=True)
+        def last(
+            projected_: T.handle,
+            index_: T.handle,
+            lengths_: T.handle,
+            taps_: T.handle,
+            bias_: T.handle,
+            inner_: T.handle,
+            outer_: T.handle,
+            dt_: T.handle,
+            dt_bias_: T.handle,
+            A_: T.handle,
+            D_: T.handle,
+            room_: T.handle,
+            s_: T.handle,
+            out_: T.handle,
+        ):
+            T.func_attr({"global_symbol": "last", "tirx.noalias": True})
+            batch, longest, rows = T.int64(), T.int64(), T.int64()
+            projected = T.match_buffer(projected_, (rows, 2 * W), "float32")
+            index = T.match_buffer(index_, (batch, longest), "int64")
+            lengths = T.match_buffer(lengths_, (batch,), "int64")
+            taps = T.match_buffer(taps_, (K, W), "float32")
+            bias = T.match_buffer(bias_, (W,), "float32")
+            inner = T.match_buffer(inner_, (W, STEPS), "float32")
+            outer = T.match_buffer(outer_, (W, READS), "float32")
+            dt = T.match_buffer(dt_, (R, W), "float32")
+            dt_bias = T.match_buffer(dt_bias_, (W,), "float32")
+            A = T.match_buffer(A_, (N, W), "float32")
+            D = T.match_buffer(D_, (W,), "float32")
+            room = T.match_buffer(room_, (4, longest, W), "float32")
+            s = T.match_buffer(s_, (longest, STEPS), "float32")
+            out = T.match_buffer(out_, (batch, W), "float32")
+            h = T.alloc_buffer((N, V), "float32", scope="local")
+            v = T.alloc_buffer((V,), "float32", scope="local")
+            sums = T.alloc_buffer((2, STEPS // V, V), "float32", scope="local")
+            read = T.alloc_buffer((READS // V, V), "float32", scope="local")
+            for b in range(batch):
+                length: T.let = T.max(lengths[b], T.int64(1))
+                end: T.let = length - 1
+                prepare(b, length, STEPS // V, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
+                for r in T.unroll(READS // V):
+                    for k in T.vectorized(V):
+                        read[r, k] = T.float32(0)
+                for d in range(W):
+                    for r in T.unroll(READS // V):
+                        for k in T.vectorized(V):
+                            read[r, k] = read[r, k] + room[U, end, d] * outer[d, r * V + k]
+                for d in range(W // V):
+                    for n in T.unroll(N):
+                        for k in T.vectorized(V):
+                            h[n, k] = T.float32(0)
+                    for t in range(length):
+                        for n in T.unroll(N):
+                            for k in T.vectorized(V):
+                                h[n, k] = (
+                                    exp2(room[DELTA, t, d * V + k] * A[n, d * V + k]) * h[n, k]
+                                    + room[DELTA, t, d * V + k] * room[U, t, d * V + k] * s[t, R + n]
+                                )
+                    for k in T.vectorized(V):
+                        v[k] = D[d * V + k] * room[U, end, d * V + k]
+                    for n in T.unroll(N):
+                        for k in T.vectorized(V):
+                            v[k] = v[k] + h[n, k] * read[n // V, n % V]
+                    for k in T.vectorized(V):
+                        out[b, d * V + k] = (
+                            v[k]
+                            * projected[index[b, end], W + d * V + k]
+                            * sigmoid(projected[index[b, end], W + d * V + k])
+                        )
 
         @T.prim_func(s_tir=True)
         def backward(
@@ -312,7 +409,7 @@ def _module(width: int, state: int, rank: int, taps: int):
             into = T.alloc_buffer((V,), "float32", scope="local")  # gradient of delta u, through the states
             slope = T.alloc_buffer((V,), "float32", scope="local")  # gradient of delta, through the decays
             for b in range(batch):
-                prepare(b, length, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
+                prepare(b, length, S // V, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
                 for t, r in T.grid(length, scalars):
                     for k in T.vectorized(V):
                         lanes[t, r, k] = T.float32(0)

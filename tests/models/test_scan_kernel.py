@@ -66,6 +66,27 @@ def test_compiled_equals_readable(shape, threads, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_last_tokens_alone(shape, threads, monkeypatch):
+    """Programs of different lengths; without gradients, which is when this kernel is used."""
+    block, batch, projected = problem(shape)
+    lengths = torch.randint(1, shape[1] + 1, (shape[0],))
+    batch = TokenBatch(batch.rows, batch.index, lengths, last=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            monkeypatch.setattr(scan_kernel, "available", lambda *_: True)
+            found = block.mix(projected, batch)
+            monkeypatch.setattr(scan_kernel, "available", lambda *_: False)
+            expected = copy.deepcopy(block).double().mix(projected.double(), batch)
+    finally:
+        torch.set_num_threads(before)
+    assert found.shape == expected.shape == (shape[0], 1, shape[3])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
 def test_extreme_steps(monkeypatch):
     """A huge step forgets the past, a huge gate is open or shut, and nothing overflows."""
     block, batch, projected = problem((4, 9, 20, 16, 8, 4, 4))
@@ -101,10 +122,11 @@ def test_when_the_kernel_is_used(dtype, width, tokens, expected, monkeypatch):
     assert asked == ([("forward", width, 8, 4, 3)] if expected else [])  # TVM is not loaded for nothing
 
 
-def test_without_tvm_the_torch_path_is_used(monkeypatch, caplog):
+def test_without_tvm_the_torch_path_is_used(tmp_path, monkeypatch, caplog):
     def broken():
         raise ImportError("no TVM here")
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing was compiled before
     monkeypatch.setattr("tcl_core.compat.load_tvm", broken)
     assert scan_kernel.kernel.__wrapped__("forward", 16, 4, 4, 4) is None
     assert "no TVM here" in caplog.text

@@ -1,0 +1,73 @@
+"""Compiled kernels on the disk: the next process has one in milliseconds, without importing the compiler.
+
+    $XDG_CACHE_HOME/tcl/kernels/NAME-DIGEST.so      ~/.cache where that is not set
+
+The digest is over what the kernel is made of, the versions of TVM and tvm-ffi, and the processor; files of others are never
+looked at, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tcl_core.compat import FFI_VERSION, TVM_VERSION, check_versions
+from tcl_core.files import replacing
+from tcl_core.platforms import host_fingerprint
+
+log = logging.getLogger(__name__)
+
+
+def cached(name: str, made_of: object, build: Callable[[], Any]) -> Callable:
+    """The function ``name`` of the module that ``build`` compiles, or of the file that an earlier process left.
+
+    ``made_of``: whatever the code depends on; its ``repr`` is digested.  A file that cannot be loaded is made anew, and one
+    that cannot be written (no linker, no room, no rights) is no error: the next process compiles again.
+    """
+    path = folder() / f"{name}-{_digest(made_of)}.so"
+    if path.exists():
+        try:
+            return _load(path)[name]
+        except Exception as error:  # whatever is wrong with the file
+            log.debug("%s cannot be used (%s); the kernel is compiled again", path, error)
+    module = build()
+    try:
+        _keep(module, path)
+    except Exception as error:  # linkers fail in many ways; the module at hand works all the same
+        log.debug("the kernel is not kept in %s (%s)", path, error)
+    return module[name]
+
+
+def folder() -> Path:
+    """Where kernels lie."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / "kernels"
+
+
+def _digest(made_of: object) -> str:
+    facts = repr((made_of, TVM_VERSION, FFI_VERSION, host_fingerprint()))
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+
+def _load(path: Path) -> Any:
+    """The module of a file.  It calls TVM's runtime library, which needs no import of TVM."""
+    check_versions()
+    import tvm_ffi
+
+    package = importlib.util.find_spec("tvm").submodule_search_locations[0]
+    ctypes.CDLL(str(Path(package) / "lib" / "libtvm_runtime.so"))
+    return tvm_ffi.load_module(str(path))
+
+
+def _keep(module: Any, path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="tcl-kernel-") as scratch:
+        linked = Path(scratch) / path.name
+        module.export_library(str(linked), workspace_dir=scratch)
+        with replacing(path) as file:
+            file.write(linked.read_bytes())

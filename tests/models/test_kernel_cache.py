@@ -1,0 +1,74 @@
+"""Kernels on the disk: a later process has them without the compiler, and nothing there can break a prediction."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tcl_core.models import kernel_cache, scan_kernel
+from tcl_core.models.mamba import MambaBlock, TokenBatch
+
+SHAPE = 16, 2, 2, 2  # W, N, R, K
+LATER = """
+import sys, torch
+from tcl_core.models import scan_kernel
+assert scan_kernel.kernel("last", 16, 2, 2, 2) is not None
+print("tvm" in sys.modules)
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tcl" / "kernels"
+
+
+def compiled():
+    """The kernel as a process has it that never asked before."""
+    return scan_kernel.kernel.__wrapped__("last", *SHAPE)
+
+
+def scores(run, monkeypatch):
+    monkeypatch.setattr(scan_kernel, "kernel", lambda *_: run)
+    torch.manual_seed(0)
+    block, index = MambaBlock(16, 2, 2, 2), torch.randint(0, 5, (200, 8))
+    with torch.inference_mode():
+        return block.mix(torch.randn(5, 32), TokenBatch(torch.zeros(5, 1), index, torch.full((200,), 8), last=True))
+
+
+def test_a_later_process_needs_no_compiler(empty):
+    assert compiled() is not None and len(list(empty.glob("last-*.so"))) == 1
+    later = subprocess.run([sys.executable, "-c", LATER], env=dict(os.environ), capture_output=True, text=True, check=True)
+    assert later.stdout.split() == ["False"]
+
+
+def test_from_the_disk_it_gives_the_same(monkeypatch):
+    fresh, kept = compiled(), compiled()
+    assert torch.equal(scores(fresh, monkeypatch), scores(kept, monkeypatch))
+
+
+def test_a_damaged_file_is_made_anew(empty, monkeypatch):
+    fresh = scores(compiled(), monkeypatch)
+    (path,) = empty.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(b"garbage")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(empty.parents[1]))
+    assert torch.equal(scores(compiled(), monkeypatch), fresh)
+    assert path.stat().st_size == len(whole)
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert compiled() is not None
+
+
+def test_other_code_has_another_file(empty):
+    for source in ("a", "b"):
+        kernel_cache.cached("last", source, lambda: scan_kernel._compiled("last", *SHAPE))
+    assert len(list(empty.iterdir())) == 2
