@@ -82,11 +82,14 @@ class Encoder:
             groups.setdefault((task_key, sketch), []).append(row)
         parts = {group: self._tokens(group, [keys[r][2] for r in rows], hardware) for group, rows in groups.items()}
         length = max((part.shape[1] for part in parts.values()), default=0)
-        tokens = np.zeros((len(keys), length, WIDTH), dtype=np.float32)
-        lengths = np.zeros(len(keys), dtype=np.int32)
-        for group, rows in groups.items():
-            tokens[rows, : parts[group].shape[1]] = parts[group]
-            lengths[rows] = parts[group].shape[1]
+        lengths = np.full(len(keys), length, dtype=np.int32)
+        if len(parts) == 1:  # as in a search, which asks for the programs of one sketch at a time
+            (tokens,) = parts.values()
+        else:
+            tokens = np.zeros((len(keys), length, WIDTH), dtype=np.float32)
+            for group, rows in groups.items():
+                tokens[rows, : parts[group].shape[1]] = parts[group]
+                lengths[rows] = parts[group].shape[1]
         return Samples(
             tokens=tokens,
             lengths=lengths,
@@ -103,10 +106,11 @@ class Encoder:
 
     def _tokens(self, group: tuple[str, int], decisions: Sequence[Sequence[int]], hardware: Sequence[float]) -> np.ndarray:
         template = self._template(group)
-        if any(len(row) != template.width for row in decisions):
+        try:
+            matrix = np.array(decisions, dtype=np.int32).reshape(len(decisions), template.width)
+        except ValueError:  # rows of several lengths, or of another one
             raise DataError(
                 f"a program of sketch {group[1]} of task {group[0]} has not the sketch's {template.width} decisions; "
                 "it belongs to another pool: run the stage candidates again"
-            )
-        matrix = np.array(decisions, dtype=np.int32).reshape(len(decisions), template.width)
+            ) from None
         return program_tokens(template.primitives, self.workload(group[0]), hardware, matrix)

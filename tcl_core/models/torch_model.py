@@ -88,11 +88,15 @@ class TorchCostModel:
         self, samples: Samples, function: Callable[[Tensor, Tensor], Tensor], values: np.ndarray
     ) -> np.ndarray:
         """``values`` filled with ``function`` of all programs, a chunk of similar lengths at a time."""
-        by_length = np.argsort(samples.lengths, kind="stable")
-        self.network.to(self.device).eval()
+        equal = not len(samples) or np.ptp(samples.lengths) == 0
+        by_length = None if equal else np.argsort(samples.lengths, kind="stable")
+        if next(self.network.parameters()).device != torch.device(self.device):
+            self.network.to(self.device)
+        self.network.eval()
         with torch.inference_mode():
             for start in range(0, len(samples), CHUNK):
-                rows = by_length[start : start + CHUNK]
+                rows = slice(start, start + CHUNK)  # a view where all are of one length, else a copy
+                rows = rows if by_length is None else by_length[rows]
                 lengths = samples.lengths[rows].astype(np.int64)
                 tokens = np.ascontiguousarray(samples.tokens[rows, : max(int(lengths.max()), 1)])
                 arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, lengths))
