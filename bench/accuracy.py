@@ -92,7 +92,7 @@ class Run:
 
 def create(name: str, seed: int) -> CostModel:
     """A fresh model of the catalogue with its own settings and the seed."""
-    settings = getattr(catalogue.create(name), "settings", FitSettings())
+    settings = catalogue.own_settings(name)
     return catalogue.create(name, replace(settings, seed=seed, epochs=EPOCHS.get(name, settings.epochs)))
 
 

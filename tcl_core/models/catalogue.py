@@ -42,6 +42,13 @@ def create(name: str, settings: FitSettings | None = None) -> CostModel:
     return model_class(name)(settings) if settings else model_class(name)()
 
 
+def own_settings(name: str) -> FitSettings:
+    """How a class trains unless told otherwise: as its paper does, or as its file says."""
+    from tcl_core.learning.fit import FitSettings
+
+    return getattr(create(name), "settings", FitSettings())
+
+
 def reads(name: str) -> str:
     """What the rows of a model's samples are: tokens (``features.encode``) or statements (``features.statements``)."""
     return getattr(model_class(name), "reads", "tokens")

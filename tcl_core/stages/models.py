@@ -115,15 +115,19 @@ def _with_unmeasured(project: Project, platform: str, measured: Samples) -> Samp
 
 
 def _train_baseline(project: Project, platform: str, name: str) -> str:
-    """Train another model than the chain's; MTL-TLP on the chain's last platform, with the earlier ones as sources."""
-    model = catalogue.create(name, fit_settings(project))
+    """Train another model than the chain's with its own settings, not params.yaml's, which were chosen for the chain's.
+
+    MTL-TLP is trained on the chain's last platform, with the earlier ones as sources.
+    """
+    settings = replace(catalogue.own_settings(name), seed=project.params.seed)
+    model = catalogue.create(name, settings)
     if isinstance(model, MtlTlpModel):
         platform = project.platforms_that_ran()[-1]
     samples = project.samples_for(name, platform)
     if getattr(model, "needs_states", False):
         samples = project.with_states(samples, platform)
     train, valid = project.split_by_task(samples, project.params.train.validation_share)
-    with progress(f"training {name} on {platform}", project.params.train.epochs) as shown:
+    with progress(f"training {name} on {platform}", settings.epochs) as shown:
         note = lambda epoch, loss, metrics: shown.advance(f"loss {loss:.4f}")  # noqa: E731
         if isinstance(model, MtlTlpModel):
             model.fit_platforms(train, _sources(project, valid), valid, note)

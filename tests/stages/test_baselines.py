@@ -12,6 +12,7 @@ import pytest
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.models import catalogue
+from tcl_core.models.catalogue import own_settings
 from tcl_core.params import Chain, Link, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import models
@@ -44,8 +45,9 @@ def project(matmul, softmax, tmp_path, monkeypatch) -> Project:
     for cores, platform in enumerate("abc", start=1):
         save_hardware(records_folder(platform), Hardware(cores=cores))
     params = load_params(ROOT / "params.yaml")
-    chain, train = Chain("a", {"b": Link("a"), "c": Link("b")}), dataclasses.replace(params.train, epochs=2)
-    return TwoTasks(dataclasses.replace(params, chain=chain, train=train))
+    own = catalogue.own_settings
+    monkeypatch.setattr(catalogue, "own_settings", lambda name: dataclasses.replace(own(name), epochs=2))
+    return TwoTasks(dataclasses.replace(params, chain=Chain("a", {"b": Link("a"), "c": Link("b")}), seed=5))
 
 
 @pytest.mark.parametrize("name", ["tlp", "tenset-mlp", "xgboost", "trees"])
@@ -55,7 +57,8 @@ def test_a_model_is_trained_by_name_and_ranks_what_it_reads(project, name):
     assert said == f"trained {name} on {count} programs of a; it lies in data/baselines/{name}/a"
     model, samples = catalogue.load(Path("data/baselines") / name / "a"), project.samples_for(name, "a")
     assert read_saved_hardware(Path("data/baselines") / name / "a").cores == 1
-    assert model.name == name and model.settings.epochs == 2 and np.ptp(model.predict(samples)) > 0
+    assert model.settings == dataclasses.replace(own_settings(name), epochs=2, seed=5)  # not those of params.yaml
+    assert model.name == name and np.ptp(model.predict(samples)) > 0
     lowered = {path.parent.name for path in Path("data").rglob("*.safetensors")} - {"a"}
     assert lowered == ({"statements"} if catalogue.reads(name) == "statements" else set())
 
