@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -39,6 +40,7 @@ from tcl_core.models.kernel_cache import cached
 
 LANES = 16
 WORTHWHILE = 1024  # tokens; with fewer, torch is done before a kernel is loaded
+_MAKING = threading.Lock()  # threads that predict side by side must not compile side by side
 log = logging.getLogger(__name__)
 
 
@@ -127,12 +129,17 @@ def _in_slices(work: Callable, size: int) -> list:
     return list(_threads(count).map(work, slices)) if count > 1 else [work(slices[0])]
 
 
-@cache
 def kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable | None:
     """The function ``forward``, ``backward`` or ``last`` for W, N, R and K, any batch and length.
 
     Compiled on the machine's first call, in some seconds, and kept (``kernel_cache``); None where TVM cannot.
     """
+    with _MAKING:
+        return _kernel(name, width, state, rank, taps)
+
+
+@cache
+def _kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable | None:
     shape = width, state, rank, taps
     try:
         return cached(name, (Path(__file__).read_text(), shape), lambda: _compiled(name, *shape))

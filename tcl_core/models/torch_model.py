@@ -7,9 +7,13 @@ maps them to (B, EMBEDDING).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from threading import Barrier
 from typing import ClassVar, Self
 
 import numpy as np
@@ -22,7 +26,8 @@ from tcl_core.learning.batches_by_task import check_tokens
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.models.cost_model import read_description, read_weights, whole_folder, write_model
 
-CHUNK = 512  # programs per forward pass of predict
+CHUNK = 512  # programs per forward pass of predict, at most
+LEAST = 64  # worth a pass of their own beside another
 
 
 class TorchCostModel:
@@ -87,20 +92,29 @@ class TorchCostModel:
     def _in_chunks(
         self, samples: Samples, function: Callable[[Tensor, Tensor], Tensor], values: np.ndarray
     ) -> np.ndarray:
-        """``values`` filled with ``function`` of all programs, a chunk of similar lengths at a time."""
+        """``values`` filled with ``function`` of all programs, a chunk of similar lengths at a time.
+
+        On a CPU each of torch's threads takes chunks of its own: half of a pass is too small or too serial to be shared.
+        """
         equal = not len(samples) or np.ptp(samples.lengths) == 0
         by_length = None if equal else np.argsort(samples.lengths, kind="stable")
         if next(self.network.parameters()).device != torch.device(self.device):
             self.network.to(self.device)
         self.network.eval()
-        with torch.inference_mode():
-            for start in range(0, len(samples), CHUNK):
-                rows = slice(start, start + CHUNK)  # a view where all are of one length, else a copy
-                rows = rows if by_length is None else by_length[rows]
-                lengths = samples.lengths[rows].astype(np.int64)
-                tokens = np.ascontiguousarray(samples.tokens[rows, : max(int(lengths.max()), 1)])
-                arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, lengths))
+        threads = torch.get_num_threads() if torch.device(self.device).type == "cpu" else 1
+        size = min(CHUNK, max(LEAST, math.ceil(len(samples) / threads)))
+
+        def one(start: int) -> None:
+            rows = slice(start, start + size)  # a view where all are of one length, else a copy
+            rows = rows if by_length is None else by_length[rows]
+            lengths = samples.lengths[rows].astype(np.int64)
+            tokens = np.ascontiguousarray(samples.tokens[rows, : max(int(lengths.max()), 1)])
+            arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, lengths))
+            with torch.inference_mode():
                 values[rows] = function(*arrays).cpu().numpy()
+
+        starts = range(0, len(samples), size)
+        list(_threads(threads).map(one, starts) if min(threads, len(starts)) > 1 else map(one, starts))
         return values
 
     def _check_features(self, samples: Samples) -> None:
@@ -154,3 +168,17 @@ class TorchCostModel:
                 "train the model again."
             ) from None
         return model
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads of which each has one torch thread; that of the others stays as it is."""
+    pool, all_there = ThreadPoolExecutor(count, thread_name_prefix="predict"), Barrier(count)
+
+    def alone(_: int) -> None:
+        torch.set_num_threads(1)
+        all_there.wait()
+
+    list(pool.map(alone, range(count)))
+    torch.set_num_threads(count)  # what threads to come begin with
+    return pool

@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.features.batches import Samples
@@ -44,6 +45,24 @@ def test_contract_and_round_trip(name, tmp_path):
     assert scores.shape == (24,) and scores.dtype == np.float32 and np.ptp(scores) > 0
     model.save(tmp_path / "model")
     np.testing.assert_array_equal(catalogue.load(tmp_path / "model").predict(samples(seed=2)), scores)
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 1500])
+def test_threads_that_predict_side_by_side_give_the_same_scores(count):
+    """Chunks of several threads, of which none may change how many torch has elsewhere."""
+    model, many = fitted(), samples(count=count)
+    before = torch.get_num_threads()
+    try:
+        scores = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            scores.append(model.predict(many))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for other in scores[1:]:
+        np.testing.assert_allclose(other, scores[0], rtol=1e-5, atol=1e-6)
+    assert scores[0].shape == (count,) and (count < 2 or np.ptp(scores[0]) > 0)
 
 
 def test_a_saved_folder_holds_no_pickle_and_says_what_it_is(tmp_path):

@@ -29,7 +29,7 @@ def empty(tmp_path, monkeypatch):
 
 def compiled():
     """The kernel as a process has it that never asked before."""
-    return scan_kernel.kernel.__wrapped__("last", *SHAPE)
+    return scan_kernel._kernel.__wrapped__("last", *SHAPE)
 
 
 def scores(run, monkeypatch):

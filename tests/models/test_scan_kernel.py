@@ -128,7 +128,7 @@ def test_without_tvm_the_torch_path_is_used(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing was compiled before
     monkeypatch.setattr("tcl_core.compat.load_tvm", broken)
-    assert scan_kernel.kernel.__wrapped__("forward", 16, 4, 4, 4) is None
+    assert scan_kernel._kernel.__wrapped__("forward", 16, 4, 4, 4) is None
     assert "no TVM here" in caplog.text
 
 
