@@ -50,7 +50,7 @@ from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.models.mamba import MambaModel, MambaNetwork
 from tcl_core.models.selective_scan import selective_scan_reference
 from tcl_core.models.tlp import TlpModel
-from tcl_core.models.torch_model import TorchCostModel
+from tcl_core.models.torch_model import CHUNK, TorchCostModel
 from tcl_core.programs.sketches import DesignSpace
 from tcl_core.programs.tasks import describe
 
@@ -107,6 +107,13 @@ class PlainMamba(MambaNetwork):
 class NaiveModel(TorchCostModel):
     name = "naive"
     build = partial(PlainMamba, naive_scan)
+
+    def predict(self, samples: Samples) -> np.ndarray:
+        """One pass after the other, with all threads: its large arrays make it slower if passes run side by side."""
+        tokens, lengths = torch.from_numpy(samples.tokens), torch.from_numpy(samples.lengths.astype(np.int64))
+        parts = zip(tokens.split(CHUNK), lengths.split(CHUNK), strict=True)
+        with torch.inference_mode():
+            return torch.cat([self.network(t.to(self.device), n.to(self.device)).cpu() for t, n in parts]).numpy()
 
 
 class ReferenceModel(TorchCostModel):
