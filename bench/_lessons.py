@@ -22,7 +22,7 @@ from tcl_core.stages.project import read_saved_hardware
 from tcl_core.teaching import taught
 
 UNMEASURED = 192  # programs of each task that the committee labels, as in params.yaml
-LOG_SHARE = 3  # as many times more of a log's programs than are trained on stand for unmeasured ones
+LOG_SHARE = 1  # as many times more of a log's programs than are trained on stand for unmeasured ones
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,10 @@ SLOW = ("tlp", "mtl-tlp", "world-model")
 CURVE = ("xgboost", "trees", OURS)
 CALIBRATED = ("trees", OURS, CHAINED)
 FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spearman": "Spearman"}
+LEAST = {"top1": 0.0, "top5": 0.0, "pairs": 0.0, "spearman": -1.0}  # that each can be
 ALL = 10**6  # tasks or programs, when there is no bound
-EPOCHS = {"tlp": 12, "mtl-tlp": 6}  # of their own 50, which would take a day: the README says what that costs
+EPOCHS = {("reference", "tlp"): 12, ("reference", "mtl-tlp"): 6, ("logs", "tlp"): 4}
+"""Of their own 50, which would take a day: the README says what that costs."""
 LOCK = ROOT / "data" / "bench" / "accuracy.lock"  # of the results, while they are written
 PICTURE = ROOT / "docs" / "accuracy_curve.png"
 FEATURES = ROOT / "data" / "features"  # caches
@@ -90,21 +92,22 @@ class Run:
         return self.tasks is None and self.programs is None
 
 
-def create(name: str, seed: int) -> CostModel:
+def create(run: Run) -> CostModel:
     """A fresh model of the catalogue with its own settings and the seed."""
-    settings = catalogue.own_settings(name)
-    return catalogue.create(name, replace(settings, seed=seed, epochs=EPOCHS.get(name, settings.epochs)))
+    settings = catalogue.own_settings(run.model)
+    epochs = EPOCHS.get((run.data, run.model), settings.epochs)
+    return catalogue.create(run.model, replace(settings, seed=run.seed, epochs=epochs))
 
 
-def trained(name: str, case: Case, seed: int) -> CostModel:
+def trained(run: Run, case: Case) -> CostModel:
     """The model, having learned all that a case allows it to."""
-    if name == CHAINED:
-        return chained(case, seed)
-    if name == OURS:
-        model = MambaModel(replace(STUDENT, seed=seed))
-        model.fit(case.taught(seed))
+    if run.model == CHAINED:
+        return chained(case, run.seed)
+    if run.model == OURS:
+        model = MambaModel(replace(STUDENT, seed=run.seed))
+        model.fit(case.taught(run.seed))
         return model
-    model = create(name, seed)
+    model = create(run)
     if isinstance(model, MtlTlpModel):
         model.fit_platforms(case.train, list(case.before))
     else:
@@ -121,13 +124,13 @@ def chained(case: ChainCase, seed: int) -> CostModel:
     return learn_next(state, case.train, None, settings, last=True).model
 
 
-def figures(name: str, case: Case, seed: int, kept: Path | None = None) -> dict[str, Any]:
+def figures(run: Run, case: Case, kept: Path | None = None) -> dict[str, Any]:
     """Of one run: how well it ranks, how large it is, how long it took; the scores go to ``kept``.
 
     ``task_top1`` is what networks are compared by, task by task.
     """
     start = time.process_time()
-    model = trained(name, case, seed)
+    model = trained(run, case)
     seconds = time.process_time() - start
     test = case.test
     measured = model.predict(test), test.latencies_s, test.tasks
@@ -200,7 +203,7 @@ class Bench:
         todo = [run for run in runs if self.again or run not in self.known]
         with progress("training and ranking", len(todo)) as shown:
             for run in todo:
-                self.known[run] = figures(run.model, self.case(run), run.seed, self.scores_of(run) if run.whole else None)
+                self.known[run] = figures(run, self.case(run), self.scores_of(run) if run.whole else None)
                 self.write()
                 shown.advance(f"{run.model}: top-1 {self.known[run]['top1']:.3f}")
 
@@ -264,8 +267,9 @@ class Bench:
 
     def table(self, data: str) -> str:
         key = lambda run: (run.platform, run.model) if run.whole and run.data == data else None  # noqa: E731
+        over_seeds = lambda runs, name: shown(interval([f[name] for f in runs], LEAST[name]))  # noqa: E731
         rows = [
-            [self.label(place, data), model, *(shown(interval([f[name] for f in runs])) for name in FIGURES), *_sizes(runs)]
+            [self.label(place, data), model, *(over_seeds(runs, name) for name in FIGURES), *_sizes(runs)]
             for (place, model), runs in grouped(self.known, key)
         ]
         header = ["platform" if data == "reference" else "device", "model", *FIGURES.values()]
@@ -326,9 +330,10 @@ def _sizes(runs: Sequence[dict[str, float]]) -> list[str]:
     return [f"{np.median([f[key] for f in runs]):,.0f}" for key in ("parameters", "train_s", "programs_per_s")]
 
 
-def interval(values: Sequence[float]) -> list[float]:
-    """[mean, low, high]; of a single run all three are its value."""
-    return [round(x, 4) for x in (mean_interval(values) if len(values) > 1 else (values[0],) * 3)]
+def interval(values: Sequence[float], least: float = 0.0) -> list[float]:
+    """[mean, low, high], within what a figure can be (``least`` to 1); of a single run all three are its value."""
+    found = mean_interval(values) if len(values) > 1 else (values[0],) * 3
+    return [round(min(max(x, least), 1.0), 4) for x in found]
 
 
 def shown(found: Sequence[float]) -> str:

@@ -1,94 +1,126 @@
 """RDU against random at equal budgets: how good is a model trained on what each sampler picks?
 
-    python bench/samplers.py [--quick]
+    python bench/samplers.py [--quick] [--threads N]
 
-Measures every program of some training tasks on the chain's last platform once (kept in the journal), then plays each
-sampler's collection over these known latencies for several seeds, trains the plain Mamba on what was picked, and ranks
-the held-out programs of the same platform.  --quick: fewer tasks and five seeds.
+Plays each sampler's collection, several seeds, over the reference data set, where every program's latency is known: the
+training networks' programs of the chain's last platform are the pool, a tenth or a quarter of it is picked in the rounds of
+params.yaml, and what was picked trains two models, our network by LambdaRank and boosted trees on the same tokens, which rank
+the held-out networks' programs.  --quick: a tenth only, three seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
-from _tables import into_readme, markdown, mean_interval, save
+from _tables import ROOT, into_readme, markdown, mean_interval, save
 
-from tcl_core import environment  # noqa: F401  (before torch is imported)
-from tcl_core.collect import Collection, Plan, collect, measure_all
+from tcl_core import environment, store  # noqa: F401  (before torch is imported)
+
+import torch
+from _datasets import Case, Reference
+
+from tcl_core.collect import Collection, Plan, collect
+from tcl_core.errors import TclError
 from tcl_core.evaluation.metrics import pairwise_accuracy, top_k
+from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
-from tcl_core.platforms import host_fingerprint
+from tcl_core.programs.pool import Program
 from tcl_core.progress import progress
-from tcl_core.stages.data import hardware_here, setup_of
-from tcl_core.stages.models import fit_settings
-from tcl_core.stages.project import JOURNAL, Project, measuring_alone
+from tcl_core.stages.data import setup_of
+from tcl_core.stages.project import Project, read_saved_hardware
 
-SAMPLERS = ("random", "rdu-paper", "rdu")
 COMMAND = "python bench/samplers.py"
+SAMPLERS = ("random", "rdu-paper", "rdu")
+NETWORK = FitSettings(epochs=60, batch_size=256, learning_rate=2e-3, schedule="cosine", period=60)
+JUDGES = {"mamba": NETWORK, "trees": catalogue.own_settings("trees")}
+FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs right"}
 
 
-def measured_pool(project: Project, platform: str, tasks: int) -> Collection:
-    """All programs of the pool's first tasks, measured."""
-    programs = project.programs("train")
-    kept = list(dict.fromkeys(p.task_key for p in programs))[:tasks]
-    spec = project.params.platforms[platform]
-    collection = Collection(
-        programs=[p for p in programs if p.task_key in kept],
-        encoder=project.encoder,
-        hardware=hardware_here(spec.mcpu, spec.hardware).vector(),
-        host=host_fingerprint(),
+def measured_pool(reference: Reference, project: Project, platform: str, journal: Path) -> Collection:
+    """The training tasks' programs and what was measured of them."""
+    place = reference.folder / f"platform={platform}"
+    records = {record.key: record for record in store.read_records(place)}
+    rows = store.read_table(reference.folder / "programs.parquet", "programs")
+    programs = [
+        Program(row["task_key"], row["program_id"], row["sketch_id"], tuple(row["decisions"]))
+        for row in rows
+        if row["split"] == "train"
+    ]
+    programs = [p for p in programs if (p.task_key, p.sketch, p.decisions) in records]
+    return Collection(
+        programs=programs,
+        encoder=reference.encoder,
+        hardware=read_saved_hardware(place).vector(),
+        host=next(iter(records.values())).host,
         setup=setup_of(project, platform),
-        journal=JOURNAL / "bench" / platform,
+        journal=journal,
+        known={row: records[p.task_key, p.sketch, p.decisions] for row, p in enumerate(programs)},
     )
-    with measuring_alone(), progress("measuring the whole pool", len(collection.programs)) as shown:
-        measure_all(collection, 0.0, lambda record: shown.advance())
-    return collection
 
 
-def play(project: Project, pool: Collection, platform: str, sampler: str, seed: int, share: float) -> dict[str, float]:
-    """One collection with a sampler and a seed, and how well a model trained on it ranks the held-out programs."""
-    budget = round(share * len(pool.programs))
-    plan = Plan(sampler, budget, round(0.3 * budget), project.params.collect.rounds, 0.0, seed)
-    settings = replace(fit_settings(project), seed=seed)
-    refit = replace(settings, epochs=project.params.collect.epochs)
+def play(project: Project, pool: Collection, case: Case, sampler: str, seed: int, share: float) -> dict[str, dict[str, float]]:
+    """Judge -> figures, of one collection with a sampler and a seed."""
+    c, budget = project.params.collect, round(share * len(pool.programs))
+    plan = Plan(sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, seed)
     collection = replace(pool, records={}, known=dict(pool.known))
-    models = [catalogue.create("mamba", replace(refit, seed=seed + n)) for n in range(project.params.collect.ensemble)]
+    models = [catalogue.create("mamba", replace(NETWORK, epochs=c.epochs, seed=seed + n)) for n in range(c.ensemble)]
     collect(collection, plan, models, lambda step: None, lambda record: None)
-    model = catalogue.create("mamba", settings)
-    model.fit(collection.samples())
-    held_out, weights = project.samples(platform, "holdout"), project.task_weights("held_out")
-    predicted = model.predict(held_out)
-    seconds, tasks = held_out.latencies_s, held_out.tasks
-    return {
-        "top1": top_k(predicted, seconds, tasks, weights, 1),
-        "top5": top_k(predicted, seconds, tasks, weights, 5),
-        "pairs": pairwise_accuracy(predicted, seconds, tasks),
-    }
+    found = {}
+    for judge, settings in JUDGES.items():
+        model = catalogue.create(judge, replace(settings, seed=seed))
+        model.fit(collection.samples())
+        ranked = model.predict(case.test), case.test.latencies_s, case.test.tasks
+        found[judge] = {
+            "top1": top_k(*ranked, case.networks, 1),
+            "top5": top_k(*ranked, case.networks, 5),
+            "pairs": pairwise_accuracy(*ranked),
+        }
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer tasks and five seeds")
-    quick = parser.parse_args().quick
-    seeds, tasks, shares = (range(5), 14, (0.1, 0.25)) if quick else (range(10), 48, (0.1, 0.25))
-    project = Project.here()
-    platform = project.params.chain_order[-1]
-    pool = measured_pool(project, platform, tasks)
-    found, rows = {}, []
-    with progress("playing collections", len(SAMPLERS) * len(shares) * len(seeds)) as shown:
+    parser.add_argument("--quick", action="store_true", help="a tenth of the pool only, three seeds")
+    parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    try:
+        run(given.quick)
+    except TclError as error:
+        sys.exit(f"samplers: {error}")
+
+
+def run(quick: bool) -> None:
+    seeds, shares = (range(3), (0.1,)) if quick else (range(5), (0.1, 0.25))
+    project, reference = Project.here(), Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+    platform = reference.platforms[-1]
+    case, runs = reference.case(platform, "tokens"), {}
+    with tempfile.TemporaryDirectory() as journal, progress("playing collections", len(shares) * len(SAMPLERS) * len(seeds)) as shown:
+        pool = measured_pool(reference, project, platform, Path(journal))
         for share in shares:
             for sampler in SAMPLERS:
-                runs = []
+                runs[sampler, share] = []
                 for seed in seeds:
-                    runs.append(play(project, pool, platform, sampler, seed, share))
-                    shown.advance(f"{sampler} {share:g}")
-                intervals = {key: mean_interval([run[key] for run in runs]) for key in runs[0]}
-                found[f"{sampler} {share:g}"] = intervals
-                rows.append([sampler, f"{share:.0%}", *(f"{m:.3f} ({a:.3f} to {b:.3f})" for m, a, b in intervals.values())])
-    text = markdown(["sampler", "of the pool", "top-1", "top-5", "pairs ranked right"], rows)
-    save("samplers", {"platform": platform, "programs": len(pool.programs), "seeds": len(seeds), "figures": found}, COMMAND)
-    into_readme("samplers", f"{text}\n\nMean and 95 % interval over {len(seeds)} seeds, {platform}, a pool of {len(pool.programs)} programs.")
+                    runs[sampler, share].append(play(project, pool, case, sampler, seed, share))
+                    shown.advance(f"{sampler} {share:.0%}: pairs {runs[sampler, share][-1]['trees']['pairs']:.3f} by trees")
+    rows, figures = [], {}
+    for (sampler, share), found in runs.items():
+        intervals = {
+            judge: {key: mean_interval([one[judge][key] for one in found]) for key in FIGURES} for judge in JUDGES
+        }
+        figures[f"{sampler} {share:g}"] = intervals
+        cells = [f"{m:.3f} ({a:.3f} to {b:.3f})" for judge in JUDGES for m, a, b in intervals[judge].values()]
+        rows.append([sampler, f"{share:.0%}", *cells])
+    header = ["sampler", "of the pool", *(f"{judge}: {name}" for judge in JUDGES for name in FIGURES.values())]
+    about = {"platform": platform, "programs": len(pool.programs), "seeds": len(seeds)}
+    save("samplers", {**about, "figures": figures}, COMMAND)
+    text = markdown(header, rows)
+    note = f"Mean and 95 % interval over {len(seeds)} seeds, {platform}, a pool of {len(pool.programs):,} programs."
+    into_readme("samplers", f"{text}\n\n{note}")
     print(text)
 
 
