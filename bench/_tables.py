@@ -34,8 +34,10 @@ def save(name: str, result: dict[str, Any], command: str) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     about = {"command": command, "host": host_fingerprint(), "python": platform.python_version()}
     day = datetime.now(UTC).date().isoformat()
+    text = json.dumps({**about, "date": day, **result}, indent=2)
+    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # innermost lists on one line each
     with replacing(RESULTS / f"{name}.json") as file:
-        file.write((json.dumps({**about, "date": day, **result}, indent=2) + "\n").encode())
+        file.write((text + "\n").encode())
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
