@@ -23,18 +23,29 @@ def task_top1(scores: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) ->
     return chosen.best_s / chosen.picked_s
 
 
-def against(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[float]:
-    """[mean, low, high] of our ``task_top1`` less theirs: (T,) arrays, one for each seed; 95 % over draws of the tasks."""
-    difference = np.mean(ours, axis=0) - np.mean(theirs, axis=0)
+def against(ours: np.ndarray, theirs: np.ndarray) -> list[float]:
+    """[mean, low, high] of our (T,) ``task_top1`` less theirs of the same tasks; 95 % over draws of the tasks."""
+    difference = ours - theirs
     draw = np.random.default_rng(0)
     means = difference[draw.integers(0, len(difference), (DRAWS, len(difference)))].mean(axis=1)
     return [float(difference.mean()), *(float(x) for x in np.quantile(means, [0.025, 0.975]))]
 
 
-def compared(chosen: Mapping[tuple[str, str], Sequence[np.ndarray]], ours: str) -> list[dict[str, Any]]:
-    """Our model against every other on each platform; ``chosen``: (platform, model) -> ``task_top1`` of each seed."""
-    return [
-        {"platform": platform, "model": model, "top1": float(np.mean(found)), "ours_less": against(chosen[platform, ours], found)}
-        for (platform, model), found in chosen.items()
-        if (platform, ours) in chosen
-    ]
+def compared(chosen: Mapping[tuple[str, str], Mapping[int, np.ndarray]], ours: str, same_tasks: bool) -> list[dict[str, Any]]:
+    """Our model against every other on each platform, by the seeds that both have; left out where there are none.
+
+    ``chosen`` is (platform, model) -> seed -> ``task_top1``.  With ``same_tasks`` all seeds were tested on the same tasks,
+    whose mean over seeds counts; else each seed's tasks are others, and count one by one.
+    """
+    rows = []
+    for (platform, model), theirs in chosen.items():
+        mine = chosen.get((platform, ours), {})
+        if seeds := sorted(mine.keys() & theirs.keys()):
+            a, b = (_joined([of[seed] for seed in seeds], same_tasks) for of in (mine, theirs))
+            about = {"platform": platform, "model": model, "seeds": len(seeds)}
+            rows.append(about | {"top1": float(b.mean()), "ours_less": against(a, b)})
+    return rows
+
+
+def _joined(seeds: Sequence[np.ndarray], same_tasks: bool) -> np.ndarray:
+    return np.mean(seeds, axis=0) if same_tasks else np.concatenate(seeds)

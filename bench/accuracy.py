@@ -39,7 +39,8 @@ from _datasets import Case, Logs, Reference, reads_of
 from _identity import data_identity, identity
 from _lessons import ChainCase, chain_case, lesson, log_lesson
 from _paired import compared, task_top1
-from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
+from _ranking_tables import FIGURES, LEAST, calibration_table, compared_table, curve_table, interval, shown, sizes_and_times
+from _tables import RESULTS, ROOT, into_readme, markdown, save
 
 import numpy as np
 import torch
@@ -63,8 +64,7 @@ MODELS = ("random", "xgboost", "trees", "tenset-mlp", "tlp", "mtl-tlp", "world-m
 SLOW = ("tlp", "mtl-tlp", "world-model")
 CURVE = ("xgboost", "trees", OURS)
 CALIBRATED = ("trees", OURS, CHAINED)
-FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spearman": "Spearman"}
-LEAST = {"top1": 0.0, "top5": 0.0, "pairs": 0.0, "spearman": -1.0}  # that each can be
+DATA = {"reference": "accuracy", "logs": "accuracy_logs"}  # data set -> its table
 ALL = 10**6  # tasks or programs, when there is no bound
 EPOCHS = {("reference", "tlp"): 12, ("reference", "mtl-tlp"): 6, ("logs", "tlp"): 4}
 """Of their own 50, which would take a day: the README says what that costs."""
@@ -233,19 +233,25 @@ class Bench:
 
     def judge(self) -> None:
         """Our model against each other one, and how far certainty can be trusted."""
+        self.compared = [row for data in DATA for row in compared(self.task_top1(data), OURS, data == "reference")]
         reference = {run: found for run, found in self.known.items() if run.whole and run.data == "reference"}
-        chosen = grouped(reference, lambda run: (run.platform, run.model))
-        self.compared = compared({key: [np.array(run["task_top1"]) for run in runs] for key, runs in chosen}, OURS)
-        before = {(row["platform"], row["model"], row["identity"]): [] for row in self.calibrated}
-        for row in self.calibrated:
-            before[row["platform"], row["model"], row["identity"]].append(row)
-        self.calibrated = []
+        before, self.calibrated = self.calibrated, []
         for platform, model in dict.fromkeys((run.platform, run.model) for run in reference if run.model in CALIBRATED):
             seeds = [run for run in reference if (run.platform, run.model) == (platform, model)]
-            self.calibrated += self.calibration_of(seeds) or before.get((platform, model, self.identity(seeds[0])), [])
+            about = {"platform": platform, "model": model, "identity": self.identity(seeds[0])}
+            known = [row for row in before if about.items() <= row.items()]  # of a machine that had the scores
+            self.calibrated += self.calibration_of(seeds, about) or known
 
-    def calibration_of(self, seeds: Sequence[Run]) -> list[dict[str, Any]]:
-        """Of the seeds' runs alone (their mean) and of all as one ensemble; empty where their scores were not kept, or of one."""
+    def task_top1(self, data: str) -> dict[tuple[str, str], dict[int, np.ndarray]]:
+        """(platform or device, model) -> seed -> top-1 of each tested task."""
+        found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+        for run, one in self.known.items():
+            if run.whole and run.data == data:
+                found.setdefault((run.platform, run.model), {})[run.seed] = np.array(one["task_top1"])
+        return found
+
+    def calibration_of(self, seeds: Sequence[Run], named: dict[str, Any]) -> list[dict[str, Any]]:
+        """Of the seeds' runs alone (their mean) and of all as one ensemble; empty where their scores are not here, or of one."""
         if len(seeds) < 2 or not all(self.scores_of(run).exists() for run in seeds):
             return []
         kept = [dict(np.load(self.scores_of(run))) for run in seeds]
@@ -253,23 +259,22 @@ class Bench:
         alone = [calibration([one["scores"]], *about) for one in kept]
         mean = {key: float(np.mean([a[key] for a in alone])) for key in alone[0]}
         together = calibration([one["scores"] for one in kept], *about)
-        where = {"platform": seeds[0].platform, "model": seeds[0].model}
-        of = {"identity": self.identity(seeds[0])}
-        return [where | {"members": 1} | mean | of, where | {"members": len(seeds)} | together | of]
+        return [named | {"members": 1} | mean, named | {"members": len(seeds)} | together]
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
         """platform or device -> model -> top1, top5 as [mean, low, high], and parameters."""
         found: dict[str, dict[str, dict[str, Any]]] = {}
-        for (_, platform, model), runs in grouped(self.known, lambda run: (run.data, run.platform, run.model) if run.whole else None):
+        key = lambda run: (run.data, run.platform, run.model) if run.whole else None  # noqa: E731
+        for (_, platform, model), runs in grouped(self.known, key):
             entry = {key: interval([f[key] for f in runs]) for key in ("top1", "top5")}
             found.setdefault(platform, {})[model] = entry | {"parameters": int(runs[0]["parameters"])}
         return found
 
     def table(self, data: str) -> str:
         key = lambda run: (run.platform, run.model) if run.whole and run.data == data else None  # noqa: E731
-        over_seeds = lambda runs, name: shown(interval([f[name] for f in runs], LEAST[name]))  # noqa: E731
+        over_seeds = lambda runs, name: shown([f[name] for f in runs], LEAST[name])  # noqa: E731
         rows = [
-            [self.label(place, data), model, *(over_seeds(runs, name) for name in FIGURES), *_sizes(runs)]
+            [self.label(place, data), model, *(over_seeds(runs, name) for name in FIGURES), *sizes_and_times(runs)]
             for (place, model), runs in grouped(self.known, key)
         ]
         header = ["platform" if data == "reference" else "device", "model", *FIGURES.values()]
@@ -301,49 +306,6 @@ def grouped(
         if (group := key(run)) is not None:
             groups.setdefault(group, []).append(found)
     yield from groups.items()
-
-
-def curve_table(rows: list[list[Any]]) -> str:
-    cells = [
-        [tasks or "all", programs or "all", model, *(shown(interval([f[name] for f in runs])) for name in ("top1", "top5", "pairs"))]
-        for tasks, programs, model, runs in rows
-    ]
-    return markdown(["training tasks", "programs of each", "model", "top-1", "top-5", "pairs ranked right"], cells)
-
-
-def compared_table(rows: list[dict[str, Any]]) -> str:
-    cells = [
-        [row["platform"], row["model"], f"{row['top1']:.3f}", "" if row["model"] == OURS else signed(row["ours_less"])] for row in rows
-    ]
-    return markdown(["platform", "model", "top-1, mean over tasks", f"{OURS} less it"], cells)
-
-
-def calibration_table(rows: list[dict[str, Any]]) -> str:
-    shown_of = lambda x: ("" if np.isnan(x) else f"{x:.3f}") if isinstance(x, float) else x  # noqa: E731
-    cells = [[shown_of(x) for key, x in row.items() if key != "identity"] for row in rows]
-    header = ["platform", "model", "members", "calibration error", "certainty tells right from wrong", "disagreement tells error"]
-    return markdown(header, cells)
-
-
-def _sizes(runs: Sequence[dict[str, float]]) -> list[str]:
-    """Parameters, seconds and rate; medians."""
-    return [f"{np.median([f[key] for f in runs]):,.0f}" for key in ("parameters", "train_s", "programs_per_s")]
-
-
-def interval(values: Sequence[float], least: float = 0.0) -> list[float]:
-    """[mean, low, high], within what a figure can be (``least`` to 1); of a single run all three are its value."""
-    found = mean_interval(values) if len(values) > 1 else (values[0],) * 3
-    return [round(min(max(x, least), 1.0), 4) for x in found]
-
-
-def shown(found: Sequence[float]) -> str:
-    mean, low, high = found
-    return f"{mean:.3f} (one seed)" if low == high else f"{mean:.3f} ({low:.3f} to {high:.3f})"
-
-
-def signed(found: Sequence[float]) -> str:
-    mean, low, high = found
-    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def wanted(bench: Bench, part: str | None, models: Sequence[str], seeds: int, quick: bool) -> list[Run]:
@@ -408,12 +370,10 @@ def run(given: argparse.Namespace) -> None:
     bench.compute(wanted(bench, given.part, models, given.seeds or (2 if given.quick else 3), given.quick))
     bench.judge()
     bench.write()
-    datas = {run.data for run in bench.known}
-    for data, name in (("reference", "accuracy"), ("logs", "accuracy_logs")):
-        if data in datas:
+    for data, name in DATA.items():
+        if places := {place for place, _ in bench.task_top1(data)}:
             _show(name, bench.table(data))
-    if bench.compared:
-        _show("accuracy_compared", compared_table(bench.compared))
+            _show(f"{name}_compared", compared_table(OURS, [row for row in bench.compared if row["platform"] in places]))
     if bench.calibrated:
         _show("calibration", calibration_table(bench.calibrated))
     if not all(run.whole for run in bench.known):

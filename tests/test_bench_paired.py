@@ -15,14 +15,25 @@ def test_top1_of_each_task():
 
 
 def test_a_difference_that_every_task_has_is_certain_and_one_that_tasks_disagree_on_is_not():
-    ours, theirs = np.full(30, 0.9), np.full(30, 0.8)
-    assert against([ours, ours], [theirs, theirs]) == pytest.approx([0.1, 0.1, 0.1])
-    mean, low, high = against([np.tile([1.0, 0.5], 15)], [np.tile([0.5, 1.0], 15)])
+    assert against(np.full(30, 0.9), np.full(30, 0.8)) == pytest.approx([0.1, 0.1, 0.1])
+    mean, low, high = against(np.tile([1.0, 0.5], 15), np.tile([0.5, 1.0], 15))
     assert mean == pytest.approx(0.0) and low < -0.1 and 0.1 < high
 
 
-def test_models_are_compared_on_their_own_platform_only():
-    best, worse = [np.array([1.0, 1.0])], [np.array([0.25, 0.5])]
-    found = compared({("a", "mamba"): best, ("a", "tlp"): worse, ("b", "tlp"): worse}, "mamba")
-    assert [(row["platform"], row["model"]) for row in found] == [("a", "mamba"), ("a", "tlp")]
+def test_models_are_compared_on_their_own_platform_and_by_the_seeds_that_both_have():
+    best, worse, none = np.array([1.0, 1.0]), np.array([0.25, 0.5]), np.array([0.0, 0.0])
+    chosen = {
+        ("a", "mamba"): {0: best, 1: best},
+        ("a", "tlp"): {1: worse, 2: none},
+        ("a", "trees"): {3: best},
+        ("b", "tlp"): {0: worse},
+    }
+    found = compared(chosen, "mamba", same_tasks=True)
+    assert [(row["platform"], row["model"], row["seeds"]) for row in found] == [("a", "mamba", 2), ("a", "tlp", 1)]
     assert found[1]["ours_less"][0] == pytest.approx(1.0 - (0.25 + 0.5) / 2)
+
+
+def test_tasks_that_differ_with_the_seed_count_one_by_one():
+    ours, theirs = {0: np.array([0.9]), 1: np.array([0.5, 0.5])}, {0: np.array([0.3]), 1: np.array([0.5, 0.8])}
+    row = compared({("a", "mamba"): ours, ("a", "tlp"): theirs}, "mamba", same_tasks=False)[1]
+    assert row["ours_less"][0] == pytest.approx(0.1) and row["top1"] == pytest.approx(1.6 / 3)

@@ -1,0 +1,55 @@
+"""How the figures of ranking are shown: means over seeds with their intervals, as rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from _tables import markdown, mean_interval
+
+FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spearman": "Spearman"}
+LEAST = {"top1": 0.0, "top5": 0.0, "pairs": 0.0, "spearman": -1.0}  # that each can be
+
+
+def curve_table(rows: list[list[Any]]) -> str:
+    names = ("top1", "top5", "pairs")
+    cells = [
+        [tasks or "all", programs or "all", model, *(shown([f[name] for f in runs]) for name in names)]
+        for tasks, programs, model, runs in rows
+    ]
+    return markdown(["training tasks", "programs of each", "model", *(FIGURES[name] for name in names)], cells)
+
+
+def compared_table(ours: str, rows: list[dict[str, Any]]) -> str:
+    less = lambda row: "" if row["model"] == ours else signed(row["ours_less"])  # noqa: E731
+    cells = [[row["platform"], row["model"], row["seeds"], f"{row['top1']:.3f}", less(row)] for row in rows]
+    return markdown(["platform", "model", "seeds", "top-1, mean over tasks", f"{ours} less it"], cells)
+
+
+def calibration_table(rows: list[dict[str, Any]]) -> str:
+    shown_of = lambda x: ("" if np.isnan(x) else f"{x:.3f}") if isinstance(x, float) else x  # noqa: E731
+    cells = [[shown_of(x) for key, x in row.items() if key != "identity"] for row in rows]
+    header = ["platform", "model", "members", "calibration error", "certainty tells right from wrong", "disagreement tells error"]
+    return markdown(header, cells)
+
+
+def sizes_and_times(runs: Sequence[dict[str, float]]) -> list[str]:
+    """Parameters, seconds and rate; medians."""
+    return [f"{np.median([f[key] for f in runs]):,.0f}" for key in ("parameters", "train_s", "programs_per_s")]
+
+
+def interval(values: Sequence[float], least: float = 0.0) -> list[float]:
+    """[mean, low, high], within what a figure can be (``least`` to 1); of a single run all three are its value."""
+    found = mean_interval(values) if len(values) > 1 else (values[0],) * 3
+    return [round(min(max(x, least), 1.0), 4) for x in found]
+
+
+def shown(values: Sequence[float], least: float = 0.0) -> str:
+    mean, low, high = interval(values, least)
+    return f"{mean:.3f} ({low:.3f} to {high:.3f})" if len(values) > 1 else f"{mean:.3f} (one seed)"
+
+
+def signed(found: Sequence[float]) -> str:
+    mean, low, high = found
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
