@@ -6,8 +6,10 @@ an incompatible runtime (which crashes instead of raising) or pay for intrinsics
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 import threading
@@ -58,6 +60,15 @@ def load_tvm(without_torch: bool = False) -> types.ModuleType:
     tvm = importlib.import_module("tvm")
     _stand_in_for_intrinsics(tvm)
     return tvm
+
+
+def load_compiled(path: Path) -> Any:
+    """The module of a library that TVM compiled, by TVM's runtime alone: the compiler takes seconds to import."""
+    check_versions()
+    tvm_ffi = importlib.import_module("tvm_ffi")
+    package = importlib.util.find_spec("tvm").submodule_search_locations[0]
+    ctypes.CDLL(str(Path(package) / "lib" / "libtvm_runtime.so"))  # what compiled code calls
+    return tvm_ffi.load_module(str(path))
 
 
 def _stand_in_for_intrinsics(tvm: types.ModuleType) -> None:

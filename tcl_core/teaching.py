@@ -4,8 +4,8 @@ From some thousands of measurements trees learn to rank better than a network do
 statements need every candidate lowered, and none can be carried down a chain of platforms.  So the network learns to give
 the committee's scores, which are smoother than measured latencies: most of the gain is in these labels.  The rest comes
 from programs that nobody measured, which the committee scores as well and which cost nothing but their generation.  The
-network ends up as good as the committee, at its own size and speed.  (Distillation into one network on unlabelled data is
-bucilua et al.'s model compression, KDD 2006.)
+network ends up a hundredth of the pairs behind the committee on tasks that it has not seen, at its own size and speed.
+(Distillation into one network on unlabelled data is bucilua et al.'s model compression, KDD 2006.)
 
     measured programs -> committee -> scores of measured and unmeasured programs -> pseudo-latencies -> the network
 

@@ -18,7 +18,7 @@ ALLOWED = {  # foreign package -> where it may be imported
     "mlflow": ("tcl_core/registry.py",),
     "pyarrow": ("tcl_core/store.py",),
     "tvm": ("tcl_core/compat.py", "tcl_core/programs/", "tcl_core/measure/", "tcl_core/features/statements.py",
-            "tcl_core/tuning/", "tcl_core/models/scan_kernel.py"),
+            "tcl_core/tuning/", "tcl_core/models/scan_tir.py"),
 }  # fmt: skip
 
 

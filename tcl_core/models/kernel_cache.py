@@ -8,9 +8,7 @@ looked at, and may be deleted at any time.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import importlib.util
 import logging
 import os
 import tempfile
@@ -18,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tcl_core.compat import FFI_VERSION, TVM_VERSION, check_versions
+from tcl_core.compat import FFI_VERSION, TVM_VERSION, load_compiled
 from tcl_core.files import replacing
 from tcl_core.platforms import host_fingerprint
 
@@ -29,40 +27,30 @@ def cached(name: str, made_of: object, build: Callable[[], Any]) -> Callable:
     """The function ``name`` of the module that ``build`` compiles, or of the file that an earlier process left.
 
     ``made_of``: whatever the code depends on; its ``repr`` is digested.  A file that cannot be loaded is made anew, and one
-    that cannot be written (no linker, no room, no rights) is no error: the next process compiles again.
+    that cannot be written (no linker, room, rights or home) is no error: the next process compiles again.
     """
-    path = folder() / f"{name}-{_digest(made_of)}.so"
-    if path.exists():
-        try:
-            return _load(path)[name]
-        except Exception as error:  # whatever is wrong with the file
-            log.debug("%s cannot be used (%s); the kernel is compiled again", path, error)
+    file = f"{name}-{_digest(made_of)}.so"
+    try:
+        if (path := folder() / file).exists():
+            return load_compiled(path)[name]
+    except Exception as error:  # whatever is wrong with it
+        log.debug("%s cannot be used (%s); the kernel is compiled again", file, error)
     module = build()
     try:
-        _keep(module, path)
+        _keep(module, folder() / file)
     except Exception as error:  # linkers fail in many ways; the module at hand works all the same
-        log.debug("the kernel is not kept in %s (%s)", path, error)
+        log.debug("%s is not kept (%s)", file, error)
     return module[name]
 
 
 def folder() -> Path:
-    """Where kernels lie."""
+    """Where kernels lie.  Raises RuntimeError for a user without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / "kernels"
 
 
 def _digest(made_of: object) -> str:
     facts = repr((made_of, TVM_VERSION, FFI_VERSION, host_fingerprint()))
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
-
-
-def _load(path: Path) -> Any:
-    """The module of a file.  It calls TVM's runtime library, which needs no import of TVM."""
-    check_versions()
-    import tvm_ffi
-
-    package = importlib.util.find_spec("tvm").submodule_search_locations[0]
-    ctypes.CDLL(str(Path(package) / "lib" / "libtvm_runtime.so"))
-    return tvm_ffi.load_module(str(path))
 
 
 def _keep(module: Any, path: Path) -> None:

@@ -176,6 +176,7 @@ def _threads(count: int) -> ThreadPoolExecutor:
     pool, all_there = ThreadPoolExecutor(count, thread_name_prefix="predict"), Barrier(count)
 
     def alone(_: int) -> None:
+        torch.get_num_threads()  # else torch sets this thread up later, with as many as the others have
         torch.set_num_threads(1)
         all_there.wait()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from threading import Barrier, Thread
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
-from tcl_core.models import catalogue
+from tcl_core.models import catalogue, torch_model
 from tcl_core.models.cost_model import CostModel, whole_folder
 from tcl_core.models.mamba import MambaModel
 from tcl_core.models.random_scores import RandomScores
@@ -49,7 +50,6 @@ def test_contract_and_round_trip(name, tmp_path):
 
 @pytest.mark.parametrize("count", [0, 1, 100, 1500])
 def test_threads_that_predict_side_by_side_give_the_same_scores(count):
-    """Chunks of several threads, of which none may change how many torch has elsewhere."""
     model, many = fitted(), samples(count=count)
     before = torch.get_num_threads()
     try:
@@ -57,12 +57,25 @@ def test_threads_that_predict_side_by_side_give_the_same_scores(count):
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             scores.append(model.predict(many))
-            assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
     for other in scores[1:]:
         np.testing.assert_allclose(other, scores[0], rtol=1e-5, atol=1e-6)
     assert scores[0].shape == (count,) and (count < 2 or np.ptp(scores[0]) > 0)
+
+
+def test_a_thread_that_predicts_has_one_torch_thread_and_the_others_keep_theirs():
+    before, found = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(3)
+        pool, all_there = torch_model._threads(3), Barrier(3)
+        inside = list(pool.map(lambda _: (all_there.wait(), torch.get_num_threads())[1], range(3)))
+        fresh = Thread(target=lambda: found.append(torch.get_num_threads()))
+        fresh.start()
+        fresh.join()
+        assert inside == [1, 1, 1] and found == [3] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_saved_folder_holds_no_pickle_and_says_what_it_is(tmp_path):

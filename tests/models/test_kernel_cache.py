@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from tcl_core.models import kernel_cache, scan_kernel
+from tcl_core.models import kernel_cache, scan_kernel, scan_tir
 from tcl_core.models.mamba import MambaBlock, TokenBatch
 
 SHAPE = 16, 2, 2, 2  # W, N, R, K
@@ -68,7 +68,24 @@ def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(tmp_path, monkeyp
     assert compiled() is not None
 
 
+def test_a_folder_that_may_not_be_looked_into_is_no_error(monkeypatch):
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(kernel_cache.Path, "exists", forbidden)
+    assert compiled() is not None
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(kernel_cache.Path, "home", homeless)
+    assert compiled() is not None
+
+
 def test_other_code_has_another_file(empty):
     for source in ("a", "b"):
-        kernel_cache.cached("last", source, lambda: scan_kernel._compiled("last", *SHAPE))
+        kernel_cache.cached("last", source, lambda: scan_tir.compiled("last", *SHAPE))
     assert len(list(empty.iterdir())) == 2
