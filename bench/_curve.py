@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _tables import mean_interval
+from _ranking_tables import interval
 
 from tcl_core.evaluation.plots import BLUE, GREEN, ORANGE
 
@@ -29,7 +29,7 @@ def draw_curve(rows: Sequence[Sequence[Any]], whole: tuple[int, int], path: Path
             axes = panels[line][column]
             for model, colour in zip(models, (ORANGE, GREEN, BLUE)):
                 mine = [row for row in rows if row[2] == model and row[1 - column] is None]
-                points = sorted((row[column] or whole[column], mean_interval([f[key] for f in row[3]])) for row in mine)
+                points = sorted((row[column] or whole[column], interval([f[key] for f in row[3]])) for row in mine)
                 size, spread = [at for at, _ in points], list(zip(*(figures for _, figures in points)))
                 axes.plot(size, spread[0], "o-", color=colour, label=model)
                 axes.fill_between(size, spread[1], spread[2], color=colour, alpha=0.15, linewidth=0)

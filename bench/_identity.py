@@ -18,9 +18,9 @@ TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches those
 
 
-def identity(model: str, data: str) -> str:
-    """Changes with the code and the data (its digest) that a model's figures depend on."""
-    digest = hashlib.sha256(data.encode())
+def identity(model: str, data: str, settings: object = None) -> str:
+    """Changes with the code, the data (its digest) and the comparison's own ``settings`` that a model's figures depend on."""
+    digest = hashlib.sha256(repr((data, settings)).encode())
     for path in code_of(model):
         digest.update(code(path.read_text()).encode())
     return digest.hexdigest()[:16]
@@ -33,7 +33,7 @@ def code(source: str) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [part for part in body if not _is_text(part)]
-    return ast.dump(tree)
+    return ast.dump(tree).replace(", type_params=[]", "")  # which only newer Pythons say
 
 
 def data_identity(reference: Path, logs: Path) -> dict[str, str]:
@@ -45,13 +45,14 @@ def data_identity(reference: Path, logs: Path) -> dict[str, str]:
 def code_of(model: str) -> list[Path]:
     """Files that a model's figures depend on: what its module, the metrics and the data's reading import, directly or not.
 
-    The comparisons themselves and the catalogue, which change with every new model, are not among them: after a change of
-    how models are trained there, say --again.
+    The catalogue, which changes with every new model, and the comparison itself are not among them: after a change of how
+    models are trained there, say --again.
     """
     module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.distill"
     found: set[Path] = set()
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
     waiting = [*map(_file, modules), ROOT / "bench" / "_datasets.py"]
+    waiting += [ROOT / "bench" / "_lessons.py"] if model in TAUGHT else []
     while waiting:
         if (path := waiting.pop()) and path not in found:
             found.add(path)

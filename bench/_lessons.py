@@ -73,8 +73,8 @@ def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
     with _inside(logs.scratch):
         samples = concatenate(list(exchange.imported_batches(device)))
     samples = samples.take(np.isin(samples.tasks, np.unique(case.train.tasks)))
-    more = samples.take(_drawn(samples, None, (1 + LOG_SHARE) * LOG_PROGRAMS_PER_TASK, seed))
-    return Lesson(**_fields(case), unmeasured={"tokens": more})
+    trained, both = (_drawn(samples, None, share * LOG_PROGRAMS_PER_TASK, seed) for share in (1, 1 + LOG_SHARE))
+    return Lesson(**_fields(case), unmeasured={"tokens": samples.take(np.setdiff1d(both, trained))})
 
 
 @lru_cache(maxsize=3)

@@ -23,8 +23,8 @@ def curve_table(rows: list[list[Any]]) -> str:
 
 def compared_table(ours: str, rows: list[dict[str, Any]]) -> str:
     less = lambda row: "" if row["model"] == ours else signed(row["ours_less"])  # noqa: E731
-    cells = [[row["platform"], row["model"], row["seeds"], f"{row['top1']:.3f}", less(row)] for row in rows]
-    return markdown(["platform", "model", "seeds", "top-1, mean over tasks", f"{ours} less it"], cells)
+    cells = [[row["platform"], row["model"], row["seeds"], row["tasks"], f"{row['top1']:.3f}", less(row)] for row in rows]
+    return markdown(["platform", "model", "seeds", "tasks", "top-1, mean over tasks", f"{ours} less it"], cells)
 
 
 def calibration_table(rows: list[dict[str, Any]]) -> str:
@@ -50,6 +50,6 @@ def shown(values: Sequence[float], least: float = 0.0) -> str:
     return f"{mean:.3f} ({low:.3f} to {high:.3f})" if len(values) > 1 else f"{mean:.3f} (one seed)"
 
 
-def signed(found: Sequence[float]) -> str:
+def signed(found: Sequence[float | None]) -> str:
     mean, low, high = found
-    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    return f"{mean:+.3f}" if low is None else f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"

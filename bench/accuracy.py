@@ -92,6 +92,11 @@ class Run:
         return self.tasks is None and self.programs is None
 
 
+def own_settings(run: Run) -> object:
+    """What this comparison settles of how a run's model is trained, beside the model's own code."""
+    return DISTILL_EPOCHS if run.model == CHAINED else EPOCHS.get((run.data, run.model))
+
+
 def create(run: Run) -> CostModel:
     """A fresh model of the catalogue with its own settings and the seed."""
     settings = catalogue.own_settings(run.model)
@@ -142,7 +147,7 @@ def figures(run: Run, case: Case, kept: Path | None = None) -> dict[str, Any]:
         "top5": top_k(*measured, case.networks, 5),
         "pairs": pairwise_accuracy(*measured),
         "spearman": spearman(*measured),
-        "task_top1": [round(float(ratio), 4) for ratio in task_top1(*measured)],
+        "task_top1": [[task, round(ratio, 4)] for task, ratio in task_top1(*measured).items()],
         "parameters": parameters(model),
         "train_s": seconds,
         "programs_per_s": rate(model.predict, test),
@@ -173,10 +178,8 @@ class Bench:
         self.reference = Reference(reference, FEATURES)
         self.imported = functools.cache(lambda: Logs(logs, ROOT / "data" / "bench" / "logs"))
         data = data_identity(reference, logs)
-        self.identity = functools.cache(lambda run: identity(run.model, data[run.data]))
+        self.identity = functools.cache(lambda run: identity(run.model, data[run.data], own_settings(run)))
         self.again, self.known = again, self._stored()
-        self.calibrated: list[dict[str, Any]] = self._read("calibration")
-        self.compared: list[dict[str, Any]] = []
 
     def _read(self, part: str) -> list[dict[str, Any]]:
         return json.loads(self.path.read_text())[part] if self.path.exists() else []
@@ -198,6 +201,13 @@ class Bench:
             return chain_case(self.reference, run.platform, thin)
         return self.reference.case(run.platform, reads_of(run.model)).thinned(*thin)
 
+    def _untrue(self) -> list[dict[str, Any]]:
+        """Rows of other code or data, which are shown nowhere but kept until their runs are made again.
+
+        A machine without the logs, say, cannot tell whether what was computed from them is true.
+        """
+        return [row for row in self._read("runs") if Run(*row["run"]) not in self.known]
+
     def compute(self, runs: Sequence[Run]) -> None:
         """Make what is not known yet; each run is on the disk before the next begins."""
         todo = [run for run in runs if self.again or run not in self.known]
@@ -207,8 +217,8 @@ class Bench:
                 self.write()
                 shown.advance(f"{run.model}: top-1 {self.known[run]['top1']:.3f}")
 
-    def write(self) -> None:
-        """All runs known, with those that another process has added meanwhile."""
+    def write(self, calibrated: list[dict[str, Any]] | None = None) -> None:
+        """All runs known, with those that another process has added meanwhile, and what follows from them."""
         LOCK.parent.mkdir(parents=True, exist_ok=True)
         with LOCK.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -217,8 +227,8 @@ class Bench:
             rows = [
                 {"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()
             ]
-            judged = {"calibration": self.calibrated, "compared": self.compared}
-            save("accuracy", {"summary": self.summary(), **judged, "runs": rows}, COMMAND)
+            judged = {"calibration": calibrated or self._read("calibration"), "compared": self.compared()}
+            save("accuracy", {"summary": self.summary(), **judged, "runs": rows + self._untrue()}, COMMAND)
 
     def _order(self, run: Run) -> tuple[Any, ...]:
         """By data set, platform along the chain, model as listed, size, seed."""
@@ -231,23 +241,26 @@ class Bench:
         name = f"{run.model}-{run.seed}-{self.identity(run)}.npz"
         return ROOT / "data" / "bench" / "scores" / run.data / run.platform / name
 
-    def judge(self) -> None:
-        """Our model against each other one, and how far certainty can be trusted."""
-        self.compared = [row for data in DATA for row in compared(self.task_top1(data), OURS, data == "reference")]
-        reference = {run: found for run, found in self.known.items() if run.whole and run.data == "reference"}
-        before, self.calibrated = self.calibrated, []
-        for platform, model in dict.fromkeys((run.platform, run.model) for run in reference if run.model in CALIBRATED):
-            seeds = [run for run in reference if (run.platform, run.model) == (platform, model)]
-            about = {"platform": platform, "model": model, "identity": self.identity(seeds[0])}
-            known = [row for row in before if about.items() <= row.items()]  # of a machine that had the scores
-            self.calibrated += self.calibration_of(seeds, about) or known
+    def compared(self) -> list[dict[str, Any]]:
+        """Our model against each other one, task by task."""
+        return [row for data in DATA for row in compared(self.task_top1(data), OURS)]
 
-    def task_top1(self, data: str) -> dict[tuple[str, str], dict[int, np.ndarray]]:
-        """(platform or device, model) -> seed -> top-1 of each tested task."""
-        found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    def calibrated(self) -> list[dict[str, Any]]:
+        """How far certainty can be trusted; what an earlier machine found is kept while its runs are true."""
+        reference = [run for run in self.known if run.whole and run.data == "reference" and run.model in CALIBRATED]
+        found, before = [], self._read("calibration")
+        for platform, model in dict.fromkeys((run.platform, run.model) for run in reference):
+            seeds = [run for run in reference if (run.platform, run.model) == (platform, model)]
+            named = {"platform": platform, "model": model, "identity": self.identity(seeds[0])}
+            found += self.calibration_of(seeds, named) or [row for row in before if named.items() <= row.items()]
+        return found
+
+    def task_top1(self, data: str) -> dict[tuple[str, str], dict[int, dict[int, float]]]:
+        """(platform or device, model) -> seed -> task -> top-1."""
+        found: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
         for run, one in self.known.items():
             if run.whole and run.data == data:
-                found.setdefault((run.platform, run.model), {})[run.seed] = np.array(one["task_top1"])
+                found.setdefault((run.platform, run.model), {})[run.seed] = dict(one["task_top1"])
         return found
 
     def calibration_of(self, seeds: Sequence[Run], named: dict[str, Any]) -> list[dict[str, Any]]:
@@ -368,14 +381,14 @@ def run(given: argparse.Namespace) -> None:
     bench = Bench(REFERENCE, given.logs, given.again)
     models = given.models or [model for model in MODELS if not (given.quick and model in SLOW)]
     bench.compute(wanted(bench, given.part, models, given.seeds or (2 if given.quick else 3), given.quick))
-    bench.judge()
-    bench.write()
+    calibrated = bench.calibrated()
+    bench.write(calibrated)
     for data, name in DATA.items():
         if places := {place for place, _ in bench.task_top1(data)}:
             _show(name, bench.table(data))
-            _show(f"{name}_compared", compared_table(OURS, [row for row in bench.compared if row["platform"] in places]))
-    if bench.calibrated:
-        _show("calibration", calibration_table(bench.calibrated))
+            _show(f"{name}_compared", compared_table(OURS, [row for row in bench.compared() if row["platform"] in places]))
+    if calibrated:
+        _show("calibration", calibration_table(calibrated))
     if not all(run.whole for run in bench.known):
         draw_curve(bench.curve(), bench.size(), PICTURE)
         picture = f"![Accuracy against the number of training tasks and programs](docs/{PICTURE.name})"

@@ -2,10 +2,12 @@
 
     python bench/samplers.py [--quick] [--threads N]
 
-Plays each sampler's collection, several seeds, over the reference data set, where every program's latency is known: the
-training networks' programs of the chain's last platform are the pool, a tenth or a quarter of it is picked in the rounds of
-params.yaml, and what was picked trains two models, our network by LambdaRank and boosted trees on the same tokens, which rank
-the held-out networks' programs.  --quick: a tenth only, three seeds.
+Plays each sampler's collection, several seeds, over the reference data set, where every program's latency is known.  The pool
+are the programs of the chain's last platform, but for three of the training networks (``_datasets.VALIDATION``), by which
+params.yaml's sampler is chosen, and the held-out ones, which take no part.  A tenth or a quarter of the pool is picked in the
+rounds of params.yaml, and what was picked trains two models, our network by LambdaRank and boosted trees on the same tokens,
+which rank those three networks' programs.  A seed gives all samplers the same random start, so that they are compared seed by
+seed.  --quick: a tenth only, three seeds.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from _tables import ROOT, into_readme, markdown, mean_interval, save
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import torch
-from _datasets import Case, Reference
+from _datasets import VALIDATION, Case, Reference
 
 from tcl_core.collect import Collection, Plan, collect
 from tcl_core.errors import TclError
@@ -40,15 +42,15 @@ JUDGES = {"mamba": NETWORK, "trees": catalogue.own_settings("trees")}
 FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs right"}
 
 
-def measured_pool(reference: Reference, project: Project, platform: str, journal: Path) -> Collection:
-    """The training tasks' programs and what was measured of them."""
+def measured_pool(reference: Reference, project: Project, platform: str, case: Case, journal: Path) -> Collection:
+    """The programs of the case's training tasks and what was measured of them."""
     place = reference.folder / f"platform={platform}"
     records = {record.key: record for record in store.read_records(place)}
-    rows = store.read_table(reference.folder / "programs.parquet", "programs")
+    rows, trained = store.read_table(reference.folder / "programs.parquet", "programs"), set(case.train.tasks.tolist())
     programs = [
         Program(row["task_key"], row["program_id"], row["sketch_id"], tuple(row["decisions"]))
         for row in rows
-        if row["split"] == "train"
+        if reference.encoder.numbers[row["task_key"]] in trained
     ]
     programs = [p for p in programs if (p.task_key, p.sketch, p.decisions) in records]
     return Collection(
@@ -98,30 +100,39 @@ def run(quick: bool) -> None:
     seeds, shares = (range(3), (0.1,)) if quick else (range(5), (0.1, 0.25))
     project, reference = Project.here(), Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
     platform = reference.platforms[-1]
-    case, runs = reference.case(platform, "tokens"), {}
+    case, runs = reference.case(platform, "tokens", VALIDATION), {}
     with tempfile.TemporaryDirectory() as journal, progress("playing collections", len(shares) * len(SAMPLERS) * len(seeds)) as shown:
-        pool = measured_pool(reference, project, platform, Path(journal))
+        pool = measured_pool(reference, project, platform, case, Path(journal))
         for share in shares:
             for sampler in SAMPLERS:
                 runs[sampler, share] = []
                 for seed in seeds:
                     runs[sampler, share].append(play(project, pool, case, sampler, seed, share))
                     shown.advance(f"{sampler} {share:.0%}: pairs {runs[sampler, share][-1]['trees']['pairs']:.3f} by trees")
-    rows, figures = [], {}
-    for (sampler, share), found in runs.items():
-        intervals = {
-            judge: {key: mean_interval([one[judge][key] for one in found]) for key in FIGURES} for judge in JUDGES
-        }
-        figures[f"{sampler} {share:g}"] = intervals
-        cells = [f"{m:.3f} ({a:.3f} to {b:.3f})" for judge in JUDGES for m, a, b in intervals[judge].values()]
-        rows.append([sampler, f"{share:.0%}", *cells])
-    header = ["sampler", "of the pool", *(f"{judge}: {name}" for judge in JUDGES for name in FIGURES.values())]
     about = {"platform": platform, "programs": len(pool.programs), "seeds": len(seeds)}
+    figures = {f"{sampler} {share:g}": found for (sampler, share), found in runs.items()}
     save("samplers", {**about, "figures": figures}, COMMAND)
-    text = markdown(header, rows)
-    note = f"Mean and 95 % interval over {len(seeds)} seeds, {platform}, a pool of {len(pool.programs):,} programs."
-    into_readme("samplers", f"{text}\n\n{note}")
+    text = table(runs)
+    note = f"Mean over {len(seeds)} seeds, {platform}, a pool of {len(pool.programs):,} programs; in brackets the 95 % interval "
+    into_readme("samplers", f"{text}\n\n{note}of the difference from `random`, seed by seed.")
     print(text)
+
+
+def table(runs: dict[tuple[str, float], list[dict[str, dict[str, float]]]]) -> str:
+    rows = []
+    for (sampler, share), found in runs.items():
+        cells = [_against(found, runs["random", share], judge, key) for judge in JUDGES for key in FIGURES]
+        rows.append([sampler, f"{share:.0%}", *cells])
+    return markdown(["sampler", "of the pool", *(f"{judge}: {name}" for judge in JUDGES for name in FIGURES.values())], rows)
+
+
+def _against(runs: list[dict[str, dict[str, float]]], random: list[dict[str, dict[str, float]]], judge: str, key: str) -> str:
+    """A figure's mean and how far it differs from that of the random sampler."""
+    mean = mean_interval([run[judge][key] for run in runs])[0]
+    if runs is random:
+        return f"{mean:.3f}"
+    _, low, high = mean_interval([run[judge][key] - other[judge][key] for run, other in zip(runs, random, strict=True)])
+    return f"{mean:.3f} ({low:+.3f} to {high:+.3f})"
 
 
 if __name__ == "__main__":

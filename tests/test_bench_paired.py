@@ -11,7 +11,8 @@ TASKS = np.array([0, 0, 0, 1, 1, 1], np.int32)
 
 
 def test_top1_of_each_task():
-    assert task_top1(np.array([0.1, 0.9, 0.5, 0.0, 0.2, 0.9]), LATENCIES_S, TASKS) == pytest.approx([0.5, 1.0])
+    found = task_top1(np.array([0.1, 0.9, 0.5, 0.0, 0.2, 0.9]), LATENCIES_S, TASKS)
+    assert found == {0: pytest.approx(0.5), 1: pytest.approx(1.0)}
 
 
 def test_a_difference_that_every_task_has_is_certain_and_one_that_tasks_disagree_on_is_not():
@@ -20,20 +21,25 @@ def test_a_difference_that_every_task_has_is_certain_and_one_that_tasks_disagree
     assert mean == pytest.approx(0.0) and low < -0.1 and 0.1 < high
 
 
+def test_of_a_handful_of_tasks_no_interval_is_claimed():
+    assert against(np.full(9, 0.9), np.full(9, 0.5)) == [pytest.approx(0.4), None, None]
+
+
 def test_models_are_compared_on_their_own_platform_and_by_the_seeds_that_both_have():
-    best, worse, none = np.array([1.0, 1.0]), np.array([0.25, 0.5]), np.array([0.0, 0.0])
+    best, worse, none = {0: 1.0, 1: 1.0}, {0: 0.25, 1: 0.5}, {0: 0.0, 1: 0.0}
     chosen = {
         ("a", "mamba"): {0: best, 1: best},
         ("a", "tlp"): {1: worse, 2: none},
         ("a", "trees"): {3: best},
         ("b", "tlp"): {0: worse},
     }
-    found = compared(chosen, "mamba", same_tasks=True)
-    assert [(row["platform"], row["model"], row["seeds"]) for row in found] == [("a", "mamba", 2), ("a", "tlp", 1)]
+    found = compared(chosen, "mamba")
+    assert [(row["platform"], row["model"], row["seeds"], row["tasks"]) for row in found] == [("a", "mamba", 2, 2), ("a", "tlp", 1, 2)]
     assert found[1]["ours_less"][0] == pytest.approx(1.0 - (0.25 + 0.5) / 2)
 
 
-def test_tasks_that_differ_with_the_seed_count_one_by_one():
-    ours, theirs = {0: np.array([0.9]), 1: np.array([0.5, 0.5])}, {0: np.array([0.3]), 1: np.array([0.5, 0.8])}
-    row = compared({("a", "mamba"): ours, ("a", "tlp"): theirs}, "mamba", same_tasks=False)[1]
-    assert row["ours_less"][0] == pytest.approx(0.1) and row["top1"] == pytest.approx(1.6 / 3)
+def test_a_task_counts_once_however_many_seeds_were_tested_on_it():
+    ours, theirs = {0: {7: 1.0}, 1: {7: 0.6, 8: 0.5}}, {0: {7: 0.4}, 1: {7: 0.2, 8: 0.9}}
+    row = compared({("a", "mamba"): ours, ("a", "tlp"): theirs}, "mamba")[1]
+    assert row["tasks"] == 2 and row["top1"] == pytest.approx((0.3 + 0.9) / 2)
+    assert row["ours_less"][0] == pytest.approx((0.8 - 0.3 + 0.5 - 0.9) / 2)
