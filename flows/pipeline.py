@@ -51,7 +51,8 @@ def diagram(params: Params, stage: Step) -> Done:
     models = {params.chain.first: stage("train", tasks, pool, records[params.chain.first])}
     for platform, link in params.chain.then.items():
         models[platform] = stage(f"distill@{platform}", tasks, pool, records[platform], models[link.prev])
-    return stage("evaluate", tasks, pool, *records.values(), *holdout.values(), *models.values())
+    others = [stage(f"baseline@{name}", tasks, pool, *records.values()) for name in params.baselines.models]
+    return stage("evaluate", tasks, pool, *records.values(), *holdout.values(), *models.values(), *others)
 
 
 @flow(name="tcl")

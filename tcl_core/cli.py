@@ -121,11 +121,14 @@ def export(
 
 
 @app.command(rich_help_panel=MODELS)
-def train(model: Annotated[Optional[str], typer.Option(help="Another cost model than params.yaml's.")] = None) -> None:
-    """Train the cost model of the chain's first platform.  Example: tcl train --model random"""
+def train(
+    model: Annotated[Optional[str], typer.Option(help="Another cost model than the chain's; docs/models.md lists them.")] = None,
+    platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="With --model: on this one; none: on each.")] = None,
+) -> None:
+    """Train the cost model of the chain's first platform, or another one beside it.  Example: tcl train --model xgboost"""
     from tcl_core import stages
 
-    _say(stages.train(model))
+    _say(stages.train(model, platform))
 
 
 @app.command(rich_help_panel=MODELS)

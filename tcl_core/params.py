@@ -130,6 +130,11 @@ class Distill:
 
 
 @dataclass(frozen=True)
+class Baselines:
+    models: Annotated[tuple[str, ...], Between(0)]
+
+
+@dataclass(frozen=True)
 class Evaluate:
     top_k: tuple[Count, ...]
     bootstrap: Count
@@ -157,6 +162,7 @@ class Params:
     collect: Collect
     train: Train
     distill: Distill
+    baselines: Baselines
     evaluate: Evaluate
     promote: Promote
     tune: Tune

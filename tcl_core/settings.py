@@ -1,7 +1,8 @@
 """From a YAML file to frozen dataclasses: a field's annotation is its whole check.
 
 Knows YAML and dataclasses, no parameter of TCL.  Supported annotations: int, float, bool, str, each
-optionally ``Annotated`` with ``Between`` or ``OneOf``; ``tuple[X, ...]``; ``dict[str, X]``; a dataclass.
+optionally ``Annotated`` with ``Between`` or ``OneOf``; ``tuple[X, ...]`` of at least one entry, or ``Annotated`` with
+another length; ``dict[str, X]``; a dataclass.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def parse(kind: Any, value: Any, key: str, source: str) -> Any:
             name: parse(get_args(kind)[1], entry, f"{key}.{name}", source) for name, entry in entries.items()
         }
     if get_origin(kind) is tuple:
-        return _parse_list(get_args(kind)[0], value, key, source)
+        return _parse_list(get_args(kind)[0], rule or Between(1), value, key, source)
     return _parse_scalar(kind, rule, value, key, source)
 
 
@@ -81,9 +82,9 @@ def _mapping(value: Any, key: str, source: str) -> Mapping:
     return value
 
 
-def _parse_list(kind: Any, value: Any, key: str, source: str) -> tuple:
-    if not isinstance(value, list) or not value:
-        raise UsageError(f"{source}: {key} is {value!r}; it must be a list of at least one entry")
+def _parse_list(kind: Any, length: Between, value: Any, key: str, source: str) -> tuple:
+    if not isinstance(value, list) or len(value) not in length:
+        raise UsageError(f"{source}: {key} is {value!r}; it must be a list{' of at least one entry' if length.low else ''}")
     items = tuple(parse(kind, item, f"{key}[{index}]", source) for index, item in enumerate(value))
     for index, item in enumerate(items):
         if item in items[:index]:

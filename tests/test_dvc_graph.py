@@ -14,16 +14,34 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def params() -> Params:
-    return load_params(ROOT / "params.yaml")
+def folder(tmp_path_factory) -> Path:
+    """A checkout whose params.yaml lists two models beside the chain: as shipped it lists none."""
+    folder = tmp_path_factory.mktemp("checkout")
+    (folder / ".dvc").mkdir()
+    (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n")
+    (folder / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    text = (ROOT / "params.yaml").read_text()
+    assert text.count("  models: [] ") == 1
+    (folder / "params.yaml").write_text(text.replace("  models: [] ", "  models: [xgboost, mtl-tlp] "))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def stages() -> dict:
-    """Address -> DVC's stage, with foreach unrolled."""
+def params(folder) -> Params:
+    return load_params(folder / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def stages(folder) -> dict:
+    """Name -> DVC's stage, with foreach unrolled."""
     from dvc.repo import Repo
 
-    return {stage.addressing: stage for stage in Repo(str(ROOT)).index.stages}
+    return {stage.name: stage for stage in Repo(str(folder)).index.stages}
+
+
+def relative(stage, part) -> str:
+    """The path of a stage's input or output in its checkout."""
+    return Path(part.fspath).relative_to(stage.repo.root_dir).as_posix()
 
 
 def flow_graph(params: Params) -> dict[str, set[str]]:
@@ -40,7 +58,7 @@ def flow_graph(params: Params) -> dict[str, set[str]]:
 
 def test_the_flow_and_dvc_have_the_same_graph(params, stages):
     graph = next(iter(stages.values())).repo.index.graph
-    dvc = {stage.addressing: {needed.addressing for needed in graph.successors(stage)} for stage in graph}
+    dvc = {stage.name: {needed.name for needed in graph.successors(stage)} for stage in graph}
     assert flow_graph(params) == dvc
 
 
@@ -48,7 +66,8 @@ def test_each_platform_has_its_stages(params, stages):
     expected = {"tasks", "candidates", "train", "evaluate"}
     expected |= {f"{kind}@{platform}" for kind in ("collect", "holdout") for platform in params.platforms}
     expected |= {f"distill@{platform}" for platform in params.chain.then}
-    assert set(stages) == expected
+    assert set(stages) == expected | {"baseline@xgboost", "baseline@mtl-tlp"}
+    assert load_params(ROOT / "params.yaml").baselines.models == ()
 
 
 def test_each_prev_is_an_earlier_platform_of_the_chain(params):
@@ -62,28 +81,29 @@ def test_every_stage_is_one_command_of_tcl(stages):
 
     commands = {command.callback.__name__ for command in app.registered_commands}
     for address, stage in stages.items():
-        kind, _, platform = address.partition("@")
-        assert kind in commands
-        assert stage.cmd == f"python -m tcl_core.cli {kind}" + (f" --platform {platform}" if platform else "")
+        kind, _, of = address.partition("@")
+        command, option = ("train", "--model") if kind == "baseline" else (kind, "--platform")
+        assert command in commands
+        assert stage.cmd == f"python -m tcl_core.cli {command}" + (f" {option} {of}" if of else "")
 
 
 def test_inputs_in_the_checkout_exist_and_outputs_stay_below_data(stages):
     for stage in stages.values():
-        assert all(Path(out.fspath).relative_to(ROOT).parts[0] == "data" for out in stage.outs)
-        code = [Path(dep.fspath) for dep in stage.deps if Path(dep.fspath).is_relative_to(ROOT / "tcl_core")]
-        assert [path for path in code if not path.exists()] == []
+        assert all(relative(stage, out).startswith("data/") for out in stage.outs)
+        code = [path for path in inputs(stage) if path.startswith("tcl_core")]
+        assert [path for path in code if not (ROOT / path).exists()] == []
 
 
 def test_the_flow_looks_for_skipped_platforms_where_stages_write(stages):
     for address, stage in stages.items():
         kind, _, platform = address.partition("@")
         if kind in OUTPUTS:
-            assert OUTPUTS[kind].format(platform) in {Path(out.fspath).relative_to(ROOT).as_posix() for out in stage.outs}
+            assert OUTPUTS[kind].format(platform) in {relative(stage, out) for out in stage.outs}
 
 
 def inputs(stage) -> set[str]:
     """What a stage reads in this folder, relative to it, without parameters."""
-    return {Path(dep.fspath).relative_to(ROOT).as_posix() for dep in stage.deps if not getattr(dep, "params", ())}
+    return {relative(stage, dep) for dep in stage.deps if not getattr(dep, "params", ())}
 
 
 def parameters(stage) -> set[str]:
@@ -102,7 +122,7 @@ def test_an_edit_never_measures_again(stages):
 
 
 def test_another_number_of_held_out_programs_trains_nothing_again(stages):
-    kinds = {"collect", "train", "distill"}
+    kinds = {"collect", "train", "distill", "baseline"}
     readers = {address for address, stage in stages.items() if "data/programs/pool/held_out" in inputs(stage)}
     assert not {address for address in readers if address.partition("@")[0] in kinds}
     assert {"data/programs/pool/train", "data/programs/pool/held_out"} <= inputs(stages["evaluate"])
@@ -117,12 +137,21 @@ def test_tasks_are_cut_again_for_other_networks_only(stages):
 
 def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
     tokens = {f"tcl_core/programs/{name}.py" for name in ("primitives", "sketches", "tasks", "workload")}
-    shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/models.py", "tcl_core/stages/project.py", *tokens}
+    shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/project.py", *tokens}
+    own = {
+        "train": {"tcl_core/distill.py", "tcl_core/learning", "tcl_core/stages/models.py"},
+        "distill": {"tcl_core/distill.py", "tcl_core/learning", "tcl_core/stages/models.py"},
+        "baseline": {"tcl_core/learning", "tcl_core/stages/baselines.py"},
+        "evaluate": {"tcl_core/evaluation", "tcl_core/stages/baselines.py", "tcl_core/stages/models.py"},
+    }
     for address, stage in stages.items():
-        if address.partition("@")[0] in ("train", "distill", "evaluate"):
-            assert shared <= inputs(stage), address
-        if address.partition("@")[0] in ("train", "distill"):
-            assert {"tcl_core/distill.py", "tcl_core/learning"} <= inputs(stage)
+        if code := own.get(address.partition("@")[0]):
+            assert shared | code <= inputs(stage), address
+
+
+def test_an_evaluation_finds_the_folder_of_baselines_where_none_is_listed():
+    """DVC refuses to start a stage whose input is missing."""
+    assert (ROOT / "data/baselines/README.md").is_file()
 
 
 def test_a_step_of_the_chain_knows_its_links(stages):

@@ -42,10 +42,19 @@ def holdout(platform: str | None = None, again: bool = False) -> str:
     return _each(platform, lambda project, name: run_holdout(project, name, again))
 
 
-def train(model: str | None = None) -> str:
+def train(model: str | None = None, platform: str | None = None) -> str:
+    """The chain's first model; ``model``: another one of the catalogue, on one platform or on each."""
+    from tcl_core.errors import UsageError
+    from tcl_core.stages.baselines import run_baseline
     from tcl_core.stages.models import run_train
 
-    return run_train(_project(), model)
+    project = _project()
+    if model in (None, project.params.train.model):
+        if platform not in (None, project.params.chain.first):
+            raise UsageError(f"the chain's model is trained on {project.params.chain.first}; "
+                             f"it learns {platform} by: tcl distill --platform {platform}")
+        return run_train(project)
+    return run_baseline(project, model, platform)
 
 
 def distill(platform: str | None = None) -> str:

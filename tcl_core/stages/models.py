@@ -23,8 +23,8 @@ from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import whole_folder
 from tcl_core.models.mamba import MambaModel
-from tcl_core.models.mtl_tlp import MtlTlpModel
 from tcl_core.progress import Progress, progress
+from tcl_core.stages import baselines
 from tcl_core.stages.project import (
     DATA,
     JOURNAL,
@@ -79,14 +79,9 @@ def distill_settings(project: Project) -> DistillSettings:
     return DistillSettings(replace(fit_settings(project), **own, loss="rank", schedule="constant"), **given)
 
 
-def run_train(project: Project, name: str | None = None) -> str:
-    """Train on the chain's first platform -> data/models/P/.
-
-    Another model than params.yaml's goes to data/baselines/NAME/P/, so that no stage's output is touched.
-    """
+def run_train(project: Project) -> str:
+    """Train on the chain's first platform -> data/models/P/."""
     platform = project.params.chain.first
-    if name and name != project.params.train.model:
-        return _train_baseline(project, platform, name)
     if reason := store.skipped_reason(records_folder(platform)):
         raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
     with timed("train"):
@@ -112,38 +107,6 @@ def _with_unmeasured(project: Project, platform: str, measured: Samples) -> Samp
     views = {reads: samples.take(np.isin(samples.tasks, tasks)) for reads, samples in views.items()}
     with progress(f"asking a committee about programs of {platform}", sum(member.count for member in COMMITTEE)) as shown:
         return taught(views, more, project.params.seed, on_member=shown.advance)
-
-
-def _train_baseline(project: Project, platform: str, name: str) -> str:
-    """Train another model than the chain's with its own settings, not params.yaml's, which were chosen for the chain's.
-
-    MTL-TLP is trained on the chain's last platform, with the earlier ones as sources.
-    """
-    settings = replace(catalogue.own_settings(name), seed=project.params.seed)
-    model = catalogue.create(name, settings)
-    if isinstance(model, MtlTlpModel):
-        platform = project.platforms_that_ran()[-1]
-    samples = project.samples_for(name, platform)
-    if getattr(model, "needs_states", False):
-        samples = project.with_states(samples, platform)
-    train, valid = project.split_by_task(samples, project.params.train.validation_share)
-    with progress(f"training {name} on {platform}", settings.epochs) as shown:
-        note = lambda epoch, loss, metrics: shown.advance(f"loss {loss:.4f}")  # noqa: E731
-        if isinstance(model, MtlTlpModel):
-            model.fit_platforms(train, _sources(project, valid), valid, note)
-        else:
-            model.fit(train, valid, note)
-    folder = DATA / "baselines" / name / platform
-    model.save(folder)
-    save_hardware(folder, read_saved_hardware(records_folder(platform)))  # what `tcl predict` gives its programs
-    return f"trained {name} on {len(train)} programs of {platform}; it lies in {folder}"
-
-
-def _sources(project: Project, valid: Samples | None) -> list[Samples]:
-    """What was measured on all platforms but the last, without the tasks that are kept apart."""
-    apart = valid.tasks if valid is not None else []
-    sources = [project.samples(platform) for platform in project.platforms_that_ran()[:-1]]
-    return [samples.take(~np.isin(samples.tasks, apart)) for samples in sources]
 
 
 def run_distill(project: Project, platform: str) -> str:
@@ -198,7 +161,7 @@ def run_evaluate(project: Project) -> str:
 
     Beside the chained model of a platform stand two that show what distillation is worth: ``zero-shot``, the model
     of the platform before, which has seen no measurement of this one but is given its hardware row, and
-    ``own data only``, a plain model that knows nothing of the chain.
+    ``own data only``, a plain model that knows nothing of the chain.  Then come those of params.yaml's ``baselines``.
     """
     ran = project.platforms_that_ran()
     with timed("evaluate"):
@@ -207,12 +170,14 @@ def run_evaluate(project: Project) -> str:
         models = {p: catalogue.load(model_folder(p)) for p in ran}
         bases = {p: catalogue.load(model_folder(p) / "knowledge_base") for p in ran}
         predicted = {(m, p): models[m].predict(held_out[p]) for m in ran for p in ran}
+        others = project.params.baselines.models
         by_base = {(m, p): bases[m].predict(held_out[p]) for m in ran for p in ran}
         evaluation = {
             "platforms": _figures(project, held_out, weights, {p: predicted[p, p] for p in ran}),
             "baselines": {
                 "zero-shot": _figures(project, held_out, weights, {p: predicted[b, p] for b, p in pairwise(ran)}),
                 "own data only": _figures(project, held_out, weights, _by_scratch(held_out)),
+                **{name: _figures(project, held_out, weights, baselines.predicted(project, name)) for name in others},
             },
             "chain": _chain(predicted, held_out, weights),
             "knowledge_base": _chain(by_base, held_out, weights),

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tcl_core import store
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
@@ -47,6 +47,7 @@ STATEMENTS = DATA / "features" / "statements"  # likewise
 REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
 SPLITS = ("train", "held_out")
+CHAIN_MODELS = ("mamba", "lateral-mamba")  # of the catalogue; all others may stand beside the chain
 
 
 def records_folder(platform: str, kind: str = "records") -> Path:
@@ -71,7 +72,14 @@ class Project:
 
     @classmethod
     def here(cls) -> Project:
-        return cls(load_params())
+        """As params.yaml has it.  Raises UsageError, whatever is asked for, rather than after hours of measuring."""
+        params = load_params()
+        for name in params.baselines.models:
+            if name in CHAIN_MODELS:
+                raise UsageError(f"params.yaml: baselines.models lists '{name}', which the chain trains anyway; remove it")
+            if name not in catalogue.CLASSES:
+                raise unknown_name("model", name, catalogue.CLASSES, "baselines.models of params.yaml")
+        return cls(params)
 
     @cached_property
     def tasks(self) -> list[Task]:

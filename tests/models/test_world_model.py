@@ -28,7 +28,7 @@ from tcl_core.models.world_model import WorldModel
 from tcl_core.models.world_states import RealStates
 from tcl_core.params import Chain, load_params
 from tcl_core.platforms import Hardware
-from tcl_core.stages import models as stage
+from tcl_core.stages.baselines import run_baseline
 from tcl_core.stages.project import Project, records_folder, save_hardware
 
 HARDWARE = (2.0,) * 11
@@ -353,7 +353,7 @@ def test_it_is_trained_by_name(matmul, tmp_path, monkeypatch):
     params = load_params(Path(__file__).resolve().parents[2] / "params.yaml")
     params = replace(params, chain=Chain("a", {}), train=replace(params.train, epochs=2))
     save_hardware(records_folder("a"), Hardware(cores=2))
-    said = stage.run_train(OneTask(params), "world-model")
+    said = run_baseline(OneTask(params), "world-model")
     assert said == "trained world-model on 6 programs of a; it lies in data/baselines/world-model/a"
     model = catalogue.load(tmp_path / "data/baselines/world-model/a")
     assert np.ptp(model.predict(OneTask(params).samples("a"))) > 0

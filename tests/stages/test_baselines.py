@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tcl_core import store
+from tcl_core.errors import UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
+from tcl_core.learning import fit
 from tcl_core.models import catalogue
 from tcl_core.models.catalogue import own_settings
 from tcl_core.params import Chain, Link, load_params
 from tcl_core.platforms import Hardware
-from tcl_core.stages import models
+from tcl_core.stages import baselines
+from tcl_core.stages.baselines import run_baseline
 from tcl_core.stages.project import Project, read_saved_hardware, records_folder, save_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +47,7 @@ def project(matmul, softmax, tmp_path, monkeypatch) -> Project:
             samples = self.encoder.encode([r.key for r in records], [1.0 * ord(platform)], latencies_s)
             return samples.take(np.arange(count)) if platform == "c" else samples
 
-    monkeypatch.setattr("tcl_core.store.read_records", lambda folder: records)
+    monkeypatch.setattr("tcl_core.store.read_records", lambda folder: records[:count] if folder.name == "platform=c" else records)
     for cores, platform in enumerate("abc", start=1):
         save_hardware(records_folder(platform), Hardware(cores=cores))
     params = load_params(ROOT / "params.yaml")
@@ -53,7 +59,7 @@ def project(matmul, softmax, tmp_path, monkeypatch) -> Project:
 @pytest.mark.parametrize("name", ["tlp", "tenset-mlp", "xgboost", "trees"])
 def test_a_model_is_trained_by_name_and_ranks_what_it_reads(project, name):
     count = len(project.samples("a"))
-    said = models.run_train(project, name)
+    said = run_baseline(project, name, "a")
     assert said == f"trained {name} on {count} programs of a; it lies in data/baselines/{name}/a"
     model, samples = catalogue.load(Path("data/baselines") / name / "a"), project.samples_for(name, "a")
     assert read_saved_hardware(Path("data/baselines") / name / "a").cores == 1
@@ -64,16 +70,71 @@ def test_a_model_is_trained_by_name_and_ranks_what_it_reads(project, name):
 
 
 def test_mtl_tlp_learns_the_chains_last_platform_from_the_earlier_ones(project):
-    target = len(project.samples("c"))
-    said = models.run_train(project, "mtl-tlp")
-    assert said == f"trained mtl-tlp on {target} programs of c; it lies in data/baselines/mtl-tlp/c"
-    model = catalogue.load(Path("data/baselines/mtl-tlp/c"))
-    assert len(model.network.heads) == 3
-    assert np.ptp(model.predict(project.samples("c"))) > 0
+    said = run_baseline(project, "mtl-tlp")
+    counts = {platform: len(project.samples(platform)) for platform in "bc"}
+    assert said.splitlines() == [
+        f"trained mtl-tlp on {count} programs of {platform}; it lies in data/baselines/mtl-tlp/{platform}"
+        for platform, count in counts.items()
+    ]
+    assert {platform: len(catalogue.load(Path("data/baselines/mtl-tlp") / platform).network.heads) for platform in "bc"} == {
+        "b": 2, "c": 3,
+    }  # fmt: skip
+    assert np.ptp(catalogue.load(Path("data/baselines/mtl-tlp/c")).predict(project.samples("c"))) > 0
+    with pytest.raises(UsageError, match="mtl-tlp cannot be trained on a; it can on: b, c"):
+        run_baseline(project, "mtl-tlp", "a")
+
+
+@pytest.mark.parametrize("name", ["tlp", "xgboost", "random"])
+def test_models_of_all_platforms_rank_their_held_out_programs(project, name):
+    run_baseline(project, name)
+    found = baselines.predicted(project, name)
+    assert list(found) == ["a", "b", "c"]
+    for platform, scores in found.items():
+        model = catalogue.load(Path("data/baselines") / name / platform)
+        np.testing.assert_array_equal(scores, model.predict(project.samples_for(name, platform, "holdout")))
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def test_a_killed_training_ends_in_the_same_bytes_and_trains_no_finished_platform_anew(project, monkeypatch):
+    run_baseline(project, "tlp")
+    expected = store.data_digest(Path("data/baselines/tlp"))
+    shutil.rmtree("data/baselines")
+    epochs, dies_at, run_epoch = [], 2 * 2 + 1, fit._run_epoch  # two of a, two of b, the first of c
+
+    def counted(*arguments):
+        epochs.append(arguments)
+        if len(epochs) == dies_at:
+            raise Interrupt
+        return run_epoch(*arguments)
+
+    monkeypatch.setattr(fit, "_run_epoch", counted)
+    with pytest.raises(Interrupt):
+        run_baseline(project, "tlp")
+    assert run_baseline(project, "tlp").count("trained tlp") == 3
+    assert len(epochs) == dies_at + 2
+    assert store.data_digest(Path("data/baselines/tlp")) == expected
+    assert not Path("data/journal/checkpoints/baselines/tlp").exists()
+
+
+def test_only_models_that_stand_beside_the_chain_can_be_listed(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "params.yaml").read_text()
+    for name, message in {
+        "mamba": "params.yaml: baselines.models lists 'mamba', which the chain trains anyway; remove it",
+        "tlb": "unknown model 'tlb' in baselines.models of params.yaml; did you mean 'tlp'?",
+    }.items():
+        Path("params.yaml").write_text(text.replace("  models: []", f"  models: [{name}]"))
+        with pytest.raises(UsageError, match=re.escape(message)):
+            Project.here()
+    Path("params.yaml").write_text(text.replace("  models: []", "  models: [tlp, xgboost]"))
+    assert Project.here().params.baselines.models == ("tlp", "xgboost")
 
 
 def test_tasks_kept_apart_are_kept_from_the_sources_too(project, monkeypatch):
     apart = project.samples("c").take(np.arange(2))
-    sources = models._sources(project, apart)
-    assert [set(s.tasks) for s in sources] == [{1}, {1}]
-    assert [set(s.tasks) for s in models._sources(project, None)] == [{0, 1}, {0, 1}]
+    assert [set(s.tasks) for s in baselines._sources(project, "c", apart)] == [{1}, {1}]
+    assert [set(s.tasks) for s in baselines._sources(project, "c", None)] == [{0, 1}, {0, 1}]
+    assert len(baselines._sources(project, "b", None)) == 1 and baselines._sources(project, "a", None) == []

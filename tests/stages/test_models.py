@@ -17,9 +17,10 @@ from tcl_core.evaluation.metrics import top_k
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
-from tcl_core.params import Chain, Link, load_params
+from tcl_core.params import Baselines, Chain, Link, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import models
+from tcl_core.stages.baselines import run_baseline
 from tcl_core.stages.project import Project, model_folder, records_folder, save_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,6 +202,34 @@ def test_an_evaluation_shows_what_distillation_is_worth(evaluation):
     assert base[1] == [top_1("b/knowledge_base", p) for p in "abc"] == base[2]  # the last platform has no KD phase
     assert base[0] == evaluation["chain"]["top_1"][0]  # the first platform's model is the knowledge base
     assert evaluation["parameters"]["a"] * 2 < evaluation["parameters"]["b"] == evaluation["parameters"]["c"]
+
+
+def with_baselines(chain: Project, *names: str) -> Project:
+    return dataclasses.replace(chain, params=dataclasses.replace(chain.params, baselines=Baselines(names)))
+
+
+def test_models_that_params_list_are_judged_beside_the_chain(folder, monkeypatch):
+    own = catalogue.own_settings
+    monkeypatch.setattr(catalogue, "own_settings", lambda name: dataclasses.replace(own(name), epochs=2))
+    monkeypatch.setattr(models, "_plot", lambda *_: None)
+    chain = with_baselines(project(), "random", "tlp")
+    run_chain(chain)
+    for name in ("random", "tlp"):
+        run_baseline(chain, name)
+    text = models.run_evaluate(chain)
+    found = json.loads((folder / "data" / "reports" / "evaluation.json").read_text())["baselines"]
+    assert list(found) == ["zero-shot", "own data only", "random", "tlp"]
+    assert list(found["tlp"]) == ["a", "b", "c"] and text.count("tlp") == 3
+    s = samples("b", "holdout")
+    scores = catalogue.load(folder / "data/baselines/tlp/b").predict(s)
+    assert found["tlp"]["b"]["top_1"]["value"] == top_k(scores, s.latencies_s, s.tasks, WEIGHTS, 1)
+
+
+def test_an_evaluation_names_a_listed_model_that_was_not_trained(folder):
+    chain = with_baselines(project(), "tlp")
+    run_chain(chain)
+    with pytest.raises(DataError, match="data/baselines/tlp/a"):
+        models.run_evaluate(chain)
 
 
 def test_the_table_and_the_plots_show_them(evaluation, folder):

@@ -1,0 +1,79 @@
+"""Other cost models than the chain's, trained by name on the same records: what it is compared with."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tcl_core.errors import UsageError
+from tcl_core.features.batches import Samples
+from tcl_core.models import catalogue
+from tcl_core.models.mtl_tlp import MtlTlpModel
+from tcl_core.models.torch_model import TorchCostModel
+from tcl_core.progress import progress
+from tcl_core.stages.project import DATA, JOURNAL, Project, read_saved_hardware, records_folder, save_hardware, timed
+
+
+def baseline_folder(name: str, platform: str) -> Path:
+    return DATA / "baselines" / name / platform
+
+
+def run_baseline(project: Project, name: str, platform: str | None = None) -> str:
+    """Train a model of the catalogue on one platform's records, or on each one's -> data/baselines/NAME/PLATFORM/.
+
+    Its settings are its own, not params.yaml's, which were chosen for the chain's model.  Raises UsageError for a name or a
+    platform that it cannot learn.
+    """
+    ran = platforms_of(project, name)
+    if platform and platform not in ran:
+        raise UsageError(f"{name} cannot be trained on {platform}; it can on: {', '.join(ran) or 'no platform of the chain'}")
+    checkpoints = JOURNAL / "checkpoints" / "baselines" / name
+    with timed(f"baseline@{name}"):
+        said = [_train(project, name, place, checkpoints / place) for place in ([platform] if platform else ran)]
+    shutil.rmtree(checkpoints, ignore_errors=True)  # only now: what a killed run had finished costs the next one nothing
+    return "\n".join(said)
+
+
+def platforms_of(project: Project, name: str) -> list[str]:
+    """The platforms that ran here and that a model can learn: MTL-TLP needs earlier ones to learn from."""
+    ran = project.platforms_that_ran()
+    return ran[1:] if issubclass(catalogue.model_class(name), MtlTlpModel) else ran
+
+
+def predicted(project: Project, name: str) -> dict[str, np.ndarray]:
+    """Platform -> (N,) scores of its held-out programs by the model that was trained on its records."""
+    return {
+        platform: catalogue.load(baseline_folder(name, platform)).predict(project.samples_for(name, platform, "holdout"))
+        for platform in platforms_of(project, name)
+    }
+
+
+def _train(project: Project, name: str, platform: str, checkpoint: Path) -> str:
+    settings = replace(catalogue.own_settings(name), seed=project.params.seed)
+    model = catalogue.create(name, settings)
+    samples = project.samples_for(name, platform)
+    if getattr(model, "needs_states", False):
+        samples = project.with_states(samples, platform)
+    train, valid = project.split_by_task(samples, project.params.train.validation_share)
+    kept = {"checkpoint": checkpoint} if isinstance(model, TorchCostModel) else {}
+    with progress(f"training {name} on {platform}", settings.epochs) as shown:
+        note = lambda epoch, loss, metrics: shown.advance(f"loss {loss:.4f}")  # noqa: E731
+        if isinstance(model, MtlTlpModel):
+            model.fit_platforms(train, _sources(project, platform, valid), valid, note, **kept)
+        else:
+            model.fit(train, valid, note, **kept)
+    folder = baseline_folder(name, platform)
+    model.save(folder)
+    save_hardware(folder, read_saved_hardware(records_folder(platform)))  # what `tcl predict` gives its programs
+    return f"trained {name} on {len(train)} programs of {platform}; it lies in {folder}"
+
+
+def _sources(project: Project, platform: str, valid: Samples | None) -> list[Samples]:
+    """What was measured on the platforms before this one, without the tasks that are kept apart."""
+    apart = valid.tasks if valid is not None else []
+    ran = project.platforms_that_ran()
+    sources = [project.samples(earlier) for earlier in ran[: ran.index(platform)]]
+    return [samples.take(~np.isin(samples.tasks, apart)) for samples in sources]
