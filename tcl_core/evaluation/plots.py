@@ -36,9 +36,9 @@ def plot_top_k(evaluation: Mapping[str, Any], folder: str | Path) -> Path:
         }
         chance = {p: figures[f"top_{k}_random"] for p, figures in evaluation["platforms"].items()}
         _bars(axes, platforms, {"TCL": own, **others, "random": chance})
-        axes.set(ylim=(0, 1.02), ylabel=f"top-{k} (1 = the fastest program is found)", title=f"top-{k}")
+        axes.set(ylim=(0, 1.02), ylabel=f"top-{k} (1: the fastest is found)", title=f"top-{k}")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
     return _save(figure, folder, "top_k.png")
 
 
@@ -55,6 +55,7 @@ def _bars(
             np.array(at) + (index - (len(series) - 1) / 2) * width, value, width, label=name,
             yerr=np.maximum([value - low, high - value], 0), capsize=3,
             color=GREY if name == "random" else _SERIES[index % len(_SERIES)],
+            hatch="" if name == "random" else "//" * (index // len(_SERIES)),  # where colours come again
         )  # fmt: skip
     axes.set_xticks(range(len(platforms)), platforms, rotation=15)
 

@@ -47,7 +47,7 @@ STATEMENTS = DATA / "features" / "statements"  # likewise
 REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
 SPLITS = ("train", "held_out")
-CHAIN_MODELS = ("mamba", "lateral-mamba")  # of the catalogue; all others may stand beside the chain
+ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # the chain's models, and chance
 
 
 def records_folder(platform: str, kind: str = "records") -> Path:
@@ -75,8 +75,8 @@ class Project:
         """As params.yaml has it.  Raises UsageError, whatever is asked for, rather than after hours of measuring."""
         params = load_params()
         for name in params.baselines.models:
-            if name in CHAIN_MODELS:
-                raise UsageError(f"params.yaml: baselines.models lists '{name}', which the chain trains anyway; remove it")
+            if name in ALWAYS_JUDGED:
+                raise UsageError(f"params.yaml: baselines.models lists '{name}', which every evaluation judges anyway; remove it")
             if name not in catalogue.CLASSES:
                 raise unknown_name("model", name, catalogue.CLASSES, "baselines.models of params.yaml")
         return cls(params)

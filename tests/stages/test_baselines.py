@@ -123,7 +123,8 @@ def test_only_models_that_stand_beside_the_chain_can_be_listed(monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "params.yaml").read_text()
     for name, message in {
-        "mamba": "params.yaml: baselines.models lists 'mamba', which the chain trains anyway; remove it",
+        "mamba": "params.yaml: baselines.models lists 'mamba', which every evaluation judges anyway; remove it",
+        "random": "params.yaml: baselines.models lists 'random', which every evaluation judges anyway; remove it",
         "tlb": "unknown model 'tlb' in baselines.models of params.yaml; did you mean 'tlp'?",
     }.items():
         Path("params.yaml").write_text(text.replace("  models: []", f"  models: [{name}]"))

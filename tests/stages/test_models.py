@@ -212,14 +212,14 @@ def test_models_that_params_list_are_judged_beside_the_chain(folder, monkeypatch
     own = catalogue.own_settings
     monkeypatch.setattr(catalogue, "own_settings", lambda name: dataclasses.replace(own(name), epochs=2))
     monkeypatch.setattr(models, "_plot", lambda *_: None)
-    chain = with_baselines(project(), "random", "tlp")
+    chain = with_baselines(project(), "tlp", "mtl-tlp")
     run_chain(chain)
-    for name in ("random", "tlp"):
+    for name in ("tlp", "mtl-tlp"):
         run_baseline(chain, name)
     text = models.run_evaluate(chain)
     found = json.loads((folder / "data" / "reports" / "evaluation.json").read_text())["baselines"]
-    assert list(found) == ["zero-shot", "own data only", "random", "tlp"]
-    assert list(found["tlp"]) == ["a", "b", "c"] and text.count("tlp") == 3
+    assert list(found) == ["zero-shot", "own data only", "tlp", "mtl-tlp"]
+    assert list(found["tlp"]) == ["a", "b", "c"] and list(found["mtl-tlp"]) == ["b", "c"] and text.count("tlp") == 5
     s = samples("b", "holdout")
     scores = catalogue.load(folder / "data/baselines/tlp/b").predict(s)
     assert found["tlp"]["b"]["top_1"]["value"] == top_k(scores, s.latencies_s, s.tasks, WEIGHTS, 1)
