@@ -1,0 +1,113 @@
+"""The accuracy comparison's memory: what is computed once, what is shown, and what is kept for another day."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import _tables
+import accuracy
+import pytest
+from accuracy import Bench, Run
+
+PLATFORMS = ["a", "b"]
+RUNS = [Run("reference", platform, model, seed) for platform in PLATFORMS for model in ("trees", "mamba") for seed in (0, 1)]
+LOG = Run("logs", "gtx", "trees", 0)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch) -> list[Run]:
+    """Results and scores below ``tmp_path``; the runs that are really made, each with figures that follow from it."""
+    made: list[Run] = []
+
+    def figures(run: Run, case: object, kept: Path | None = None) -> dict:
+        made.append(run)
+        top1 = (0.9 if run.model == "mamba" else 0.5) + 0.01 * run.seed
+        told = {"top1": top1, "top5": 1.0, "parameters": 7}
+        return told | {"task_top1": [[task, top1] for task in range(12)]}
+
+    monkeypatch.setattr(accuracy, "figures", figures)
+    monkeypatch.setattr(Bench, "case", lambda self, run: None)
+    monkeypatch.setattr(accuracy, "Reference", lambda *_: SimpleNamespace(platforms=PLATFORMS))
+    monkeypatch.setattr(accuracy, "RESULTS", tmp_path)
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(accuracy, "ROOT", tmp_path)
+    monkeypatch.setattr(accuracy, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(accuracy, "identity", lambda model, data, settings: f"{model} {data} {settings}")
+    monkeypatch.setattr(accuracy, "data_identity", lambda *_: {"reference": "1", "logs": "1"})
+    return made
+
+
+def bench(again: bool = False) -> Bench:
+    return Bench(Path("reference"), Path("logs"), again)
+
+
+def stored() -> dict:
+    return json.loads((accuracy.RESULTS / "accuracy.json").read_text())
+
+
+def test_a_run_is_made_once(made):
+    bench().compute(RUNS)
+    assert made == RUNS
+    bench().compute([*RUNS, LOG])
+    assert made == [*RUNS, LOG]
+    bench(again=True).compute(RUNS[:1])
+    assert made == [*RUNS, LOG, RUNS[0]]
+    assert len(stored()["runs"]) == len(RUNS) + 1
+
+
+def test_a_comparison_that_is_broken_off_goes_on(made, monkeypatch):
+    whole = accuracy.figures
+
+    def dies(run, case, kept=None):
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return whole(run, case, kept)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(accuracy, "figures", dies)
+        bench().compute(RUNS)
+    assert len(stored()["runs"]) == 3
+    bench().compute(RUNS)
+    assert made == RUNS
+
+
+def test_runs_of_other_code_or_data_are_kept_but_not_shown(made, monkeypatch):
+    bench().compute([*RUNS, LOG])
+    monkeypatch.setattr(accuracy, "data_identity", lambda *_: {"reference": "1", "logs": "none here"})
+    elsewhere = bench()
+    elsewhere.compute(RUNS)
+    assert made == [*RUNS, LOG] and LOG not in elsewhere.known
+    assert astuple(LOG) in [tuple(row["run"]) for row in stored()["runs"]]
+    elsewhere.write()
+    assert set(stored()["summary"]) == {"a", "b"}
+    monkeypatch.setattr(accuracy, "identity", lambda *_: "new code")
+    changed = bench()
+    assert not changed.known
+    changed.compute(RUNS[:1])
+    assert set(stored()["summary"]) == {"a"} and len(stored()["runs"]) == len(RUNS) + 1
+    assert made[-1] == RUNS[0]
+
+
+def test_two_at_once_lose_nothing_of_each_other(made):
+    first, second = bench(), bench()
+    first.compute(RUNS[:2])
+    second.compute(RUNS[2:4])
+    first.compute(RUNS[4:5])
+    assert [Run(*row["run"]) for row in stored()["runs"]] == [*RUNS[:5]]
+
+
+def test_the_summary_has_means_intervals_and_sizes_and_models_are_compared_with_ours(made):
+    bench().compute(RUNS)
+    summary = stored()["summary"]["a"]["trees"]
+    mean, low, high = summary["top1"]
+    assert mean == pytest.approx(0.505) and low < mean < high and summary["parameters"] == 7
+    rows = {(row["platform"], row["model"]): row for row in stored()["compared"]}
+    assert rows["b", "trees"]["ours_less"] == pytest.approx([0.4] * 3) and rows["b", "trees"]["seeds"] == 2
+
+
+def test_points_of_a_curve_are_not_in_the_summary(made):
+    bench().compute([*RUNS[:2], Run("reference", "a", "trees", 0, tasks=19)])
+    assert stored()["summary"]["a"]["trees"]["top1"][0] == pytest.approx(0.505)
