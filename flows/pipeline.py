@@ -28,7 +28,12 @@ from tcl_core.registry import FLOW_RUN_ID
 
 RETRY_DELAY_S = 10
 BUSY = "is already collecting into"  # of the journal's sentence: the other process goes on for long
-OUTPUTS = {"collect": "data/records/platform={}", "holdout": "data/holdout/platform={}", "distill": "data/models/{}"}
+OUTPUTS = {
+    "collect": "data/records/platform={}",
+    "holdout": "data/holdout/platform={}",
+    "distill": "data/models/{}",
+    "baseline": "data/models/beside_chain/{}",
+}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ SMALL = {
     "collect": {"rounds": 1, "first_fraction": 0.6, "fraction": 0.5, "epochs": 1},
     "train": {"epochs": 2, "unmeasured": 6, "validation_share": 0.0},
     "distill": {"epochs": 2, "kd_epochs": 1},
+    "baselines": {"models": ["trees"]},
     "evaluate": {"bootstrap": 50},
     "promote": {"confidence": 0.5},
     "tune": {"network": "networks/held_out.pt2", "trials": 8},
@@ -98,12 +99,17 @@ def test_the_summary_holds_real_figures(project, platforms):
     for figures in summary["platforms"].values():
         assert 0 < figures["top1"] <= figures["top5"] <= 1 and 0 < figures["random_top1"] <= 1
         assert figures["programs_measured"] >= 4
-    assert {"tasks", "candidates", "train", "evaluate"} <= set(summary["seconds"])
+    assert {"tasks", "candidates", "train", "baseline@trees", "evaluate"} <= set(summary["seconds"])
     # Two epochs on a dozen programs may rank worse than chance: then nothing is promoted, and nothing tuned.
     if summary["platforms"][platforms[-1]]["champion_version"] is None:
         assert summary["tuned"] == {} and summary["tuned_ms"] is None
     else:
         assert min(summary["tuned_ms"], summary["untuned_ms"], summary["pytorch_ms"]) > 0
+
+
+def test_a_listed_model_is_judged_beside_the_chain(project, platforms):
+    evaluation = json.loads((project / "data/reports/evaluation.json").read_text())
+    assert list(evaluation["baselines"]["trees"]) == platforms
 
 
 def test_models_lie_in_the_registry_without_pickle(project, platforms):
@@ -136,7 +142,7 @@ def test_the_chain_is_visible_in_the_graph(project, platforms):
         assert f'"train" -> "distill@{platforms[1]}"' in graph
 
 
-@pytest.mark.parametrize("stage", ["candidates", "train", "evaluate"])
+@pytest.mark.parametrize("stage", ["candidates", "train", "baseline@trees", "evaluate"])
 def test_a_stage_made_again_gives_the_same_bytes(project, stage):
     """What the flow wrote and what DVC alone writes for the same data do not differ in a byte."""
     lock = YAML(typ="safe").load((project / "dvc.lock").read_text())["stages"][stage]

@@ -46,9 +46,12 @@ def train(model: str | None = None, platform: str | None = None) -> str:
     """The chain's first model; ``model``: another one of the catalogue, on one platform or on each."""
     from tcl_core.errors import UsageError
     from tcl_core.stages.baselines import run_baseline
+    from tcl_core.stages.data import check_platform
     from tcl_core.stages.models import run_train
 
     project = _project()
+    if platform:
+        check_platform(project, platform)
     if model in (None, project.params.train.model):
         if platform not in (None, project.params.chain.first):
             raise UsageError(f"the chain's model is trained on {project.params.chain.first}; "

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tcl_core.errors import UsageError
+from tcl_core import store
+from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.models.mtl_tlp import MtlTlpModel
@@ -17,19 +18,28 @@ from tcl_core.progress import progress
 from tcl_core.stages.project import DATA, JOURNAL, Project, read_saved_hardware, records_folder, save_hardware, timed
 
 
-def baseline_folder(name: str, platform: str) -> Path:
-    return DATA / "baselines" / name / platform
+LISTED = DATA / "models" / "beside_chain"  # stages' outputs; no platform can be called so
+BY_HAND = DATA / "baselines"  # of models that params.yaml does not list
+
+
+def baseline_folder(project: Project, name: str, platform: str = "") -> Path:
+    return (LISTED if name in project.params.baselines.models else BY_HAND) / name / platform
 
 
 def run_baseline(project: Project, name: str, platform: str | None = None) -> str:
-    """Train a model of the catalogue on one platform's records, or on each one's -> data/baselines/NAME/PLATFORM/.
+    """Train a model of the catalogue on one platform's records, or on each one's -> NAME/PLATFORM/ below ``baseline_folder``.
 
     Its settings are its own, not params.yaml's, which were chosen for the chain's model.  Raises UsageError for a name or a
     platform that it cannot learn.
     """
     ran = platforms_of(project, name)
+    project.check_lowering(name)
     if platform and platform not in ran:
-        raise UsageError(f"{name} cannot be trained on {platform}; it can on: {', '.join(ran) or 'no platform of the chain'}")
+        raise UsageError(f"{name} cannot be trained on {platform}: {_why_not(project, platform)}")
+    if not ran:
+        reason = f"{name} also learns from earlier platforms of the chain, and there is none"
+        store.write_skipped(baseline_folder(project, name), project.params.chain.first, reason)
+        return f"skipped: {reason}"
     checkpoints = JOURNAL / "checkpoints" / "baselines" / name
     with timed(f"baseline@{name}"):
         said = [_train(project, name, place, checkpoints / place) for place in ([platform] if platform else ran)]
@@ -44,11 +54,21 @@ def platforms_of(project: Project, name: str) -> list[str]:
 
 
 def predicted(project: Project, name: str) -> dict[str, np.ndarray]:
-    """Platform -> (N,) scores of its held-out programs by the model that was trained on its records."""
-    return {
-        platform: catalogue.load(baseline_folder(name, platform)).predict(project.samples_for(name, platform, "holdout"))
-        for platform in platforms_of(project, name)
-    }
+    """Platform -> (N,) scores of its held-out programs by the model that was trained on its records.
+
+    Raises DataError where one has not been trained.
+    """
+    folders = {platform: baseline_folder(project, name, platform) for platform in platforms_of(project, name)}
+    if missing := [folder for folder in folders.values() if not folder.exists()]:
+        raise DataError(f"baselines.models lists {name}, but there is no {missing[0]}; run: tcl train --model {name}")
+    held_out = {platform: project.samples_for(name, platform, "holdout") for platform in folders}
+    return {platform: catalogue.load(folder).predict(held_out[platform]) for platform, folder in folders.items()}
+
+
+def _why_not(project: Project, platform: str) -> str:
+    if platform not in project.params.chain_order:
+        return "it is not in the chain of params.yaml"
+    return store.skipped_reason(records_folder(platform)) or "it also learns from earlier platforms, and there is none"
 
 
 def _train(project: Project, name: str, platform: str, checkpoint: Path) -> str:
@@ -65,7 +85,7 @@ def _train(project: Project, name: str, platform: str, checkpoint: Path) -> str:
             model.fit_platforms(train, _sources(project, platform, valid), valid, note, **kept)
         else:
             model.fit(train, valid, note, **kept)
-    folder = baseline_folder(name, platform)
+    folder = baseline_folder(project, name, platform)
     model.save(folder)
     save_hardware(folder, read_saved_hardware(records_folder(platform)))  # what `tcl predict` gives its programs
     return f"trained {name} on {len(train)} programs of {platform}; it lies in {folder}"

@@ -48,6 +48,7 @@ def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
 def _stages(params: Params) -> set[str]:
     """The stages of the present graph; times of others, such as of a platform that was taken out, are history."""
     names = {"tasks", "candidates", "train", "evaluate", "tune", *(f"distill@{p}" for p in params.chain.then)}
+    names |= {f"baseline@{model}" for model in params.baselines.models}
     return names | {f"{kind}@{platform}" for kind in ("collect", "holdout") for platform in params.platforms}
 
 

@@ -47,7 +47,7 @@ STATEMENTS = DATA / "features" / "statements"  # likewise
 REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
 SPLITS = ("train", "held_out")
-ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # the chain's models, and chance
+ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # of the catalogue: the chain's models, and chance
 
 
 def records_folder(platform: str, kind: str = "records") -> Path:
@@ -72,14 +72,24 @@ class Project:
 
     @classmethod
     def here(cls) -> Project:
-        """As params.yaml has it.  Raises UsageError, whatever is asked for, rather than after hours of measuring."""
-        params = load_params()
-        for name in params.baselines.models:
+        """As params.yaml has it.  Raises UsageError for a baseline that cannot be one: now, not after hours of measuring."""
+        project = cls(load_params())
+        for name in project.params.baselines.models:
             if name in ALWAYS_JUDGED:
                 raise UsageError(f"params.yaml: baselines.models lists '{name}', which every evaluation judges anyway; remove it")
             if name not in catalogue.CLASSES:
                 raise unknown_name("model", name, catalogue.CLASSES, "baselines.models of params.yaml")
-        return cls(params)
+            project.check_lowering(name)
+        return project
+
+    def check_lowering(self, model: str) -> None:
+        """Raise UsageError for a model that reads lowered programs, or learns from them, where the pool is not a CPU's."""
+        space, asked = self.params.candidates.design_space, catalogue.model_class(model)
+        if space != "cpu" and (catalogue.reads(model) != "tokens" or getattr(asked, "needs_states", False)):
+            raise UsageError(
+                f"{model} learns from lowered programs, and only a CPU's can be lowered so far (candidates.design_space is "
+                f"{space}); take a model of tokens alone, such as tlp or trees"
+            )
 
     @cached_property
     def tasks(self) -> list[Task]:

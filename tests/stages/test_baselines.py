@@ -18,7 +18,7 @@ from tcl_core.features.encode import Encoder
 from tcl_core.learning import fit
 from tcl_core.models import catalogue
 from tcl_core.models.catalogue import own_settings
-from tcl_core.params import Chain, Link, load_params
+from tcl_core.params import Baselines, Chain, Link, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import baselines
 from tcl_core.stages.baselines import run_baseline
@@ -80,7 +80,7 @@ def test_mtl_tlp_learns_the_chains_last_platform_from_the_earlier_ones(project):
         "b": 2, "c": 3,
     }  # fmt: skip
     assert np.ptp(catalogue.load(Path("data/baselines/mtl-tlp/c")).predict(project.samples("c"))) > 0
-    with pytest.raises(UsageError, match="mtl-tlp cannot be trained on a; it can on: b, c"):
+    with pytest.raises(UsageError, match="mtl-tlp cannot be trained on a: it also learns from earlier platforms"):
         run_baseline(project, "mtl-tlp", "a")
 
 
@@ -92,6 +92,42 @@ def test_models_of_all_platforms_rank_their_held_out_programs(project, name):
     for platform, scores in found.items():
         model = catalogue.load(Path("data/baselines") / name / platform)
         np.testing.assert_array_equal(scores, model.predict(project.samples_for(name, platform, "holdout")))
+
+
+def listed(project: Project, *names: str, **other: object) -> Project:
+    return dataclasses.replace(project, params=dataclasses.replace(project.params, baselines=Baselines(names), **other))
+
+
+def test_listed_models_are_stages_outputs_and_others_lie_elsewhere(project):
+    run_baseline(listed(project, "random"), "random", "a")
+    run_baseline(listed(project, "tlp"), "random", "a")
+    assert catalogue.load(Path("data/models/beside_chain/random/a")).name == "random"
+    assert catalogue.load(Path("data/baselines/random/a")).name == "random"
+    assert not re.fullmatch("[a-z0-9][a-z0-9-]*", "beside_chain")  # what platforms are called: params.py
+
+
+def test_a_platform_that_was_skipped_is_left_out_and_named(project):
+    store.write_skipped(records_folder("b"), "b", "no AVX2 here")
+    assert run_baseline(project, "random").count("trained random") == 2
+    assert list(baselines.predicted(project, "random")) == ["a", "c"]
+    with pytest.raises(UsageError, match="random cannot be trained on b: no AVX2 here"):
+        run_baseline(project, "random", "b")
+    with pytest.raises(UsageError, match="random cannot be trained on z: it is not in the chain"):
+        run_baseline(project, "random", "z")
+
+
+def test_mtl_tlp_is_skipped_where_the_chain_is_one_platform(project):
+    alone = listed(project, "mtl-tlp", chain=Chain("a", {}))
+    assert run_baseline(alone, "mtl-tlp").startswith("skipped: mtl-tlp also learns from earlier platforms")
+    assert "earlier platforms" in store.skipped_reason("data/models/beside_chain/mtl-tlp")  # an output: DVC needs one
+    assert baselines.predicted(alone, "mtl-tlp") == {}
+
+
+@pytest.mark.parametrize("name", ["xgboost", "tenset-mlp", "world-model"])
+def test_a_gpus_programs_are_not_taken_for_a_cpus(project, name):
+    candidates = dataclasses.replace(project.params.candidates, design_space="cuda")
+    with pytest.raises(UsageError, match=f"{name} learns from lowered programs, and only a CPU's"):
+        run_baseline(listed(project, candidates=candidates), name)
 
 
 class Interrupt(BaseException):

@@ -221,14 +221,14 @@ def test_models_that_params_list_are_judged_beside_the_chain(folder, monkeypatch
     assert list(found) == ["zero-shot", "own data only", "tlp", "mtl-tlp"]
     assert list(found["tlp"]) == ["a", "b", "c"] and list(found["mtl-tlp"]) == ["b", "c"] and text.count("tlp") == 5
     s = samples("b", "holdout")
-    scores = catalogue.load(folder / "data/baselines/tlp/b").predict(s)
+    scores = catalogue.load(folder / "data/models/beside_chain/tlp/b").predict(s)
     assert found["tlp"]["b"]["top_1"]["value"] == top_k(scores, s.latencies_s, s.tasks, WEIGHTS, 1)
 
 
 def test_an_evaluation_names_a_listed_model_that_was_not_trained(folder):
     chain = with_baselines(project(), "tlp")
     run_chain(chain)
-    with pytest.raises(DataError, match="data/baselines/tlp/a"):
+    with pytest.raises(DataError, match="there is no data/models/beside_chain/tlp/a; run: tcl train --model tlp"):
         models.run_evaluate(chain)
 
 
