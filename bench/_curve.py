@@ -8,7 +8,7 @@ from typing import Any
 
 from _ranking_tables import interval
 
-from tcl_core.evaluation.plots import BLUE, GREEN, ORANGE
+from tcl_core.evaluation.plots import BLUE, GREEN, ORANGE, PINK
 
 FIGURES = {"pairs": "pairs ranked right", "top1": "top-1"}
 
@@ -27,7 +27,7 @@ def draw_curve(rows: Sequence[Sequence[Any]], whole: tuple[int, int], path: Path
     for column, label in enumerate(("training tasks (all programs of each)", "programs of each task (all tasks)")):
         for line, (key, name) in enumerate(FIGURES.items()):
             axes = panels[line][column]
-            for model, colour in zip(models, (ORANGE, GREEN, BLUE)):
+            for model, colour in zip(models, (ORANGE, GREEN, BLUE, PINK)):
                 mine = [row for row in rows if row[2] == model and row[1 - column] is None]
                 points = sorted((row[column] or whole[column], interval([f[key] for f in row[3]])) for row in mine)
                 size, spread = [at for at, _ in points], list(zip(*(figures for _, figures in points)))

@@ -21,6 +21,18 @@ def curve_table(rows: list[list[Any]]) -> str:
     return markdown(["training tasks", "programs of each", "model", *(FIGURES[name] for name in names)], cells)
 
 
+def overview_table(models: Sequence[str], platforms: Sequence[str], found: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
+    """(model, platform) -> figures of all seeds, as a row for each model; parameters are those on the last platform."""
+    names = ("top1", "top5", "pairs")
+    cell = lambda runs: " / ".join(f"{np.mean([f[name] for f in runs]):.3f}" for name in names) if runs else ""  # noqa: E731
+    rows = []
+    for model in models:
+        runs = [found.get((model, platform), []) for platform in platforms]
+        size = next(np.median([f["parameters"] for f in some]) for some in reversed(runs) if some)
+        rows.append([model, f"{size:,.0f}", *map(cell, runs)])
+    return markdown(["model", "parameters", *(f"{platform}: top-1 / top-5 / pairs" for platform in platforms)], rows)
+
+
 def compared_table(ours: str, rows: list[dict[str, Any]]) -> str:
     less = lambda row: "" if row["model"] == ours else signed(row["ours_less"])  # noqa: E731
     cells = [[row["platform"], row["model"], row["seeds"], row["tasks"], f"{row['top1']:.3f}", less(row)] for row in rows]
