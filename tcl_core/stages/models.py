@@ -72,7 +72,7 @@ def fit_settings(project: Project) -> FitSettings:
 def distill_settings(project: Project) -> DistillSettings:
     """How a later platform is learned, and the plain model beside it: by LambdaRank, from measured programs alone.
 
-    With few of them, a committee of their own knows less than the chain does (docs/models.md).
+    At a tenth of the programs a committee of their own gained nothing (docs/models.md).
     """
     given = asdict(project.params.distill)
     own = {name: given.pop(name) for name in ("learning_rate", "batch_size")}
