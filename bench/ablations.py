@@ -21,7 +21,8 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _datasets import VALIDATION, Case, Reference, reads_of
 from _lessons import Lesson, lesson
-from _tables import RESULTS, ROOT, into_readme, markdown, mean_interval, save
+from _ranking_tables import LEAST, shown
+from _tables import RESULTS, ROOT, into_readme, markdown, save
 
 import numpy as np
 import torch
@@ -184,15 +185,8 @@ def _share(tasks: np.ndarray, share: float) -> np.ndarray:
 
 def table(found: dict[str, list[list[float]]]) -> str:
     known = [name for name in (*TREES, *VARIANTS) if name in found]
-    rows = [[name, *(_shown([run[k] for run in found[name]]) for k in range(len(FIGURES)))] for name in known]
+    rows = [[name, *(shown([run[k] for run in found[name]], least) for k, least in enumerate(LEAST.values()))] for name in known]
     return markdown(["", *FIGURES], rows)
-
-
-def _shown(values: list[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    mean, low, high = mean_interval(values)
-    return f"{mean:.3f} ({low:.3f} to {high:.3f})"
 
 
 def main() -> None:
@@ -217,11 +211,11 @@ def run(given: argparse.Namespace) -> None:
     found = before.get("runs", {}) if before.get("epochs") == bench.epochs else {}
     wanted = [name for name in (*VARIANTS, *TREES) if given.only in name]
     todo = [(name, seed) for seed in range(seeds) for name in wanted if len(found.get(name, ())) <= seed]
-    with progress("training without one thing", len(todo)) as shown:
+    with progress("training without one thing", len(todo)) as bar:
         for name, seed in todo:
             found.setdefault(name, []).append(bench.figures(name, seed))
             save("ablations", {"epochs": bench.epochs, "figures": FIGURES, "runs": found}, COMMAND)
-            shown.advance(f"{name}: {found[name][-1][2]:.3f} of pairs right")
+            bar.advance(f"{name}: {found[name][-1][2]:.3f} of pairs right")
     into_readme("ablations", table(found), DOCUMENT)
     print(table(found))
 
