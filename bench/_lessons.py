@@ -29,7 +29,7 @@ LOG_SHARE = 1  # as many times more of a log's programs than are trained on stan
 class Lesson(Case):
     """A case with what a committee needs to teach our model (``tcl_core.teaching``).
 
-    statements  the training programs as statements, or None: the default's committee reads none
+    statements  the training programs as statements, or None where nothing can be lowered
     unmeasured  further programs of the training tasks, in the same views; what was measured of them, nobody reads
     """
 
@@ -56,20 +56,16 @@ def chain_case(reference: Reference, platform: str, thin: tuple[int | None, int 
 
 
 def lesson(
-    reference: Reference,
-    platform: str,
-    tested: Sequence[str] = (),
-    thin: tuple[int | None, int | None, int] = (None, None, 0),
-    statements: bool = False,
+    reference: Reference, platform: str, tested: Sequence[str] = (), thin: tuple[int | None, int | None, int] = (None, None, 0)
 ) -> Lesson:
-    """A case of the reference data (``Reference.case``, then ``Case.thinned``) and unmeasured programs of its training tasks;
-    with ``statements``, all of them in that view too.
+    """A case of the reference data (``Reference.case``, then ``Case.thinned``), its training programs as statements too, and
+    unmeasured programs of its training tasks.
     """
     case = reference.case(platform, "tokens", tested).thinned(*thin)
-    lowered = reference.case(platform, "statements", tested).thinned(*thin).train if statements else None
-    more = unmeasured(reference, platform, statements)
+    statements = reference.case(platform, "statements", tested).thinned(*thin).train
+    more = unmeasured(reference, platform)
     kept = np.isin(more["tokens"].tasks, np.unique(case.train.tasks))
-    return Lesson(**_fields(case), statements=lowered, unmeasured={reads: s.take(kept) for reads, s in more.items()})
+    return Lesson(**_fields(case), statements=statements, unmeasured={reads: s.take(kept) for reads, s in more.items()})
 
 
 def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
@@ -82,12 +78,11 @@ def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
 
 
 @lru_cache(maxsize=3)
-def unmeasured(reference: Reference, platform: str, statements: bool) -> dict[str, Samples]:
+def unmeasured(reference: Reference, platform: str) -> dict[str, Samples]:
     """``UNMEASURED`` programs of each training task of the reference data, which are the same on every platform."""
     encoder, keys = reference.encoder, _drawn_keys(reference)
-    tokens = encoder.encode(keys, read_saved_hardware(reference.folder / f"platform={platform}").vector())
-    lowered = {"statements": with_statements(tokens, keys, encoder, reference.features / "statements")} if statements else {}
-    return {"tokens": tokens} | lowered
+    samples = encoder.encode(keys, read_saved_hardware(reference.folder / f"platform={platform}").vector())
+    return {"tokens": samples, "statements": with_statements(samples, keys, encoder, reference.features / "statements")}
 
 
 @lru_cache(maxsize=1)

@@ -103,8 +103,10 @@ def _with_unmeasured(project: Project, platform: str, measured: Samples) -> Samp
     if not count:
         return measured
     more = project.unmeasured(tasks, count, platform)
+    views = {reads: project.samples_in(reads, platform) for reads in more}
+    views = {reads: samples.take(np.isin(samples.tasks, tasks)) for reads, samples in views.items()}
     with progress(f"asking a committee about programs of {platform}", sum(member.count for member in COMMITTEE)) as shown:
-        return taught({"tokens": measured}, {"tokens": more}, project.params.seed, on_member=shown.advance)
+        return taught(views, more, project.params.seed, on_member=shown.advance)
 
 
 def run_distill(project: Project, platform: str) -> str:

@@ -144,11 +144,16 @@ class Project:
         keys = [record.key for record in store.read_records(records_folder(platform))]
         return with_states(samples, keys, self.encoder, STATES)
 
-    def unmeasured(self, tasks: Iterable[int], count: int, platform: str) -> Samples:
-        """``count`` further programs of each of these tasks of the pool, with a platform's hardware row and no latencies."""
+    def unmeasured(self, tasks: Iterable[int], count: int, platform: str) -> dict[str, Samples]:
+        """``count`` programs of each of these tasks of the pool, with a platform's hardware row: as tokens and, as far as CPUs
+        go, whose programs can be lowered here, as statements.
+        """
         target = pool_target(self.params.candidates.design_space, threads())
         keys = draw_unmeasured([self.tasks[task] for task in tasks], self.encoder.texts, count, self.params.seed, target)
-        return self.encoder.encode(keys, read_saved_hardware(records_folder(platform)).vector())
+        samples = self.encoder.encode(keys, read_saved_hardware(records_folder(platform)).vector())
+        if self.params.candidates.design_space != "cpu":
+            return {"tokens": samples}
+        return {"tokens": samples, "statements": with_statements(samples, keys, self.encoder, STATEMENTS)}
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
         """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart."""
