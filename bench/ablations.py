@@ -185,7 +185,8 @@ def _share(tasks: np.ndarray, share: float) -> np.ndarray:
 
 def table(found: dict[str, list[list[float]]]) -> str:
     known = [name for name in (*TREES, *VARIANTS) if name in found]
-    rows = [[name, len(found[name]), *(shown([run[k] for run in found[name]], least) for k, least in enumerate(LEAST.values()))] for name in known]
+    figures = lambda runs: (shown([run[k] for run in runs], least) for k, least in enumerate(LEAST.values()))  # noqa: E731
+    rows = [[name, len(found[name]), *figures(found[name])] for name in known]
     return markdown(["", "seeds", *FIGURES], rows)
 
 
