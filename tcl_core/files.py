@@ -1,42 +1,215 @@
-"""Whole files or none: every file that TCL replaces goes through ``replacing``.
+"""Whole files or none: every file that TCL replaces goes through ``replacing``, every folder through ``whole_folder``.
 
-The new content is written to a hidden file in the same folder, synced and renamed over the old one, and the
-folder is synced: after a kill or a power cut at any byte a reader finds the old file or the new one.
+The new content is written aside in the same folder, synced and renamed over the old one, and the folder is synced: after
+a kill or a power cut at any byte a reader finds the old one or the new one.  What lies aside is locked (flock) while its
+writer lives, whatever its process id and in whichever container: what can be locked is left over, and is removed by
+the next writer.  Nothing else is ever removed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
+import glob
 import os
+import secrets
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tcl_core.errors import PlatformError
+from tcl_core.errors import PlatformError, TclError, UsageError
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO, errno.EINVAL)
+_RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A binary file that becomes ``path`` when the block ends well, and vanishes when it does not.
 
-    Raises PlatformError when the disk is full; whatever ``path`` held before is then still there.
+    A link is replaced, not what it points to; a device or a pipe is written to.
+    Raises PlatformError when the disk is full or the folder takes no file, UsageError for a path that cannot be a file;
+    whatever ``path`` held before is then still there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    path = Path(path)
+    if _is_special(path):
+        with writing(path), open(path, "wb") as file:
+            yield file
+        return
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        _sweep(path.parent, ".tcl-*.tmp")
+        aside, descriptor = _locked_file(path.parent)
     try:
-        with disk_full_named(path):
-            with open(aside, "wb") as file:
-                yield file
+        with disk_full_named(path), open(descriptor, "wb") as file:
+            yield file
+            with writing(path):
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, path)
-            sync_folder(path.parent)
+                os.replace(aside, path)
+                sync_folder(path.parent)
     finally:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             aside.unlink()
+
+
+@contextmanager
+def replacing_given(path: Path, force: bool) -> Iterator[BinaryIO]:
+    """As ``replacing`` for a path that a user gave: a link is followed, and an existing file needs ``force``.
+
+    Raises UsageError for an existing file without it.
+    """
+    with writing(path):
+        target = Path(os.path.realpath(path)) if Path(path).is_symlink() and not _is_special(path) else Path(path)
+    check_not_there(target, force)
+    with replacing(target) as file:
+        yield file
+
+
+def check_not_there(path: Path, force: bool) -> None:
+    """Raise UsageError for a file that is there and must not be overwritten; devices and pipes are written to."""
+    with writing(path):
+        there = os.path.lexists(path) and not _is_special(path)
+    if there and not force:
+        raise UsageError(f"{path} exists; give another name, or --force to overwrite it")
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is there and neither a file nor a folder: a device, a pipe, a socket; or a link to one."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _locked_file(folder: Path) -> tuple[Path, int]:
+    """A fresh hidden file, open and locked."""
+    while True:
+        path = folder / f".tcl-{secrets.token_hex(6)}.tmp"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if _lock_if_there(path, descriptor):
+            return path, descriptor
+        os.close(descriptor)  # another writer took it for left over, in the moment before it was locked
+
+
+def _lock_if_there(path: Path, descriptor: int) -> bool:
+    """Lock an open file or folder; whether it is free and still what ``path`` names."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except OSError:
+        return False
+
+
+def _sweep(folder: Path, pattern: str, keep: Path | None = None) -> None:
+    """Remove what dead writers left aside: what matches and nobody has locked."""
+    for path in folder.glob(pattern):
+        with _if_left_over(path) as left_over:
+            if left_over and path != keep:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _if_left_over(path: Path) -> Iterator[bool]:
+    """Whether no living writer holds it; while the block lasts, nobody else takes it for left over."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _lock_if_there(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A fresh folder to write into, which takes the place of ``folder`` when the block ends without an error.
+
+    After a kill or a power cut at any moment ``folder`` is the former or the new one.  Where the file system cannot
+    exchange two folders in one step, who dies between two renames leaves the former aside, where ``tidy`` finds it.
+    Raises as ``replacing``; whatever ``folder`` held before is then still there.
+    """
+    folder = Path(folder)
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tidy(folder)
+        aside, descriptor = _locked_folder(folder)
+    try:
+        with disk_full_named(folder):
+            yield aside
+            with writing(folder):
+                for path in (*aside.rglob("*"), aside):
+                    sync_folder(path)  # of a file likewise: its bytes must be there before its folder's new name
+                _put_in_place(aside, folder)
+    finally:
+        os.close(descriptor)
+        _sweep(folder.parent, f".{glob.escape(folder.name)}.*.new")
+
+
+def tidy(folder: Path) -> None:
+    """Remove what dead writers left beside ``folder``; if it is gone, put the former one back."""
+    folder = Path(folder)
+    for former in sorted(folder.parent.glob(f".{glob.escape(folder.name)}.*.old")):
+        with _if_left_over(former) as left_over:
+            if left_over and not os.path.lexists(folder):
+                with writing(folder):
+                    os.replace(former, folder)
+                    sync_folder(folder.parent)
+    for kind in ("old", "new"):
+        _sweep(folder.parent, f".{glob.escape(folder.name)}.*.{kind}")
+
+
+def _locked_folder(folder: Path) -> tuple[Path, int]:
+    while True:
+        aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.new")
+        aside.mkdir()
+        descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if _lock_if_there(aside, descriptor):
+            return aside, descriptor
+        os.close(descriptor)
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    if folder.is_symlink():
+        folder = Path(os.path.realpath(folder))
+    if not folder.exists():
+        os.replace(aside, folder)
+    elif not _exchange(aside, folder):
+        former = aside.with_suffix(".old")
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.replace(folder, former)
+            os.replace(aside, folder)
+            sync_folder(folder.parent)
+            shutil.rmtree(former, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+    sync_folder(folder.parent)
+    if aside.exists():  # holds the former one since the exchange
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two paths change their names in one step; False where the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # an older C library
+        return False
+    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 @contextmanager
@@ -47,10 +220,52 @@ def disk_full_named(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise
-        reason = os.strerror(error.errno).lower()
-        raise PlatformError(
-            f"cannot write {path} ({reason}); what was there before is kept; free some space and run again"
-        ) from error
+        raise _cannot("write", path, error) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn whatever the system refuses while ``path`` is written into one sentence that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise _cannot("write", path, error) from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever the system refuses while ``path`` is read into one sentence; a missing file stays FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _cannot("read", path, error) from error
+
+
+def refusal(error: OSError) -> TclError:
+    """The sentence for what the system refused, where no better one was found on the way."""
+    return _cannot("read or write", error.filename or "a file", error)
+
+
+def _cannot(do: str, path: object, error: OSError) -> TclError:
+    reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
+    if error.errno in _DISK_FULL:
+        return PlatformError(f"cannot {do} {shown(path)} ({reason}); what was there before is kept; free some space and run again")
+    if error.errno in _WRONG_PATH:
+        return UsageError(f"cannot {do} {shown(path)} ({reason}); give another path")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return PlatformError(f"cannot {do} {shown(path)} ({reason}); nothing of it was changed: see to its rights, or be its owner")
+    return PlatformError(f"cannot {do} {shown(path)} ({reason}); look at the disk, then run again")
+
+
+SHOWN = 200  # characters of a foreign text that a sentence may hold
+
+
+def shown(text: object) -> str:
+    """A foreign text as a sentence may hold it: control characters escaped, not longer than SHOWN characters."""
+    plain = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+    return plain if len(plain) <= SHOWN else f"{plain[:SHOWN]}… ({len(plain)} characters)"
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,13 +9,7 @@ A saved model is a folder: ``model.json`` (which class, with which arguments, fr
 
 from __future__ import annotations
 
-import glob
 import json
-import os
-import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
@@ -23,7 +17,7 @@ import numpy as np
 
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
-from tcl_core.files import disk_full_named, sync_folder
+from tcl_core.files import tidy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,57 +51,6 @@ class CostModel(Protocol):
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read what ``save`` wrote.  Raises DataError when the folder is missing or damaged."""
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A fresh folder to write into, which takes the place of ``folder`` when the block ends without an error.
-
-    After a kill or a power cut at any moment ``folder`` is the former or the new one: a folder cannot be
-    renamed over another, and who dies between the two renames leaves the former aside, where ``tidy`` finds it.
-    Raises PlatformError when the disk is full; whatever ``folder`` held before is then still there.
-    """
-    folder = Path(folder)
-    tidy(folder)
-    aside, former = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("new", "old"))
-    aside.mkdir(parents=True)
-    try:
-        with disk_full_named(folder):
-            yield aside
-            for path in (*aside.rglob("*"), aside):
-                sync_folder(path)  # of a file likewise: its bytes must be there before its folder's new name
-            if folder.exists():
-                os.replace(folder, former)
-            os.replace(aside, folder)
-            sync_folder(folder.parent)
-    finally:
-        tidy(folder)
-
-
-def tidy(folder: Path) -> None:
-    """Remove what this process or dead ones left beside ``folder``; if it is gone, put the former one back."""
-    pattern = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.(new|old)")
-    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
-        found = pattern.fullmatch(path.name)
-        if found is None or _works_elsewhere(int(found[1])):
-            continue
-        if found[2] == "old" and not folder.exists():
-            os.replace(path, folder)
-            sync_folder(folder.parent)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _works_elsewhere(process: int) -> bool:
-    """Whether another process of this number is alive."""
-    if process == os.getpid():
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # alive, but another user's
-        pass
-    return True
 
 
 def write_model(folder: Path, description: dict, weights: dict[str, Tensor]) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings, OnEpoch
-from tcl_core.models.cost_model import FORMAT, read_description, whole_folder
+from tcl_core.files import whole_folder
+from tcl_core.models.cost_model import FORMAT, read_description
 
 
 class RandomScores:

@@ -24,7 +24,8 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_tokens
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
-from tcl_core.models.cost_model import read_description, read_weights, whole_folder, write_model
+from tcl_core.files import whole_folder
+from tcl_core.models.cost_model import read_description, read_weights, write_model
 
 CHUNK = 512  # programs per forward pass of predict, at most
 LEAST = 64  # worth a pass of their own beside another

@@ -37,7 +37,8 @@ from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_tokens, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
 from tcl_core.learning.losses import differences, pair_weights
-from tcl_core.models.cost_model import read_description, read_weights, whole_folder, write_model
+from tcl_core.files import whole_folder
+from tcl_core.models.cost_model import read_description, read_weights, write_model
 
 ROUNDS = 10  # trees of an epoch
 EMBEDDING = 32

@@ -19,9 +19,9 @@ from tcl_core.evaluation.intervals import chain_figures, model_figures
 from tcl_core.evaluation.metrics import Networks, top_k
 from tcl_core.evaluation.report import collection_progress, terminal_table, write_json
 from tcl_core.features.batches import Samples
+from tcl_core.files import whole_folder
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
-from tcl_core.models.cost_model import whole_folder
 from tcl_core.models.mamba import MambaModel
 from tcl_core.progress import Progress, progress
 from tcl_core.stages import baselines

@@ -15,7 +15,8 @@ from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue, torch_model
-from tcl_core.models.cost_model import CostModel, whole_folder
+from tcl_core.files import whole_folder
+from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
 from tcl_core.models.random_scores import RandomScores
 

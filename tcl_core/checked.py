@@ -1,0 +1,131 @@
+"""Files that are read back carry a checksum of what they say: JSON objects and safetensors.
+
+A flipped bit in a weight or a figure would otherwise become another result in silence.  The checksum lies in the file
+itself, so that a file and its checksum cannot come from two different moments:
+
+    JSON          key ``checksum`` of the outermost object: SHA-256 of the rest, written without spaces and keys sorted
+    safetensors   ``checksum`` of its metadata: SHA-256 of the file, with zeros in the place of these digits
+
+Parquet's lies in ``store``, the journal's in each line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tcl_core.errors import DataError
+from tcl_core.files import reading, replacing, shown
+
+KEY = "checksum"
+_BLANK = "0" * 64
+_LARGEST = 1 << 30  # bytes of a JSON file of ours: what is larger is none
+
+
+def write_json(path: str | Path, data: Mapping[str, Any]) -> Path:
+    """Write an object; NaN and infinity become null, NumPy values plain ones; keys keep their order."""
+    path, plain = Path(path), plain_json(data)
+    with replacing(path) as file:
+        file.write(json_bytes(plain))
+    return path
+
+
+def json_bytes(plain: Mapping[str, Any]) -> bytes:
+    """The text of a checked file."""
+    return json.dumps({**plain, KEY: _digest(plain)}, indent=2, allow_nan=False).encode() + b"\n"
+
+
+def read_json(path: str | Path, remedy: str) -> dict[str, Any]:
+    """What ``write_json`` wrote, without the checksum.
+
+    ``remedy`` ends the sentence about a damaged file: what to do.  Raises DataError for a damaged one, PlatformError for
+    one that may not be read, FileNotFoundError for none.
+    """
+    path = Path(path)
+    with reading(path):
+        size = path.stat().st_size
+        raw = path.read_bytes() if size <= _LARGEST else b""
+    try:
+        found = json.loads(raw)
+        given = found.pop(KEY, None) if isinstance(found, dict) else None
+    except (ValueError, RecursionError):
+        raise damaged(path, "it is no JSON", remedy) from None
+    if given is None:
+        raise damaged(path, "it has no checksum", remedy)
+    if given != _digest(found):
+        raise damaged(path, "its checksum does not fit", remedy)
+    return found
+
+
+def damaged(path: Path, why: str, remedy: str) -> DataError:
+    return DataError(f"{shown(path)} is damaged ({why}); {remedy}")
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def plain_json(value: Any) -> Any:
+    """A value as JSON has it: NumPy's as Python's, NaN and infinity as None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's
+        return plain_json(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def tensor_bytes(save: Callable[..., bytes], tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> bytes:
+    """A checked safetensors file; ``save`` is that of ``safetensors.torch`` or ``safetensors.numpy``, ``facts`` its metadata."""
+    raw = save(dict(tensors), metadata={**(facts or {}), KEY: _BLANK})
+    start = _place(raw)
+    return raw[:start] + hashlib.sha256(raw).hexdigest().encode() + raw[start + len(_BLANK) :]
+
+
+def write_tensors(
+    path: str | Path, save: Callable[..., bytes], tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None
+) -> None:
+    """Write what ``tensor_bytes`` makes."""
+    with replacing(Path(path)) as file:
+        file.write(tensor_bytes(save, tensors, facts))
+
+
+def read_tensors(path: str | Path, load: Callable[[bytes], dict[str, Any]], remedy: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors and the metadata of a checked safetensors file; ``load`` is that of the same module as ``save``.
+
+    Raises as ``read_json``.
+    """
+    path = Path(path)
+    with reading(path):
+        raw = path.read_bytes()
+    try:
+        start = _place(raw)
+        given, blank = raw[start : start + len(_BLANK)], raw[:start] + _BLANK.encode() + raw[start + len(_BLANK) :]
+        if hashlib.sha256(blank).hexdigest().encode() != given:
+            raise ValueError("its checksum does not fit")
+        facts = _header(raw)["__metadata__"]
+        return load(raw), {name: text for name, text in facts.items() if name != KEY}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = str(error) if type(error) is ValueError else "it is no checked safetensors file"
+        raise damaged(path, why, remedy) from None
+
+
+def _header(raw: bytes) -> dict[str, Any]:
+    size = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + size])
+
+
+def _place(raw: bytes) -> int:
+    """Where the 64 digits of the checksum start.  Raises ValueError where there are none."""
+    size = int.from_bytes(raw[:8], "little")
+    mark = f'"{KEY}":"'.encode()
+    start = raw.find(mark, 8, 8 + size) + len(mark)
+    if start < len(mark) or start + len(_BLANK) > 8 + size:
+        raise ValueError("it has no checksum")
+    return start
