@@ -12,6 +12,8 @@ from typing import Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
+from tcl_core.checked import read_json
+
 
 class Rounds:
     """The round report of a platform's collection: one JSON object per line and step."""
@@ -51,7 +53,7 @@ def show_rounds(platform: str) -> None:
 
 def show_evaluation(reports: Path = Path("data/reports")) -> None:
     """The figures of ``evaluation.json`` as one table, and every plot as a picture that needs no file server."""
-    rows = table_rows(json.loads((reports / "evaluation.json").read_text()))
+    rows = table_rows(read_json(reports / "evaluation.json", "judge the models again: dvc repro evaluate"))
     create_table_artifact(rows, key="evaluation", description="Held-out programs, ranked by every model")
     for plot in sorted((reports / "plots").glob("*.png")):
         picture = base64.b64encode(plot.read_bytes()).decode()

@@ -6,7 +6,7 @@ itself, so that a file and its checksum cannot come from two different moments:
     JSON          key ``checksum`` of the outermost object: SHA-256 of the rest, written without spaces and keys sorted
     safetensors   ``checksum`` of its metadata: SHA-256 of the file, with zeros in the place of these digits
 
-Parquet's lies in ``store``, the journal's in each line.
+Parquet's lies in ``store``, the journal's in each line.  A folder whose files belong together has a list of them, too.
 """
 
 from __future__ import annotations
@@ -55,10 +55,36 @@ def read_json(path: str | Path, remedy: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise damaged(path, "it is no JSON", remedy) from None
     if given is None:
-        raise damaged(path, "it has no checksum", remedy)
+        raise damaged(path, "it has no checksum: it is of another version, or was changed by hand", remedy)
     if given != _digest(found):
         raise damaged(path, "its checksum does not fit", remedy)
     return found
+
+
+CONTENTS = "contents.json"
+
+
+def write_contents(folder: Path) -> None:
+    """Write ``contents.json``: the SHA-256 of every file in a folder, so that none can be taken for another folder's."""
+    write_json(folder / CONTENTS, {"files": _digests(folder)})
+
+
+def check_contents(folder: Path, remedy: str) -> None:
+    """Raise DataError where a folder with ``contents.json`` holds other files than it tells of."""
+    try:
+        told = read_json(folder / CONTENTS, remedy)["files"]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    found = _digests(folder)
+    for name in sorted(told.keys() | found.keys()):
+        if told.get(name) != found.get(name):
+            why = "is missing" if name not in found else "does not belong there" if name not in told else "is not as it was written"
+            raise damaged(folder, f"{shown(name)} {why}", remedy)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CONTENTS and not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def damaged(path: Path, why: str, remedy: str) -> DataError:

@@ -37,6 +37,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from tcl_core.checked import write_tensors
 from tcl_core.errors import unknown_name
 from tcl_core.features.batches import Samples
 from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal
@@ -84,7 +85,7 @@ class ChainState:
         self.model.write_into(folder)
         self.knowledge_base.save(folder / "knowledge_base")
         tensors = {name: value.contiguous().cpu() for name, value in self.fisher.items()}
-        (folder / "fisher.safetensors").write_bytes(save(tensors))
+        write_tensors(folder / "fisher.safetensors", save, tensors)
 
     @classmethod
     def load(cls, folder: Path) -> ChainState:

@@ -26,6 +26,7 @@ from tcl_core.errors import PlatformError, TclError, UsageError
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO, errno.EINVAL)
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
+_TOKEN = "[0-9a-f]" * 12  # of names aside, as a pattern
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir() and not path.is_symlink():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        _sweep(path.parent, ".tcl-*.tmp")
+        _sweep(path.parent, f".tcl-{_TOKEN}.tmp")
         aside, descriptor = _locked_file(path.parent)
     try:
         with disk_full_named(path), open(descriptor, "wb") as file:
@@ -109,11 +110,11 @@ def _lock_if_there(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _sweep(folder: Path, pattern: str, keep: Path | None = None) -> None:
+def _sweep(folder: Path, pattern: str) -> None:
     """Remove what dead writers left aside: what matches and nobody has locked."""
     for path in folder.glob(pattern):
         with _if_left_over(path) as left_over:
-            if left_over and path != keep:
+            if left_over:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
@@ -156,20 +157,20 @@ def whole_folder(folder: Path) -> Iterator[Path]:
                 _put_in_place(aside, folder)
     finally:
         os.close(descriptor)
-        _sweep(folder.parent, f".{glob.escape(folder.name)}.*.new")
+        _sweep(folder.parent, f".{glob.escape(folder.name)}.{_TOKEN}.new")
 
 
 def tidy(folder: Path) -> None:
     """Remove what dead writers left beside ``folder``; if it is gone, put the former one back."""
     folder = Path(folder)
-    for former in sorted(folder.parent.glob(f".{glob.escape(folder.name)}.*.old")):
+    for former in sorted(folder.parent.glob(f".{glob.escape(folder.name)}.{_TOKEN}.old")):
         with _if_left_over(former) as left_over:
             if left_over and not os.path.lexists(folder):
                 with writing(folder):
                     os.replace(former, folder)
                     sync_folder(folder.parent)
     for kind in ("old", "new"):
-        _sweep(folder.parent, f".{glob.escape(folder.name)}.*.{kind}")
+        _sweep(folder.parent, f".{glob.escape(folder.name)}.{_TOKEN}.{kind}")
 
 
 def _locked_folder(folder: Path) -> tuple[Path, int]:
@@ -193,7 +194,11 @@ def _put_in_place(aside: Path, folder: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             os.replace(folder, former)
-            os.replace(aside, folder)
+            try:
+                os.replace(aside, folder)
+            except BaseException:
+                os.replace(former, folder)
+                raise
             sync_folder(folder.parent)
             shutil.rmtree(former, ignore_errors=True)
         finally:

@@ -1,20 +1,23 @@
 """The data set on disk: Arrow schemas, whole-file writes, reading back.  The only file that touches Parquet.
 
 Knows nothing of TVM or of how anything is measured.  Files appear whole or not at all (``tcl_core.files``),
-are compressed with zstd, dictionary-encoded where values repeat, and carry page checksums and a schema
+are compressed with zstd, dictionary-encoded where values repeat, and carry a checksum and a schema
 version.  Records are partitioned by platform only (``platform=NAME/``) and sorted by task.
+
+The checksum is the SHA-256 of the file without it, behind the mark SEAL, in the place between the data and Parquet's footer,
+which no reader looks at: pages have checksums of their own, but neither their headers nor the footer.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,13 +27,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.errors import DataError, unknown_name
-from tcl_core.files import replacing
+from tcl_core.files import reading, replacing, shown
 from tcl_core.journal import SCHEMA_VERSION, Record
 
 ROWS_PER_GROUP = 65_536  # the unit of streaming: some 10 MB of records in memory
 ROWS_PER_RUN = 4 * ROWS_PER_GROUP  # sorted in memory; more records are sorted in runs, which are then merged
 ROWS_PER_BLOCK = 4_096  # of each run in memory while runs are merged
+# A file of a few hundred kilobytes can claim any number of rows: what a stage would not write is not read.
+MOST_ROWS = {"tasks": 100_000, "networks": 1_000_000, "sketches": 1_000_000, "programs": 20_000_000, "records": 10**9}
+MOST_BYTES_PER_GROUP = 4 << 30
+SEAL = b"TCL-seal"
+SEALED_BYTES = len(SEAL) + 32
 
 
 class Ragged(NamedTuple):
@@ -96,21 +105,94 @@ def write_table(path: str | Path, table: str, rows: Iterable[Mapping[str, Any]])
     path, rows = Path(path), iter(rows)
     groups = iter(lambda: list(islice(rows, ROWS_PER_GROUP)), [])
     with replacing(path) as file:
-        return _write_groups(file, table, (_arrow_table(group, table) for group in groups))
+        return _write_groups(file, path, table, (_arrow_table(group, table) for group in groups))
 
 
-def _write_groups(file: BinaryIO, table: str, groups: Iterable[pa.Table]) -> int:
-    """Write each table as one row group."""
-    schema, count = SCHEMAS[table], 0
+def _write_groups(file: BinaryIO, path: Path, table: str, groups: Iterable[pa.Table]) -> int:
+    """Write each table as one row group, and the seal."""
+    schema = SCHEMAS[table].with_metadata({**SCHEMAS[table].metadata, b"tcl.sealed": b"1", **_platform_of(path)})
+    hashing, count = _Hashing(file), 0
     writer = pq.ParquetWriter(
-        file, schema, compression="zstd", compression_level=3, use_dictionary=_dictionary_columns(schema),
+        hashing, schema, compression="zstd", compression_level=3, use_dictionary=_dictionary_columns(schema),
         column_encoding=_encodings(schema) or None, write_page_checksum=True,
     )  # fmt: skip
     with writer:
         for group in groups:
             writer.write_table(group.cast(schema), row_group_size=ROWS_PER_GROUP)
             count += len(group)
+    hashing.seal()
     return count
+
+
+def _platform_of(path: Path) -> dict[bytes, bytes]:
+    """What a file of records says of its place, so that another platform's is noticed there."""
+    folder = path.absolute().parent.name
+    return {b"tcl.platform": folder.removeprefix("platform=").encode()} if folder.startswith("platform=") else {}
+
+
+class _Hashing:
+    """A file that knows the SHA-256 of what was written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.closed = file, hashlib.sha256(), False
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        """The file is its opener's to close."""
+
+    def seal(self) -> None:
+        """Put the seal between the data and the footer."""
+        self.file.flush()
+        descriptor, size = self.file.fileno(), self.file.tell()
+        end = _footer_start(os.pread(descriptor, 8, size - 8), size)
+        footer = os.pread(descriptor, size - end, end)
+        self.file.seek(end)
+        self.file.write(SEAL + self.digest.digest() + footer)
+
+
+def _footer_start(tail: bytes, size: int) -> int:
+    """Where the footer starts, of a file whose last eight bytes are ``tail``: its length and Parquet's mark."""
+    return size - 8 - int.from_bytes(tail[:4], "little")
+
+
+def _is_sealed(path: Path) -> bool:
+    """Whether a file has a seal, which files of an earlier version have not; DataError where it does not fit."""
+    facts = path.stat()
+    fits = _seal_fits(path, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    if fits is False:
+        raise damaged(path, "its checksum does not fit", _remedy(path))
+    return bool(fits)
+
+
+@lru_cache(maxsize=4096)  # a file is read for it once
+def _seal_fits(path: Path, inode: int, size: int, changed_ns: int) -> bool | None:
+    """None where there is no seal."""
+    with open(path, "rb") as file:
+        if size < 8:
+            return None
+        file.seek(size - 8)
+        start = _footer_start(file.read(8), size) - SEALED_BYTES
+        file.seek(max(start, 0))
+        seal = file.read(SEALED_BYTES)
+        if start < 0 or not seal.startswith(SEAL):
+            return None
+        file.seek(0)
+        digest, left = hashlib.sha256(), start
+        while left and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+        file.seek(SEALED_BYTES, os.SEEK_CUR)
+        digest.update(file.read())
+        return digest.digest() == seal[len(SEAL) :]
 
 
 def _arrow_table(rows: Sequence[Mapping[str, Any]], table: str) -> pa.Table:
@@ -277,7 +359,7 @@ def write_record_columns(path: str | Path, batches: Iterable[Columns]) -> int:
 def _write_sorted(path: Path, tables: Iterable[pa.Table]) -> int:
     with replacing(path) as file, ExitStack() as open_files:
         runs = _sorted_runs(_of_one_host(path.parent, tables), path.parent, open_files)
-        return _write_groups(file, "records", _regrouped(_merged(runs)))
+        return _write_groups(file, path, "records", _regrouped(_merged(runs)))
 
 
 def _of_one_host(folder: Path, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -391,14 +473,20 @@ def record_hosts(path: str | Path) -> set[str]:
 
 def write_skipped(folder: str | Path, platform: str, reason: str, **facts: str) -> None:
     """Say in ``folder/skipped.json`` why a stage wrote no data for a platform, and what else its readers depend on."""
-    with replacing(Path(folder) / "skipped.json") as file:
-        file.write(json.dumps({"platform": platform, "reason": reason, **facts}, indent=2).encode() + b"\n")
+    write_json(Path(folder) / "skipped.json", {"platform": platform, "reason": reason, **facts})
 
 
 def skipped_reason(folder: str | Path) -> str | None:
     """Why the stage that writes ``folder`` left the platform out; None where it did not."""
     path = Path(folder) / "skipped.json"
-    return json.loads(path.read_text())["reason"] if path.exists() else None
+    try:
+        found = read_json(path, _remedy(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    platform = _platform_of(path).get(b"tcl.platform", b"").decode() or found["platform"]
+    if found["platform"] != platform:
+        raise damaged(path, f"it is that of {shown(found['platform'])}", _remedy(path))
+    return found["reason"]
 
 
 def data_digest(folder: str | Path) -> str:
@@ -466,20 +554,25 @@ def _iter_groups(path: Path, table: str, columns: Sequence[str] | None) -> Itera
 def _read_group(file: pq.ParquetFile, path: Path, number: int, columns: Sequence[str] | None) -> pa.Table:
     try:
         return file.read_row_group(number, columns=list(columns) if columns else None)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
         raise _damaged(path, error) from error
 
 
 def _open(path: Path, table: str) -> pq.ParquetFile:
     try:
+        with reading(path):
+            sealed = _is_sealed(path)
         file = pq.ParquetFile(path, page_checksum_verification=True)
     except FileNotFoundError:
         stage = _STAGES.get(table)
         hint = f"the stage {stage} writes it: dvc repro {stage}" if stage else _how_to_write(path.parent)
         raise DataError(f"there is no {path}; {hint}") from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
         raise _damaged(path, error) from error
     _check_schema(path, table, file.schema_arrow)
+    _check_size(path, table, file.metadata)
+    if not sealed and b"tcl.sealed" in file.schema_arrow.metadata:
+        raise damaged(path, "its checksum is gone", _remedy(path))
     return pq.ParquetFile(
         path, metadata=file.metadata, page_checksum_verification=True, read_dictionary=_texts(table)
     )
@@ -490,22 +583,43 @@ def _texts(table: str) -> list[str]:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    reason = str(error).strip().splitlines()[0].rstrip(".")
-    return DataError(
-        f"{path} is damaged ({reason}); delete it and run its stage again, or fetch it with: dvc checkout"
-    )
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return damaged(path, shown(reason), _remedy(path))
+
+
+def _remedy(path: Path) -> str:
+    if "imported" in path.parts:
+        return "delete it and import its log again"
+    return "delete it and run its stage again, or fetch it with: dvc checkout"
+
+
+def _check_size(path: Path, table: str, metadata: pq.FileMetaData) -> None:
+    """Raise DataError for a file that would take more memory than a file of ours."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    rows, most = metadata.num_rows, MOST_ROWS[table]
+    if rows > most or any(g.num_rows > ROWS_PER_GROUP or g.total_byte_size > MOST_BYTES_PER_GROUP for g in groups):
+        raise DataError(
+            f"{path} claims {rows:,} rows in {len(groups)} groups, and no table '{table}' of TCL is so: at most {most:,} rows in "
+            f"groups of {ROWS_PER_GROUP:,}; {_remedy(path)}"
+        )
 
 
 def _check_schema(path: Path, table: str, schema: pa.Schema) -> None:
     metadata = schema.metadata or {}
-    version = metadata.get(b"tcl.schema_version", b"none").decode()
-    found = metadata.get(b"tcl.table", b"none").decode()
+    version = metadata.get(b"tcl.schema_version", b"none").decode(errors="replace")
+    found = metadata.get(b"tcl.table", b"none").decode(errors="replace")
     if version != str(SCHEMA_VERSION):
         raise DataError(
-            f"{path} has schema version {version}, this program reads version {SCHEMA_VERSION}; "
+            f"{path} has schema version {shown(version)}, this program reads version {SCHEMA_VERSION}; "
             "delete it and run its stage again"
         )
-    if found != table or schema.names != SCHEMAS[table].names:
+    if found != table or schema.names != SCHEMAS[table].names or schema.types != SCHEMAS[table].types:
         raise DataError(
-            f"{path} holds the table '{found}' where '{table}' is expected; delete it and run its stage again"
+            f"{path} holds the table '{shown(found)}' where '{table}' is expected; delete it and run its stage again"
+        )
+    own, place = metadata.get(b"tcl.platform"), _platform_of(path).get(b"tcl.platform")
+    if own is not None and place is not None and own != place:
+        raise DataError(
+            f"{path} holds records of the platform {shown(own.decode(errors='replace'))}; move it to that one's folder, or run "
+            "its stage again"
         )

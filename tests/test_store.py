@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tcl_core import store
+from tcl_core.checked import read_json
 from tcl_core.errors import DataError, PlatformError
 from tcl_core.journal import Journal, Record, iter_journal
 from tcl_core.store import data_digest, iter_records, read_records, read_table, write_records, write_table
@@ -342,13 +343,78 @@ def test_no_records_are_an_error_not_an_empty_file(records):
 
 def test_a_skipped_platform_says_why(records):
     assert store.skipped_reason(records) is None
-    store.write_skipped(records, "host-avx512", "this CPU has no AVX-512")
+    store.write_skipped(records, "host-avx2", "this CPU has no AVX-512")
     assert store.skipped_reason(records) == "this CPU has no AVX-512"
-    store.write_skipped(records, "host-avx512", "this CPU has no AVX-512", previous="host-avx2")
-    assert json.loads((records / "skipped.json").read_text()) == {
-        "platform": "host-avx512", "reason": "this CPU has no AVX-512", "previous": "host-avx2",
+    store.write_skipped(records, "host-avx2", "this CPU has no AVX-512", previous="host-sse42")
+    assert read_json(records / "skipped.json", "") == {
+        "platform": "host-avx2", "reason": "this CPU has no AVX-512", "previous": "host-sse42",
     }  # fmt: skip
     with pytest.raises(DataError, match="this CPU has no AVX-512"):
+        read_records(records)
+
+
+def test_a_skip_of_another_platform_is_noticed(records):
+    store.write_skipped(records, "host-avx512", "this CPU has no AVX-512")
+    with pytest.raises(DataError, match=r"is damaged \(it is that of host-avx512\)"):
+        store.skipped_reason(records)
+
+
+def test_no_flipped_bit_goes_unnoticed(records):
+    """Pages have checksums, but not their headers, nor the footer: the seal sees those too."""
+    write_records(records, [record(n) for n in range(20)])
+    path, draw = records / "records.parquet", np.random.default_rng(0)
+    sound = path.read_bytes()
+    for place in draw.permutation(len(sound))[:400]:
+        flipped = bytearray(sound)
+        flipped[place] ^= 1 << draw.integers(8)
+        path.write_bytes(flipped)
+        try:
+            rows = read_records(records)
+        except DataError:
+            continue
+        assert rows == [record(n) for n in range(20)], f"byte {place}"
+
+
+def test_sealed_files_are_plain_parquet(records):
+    write_records(records, [record(1), record(2)])
+    assert pq.read_table(records / "records.parquet").num_rows == 2
+
+
+def test_a_file_of_an_earlier_version_has_no_seal_and_is_read(tmp_path):
+    rows = [{"network": "n", "split": "train", "task_key": "t", "weight": 1}]
+    schema = store.SCHEMAS["networks"]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "networks.parquet")
+    assert read_table(tmp_path / "networks.parquet", "networks") == rows
+
+
+def test_records_of_another_platform_are_noticed(records):
+    write_records(records, [record(1)])
+    other = records.with_name("platform=host-avx512")
+    other.mkdir()
+    (records / "records.parquet").rename(other / "records.parquet")
+    with pytest.raises(DataError, match="holds records of the platform host-avx2; move it"):
+        read_records(other)
+
+
+def test_more_rows_than_a_stage_writes_are_not_read(tmp_path):
+    """Thirty million equal rows take a few hundred kilobytes."""
+    schema, count = store.SCHEMAS["networks"], 3_000_000
+    column = lambda value, kind: pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value], kind))  # noqa: E731
+    table = pa.table({f.name: column("n" if pa.types.is_string(f.type) else 1, f.type).cast(f.type) for f in schema}, schema=schema)
+    pq.write_table(table, tmp_path / "networks.parquet", row_group_size=count)
+    assert (tmp_path / "networks.parquet").stat().st_size < 100_000
+    with pytest.raises(DataError, match="claims 3,000,000 rows in 1 groups, and no table 'networks' of TCL is so"):
+        read_table(tmp_path / "networks.parquet", "networks")
+
+
+def test_what_may_not_be_read_is_not_called_damaged(records, monkeypatch):
+    write_records(records, [record(1)])
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(PlatformError, match=r"cannot read .*records\.parquet \(permission denied\)"):
         read_records(records)
 
 

@@ -1,4 +1,4 @@
-"""An evaluation as text and as JSON.  Gets plain numbers, knows no model and no file but the one it writes.
+"""An evaluation as text.  Gets plain numbers, knows no model and no file.
 
 The evaluation that every function here and in ``plots`` reads:
 
@@ -10,7 +10,6 @@ The evaluation that every function here and in ``plots`` reads:
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -20,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from tcl_core.files import replacing
 
 
 def terminal_table(evaluation: Mapping[str, Any], width: int = 160) -> str:
@@ -88,24 +85,6 @@ def _interval(interval: Mapping[str, float]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def write_json(path: str | Path, data: Any) -> Path:
-    """``data`` with NumPy values as plain ones and NaN or infinity as null; keys keep their order."""
-    path = Path(path)
-    with replacing(path) as file:
-        file.write(json.dumps(_plain(data), indent=2, allow_nan=False).encode() + b"\n")
-    return path
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def collection_progress(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
-from tcl_core.files import replacing
+from tcl_core.checked import read_tensors, write_tensors
+from tcl_core.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +37,13 @@ class Cache:
 
     def _read(self) -> None:
         try:
-            with safe_open(self.path, framework="numpy") as file:
-                if (file.metadata() or {}).get("format") != self.format:
-                    return
-                names, counts, rows = (file.get_tensor(name) for name in ("names", "counts", "rows"))
-        except (SafetensorError, OSError) as error:
-            log.warning("'%s' is damaged (%s); what it held is made again", self.path, error)
-        else:
-            parts = np.split(rows, np.cumsum(counts)[:-1])
-            self.arrays = {name.tobytes(): part for name, part in zip(names, parts, strict=True)}
+            tensors, facts = read_tensors(self.path, load, "what it held is made again")
+        except DataError as error:
+            log.warning("%s", error)
+            return
+        if facts.get("format") == self.format:
+            parts = np.split(tensors["rows"], np.cumsum(tensors["counts"])[:-1])
+            self.arrays = {name.tobytes(): part for name, part in zip(tensors["names"], parts, strict=True)}
 
     def write(self) -> None:
         """Put what came new on the disk.  Raises PlatformError when that is full."""
@@ -54,6 +52,5 @@ class Cache:
         names = np.frombuffer(b"".join(self.arrays), dtype=np.uint8).reshape(len(self.arrays), -1)
         counts = np.array([len(part) for part in self.arrays.values()], dtype=np.int32)
         tensors = {"names": names, "counts": counts, "rows": np.concatenate(list(self.arrays.values()))}
-        with replacing(self.path) as file:
-            file.write(save(tensors, metadata={"format": self.format}))
+        write_tensors(self.path, save, tensors, {"format": self.format})
         self._kept = len(self.arrays)

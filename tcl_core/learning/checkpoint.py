@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from tcl_core.checked import read_tensors, write_tensors
+from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
-from tcl_core.files import replacing
 
 log = logging.getLogger(__name__)
 FILE = "checkpoint.safetensors"
@@ -56,8 +56,7 @@ def save_checkpoint(
         tensors |= {f"adam/{number}/{name}": tensor for name, tensor in state.items()}
     facts = {name: value for name, value in asdict(progress).items() if name != "best_weights"}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(folder / FILE) as file:
-        file.write(save(tensors, metadata={"identity": identity, "progress": json.dumps(facts)}))
+    write_tensors(folder / FILE, save, tensors, {"identity": identity, "progress": json.dumps(facts)})
 
 
 def load_checkpoint(
@@ -72,10 +71,9 @@ def load_checkpoint(
     if not path.exists():
         return Progress()
     try:
-        with safe_open(path, framework="pt") as file:
-            facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError) as error:
-        log.warning("'%s' is damaged (%s); training starts anew", path, error)
+        tensors, facts = read_tensors(path, load, "training starts anew")
+    except DataError as error:
+        log.warning("%s", error)
         return Progress()
     if facts["identity"] != identity:
         log.warning("'%s' belongs to other data or settings; training starts anew", path)

@@ -9,8 +9,9 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tcl_core.checked import check_contents
 from tcl_core.errors import unknown_name
-from tcl_core.models.cost_model import CostModel, read_description
+from tcl_core.models.cost_model import AGAIN, CostModel, read_description
 
 if TYPE_CHECKING:
     from tcl_core.learning.fit import FitSettings
@@ -55,5 +56,9 @@ def reads(name: str) -> str:
 
 
 def load(folder: Path) -> CostModel:
-    """The saved model of a folder, whichever class it is.  Raises DataError when it is missing or damaged."""
-    return model_class(read_description(folder)["class"]).load(folder)
+    """The saved model of a folder, whichever class it is.  Raises DataError when it is missing or damaged, or when a file of
+    the folder is not the one that was written there.
+    """
+    description = read_description(folder)
+    check_contents(Path(folder), AGAIN)
+    return model_class(description["class"]).load(folder)

@@ -4,27 +4,29 @@ A cost model ranks programs: it reads ``Samples`` and gives each program one num
 model and its distilled successors all look the same to collection, evaluation and tuning.
 
 A saved model is a folder: ``model.json`` (which class, with which arguments, from which training) and
-``weights.safetensors``.  Nothing is pickled, so loading a model runs no code from the file.
+``weights.safetensors``, both with checksums (``checked``).  Nothing is pickled, so loading a model runs no code from the file.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from tcl_core.checked import damaged, read_json, read_tensors, tensor_bytes, write_json
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
-from tcl_core.files import tidy
+from tcl_core.files import reading, replacing, shown, tidy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tcl_core.learning.fit import OnEpoch
 
-FORMAT = 2
+FORMAT = 3
+AGAIN = "train the model again."
 
 
 @runtime_checkable
@@ -54,13 +56,18 @@ class CostModel(Protocol):
 
 
 def write_model(folder: Path, description: dict, weights: dict[str, Tensor]) -> None:
-    """Write ``model.json`` and ``weights.safetensors`` into an existing folder."""
+    """Write ``weights.safetensors`` and ``model.json``, which knows those very weights, into an existing folder."""
     from safetensors.torch import save
 
-    facts = json.dumps({"format": FORMAT, **description}, indent=2, sort_keys=True)
-    (folder / "model.json").write_text(facts + "\n")
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    (folder / "weights.safetensors").write_bytes(save(tensors))
+    raw = tensor_bytes(save, {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
+    with replacing(folder / "weights.safetensors") as file:
+        file.write(raw)
+    write_description(folder, {**description, "weights_sha256": hashlib.sha256(raw).hexdigest()})
+
+
+def write_description(folder: Path, description: dict) -> None:
+    """Write ``model.json``."""
+    write_json(folder / "model.json", {"format": FORMAT, **description})
 
 
 def read_description(folder: Path) -> dict:
@@ -72,27 +79,32 @@ def read_description(folder: Path) -> dict:
     if not path.parent.exists():
         tidy(path.parent)
     try:
-        facts = json.loads(path.read_text())
-        known = facts["format"] == FORMAT and {"class", "arguments"} <= facts.keys()
+        facts = read_json(path, AGAIN)
     except FileNotFoundError:
-        raise DataError(f"no model in '{folder}' (model.json is missing); train one into it first.") from None
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"'{path}' is damaged; train the model again.") from None
-    if not known:
-        raise DataError(
-            f"'{path}' is of another format than {FORMAT}, the one read here; train the model again."
-        )
+        raise DataError(f"no model in '{shown(folder)}' (model.json is missing); train one into it first.") from None
+    if facts.get("format") != FORMAT or not {"class", "arguments"} <= facts.keys():
+        raise DataError(f"'{path}' is of another format than {FORMAT}, the one read here; {AGAIN}")
     return facts
 
 
+def read_model(folder: Path, name: str) -> tuple[dict, dict[str, Tensor]]:
+    """What ``write_model`` wrote.  Raises DataError: missing or damaged, another class than ``name``, other weights."""
+    facts, path = read_description(folder), Path(folder) / "weights.safetensors"
+    if facts["class"] != name:
+        raise DataError(f"'{folder}' holds a {facts['class']} model, not a {name} model.")
+    weights = read_weights(path)
+    with reading(path):
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if facts.get("weights_sha256") != found:
+        raise damaged(path, "these are not the weights that model.json tells of", AGAIN)
+    return facts, weights
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.  Raises DataError when it is missing or damaged."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    """The tensors of a checked safetensors file.  Raises DataError when it is missing or damaged."""
+    from safetensors.torch import load
 
     try:
-        return load_file(path)
+        return read_tensors(path, load, AGAIN)[0]
     except FileNotFoundError:
-        raise DataError(f"'{path}' is missing; train the model again.") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"'{path}' is damaged ({error}); train the model again.") from None
+        raise DataError(f"'{path}' is missing; {AGAIN}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Self
 
@@ -11,7 +10,7 @@ import numpy as np
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import FORMAT, read_description
+from tcl_core.models.cost_model import read_description, write_description
 
 
 class RandomScores:
@@ -37,9 +36,8 @@ class RandomScores:
 
     def save(self, folder: Path) -> None:
         """Write ``model.json``; there are no weights."""
-        facts = {"format": FORMAT, "class": self.name, "arguments": {"seed": self.seed}}
         with whole_folder(folder) as aside:
-            (aside / "model.json").write_text(json.dumps(facts, indent=2) + "\n")
+            write_description(aside, {"class": self.name, "arguments": {"seed": self.seed}})
 
     @classmethod
     def load(cls, folder: Path) -> Self:

@@ -25,7 +25,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_tokens
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import read_description, read_weights, write_model
+from tcl_core.models.cost_model import read_model, write_model
 
 CHUNK = 512  # programs per forward pass of predict, at most
 LEAST = 64  # worth a pass of their own beside another
@@ -155,10 +155,7 @@ class TorchCostModel:
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
         """Read what ``save`` wrote.  Raises DataError for a missing or damaged folder, or another class."""
-        facts = read_description(folder)
-        if facts["class"] != cls.name:
-            raise DataError(f"'{folder}' holds a {facts['class']} model, not a {cls.name} model.")
-        weights = read_weights(Path(folder) / "weights.safetensors")
+        facts, weights = read_model(folder, cls.name)
         try:
             model = cls(FitSettings(**facts.get("settings", {})), device)
             model.network = cls.build(**facts["arguments"]).eval()

@@ -18,7 +18,6 @@ sigma and seed; the rest is for gradient descent.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -38,7 +37,7 @@ from tcl_core.learning.batches_by_task import check_tokens, group_tasks, make_ba
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
 from tcl_core.learning.losses import differences, pair_weights
 from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import read_description, read_weights, write_model
+from tcl_core.models.cost_model import read_model, write_model
 
 ROUNDS = 10  # trees of an epoch
 EMBEDDING = 32
@@ -162,24 +161,18 @@ class BoostedTrees:
             raise UsageError(f"the {self.name} model has not learned anything yet; there is nothing to save.")
         facts = {"class": self.name, "arguments": {"features": self.features}, "settings": asdict(self.settings)}
         facts["training"] = asdict(self.report) if self.report else {}
-        raw = bytearray(self.trees.save_raw("ubj"))
-        facts["trees_sha256"], grown = hashlib.sha256(raw).hexdigest(), torch.frombuffer(raw, dtype=torch.uint8)
+        grown = torch.frombuffer(bytearray(self.trees.save_raw("ubj")), dtype=torch.uint8)
         with whole_folder(folder) as aside:
             write_model(aside, facts, {"trees": grown, "columns": torch.from_numpy(self.columns)})
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read what ``save`` wrote.  Raises DataError for a missing or damaged folder, or another class."""
-        facts, weights = read_description(folder), read_weights(Path(folder) / "weights.safetensors")
-        if facts["class"] != cls.name:
-            raise DataError(f"'{folder}' holds a {facts['class']} model, not a {cls.name} model.")
+        facts, weights = read_model(folder, cls.name)
         try:
             model = cls(FitSettings(**facts["settings"]))
             model.columns, model.trees = weights["columns"].numpy(), xgboost.Booster()
-            raw = bytearray(weights["trees"].numpy().tobytes())
-            if hashlib.sha256(raw).hexdigest() != facts["trees_sha256"]:  # of damaged bytes XGBoost may want all memory
-                raise ValueError("its trees are damaged")
-            model.trees.load_model(raw)
+            model.trees.load_model(bytearray(weights["trees"].numpy().tobytes()))
         except (KeyError, TypeError, ValueError, xgboost.core.XGBoostError) as error:
             raise DataError(f"'{folder}' was saved by another version ({error!r}); train the model again.") from None
         return model

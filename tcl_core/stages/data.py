@@ -14,8 +14,8 @@ from typing import Any
 
 from tcl_core import store
 from tcl_core.collect import Collection, Plan, collect, measure_all
+from tcl_core.checked import write_json
 from tcl_core.errors import PlatformError, UsageError, unknown_name
-from tcl_core.evaluation.report import write_json
 from tcl_core.files import disk_full_named
 from tcl_core.journal import Record, locked
 from tcl_core.learning.fit import FitSettings

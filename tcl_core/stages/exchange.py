@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tcl_core import store
+from tcl_core.checked import write_json
 from tcl_core.errors import DataError, PlatformError, UsageError, unknown_name
-from tcl_core.evaluation.report import write_json
 from tcl_core.features import log_tokens
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
@@ -28,7 +28,7 @@ from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
 from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.reading import Log
 from tcl_core.progress import Progress, progress
-from tcl_core.stages.project import DATA, POOL, SPLITS, Project, records_folder
+from tcl_core.stages.project import DATA, POOL, SPLITS, Project, kept, records_folder
 
 IMPORTED = DATA / "imported"
 EXPORTED = DATA / "exported"
@@ -82,8 +82,8 @@ def _named(paths: Sequence[Path], folder: Path) -> dict[str, Path]:
 
 def _check_same_log(report: Path, path: Path) -> None:
     """Raise UsageError where a report is of another log of the same name; compressed since then it is the same one."""
-    if report.exists():
-        before = Path(json.loads(report.read_text())["log"])
+    if said := kept(report, "it is written anew"):
+        before = Path(said["log"])
         if str(before.resolve()).removesuffix(".gz") != str(path.resolve()).removesuffix(".gz"):
             raise UsageError(
                 f"{path} and {before}, which was imported before, have one name; "

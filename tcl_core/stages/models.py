@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -12,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from tcl_core import store
+from tcl_core.checked import write_contents, write_json
 from tcl_core.distill import ChainState, DistillSettings, learn_first, learn_next
 from tcl_core.errors import PlatformError
 from tcl_core.evaluation import plots
 from tcl_core.evaluation.intervals import chain_figures, model_figures
 from tcl_core.evaluation.metrics import Networks, top_k
-from tcl_core.evaluation.report import collection_progress, terminal_table, write_json
+from tcl_core.evaluation.report import collection_progress, terminal_table
 from tcl_core.features.batches import Samples
 from tcl_core.files import whole_folder
 from tcl_core.learning.fit import FitSettings
@@ -32,6 +32,7 @@ from tcl_core.stages.project import (
     Project,
     model_folder,
     read_saved_hardware,
+    learning_curve,
     records_folder,
     save_hardware,
     timed,
@@ -150,9 +151,10 @@ def _save(
     with whole_folder(model_folder(platform)) as folder:
         state.write_into(folder)
         save_hardware(folder, read_saved_hardware(records_folder(platform)))
-        write_json(folder / "curve.json", curve.epochs)
+        write_json(folder / "curve.json", {"epochs": curve.epochs})
         if alone:
             alone.save(folder / SCRATCH)
+        write_contents(folder)
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
@@ -224,7 +226,7 @@ def _plot(
     plots.plot_top_k(evaluation, folder)
     plots.plot_chain(evaluation["chain"], folder)
     plots.plot_ranks({p: (predicted[p, p], held_out[p].scores, held_out[p].tasks) for p in ran}, folder)
-    plots.plot_learning({p: json.loads((model_folder(p) / "curve.json").read_text()) for p in ran}, folder)
+    plots.plot_learning({p: learning_curve(model_folder(p)) for p in ran}, folder)
     plots.plot_collection({p: _collection(project, p) for p in ran}, folder)
 
 

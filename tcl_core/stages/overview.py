@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tcl_core import registry, store
+from tcl_core.checked import write_json
 from tcl_core.errors import DataError
-from tcl_core.evaluation.report import write_json
 from tcl_core.params import Params
 from tcl_core.stages import use
 from tcl_core.stages.project import REPORTS, Project, records_folder, stage_seconds

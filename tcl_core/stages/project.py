@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import logging
 import sys
 import tempfile
 import time
@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from tcl_core import store
+from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.features.statements import with_statements
 from tcl_core.features.states import with_states
-from tcl_core.files import replacing
+from tcl_core.files import shown
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
 from tcl_core.params import Params, load_params
@@ -47,6 +48,7 @@ STATEMENTS = DATA / "features" / "statements"  # likewise
 REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
 SPLITS = ("train", "held_out")
+AGAIN = "delete it and run its stage again, or fetch it with: dvc checkout"
 ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # of the catalogue: the chain's models, and chance
 
 
@@ -62,6 +64,9 @@ def journal_folder(platform: str, kind: str) -> Path:
 
 def model_folder(platform: str) -> Path:
     return DATA / "models" / platform
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,10 @@ class Project:
 
     def programs(self, split: str) -> list[Program]:
         """The candidate programs of a split, train or held_out, in fixed order."""
-        rows = store.read_table(POOL / split / "programs.parquet", "programs")
+        path = POOL / split / "programs.parquet"
+        rows = store.read_table(path, "programs")
+        if others := {row["split"] for row in rows} - {split}:
+            raise damaged(path, f"its programs are of the split {shown(', '.join(sorted(others)))}", AGAIN)
         return [Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows]
 
     @cached_property
@@ -182,11 +190,10 @@ class Project:
 def hardware_here(mcpu: str, given: Mapping[str, float]) -> Hardware:
     """The hardware vector of this host under ``mcpu``.  What is measured is measured once per host and kept."""
     path = JOURNAL / "hardware.json"
-    saved = json.loads(path.read_text()) if path.exists() else {}
+    saved = kept(path, "it is measured again")
     if saved.get("host") != host_fingerprint():
         saved = {"host": host_fingerprint(), "bandwidth_gbs": copy_bandwidth_gbs()}
-        with replacing(path) as file:
-            file.write(json.dumps(saved, indent=2).encode() + b"\n")
+        write_json(path, saved)
     return read_hardware(mcpu, {"bandwidth_gbs": saved["bandwidth_gbs"], **given})
 
 
@@ -206,16 +213,46 @@ def measuring_alone() -> Iterator[None]:
 
 
 def save_hardware(folder: Path, hardware: Hardware | GpuHardware) -> None:
-    with replacing(folder / "hardware.json") as file:
-        file.write(json.dumps(asdict(hardware), indent=2).encode() + b"\n")
+    write_json(folder / "hardware.json", {**_place(folder), **asdict(hardware)})
 
 
 def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
     """The hardware row of records or of a model.  Raises DataError when it is not there."""
     path = folder / "hardware.json"
-    if not path.exists():
-        raise DataError(f"there is no {path}; the stage that writes {folder} writes it: run dvc repro")
-    return saved_hardware(json.loads(path.read_text()))
+    try:
+        found = read_json(path, AGAIN)
+    except FileNotFoundError:
+        raise DataError(f"there is no {path}; the stage that writes {folder} writes it: run dvc repro") from None
+    platform = found.pop("platform", None)
+    if platform is not None and _place(folder).get("platform", platform) != platform:
+        raise damaged(path, f"it is that of {shown(platform)}", AGAIN)
+    return saved_hardware(found)
+
+
+def _place(folder: Path) -> dict[str, str]:
+    """What a file of ``platform=P/`` says of its place, so that another platform's is noticed there."""
+    name = folder.absolute().name
+    return {"platform": name.removeprefix("platform=")} if name.startswith("platform=") else {}
+
+
+def learning_curve(folder: Path) -> list[dict]:
+    """What each epoch of a model's training reported."""
+    path = folder / "curve.json"
+    try:
+        return read_json(path, AGAIN)["epochs"]
+    except FileNotFoundError:
+        raise DataError(f"there is no {path}; {AGAIN}") from None
+
+
+def kept(path: Path, remedy: str) -> dict:
+    """A file that costs little to make anew: empty where there is none, and, with a word, where it is damaged."""
+    try:
+        return read_json(path, remedy)
+    except FileNotFoundError:
+        return {}
+    except DataError as error:
+        log.warning("%s", error)
+        return {}
 
 
 @contextmanager
@@ -223,11 +260,11 @@ def timed(stage: str) -> Iterator[None]:
     """Remember how long a stage took, for the summary; outside DVC's outputs, where times do not belong."""
     start = time.monotonic()
     yield
-    with replacing(JOURNAL / "seconds" / f"{stage}.json") as file:
-        file.write(json.dumps({"stage": stage, "seconds": round(time.monotonic() - start, 1)}).encode())
+    write_json(JOURNAL / "seconds" / f"{stage}.json", {"stage": stage, "seconds": round(time.monotonic() - start, 1)})
 
 
 def stage_seconds() -> dict[str, float]:
     """Stage -> seconds of its last run."""
     files = sorted((JOURNAL / "seconds").glob("*.json"), key=lambda f: f.stat().st_mtime)
-    return {entry["stage"]: entry["seconds"] for entry in (json.loads(f.read_text()) for f in files)}
+    entries = {file.stem: kept(file, "it is left out of the summary") for file in files}
+    return {stage: entry["seconds"] for stage, entry in entries.items() if entry.get("stage") == stage}

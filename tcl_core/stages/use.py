@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tcl_core import registry, store
+from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
-from tcl_core.evaluation.report import write_json
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.params import Params
@@ -23,6 +22,8 @@ from tcl_core.stages.data import check_platform, setup_of
 from tcl_core.stages.project import (
     REPORTS,
     Project,
+    kept,
+    learning_curve,
     measuring_alone,
     model_folder,
     read_saved_hardware,
@@ -196,7 +197,7 @@ def _bytes_of(network: str) -> dict[str, str]:
 
 def last_tuned() -> dict[str, Any]:
     """What tuning wrote last; empty before the first time."""
-    return json.loads(TUNED.read_text()) if TUNED.exists() else {}
+    return kept(TUNED, "tune again: tcl tune")
 
 
 def tuned_text(tuned: Mapping[str, Any]) -> str:
@@ -210,9 +211,10 @@ def tuned_text(tuned: Mapping[str, Any]) -> str:
 
 def evaluation() -> dict[str, Any]:
     """The report of the stage evaluate.  Raises DataError when it was not written yet."""
-    if not EVALUATION.exists():
-        raise DataError(f"there is no {EVALUATION}; the stage evaluate writes it: dvc repro evaluate")
-    return json.loads(EVALUATION.read_text())
+    try:
+        return read_json(EVALUATION, "judge the models again: dvc repro evaluate")
+    except FileNotFoundError:
+        raise DataError(f"there is no {EVALUATION}; the stage evaluate writes it: dvc repro evaluate") from None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -234,7 +236,7 @@ def _numbers(figures: Mapping[str, Any]) -> list[tuple[str, str, float]]:
 def _curves(folder: Path) -> dict[str, list[float]]:
     """Metric name -> one value per epoch, phases apart."""
     curves: dict[str, list[float]] = {}
-    for entry in json.loads((folder / "curve.json").read_text()):
+    for entry in learning_curve(folder):
         for name, value in entry.items():
             if name not in ("phase", "epoch") and value is not None:
                 curves.setdefault(f"{entry['phase']}.{name}", []).append(value)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from tcl_core.evaluation import plots
 from tcl_core.evaluation.intervals import chain_figures, model_figures
-from tcl_core.evaluation.report import collection_progress, ks_of, terminal_table, write_json
+from tcl_core.evaluation.report import collection_progress, ks_of, terminal_table
 
 INF = math.inf
 
@@ -61,15 +60,6 @@ def test_the_table_does_without_chain_and_baselines(evaluation):
     text = terminal_table({"platforms": evaluation["platforms"]})
     assert "chain" not in text and "knowledge base" not in text and text.count("random") == 2
     assert ks_of(evaluation) == [1, 5]
-
-
-def test_json_has_plain_numbers_and_null_for_what_is_none(tmp_path):
-    path = write_json(
-        tmp_path / "new" / "x.json",
-        {"b": np.float32(0.5), "a": [np.nan, INF, np.arange(2)], 3: (True, None, "é")},
-    )
-    assert json.loads(path.read_text()) == {"b": 0.5, "a": [None, None, [0, 1]], "3": [True, None, "é"]}
-    assert path.read_text().index('"b"') < path.read_text().index('"a"')
 
 
 def test_collection_progress_by_hand():

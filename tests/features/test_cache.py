@@ -69,7 +69,7 @@ def test_a_damaged_file_is_said_and_begun_anew(tmp_path, caplog, content):
     filled(path, ROWS)
     path.write_bytes(path.read_bytes()[:-10] if content is None else content)
     assert Cache(path, FORMAT).arrays == {}
-    assert f"'{path}' is damaged" in caplog.text and "what it held is made again" in caplog.text
+    assert f"{path} is damaged" in caplog.text and "what it held is made again" in caplog.text
     filled(path, VECTORS)
     assert_holds(Cache(path, FORMAT), VECTORS)
 

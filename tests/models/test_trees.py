@@ -218,7 +218,7 @@ def test_damaged_trees_are_named_and_never_read(tmp_path, size, monkeypatch):
     weights = load_file(tmp_path / "model" / "weights.safetensors")
     save_file({**weights, "trees": weights["trees"][:size].copy()}, tmp_path / "model" / "weights.safetensors")
     monkeypatch.setattr(xgboost.Booster, "load_model", lambda *_: pytest.fail("damaged bytes were read"))
-    with pytest.raises(DataError, match=f"'{tmp_path}/model' was saved by another version .*damaged"):
+    with pytest.raises(DataError, match="weights.safetensors is damaged"):
         catalogue.load(tmp_path / "model")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tcl_core.checked import read_json
 from tcl_core import stages, store
 from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.errors import DataError, PlatformError, UsageError
@@ -91,7 +92,7 @@ def test_what_an_import_writes(here):
     sketches = store.read_table(FOLDER / "sketches.parquet", "sketches")
     assert {r.task_key for r in records} == {row["task_key"] for row in tasks}
     assert {(r.task_key, r.sketch_id) for r in records} == {(row["task_key"], row["sketch_id"]) for row in sketches}
-    report = json.loads((FOLDER / "reports" / "searched.json").read_text())
+    report = read_json(FOLDER / "reports" / "searched.json", "")
     assert report == {
         "log": str(here / "logs/searched.log"), "dialect": "AutoTVM", "target": "llvm -keys=cpu", "lines": 4,
         "records": 3, "outcomes": {"ok": 2, "refused": 1, "run": 1},

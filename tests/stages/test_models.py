@@ -21,13 +21,13 @@ from tcl_core.params import Baselines, Chain, Link, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import models
 from tcl_core.stages.baselines import run_baseline
-from tcl_core.stages.project import Project, model_folder, records_folder, save_hardware
+from tcl_core.stages.project import Project, learning_curve, model_folder, records_folder, save_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
 WEIGHTS = {"network": dict.fromkeys(range(8), 1.0)}
 FILES = {
-    "a": {"curve.json", "fisher.safetensors", "hardware.json", "model.json", "weights.safetensors", "knowledge_base"},
+    "a": {"contents.json", "curve.json", "fisher.safetensors", "hardware.json", "model.json", "weights.safetensors", "knowledge_base"},
 }
 FILES["b"] = FILES["c"] = FILES["a"] | {"scratch"}
 
@@ -79,7 +79,7 @@ def run_chain(chain: Project) -> None:
 
 
 def curve(platform: str) -> list[dict]:
-    return json.loads((model_folder(platform) / "curve.json").read_text())
+    return learning_curve(model_folder(platform))
 
 
 def test_a_model_folder_holds_all_that_its_readers_want(folder):

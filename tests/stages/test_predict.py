@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from synthetic import ranking_problem
 
+from tcl_core.checked import read_json, write_json
 from tcl_core import registry, stages, store
 from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.features.batches import Samples, concatenate
@@ -42,7 +43,7 @@ class Told:
 
     @classmethod
     def load(cls, folder: Path) -> Told:
-        return cls(json.loads((folder / "model.json").read_text())["arguments"]["how"])
+        return cls(read_json(folder / "model.json", "")["arguments"]["how"])
 
     def predict(self, samples: Samples) -> np.ndarray:
         self.calls.append(len(samples))
@@ -74,7 +75,7 @@ def told(how: str = "best", name: str = "told") -> Path:
     """A folder with a model that ranks as told."""
     folder = Path("models") / how
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.json").write_text(json.dumps({"format": FORMAT, "class": name, "arguments": {"how": how}}))
+    write_json(folder / "model.json", {"format": FORMAT, "class": name, "arguments": {"how": how}})
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tcl_core.checked import read_json
 from tcl_core.errors import DataError
 from tcl_core.platforms import Hardware
 from tcl_core.stages import project
@@ -47,12 +47,12 @@ def test_bandwidth_is_measured_once_per_host_and_kept(bandwidths, monkeypatch):
     assert (first.bandwidth_gbs, second.bandwidth_gbs, bandwidths) == (12.5, 12.5, [99.0])
     assert (first.simd_bytes, second.simd_bytes) == (16, 32)
     assert hardware_here("nehalem", {}) == first
-    kept = json.loads(Path("data/journal/hardware.json").read_text())
+    kept = read_json(Path("data/journal/hardware.json"), "")
     assert kept == {"host": project.host_fingerprint(), "bandwidth_gbs": 12.5}
     monkeypatch.setattr(project, "host_fingerprint", lambda: "another host")
     assert hardware_here("nehalem", {}).bandwidth_gbs == 99.0
     assert hardware_here("haswell", {}).bandwidth_gbs == 99.0 and bandwidths == []
-    assert json.loads(Path("data/journal/hardware.json").read_text())["host"] == "another host"
+    assert read_json(Path("data/journal/hardware.json"), "")["host"] == "another host"
 
 
 def test_what_params_give_counts_more(bandwidths):

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tcl_core.checked import read_json, write_json
 from tcl_core import registry, store
 from tcl_core.errors import DataError, RegistryError, UsageError
-from tcl_core.evaluation.report import write_json
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import FORMAT
@@ -33,7 +33,7 @@ class Known:
 
     @classmethod
     def load(cls, folder: Path) -> Known:
-        return cls(json.loads((folder / "model.json").read_text())["arguments"]["how"])
+        return cls(read_json(folder / "model.json", "")["arguments"]["how"])
 
     def predict(self, samples: Samples) -> np.ndarray:
         if self.how == "narrow":
@@ -56,8 +56,8 @@ class TinyProject(Project):
 def write_model(platform: str, how: str) -> None:
     folder = model_folder(platform)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.json").write_text(json.dumps({"format": FORMAT, "class": "known", "arguments": {"how": how}}))
-    (folder / "curve.json").write_text('[{"phase": "train", "epoch": 1, "loss": 0.5}]')
+    write_json(folder / "model.json", {"format": FORMAT, "class": "known", "arguments": {"how": how}})
+    write_json(folder / "curve.json", {"epochs": [{"phase": "train", "epoch": 1, "loss": 0.5}]})
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +123,9 @@ def test_a_champion_that_cannot_rank_does_not_wave_the_next_one_through(project,
         monkeypatch.setattr(Known, "load", classmethod(lambda cls, folder: cls(_how(folder, champion))))
     else:
         _, folder = registry.champion(P)
-        text = {"gone": '{"format": %s, "class": "transformer", "arguments": {}}' % json.dumps(FORMAT), "damaged": "{"}[champion]
-        (folder / "model.json").write_text(text)
+        write_json(folder / "model.json", {"format": FORMAT, "class": "transformer", "arguments": {}})
+        if champion == "damaged":
+            (folder / "model.json").write_text("{")
     said = made_and_promoted(project, "worst")
     why = {"narrow": "47 features", "nan": "not numbers", "gone": "unknown model 'transformer'", "damaged": "is damaged"}[champion]
     assert "version 2 stays a candidate: top-1 0.167 against 0.286 of a random ranking (champion version 1 " in said
@@ -143,7 +144,7 @@ def test_the_first_needs_no_more_than_to_be_likelier_better_than_chance(project)
 def _how(folder: Path, champion: str) -> str:
     """The present model ranks as it was written, the registered one as the test wants."""
     is_present = folder == model_folder(P)
-    return json.loads((folder / "model.json").read_text())["arguments"]["how"] if is_present else champion
+    return read_json(folder / "model.json", "")["arguments"]["how"] if is_present else champion
 
 
 def test_a_candidate_that_predicts_no_numbers_is_an_error(project):
