@@ -15,7 +15,16 @@ from tcl_core.models import catalogue
 from tcl_core.models.mtl_tlp import MtlTlpModel
 from tcl_core.models.torch_model import TorchCostModel
 from tcl_core.progress import progress
-from tcl_core.stages.project import DATA, JOURNAL, Project, read_saved_hardware, records_folder, save_hardware, timed
+from tcl_core.stages.project import (
+    DATA,
+    JOURNAL,
+    Project,
+    read_saved_hardware,
+    records_folder,
+    save_hardware,
+    timed,
+    training_alone,
+)
 
 
 LISTED = DATA / "models" / "beside_chain"  # stages' outputs; no platform can be called so
@@ -41,9 +50,9 @@ def run_baseline(project: Project, name: str, platform: str | None = None) -> st
         store.write_skipped(baseline_folder(project, name), project.params.chain.first, reason)
         return f"skipped: {reason}"
     checkpoints = JOURNAL / "checkpoints" / "baselines" / name
-    with timed(f"baseline@{name}"):
+    with training_alone(checkpoints), timed(f"baseline@{name}"):
         said = [_train(project, name, place, checkpoints / place) for place in ([platform] if platform else ran)]
-    shutil.rmtree(checkpoints, ignore_errors=True)  # only now: what a killed run had finished costs the next one nothing
+        shutil.rmtree(checkpoints, ignore_errors=True)  # only now: what a killed run had finished costs the next one nothing
     return "\n".join(said)
 
 

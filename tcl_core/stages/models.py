@@ -35,6 +35,7 @@ from tcl_core.stages.project import (
     records_folder,
     save_hardware,
     timed,
+    training_alone,
 )
 from tcl_core.teaching import COMMITTEE, taught
 
@@ -84,11 +85,12 @@ def run_train(project: Project) -> str:
     platform = project.params.chain.first
     if reason := store.skipped_reason(records_folder(platform)):
         raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
-    with timed("train"):
+    checkpoint = JOURNAL / "checkpoints" / platform
+    with training_alone(checkpoint), timed("train"):
         measured, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         train = _with_unmeasured(project, platform, measured)
         with progress(f"training on {platform}", project.params.train.epochs) as shown:
-            curve, checkpoint = _Curve(shown), JOURNAL / "checkpoints" / platform
+            curve = _Curve(shown)
             state = learn_first(
                 train, valid, fit_settings(project), measured=measured, on_epoch=curve, checkpoint=checkpoint
             )
@@ -117,14 +119,14 @@ def run_distill(project: Project, platform: str) -> str:
         store.write_skipped(model_folder(platform), platform, reason, model_before=before)
         return f"skipped: {reason}"
     last = platform == project.params.chain_order[-1]  # of the chain, whatever this machine skips: no other stage's doing
-    settings = distill_settings(project)
-    with timed(f"distill@{platform}"):
+    settings, checkpoint = distill_settings(project), JOURNAL / "checkpoints" / platform
+    with training_alone(checkpoint), timed(f"distill@{platform}"):
         before = project.ran_before(platform)
         state = ChainState.load(model_folder(before))
         train, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         epochs = settings.epochs + (0 if last else settings.kd_epochs) + settings.fit.epochs
         with progress(f"distilling {before} -> {platform}", epochs) as shown:
-            curve, checkpoint = _Curve(shown), JOURNAL / "checkpoints" / platform
+            curve = _Curve(shown)
             state = learn_next(state, train, valid, settings, last=last, on_epoch=curve, checkpoint=checkpoint)
             alone = _own_data_only(train, valid, settings.fit, shown, checkpoint / "scratch")
         _save(state, platform, curve, checkpoint, alone)
