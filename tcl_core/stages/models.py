@@ -116,7 +116,8 @@ def run_distill(project: Project, platform: str) -> str:
     if reason := store.skipped_reason(records_folder(platform)):
         # The next platform goes on from the model before this one: its digest makes DVC see when that one changes.
         before = store.data_digest(model_folder(project.params.previous(platform)))
-        store.write_skipped(model_folder(platform), platform, reason, model_before=before)
+        with whole_folder(model_folder(platform)) as folder:  # takes the place of a model of a better machine
+            store.write_skipped(folder, platform, reason, model_before=before)
         return f"skipped: {reason}"
     last = platform == project.params.chain_order[-1]  # of the chain, whatever this machine skips: no other stage's doing
     settings, checkpoint = distill_settings(project), JOURNAL / "checkpoints" / platform
@@ -223,11 +224,15 @@ def _plot(
     predicted: dict[tuple[str, str], np.ndarray],
 ) -> None:
     folder, ran = REPORTS / "plots", list(held_out)
-    plots.plot_top_k(evaluation, folder)
-    plots.plot_chain(evaluation["chain"], folder)
-    plots.plot_ranks({p: (predicted[p, p], held_out[p].scores, held_out[p].tasks) for p in ran}, folder)
-    plots.plot_learning({p: json.loads((model_folder(p) / "curve.json").read_text()) for p in ran}, folder)
-    plots.plot_collection({p: _collection(project, p) for p in ran}, folder)
+    written = {
+        plots.plot_top_k(evaluation, folder),
+        plots.plot_chain(evaluation["chain"], folder),
+        plots.plot_ranks({p: (predicted[p, p], held_out[p].scores, held_out[p].tasks) for p in ran}, folder),
+        plots.plot_learning({p: json.loads((model_folder(p) / "curve.json").read_text()) for p in ran}, folder),
+        plots.plot_collection({p: _collection(project, p) for p in ran}, folder),
+    }
+    for stale in set(folder.glob("*.png")) - written:
+        stale.unlink()
 
 
 def _collection(project: Project, platform: str) -> list[dict[str, Any]]:
