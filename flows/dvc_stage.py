@@ -20,6 +20,7 @@ import psutil
 
 from tcl_core.cli import ANSWER_FILE, PARENT_PID
 from tcl_core.errors import TclError, UsageError
+from tcl_core.files import writing
 
 LOCKS = Path(".dvc/tmp")
 INTERRUPT_S = 5.0  # for a child to end by itself after Ctrl-C, which the terminal sends to it as well
@@ -53,8 +54,11 @@ def run_command(name: str, settings: Mapping[str, str]) -> str:
 @contextmanager
 def only_run() -> Iterator[None]:
     """One flow at a time in this folder, for two would disturb each other's timings."""
-    LOCKS.mkdir(parents=True, exist_ok=True)
-    with open(LOCKS / "flow.lock", "w") as file:
+    path = LOCKS / "flow.lock"
+    with writing(path):
+        LOCKS.mkdir(parents=True, exist_ok=True)
+        file = open(path, "ab")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -78,17 +82,17 @@ def forget_dead_locks(patience_s: float = 15.0) -> None:
 
 def _lock_holders() -> set[int]:
     try:
-        locks = json.loads((LOCKS / "rwlock").read_text())
-    except (FileNotFoundError, ValueError):
+        locks = json.loads((LOCKS / "rwlock").read_bytes())
+        readers = [info for infos in locks.get("read", {}).values() for info in infos]
+        return {int(info["pid"]) for info in (*readers, *locks.get("write", {}).values())}
+    except (FileNotFoundError, ValueError, RecursionError, AttributeError, TypeError, KeyError):  # cut short, or rubbish
         return set()
-    readers = (info for infos in locks.get("read", {}).values() for info in infos)
-    return {info["pid"] for info in (*readers, *locks.get("write", {}).values())}
 
 
 def _is_dvc(pid: int) -> bool:
     try:
         return any(Path(word).name == "dvc" for word in psutil.Process(pid).cmdline())
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):  # a number that no process can have
         return False
 
 
@@ -108,12 +112,20 @@ def _run(name: str, command: list[str], settings: Mapping[str, str], watch: Call
             _end(child, 0.0)
             raise
         watch()
-        said = json.loads(answer.read_text()) if answer.exists() else {}
+        text, exit_code = _answer(answer)
     if child.returncode == 0:
-        return said.get("text", "")
+        return text
     by_hand = " ".join(word for word in ("python", *command[1:]) if word != "--quiet")
-    sentence = said.get("text", f"failed without a word; to see why, run: {by_hand}")
-    raise StageFailed(name, sentence, said.get("exit_code") or 1)
+    raise StageFailed(name, text or f"failed without a word; to see why, run: {by_hand}", exit_code or 1)
+
+
+def _answer(file: Path) -> tuple[str, int]:
+    """What a command said and its exit code; nothing where it was killed before or while it said it."""
+    try:
+        said = json.loads(file.read_bytes())
+        return str(said["text"]), int(said["exit_code"])
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        return "", 0
 
 
 def _environment(answer: Path, settings: Mapping[str, str]) -> dict[str, str]:

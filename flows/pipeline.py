@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,7 +135,15 @@ def summary(tuned: Done) -> None:
 
     text = stages.summary()
     report.show_summary(text)
-    print(text)
+    say(text)
+
+
+def say(text: str) -> None:
+    """Print; a reader that has left (`make run | head`) is no reason to fail."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails at its end, when it flushes
 
 
 def reason_skipped(kind: str, platform: str) -> str | None:

@@ -1,42 +1,64 @@
 """What a run shows in Prefect: the rounds of a collection as they happen, tables, pictures and the summary.
 
-Reads the small JSON files that stages write; knows no stage and no mathematics.
+Reads the small files that stages write; knows no stage and no mathematics.
 """
 
 from __future__ import annotations
 
 import base64
-import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
 from tcl_core.checked import read_json
+from tcl_core.journal import parse_line
+
+log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """The round report of a platform's collection: one JSON object per line and step."""
+    """The round report of a platform's collection: a line with a checksum per step."""
 
     def __init__(self, platform: str, journal: Path = Path("data/journal/collect")) -> None:
-        self.file = journal / platform / "rounds.jsonl"
-        self.read = self.file.stat().st_size if self.file.exists() else 0
+        self.path = journal / platform / "rounds.jsonl"
+        self.seen, self.read = self._stand()
 
     def new(self) -> list[dict[str, Any]]:
-        """The steps that were completed since the last call."""
-        if not self.file.exists() or self.file.stat().st_size == self.read:
+        """The steps that were completed since the last call; a damaged line is passed over with a logged warning."""
+        identity, size = self._stand()
+        if identity != self.seen or size < self.read:  # another collection's
+            self.seen, self.read = identity, 0
+        if size == self.read:
             return []
-        if self.file.stat().st_size < self.read:  # set aside, to measure again
-            self.read = 0
-        with open(self.file, "rb") as file:
-            file.seek(self.read)
-            lines = file.read().rpartition(b"\n")[0]
-        self.read += len(lines) + 1 if lines else 0
-        return [json.loads(line) for line in lines.splitlines() if line]
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.read)
+                lines = file.read().rpartition(b"\n")
+        except OSError:  # set aside in this moment
+            return []
+        whole = b"".join(lines[:2])
+        self.read += len(whole)
+        return self._steps(whole.splitlines(keepends=True))
 
     def all(self) -> list[dict[str, Any]]:
         self.read = 0
         return self.new()
+
+    def _stand(self) -> tuple[int | None, int]:
+        """What tells this file from the one that takes its place, and its size; (None, 0) while there is none."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None, 0
+        return found.st_ino, found.st_size
+
+    def _steps(self, lines: list[bytes]) -> list[dict[str, Any]]:
+        steps = [step for step in map(parse_line, lines) if step and {"round", "step", "seconds"} <= step.keys()]
+        if damaged := len(lines) - len(steps):
+            log.warning("%s: passed over %d lines that are damaged; measurements do not depend on them", self.path, damaged)
+        return steps
 
 
 def one_line(step: dict[str, Any]) -> str:

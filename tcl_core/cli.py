@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn, Optional
 
@@ -19,6 +20,7 @@ import typer
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 from tcl_core.errors import TclError, UsageError
+from tcl_core.files import shown
 
 # Set by a flow that starts a command: whom not to outlive, and the file that takes what would be printed.
 PARENT_PID = "TCL_PARENT_PID"
@@ -48,8 +50,8 @@ def start(context: typer.Context) -> None:
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _end)
-    if PARENT_PID in os.environ:
-        threading.Thread(target=end_with, args=(int(os.environ[PARENT_PID]),), daemon=True).start()
+    if parents := [*parent_given(), *_dvc_above()]:
+        threading.Thread(target=end_with, args=parents, daemon=True).start()
 
 
 @app.command(rich_help_panel=DATA)
@@ -286,23 +288,40 @@ def _enter_project() -> None:
     raise UsageError(f"there is no params.yaml in {here} or above; run tcl inside the repository")
 
 
-def end_with(parent: int) -> None:
-    """End this process soon after ``parent`` is gone, however it went: a kill -9 must leave nothing measuring."""
-    while _is_alive(parent):
-        time.sleep(0.5)
+def end_with(*parents: int) -> None:
+    """End this process soon after one of ``parents`` is gone, however it went: a kill -9 must leave nothing measuring."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        watched = [psutil.Process(pid) for pid in parents]  # each with its start, by which it differs from a later one
+        while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in watched):
+            time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(10)
     os._exit(128 + signal.SIGTERM)  # stuck in compiled code, where no Python handler runs
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def parent_given() -> list[int]:
+    """The process that the environment names as the one not to outlive, if it names one."""
+    given = os.environ.get(PARENT_PID, "")
+    if given.isdecimal() and len(given) <= 10 and 0 < int(given) < 1 << 31:
+        return [int(given)]
+    if given:
+        typer.secho(f"tcl: {PARENT_PID} is '{shown(given)}', which is no process id; it is left out", err=True, fg="yellow")
+    return []
+
+
+def _dvc_above() -> list[int]:
+    """The DVC that runs this command as a stage: killed, it would leave the stage at work beside the next one."""
+    if "DVC_STAGE" not in os.environ:
+        return []
+    import psutil
+
+    with suppress(psutil.Error):
+        for process in psutil.Process().parents():  # a shell may stand between
+            if any(Path(word).name == "dvc" for word in process.cmdline()):
+                return [process.pid]
+    return []
 
 
 def _end(number: int, frame: object) -> NoReturn:

@@ -96,12 +96,12 @@ def _locked_file(folder: Path) -> tuple[Path, int]:
     while True:
         path = folder / f".tcl-{secrets.token_hex(6)}.tmp"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        if _lock_if_there(path, descriptor):
+        if lock_if_there(path, descriptor):
             return path, descriptor
         os.close(descriptor)  # another writer took it for left over, in the moment before it was locked
 
 
-def _lock_if_there(path: Path, descriptor: int) -> bool:
+def lock_if_there(path: Path, descriptor: int) -> bool:
     """Lock an open file or folder; whether it is free and still what ``path`` names."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,7 +130,7 @@ def _if_left_over(path: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _lock_if_there(path, descriptor)
+        yield lock_if_there(path, descriptor)
     finally:
         os.close(descriptor)
 
@@ -178,7 +178,7 @@ def _locked_folder(folder: Path) -> tuple[Path, int]:
         aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.new")
         aside.mkdir()
         descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if _lock_if_there(aside, descriptor):
+        if lock_if_there(aside, descriptor):
             return aside, descriptor
         os.close(descriptor)
 

@@ -6,8 +6,9 @@ a millisecond on a local disk), is complete when its checksum fits, and needs no
 measurement would be thousands of files.  ``store.write_records`` makes the Parquet that every other
 stage reads.
 
-    records.jsonl   a header, then a line per record: CRC-32 of the JSON (8 hex digits), a space, the JSON
-    lock            held (flock) by the one process that appends; it holds that process's id
+    records.jsonl             a header, then a line per record: CRC-32 of the JSON (8 hex digits), a space, the JSON
+    records.jsonl.cut-STAMP   the end that a killed writer left half-written, as it was
+    lock                      held (flock) by the one process that appends; it holds that process's id
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ import json
 import logging
 import math
 import os
+import re
+import stat
 import statistics
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from datetime import datetime
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tcl_core.errors import DataError, PlatformError
-from tcl_core.files import disk_full_named, sync_folder
+from tcl_core.files import reading, replacing, shown, sync_folder, writing
 
 SCHEMA_VERSION = 2
 ERRORS = ("ok", "build", "run", "timeout", "crash", "wrong-result")
@@ -107,34 +110,39 @@ class Record:
 class Journal:
     """The writing end: ``with Journal(folder) as journal: journal.append([record])``.
 
-    Opening takes the lock and cuts off what a killed writer left half-written.  A child made by a bare
-    ``fork`` shares the lock and would keep it after the parent's death; ``subprocess`` and spawned workers do
-    not.
+    Opening takes the lock, and cuts off what a killed writer left half-written when a copy of it lies beside the journal.
+    A child made by a bare ``fork`` shares the lock and would keep it after the parent's death; ``subprocess`` and spawned
+    workers do not.
 
-    Raises PlatformError when another process holds the journal, DataError when a line before the end is bad.
+    Raises PlatformError when another process holds the journal or the system refuses to write, DataError for a journal
+    that is damaged otherwise, UsageError for what can be none; the journal is then as it was.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / "records.jsonl"
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.folder)
         try:
-            self._file = self._open(self.folder / "records.jsonl")
+            self._file = self._open()
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _open(self, path: Path) -> int:
-        sound_bytes = 0
-        for end, entry in _sound_lines(path):
+    def _open(self) -> int:
+        sound_bytes = _sound_bytes(self.path)
+        with writing(self.path):
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            with writing(self.path):
+                _cut(file, sound_bytes, self.path)
             if not sound_bytes:
-                _check_version(path, entry)
-            sound_bytes = end
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        os.ftruncate(file, sound_bytes)
-        if not sound_bytes:
-            _write_synced(file, _line({"journal": self.folder.name, "schema_version": SCHEMA_VERSION}), path)
-            sync_folder(self.folder)
+                _write_synced(file, line_of({"journal": self.folder.name, "schema_version": SCHEMA_VERSION}), self.path)
+                sync_folder(self.folder)
+        except BaseException:
+            os.close(file)
+            raise
         return file
 
     def append(self, records: Iterable[Record]) -> None:
@@ -142,13 +150,11 @@ class Journal:
 
         Raises PlatformError when the disk is full: the journal then ends as before the call, still usable.
         """
-        lines = b"".join(_line(vars(record)) for record in records)
-        _write_synced(self._file, lines, self.folder / "records.jsonl")
+        _write_synced(self._file, b"".join(line_of(vars(record)) for record in records), self.path)
 
     def close(self) -> None:
         os.close(self._file)
-        os.ftruncate(self._lock, 0)
-        os.close(self._lock)
+        _unlock(self._lock)
 
     def __enter__(self) -> Journal:
         return self
@@ -160,15 +166,19 @@ class Journal:
 def iter_journal(folder: str | Path) -> Iterator[Record]:
     """Every record in the order of measurement, also while a collector appends; none without a journal.
 
-    A torn last line (a writer was killed) is dropped with a logged warning.
-    Raises DataError when a line before the end is damaged, or when the file is of another schema version.
+    A torn last line (a writer was killed) is passed over with a logged warning.
+    Raises DataError for a journal that is damaged otherwise or of another schema version, PlatformError or UsageError for
+    one that cannot be read.
     """
     path = Path(folder) / "records.jsonl"
-    for number, (_, entry) in enumerate(_sound_lines(path)):
-        if number == 0:
-            _check_version(path, entry)
-        else:
-            yield _record(entry)
+    for number, (_, entry) in enumerate(_sound_lines(path), start=1):
+        if number == 1:
+            continue  # the header, which was checked
+        try:
+            record = _record(entry)
+        except ValueError as error:
+            raise _damaged(path, number, f"it is no record: {error}") from None
+        yield record
 
 
 @contextmanager
@@ -178,42 +188,93 @@ def locked(folder: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.ftruncate(lock, 0)
-        os.close(lock)
+        _unlock(lock)
 
 
 def _lock(folder: Path) -> int:
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(lock, 32).decode() or "unknown"
-        os.close(lock)
-        raise PlatformError(
-            f"process {holder} is already collecting into {folder}; wait for it to end or stop it"
-        ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    path = folder / "lock"
+    while True:
+        with writing(path):
+            lock = _open_lock(path)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(lock, 32)
+                os.close(lock)
+                who = f"process {holder.decode()}" if holder.isdigit() else "another process"
+                raise PlatformError(f"{who} is already collecting into {folder}; wait for it to end or stop it") from None
+        if _still_there(lock, path):
+            break
+        os.close(lock)  # of a journal that was set aside in this moment
+    with suppress(OSError):  # the id is a courtesy: a disk that is full, or a lock that can only be read, locks as well
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
+
+
+def _open_lock(path: Path) -> int:
+    """Never behind a link, where the id would be written into another file; to read is enough to lock."""
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | flags)
+
+
+def _still_there(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _unlock(lock: int) -> None:
+    with suppress(OSError):
+        os.ftruncate(lock, 0)
+    os.close(lock)
+
+
+def _cut(file: int, sound_bytes: int, path: Path) -> None:
+    """Cut off what is not sound, after a copy of it has reached the disk."""
+    if torn := os.pread(file, os.fstat(file).st_size - sound_bytes, sound_bytes):
+        kept = path.with_name(f"{path.name}.cut-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+        with replacing(kept) as copy:
+            copy.write(torn)
+        os.ftruncate(file, sound_bytes)
+        os.fsync(file)
+        log.warning("%s: cut them off; a copy is in %s", path, kept.name)
 
 
 def _write_synced(file: int, data: bytes, path: Path) -> None:
     """All of ``data`` or none of it: a write that stops half-way is cut off again."""
-    end = os.fstat(file).st_size
-    try:
-        with disk_full_named(path):
+    with writing(path):
+        end = os.fstat(file).st_size
+        try:
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(file, rest) :]
             os.fsync(file)
-    except BaseException:
-        os.ftruncate(file, end)
-        raise
+        except BaseException:
+            os.ftruncate(file, end)
+            raise
 
 
-def _line(entry: dict[str, Any]) -> bytes:
+def line_of(entry: dict[str, Any]) -> bytes:
+    """An object as a line with its checksum, in ASCII and without control characters."""
     body = json.dumps(entry, separators=(",", ":"), default=_json_value, allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """What ``line_of`` was given; None where the line is not whole: no newline, a checksum that does not fit, no object."""
+    checksum, _, body = line[:-1].partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
+        return None
+    try:
+        entry = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def _json_value(value: Any) -> Any:
@@ -221,51 +282,90 @@ def _json_value(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value.item()
 
 
+_TYPES: dict[str, type] = {
+    "task_key": str, "sketch_id": int, "program_id": int, "decisions": list, "latencies_s": list, "error": str,
+    "message": str, "round": int, "measured_at": str, "protocol": str, "host": str, "tvm_version": str, "checked": bool,
+    "disturbed": bool,
+}  # fmt: skip
+
+
 def _record(entry: dict[str, Any]) -> Record:
-    values = {field.name: entry[field.name] for field in fields(Record)}
-    for name in ("decisions", "latencies_s"):
-        values[name] = tuple(values[name])
-    values["measured_at"] = datetime.fromisoformat(values["measured_at"])
-    return Record(**values)
+    """Raises ValueError for an object that is no record, whatever its checksum says."""
+    if different := sorted(entry.keys() ^ _TYPES.keys()):
+        raise ValueError(f"{'unknown' if different[0] in entry else 'missing'} field '{shown(different[0])}'")
+    for name, kind in _TYPES.items():
+        if type(entry[name]) is not kind:
+            raise ValueError(f"{name} is no {kind.__name__}")
+    if any(type(number) is not int for number in entry["decisions"]):
+        raise ValueError("decisions are not all integers")
+    if any(type(seconds) not in (int, float) for seconds in entry["latencies_s"]):
+        raise ValueError("latencies_s are not all numbers")
+    lists = {name: tuple(entry[name]) for name in ("decisions", "latencies_s")}
+    return Record(**{**entry, **lists, "measured_at": datetime.fromisoformat(entry["measured_at"])})
+
+
+def _sound_bytes(path: Path) -> int:
+    """How much of a journal is whole lines."""
+    end = 0
+    for end, _ in _sound_lines(path):
+        pass
+    return end
 
 
 def _sound_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(offset behind the line, its JSON) of each line up to a torn end."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        end = 0
-        for number, line in enumerate(file, start=1):
-            entry = _parse_line(line)
-            if entry is None:
-                _refuse_unless_last(path, number, end, file)
-                return
-            end += len(line)
-            yield end, entry
+    """(offset behind the line, its JSON) of each line up to a torn end, the checked header first."""
+    with reading(path):
+        try:
+            file = _open_to_read(path)
+        except FileNotFoundError:
+            return
+        with file:
+            end = 0
+            for number, line in enumerate(file, start=1):
+                entry = parse_line(line)
+                if entry is None:
+                    _refuse_unless_torn(path, number, line)
+                    return
+                if number == 1:
+                    _check_version(path, entry)
+                end += len(line)
+                yield end, entry
 
 
-def _parse_line(line: bytes) -> dict[str, Any] | None:
-    """None where the line is not whole: no newline, or a checksum that does not fit."""
-    checksum, _, body = line[:-1].partition(b" ")
-    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
-        return None
-    return json.loads(body)
+def _open_to_read(path: Path) -> BinaryIO:
+    """Raises FileNotFoundError where there is nothing, DataError for what can be no journal."""
+    try:
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise DataError(f"{path} is a link to {shown(os.readlink(path))}, which is not there; mount or restore it") from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise DataError(f"{path} is no file; move it away")
+    return file
 
 
-def _refuse_unless_last(path: Path, number: int, end: int, rest: Iterable[bytes]) -> None:
-    """A kill can only tear the end; a sound line behind a bad one means that somebody changed the file."""
-    if any(_parse_line(line) is not None for line in rest):
-        raise DataError(
-            f"{path}: line {number} is damaged but not the last; delete that line or restore the file"
-        )
-    log.warning("%s: dropped its last %d bytes, a record that a killed writer left half-written",
-                path, path.stat().st_size - end)  # fmt: skip
+_TORN = re.compile(rb"[ -~]*\0*")  # a line of ours as far as it came, and the zeros that a power cut leaves behind it
+
+
+def _refuse_unless_torn(path: Path, number: int, line: bytes) -> None:
+    """A kill can only tear the end: the last line then has no newline.  Whatever else is wrong, somebody changed the file."""
+    if not _TORN.fullmatch(line):
+        why = "its line ends became CR LF" if line.endswith(b"\r\n") else "its checksum does not fit"
+        raise _damaged(path, number, why)
+    log.warning("%s: passed over its last %d bytes, a record that a killed writer left half-written", path, len(line))
+
+
+def _damaged(path: Path, number: int, why: str) -> DataError:
+    other = "move the journal away and measure again" if number == 1 else "delete that line and measure its program again"
+    return DataError(f"{path}: line {number} is damaged ({why}), and nothing was changed; restore the file from a copy, or {other}")
 
 
 def _check_version(path: Path, header: dict[str, Any]) -> None:
     version = header.get("schema_version")
     if version != SCHEMA_VERSION:
         raise DataError(
-            f"{path} has schema version {version}, this program reads version {SCHEMA_VERSION}; "
+            f"{path} has schema version {shown(version)}, this program reads version {SCHEMA_VERSION}; "
             "use the program that wrote it, or move the journal away and measure again"
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,51 @@ def test_inputs_in_the_checkout_exist_and_outputs_stay_below_data(stages):
         assert all(relative(stage, out).startswith("data/") for out in stage.outs)
         code = [path for path in inputs(stage) if path.startswith("tcl_core")]
         assert [path for path in code if not (ROOT / path).exists()] == []
+
+
+def test_a_stage_that_fails_keeps_its_former_outputs(stages):
+    """DVC removes those of others before they run."""
+    assert {out.fspath for stage in stages.values() for out in stage.outs if not out.persist} == set()
+
+
+FAILING = """
+stages:
+  measure:
+    cmd: python stage.py
+    deps: [input.txt]
+    outs: [data/records: {persist: true}]
+    metrics: [data/report.json: {persist: true}]
+    plots: [data/plots: {persist: true}]
+"""
+FAILING_STAGE = """
+import os, signal
+from pathlib import Path
+word = Path("input.txt").read_text()
+for name in ("data/records/a.txt", "data/plots/a.txt", "data/report.json"):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    if word == "fail":
+        raise SystemExit(3)
+    if word == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(name).write_text(word)
+"""
+
+
+def test_dvc_keeps_what_a_failing_stage_had(tmp_path):
+    """And takes it for out of date until the stage has ended well."""
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+    (tmp_path / "dvc.yaml").write_text(FAILING)
+    (tmp_path / "stage.py").write_text(FAILING_STAGE)
+    held = {}
+    for word in ("1", "fail", "killed", "2"):
+        (tmp_path / "input.txt").write_text(word)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        repro = [sys.executable, "-m", "dvc", "repro", "--quiet"]
+        code = subprocess.run(repro, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, timeout=120).returncode
+        files = (tmp_path / "data" / name for name in ("records/a.txt", "plots/a.txt", "report.json"))
+        held[word] = (code == 0, {file.read_text() for file in files})
+    assert held == {"1": (True, {"1"}), "fail": (False, {"1"}), "killed": (False, {"1"}), "2": (True, {"2"})}
 
 
 def test_the_flow_looks_for_skipped_platforms_where_stages_write(stages):

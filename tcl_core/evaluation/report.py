@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tcl_core.errors import UsageError
 from tcl_core.params import apply_profile, load_params
 
 
@@ -21,7 +22,8 @@ def platforms() -> str:
 def tasks(network: str | None = None) -> str:
     from tcl_core.stages.data import show_tasks, write_tasks
 
-    return show_tasks(network) if network else write_tasks(_project())
+    _refuse_empty(network=network)
+    return write_tasks(_project()) if network is None else show_tasks(network)
 
 
 def candidates() -> str:
@@ -31,26 +33,30 @@ def candidates() -> str:
 
 
 def collect(platform: str | None = None, again: bool = False) -> str:
-    from tcl_core.stages.data import run_collect
+    from tcl_core.stages.data import end_again, run_collect
 
-    return _each(platform, lambda project, name: run_collect(project, name, again))
+    said = _each(platform, lambda project, name: run_collect(project, name, again))
+    end_again("collect", _names(platform))
+    return said
 
 
 def holdout(platform: str | None = None, again: bool = False) -> str:
-    from tcl_core.stages.data import run_holdout
+    from tcl_core.stages.data import end_again, run_holdout
 
-    return _each(platform, lambda project, name: run_holdout(project, name, again))
+    said = _each(platform, lambda project, name: run_holdout(project, name, again))
+    end_again("holdout", _names(platform))
+    return said
 
 
 def train(model: str | None = None, platform: str | None = None) -> str:
     """The chain's first model; ``model``: another one of the catalogue, on one platform or on each."""
-    from tcl_core.errors import UsageError
     from tcl_core.stages.baselines import run_baseline
     from tcl_core.stages.data import check_platform
     from tcl_core.stages.models import run_train
 
+    _refuse_empty(model=model, platform=platform)
     project = _project()
-    if platform:
+    if platform is not None:
         check_platform(project, platform)
     if model in (None, project.params.train.model):
         if platform not in (None, project.params.chain.first):
@@ -61,7 +67,6 @@ def train(model: str | None = None, platform: str | None = None) -> str:
 
 
 def distill(platform: str | None = None) -> str:
-    from tcl_core.errors import UsageError
     from tcl_core.stages.models import run_distill
 
     if platform == load_params().chain.first:
@@ -78,6 +83,7 @@ def evaluate() -> str:
 def register(platform: str | None = None) -> str:
     from tcl_core.stages.use import chosen_platforms, register_model
 
+    _refuse_empty(platform=platform)
     project = _project()
     return "\n".join(register_model(project, name) for name in chosen_platforms(project, platform))
 
@@ -85,6 +91,7 @@ def register(platform: str | None = None) -> str:
 def promote(platform: str | None = None) -> str:
     from tcl_core.stages.use import chosen_platforms, promote_model
 
+    _refuse_empty(platform=platform)
     project = _project()
     return "\n".join(promote_model(project, name) for name in chosen_platforms(project, platform))
 
@@ -94,6 +101,7 @@ def tune(
 ) -> str:
     from tcl_core.stages.use import run_tune
 
+    _refuse_empty(network=network, platform=platform)
     return run_tune(_project(), network, platform, trials, again)
 
 
@@ -106,6 +114,7 @@ def import_logs(logs: Sequence[Path], platform: str, target: str = "") -> str:
 def export(platform: str, to: Path | None = None) -> str:
     from tcl_core.stages.exchange import export_database
 
+    _refuse_empty(platform=platform)
     return export_database(_project(), platform, to)
 
 
@@ -119,6 +128,7 @@ def predict_log(
 ) -> str:
     from tcl_core.stages.predict import predict_log
 
+    _refuse_empty(platform=platform)
     return predict_log(log, platform, model, to, top, target)
 
 
@@ -135,6 +145,7 @@ def devices(tracker: str) -> str:
 
 
 def profile(name: str) -> str:
+    _refuse_empty(profile=name)
     changed = apply_profile(name)
     return "\n".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items()) or f"params.yaml is {name} already"
 
@@ -151,13 +162,24 @@ def _project():
     return Project.here()
 
 
+def _refuse_empty(**given: str | None) -> None:
+    """An empty name is a shell variable that is not set: it must not mean all of them."""
+    for what, name in given.items():
+        if name is not None and not name.strip():
+            raise UsageError(f"the {what} is an empty name (is a variable of your shell not set?); name a {what}, or leave it out")
+
+
 def _each(platform: str | None, stage: Callable, first: bool = True) -> str:
     """Run a per-platform stage for one platform, or for all of the chain in order."""
     from tcl_core.stages.data import check_platform
 
+    _refuse_empty(platform=platform)
     project = _project()
-    if platform:
+    if platform is not None:
         check_platform(project, platform)
         return stage(project, platform)
-    names = project.params.chain_order[0 if first else 1 :]
-    return "\n".join(f"{name}: {stage(project, name)}" for name in names)
+    return "\n".join(f"{name}: {stage(project, name)}" for name in project.params.chain_order[0 if first else 1 :])
+
+
+def _names(platform: str | None) -> Sequence[str]:
+    return load_params().chain_order if platform is None else [platform]

@@ -15,7 +15,16 @@ from tcl_core.models import catalogue
 from tcl_core.models.mtl_tlp import MtlTlpModel
 from tcl_core.models.torch_model import TorchCostModel
 from tcl_core.progress import progress
-from tcl_core.stages.project import DATA, JOURNAL, Project, read_saved_hardware, records_folder, save_hardware, timed
+from tcl_core.stages.project import (
+    DATA,
+    JOURNAL,
+    Project,
+    read_saved_hardware,
+    records_folder,
+    save_hardware,
+    timed,
+    training_alone,
+)
 
 
 LISTED = DATA / "models" / "beside_chain"  # stages' outputs; no platform can be called so
@@ -38,13 +47,24 @@ def run_baseline(project: Project, name: str, platform: str | None = None) -> st
         raise UsageError(f"{name} cannot be trained on {platform}: {_why_not(project, platform)}")
     if not ran:
         reason = f"{name} also learns from earlier platforms of the chain, and there is none"
+        _remove_stale(baseline_folder(project, name), ran)
         store.write_skipped(baseline_folder(project, name), project.params.chain.first, reason)
         return f"skipped: {reason}"
     checkpoints = JOURNAL / "checkpoints" / "baselines" / name
-    with timed(f"baseline@{name}"):
+    with training_alone(checkpoints), timed(f"baseline@{name}"):
         said = [_train(project, name, place, checkpoints / place) for place in ([platform] if platform else ran)]
-    shutil.rmtree(checkpoints, ignore_errors=True)  # only now: what a killed run had finished costs the next one nothing
+        if platform is None:
+            _remove_stale(baseline_folder(project, name), ran)
+        shutil.rmtree(checkpoints, ignore_errors=True)  # only now: what a killed run had finished costs the next one nothing
     return "\n".join(said)
+
+
+def _remove_stale(folder: Path, ran: list[str]) -> None:
+    """What an earlier run left: models of platforms that no longer run here, and why there was no model at all."""
+    (folder / "skipped.json").unlink(missing_ok=True)
+    for model in folder.glob("*/hardware.json"):
+        if model.parent.name not in ran and not model.parent.is_symlink():
+            shutil.rmtree(model.parent)
 
 
 def platforms_of(project: Project, name: str) -> list[str]:

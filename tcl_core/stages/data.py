@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from tcl_core import store
 from tcl_core.collect import Collection, Plan, collect, measure_all
 from tcl_core.checked import write_json
 from tcl_core.errors import PlatformError, UsageError, unknown_name
-from tcl_core.files import disk_full_named
-from tcl_core.journal import Record, locked
+from tcl_core.files import replacing, sync_folder, writing
+from tcl_core.journal import Record, line_of, locked
 from tcl_core.learning.fit import FitSettings
 from tcl_core.gpu import GpuHardware, gpu_fingerprint, gpu_target, read_gpu_hardware, why_no_gpu
 from tcl_core.measure.job import Limits, Protocol, Setup, Tracker
@@ -29,8 +29,10 @@ from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress
 from tcl_core.stages.project import (
+    DATA,
     POOL,
     REPORTS,
+    SET_ASIDE,
     TASKS,
     Project,
     hardware_here,
@@ -40,6 +42,8 @@ from tcl_core.stages.project import (
     save_hardware,
     timed,
 )
+
+AGAIN = "measuring-again"  # a file in a journal: it was begun by `--again`, whose command has not ended well yet
 
 
 def write_tasks(project: Project) -> str:
@@ -125,10 +129,10 @@ def run_collect(project: Project, platform: str, again: bool = False) -> str:
     if reason := _reason_to_skip(project, platform):
         write_json(REPORTS / "collect" / f"{platform}.json", {"platform": platform, "skipped": reason})
         return _skip(records_folder(platform), platform, reason)
-    settings = project.params.collect
+    settings, journal = project.params.collect, _Journal(journal_folder(platform, "collect"), again)
     with measuring_alone(), timed(f"collect@{platform}"):
         place = _place(project, platform)
-        collection = _collection(project, place, "train", journal_folder(platform, "collect"), again)
+        collection = _collection(project, place, "train", journal)
         plan = _plan(project, platform, len(collection.programs))
         models = [catalogue.create(project.params.train.model, _refit_settings(project, n)) for n in range(settings.ensemble)]
         steps = _StepLog(collection.journal / "rounds.jsonl")
@@ -144,9 +148,10 @@ def run_holdout(project: Project, platform: str, again: bool = False) -> str:
     """Measure all held-out programs -> data/holdout/platform=P/."""
     if reason := _reason_to_skip(project, platform):
         return _skip(records_folder(platform, "holdout"), platform, reason)
+    journal = _Journal(journal_folder(platform, "holdout"), again)
     with measuring_alone(), timed(f"holdout@{platform}"):
         place = _place(project, platform)
-        collection = _collection(project, place, "held_out", journal_folder(platform, "holdout"), again)
+        collection = _collection(project, place, "held_out", journal)
         with progress(f"measuring held-out programs on {platform}", len(collection.programs)) as shown:
             measure_all(collection, project.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
         _write_records(platform, "holdout", collection, place)
@@ -171,20 +176,21 @@ def _write_records(platform: str, kind: str, collection: Collection, place: _Pla
     folder = records_folder(platform, kind)
     store.write_records(folder, collection.records.values())
     save_hardware(folder, place.hardware)
-    _remove_others(folder, "records.parquet", "hardware.json")
+    (folder / "skipped.json").unlink(missing_ok=True)
 
 
 def _skip(folder: Path, platform: str, reason: str) -> str:
+    """Say why there are no records; those that a better machine left there are set aside, not deleted."""
     store.write_skipped(folder, platform, reason)
-    _remove_others(folder, "skipped.json")
-    return f"skipped: {reason}"
-
-
-def _remove_others(folder: Path, *written: str) -> None:
-    """What an earlier run left in a stage's folder; not before, since a disk that is full must cost nothing of it."""
-    for path in folder.iterdir():
-        if path.name not in written:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    kept = [folder / name for name in ("records.parquet", "hardware.json") if os.path.lexists(folder / name)]
+    if not kept:
+        return f"skipped: {reason}"
+    aside = SET_ASIDE / folder.relative_to(DATA) / _stamp()
+    with writing(aside):
+        aside.mkdir(parents=True)
+        for path in kept:
+            shutil.move(path, aside / path.name)
+    return f"skipped: {reason}; the records that were here are set aside in {aside}"
 
 
 def setup_of(project: Project, platform: str) -> Setup:
@@ -260,16 +266,16 @@ def _why_not(spec: Platform, design_space: str) -> str | None:
     return why_not(spec.mcpu) if spec.kind == "local" else None
 
 
-def _collection(project: Project, place: _Place, split: str, journal: Path, again: bool) -> Collection:
-    if again:
-        _set_aside(journal)
+def _collection(project: Project, place: _Place, split: str, journal: _Journal) -> Collection:
+    programs, encoder = project.programs(split), project.encoder  # what is missing is said before a journal is set aside
+    journal.begin()
     return Collection(
-        programs=project.programs(split),
-        encoder=project.encoder,
+        programs=programs,
+        encoder=encoder,
         hardware=place.hardware.vector(),
         host=place.host,
         setup=place.setup,
-        journal=journal,
+        journal=journal.folder,
     )
 
 
@@ -285,16 +291,64 @@ def _refit_settings(project: Project, member: int) -> FitSettings:
     )
 
 
-def _set_aside(journal: Path) -> None:
-    """Keep an old journal under another name: nothing measured is deleted.  PlatformError while a process writes it."""
-    if journal.exists():
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        with locked(journal):
-            os.replace(journal, journal.with_name(f"{journal.name}.before-{stamp}"))
+class _Journal:
+    """The journal of a stage that is about to wait for the machine; ``again``: to be set aside, and begun anew."""
+
+    def __init__(self, folder: Path, again: bool) -> None:
+        self.folder, self.again = folder, again
+        self.seen = _identity(folder)
+
+    def begin(self) -> None:
+        """With ``again`` keep the old journal under another name: nothing measured is deleted.
+
+        Not where an ``--again`` was stopped: it goes on.  Nor where another process measured while this one waited.
+        Raises PlatformError while a process writes the journal.
+        """
+        if not self.again:
+            return
+        if self.folder.exists():
+            with locked(self.folder), writing(self.folder):
+                if why := self._why_kept():
+                    print(why, file=sys.stderr, flush=True)
+                    return
+                os.replace(self.folder, self.folder.with_name(f"{self.folder.name}.before-{_stamp()}"))
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / AGAIN).touch()
+            sync_folder(self.folder.parent)
+
+    def _why_kept(self) -> str | None:
+        mark = self.folder / AGAIN
+        if mark.exists():
+            return f"going on with the --again that was stopped; to begin anew once more, remove {mark} first"
+        if _identity(self.folder) != self.seen:
+            return f"another process has measured into {self.folder} meanwhile; going on with that"
+        return None
+
+
+def end_again(kind: str, platforms: Iterable[str]) -> None:
+    """The command has ended well: the next ``--again`` begins anew.  ``kind`` as for ``journal_folder``."""
+    for platform in platforms:
+        mark = journal_folder(platform, kind) / AGAIN
+        with writing(mark):
+            mark.unlink(missing_ok=True)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a journal from the one that later takes its place."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
 class _StepLog:
-    """One JSON line per finished step of this run, in a file that can be followed while it grows.
+    """A line per finished step of this run, with a checksum as in the journal, in a file that can be followed while it grows.
 
     The first step replaces what an earlier run wrote.  Not the start: steps come with the journal's lock held, while a
     start may be that of a second collector, which the lock then refuses.
@@ -305,8 +359,12 @@ class _StepLog:
         self.path = path
 
     def add(self, step: dict[str, Any]) -> None:
-        with disk_full_named(self.path), open(self.path, "a" if self.steps else "w", encoding="utf-8") as file:
-            file.write(json.dumps(step) + "\n")
+        if self.steps:
+            with writing(self.path), open(self.path, "ab") as file:
+                file.write(line_of(step))
+        else:
+            with replacing(self.path) as file:
+                file.write(line_of(step))
         self.steps.append(step)
 
 

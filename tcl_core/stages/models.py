@@ -26,7 +26,6 @@ from tcl_core.models.mamba import MambaModel
 from tcl_core.progress import Progress, progress
 from tcl_core.stages import baselines
 from tcl_core.stages.project import (
-    DATA,
     JOURNAL,
     REPORTS,
     Project,
@@ -36,6 +35,7 @@ from tcl_core.stages.project import (
     records_folder,
     save_hardware,
     timed,
+    training_alone,
 )
 from tcl_core.teaching import COMMITTEE, taught
 
@@ -85,11 +85,12 @@ def run_train(project: Project) -> str:
     platform = project.params.chain.first
     if reason := store.skipped_reason(records_folder(platform)):
         raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
-    with timed("train"):
+    checkpoint = JOURNAL / "checkpoints" / platform
+    with training_alone(checkpoint), timed("train"):
         measured, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         train = _with_unmeasured(project, platform, measured)
         with progress(f"training on {platform}", project.params.train.epochs) as shown:
-            curve, checkpoint = _Curve(shown), JOURNAL / "checkpoints" / platform
+            curve = _Curve(shown)
             state = learn_first(
                 train, valid, fit_settings(project), measured=measured, on_epoch=curve, checkpoint=checkpoint
             )
@@ -115,17 +116,18 @@ def run_distill(project: Project, platform: str) -> str:
     if reason := store.skipped_reason(records_folder(platform)):
         # The next platform goes on from the model before this one: its digest makes DVC see when that one changes.
         before = store.data_digest(model_folder(project.params.previous(platform)))
-        store.write_skipped(model_folder(platform), platform, reason, model_before=before)
+        with whole_folder(model_folder(platform)) as folder:  # takes the place of a model of a better machine
+            store.write_skipped(folder, platform, reason, model_before=before)
         return f"skipped: {reason}"
     last = platform == project.params.chain_order[-1]  # of the chain, whatever this machine skips: no other stage's doing
-    settings = distill_settings(project)
-    with timed(f"distill@{platform}"):
+    settings, checkpoint = distill_settings(project), JOURNAL / "checkpoints" / platform
+    with training_alone(checkpoint), timed(f"distill@{platform}"):
         before = project.ran_before(platform)
         state = ChainState.load(model_folder(before))
         train, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         epochs = settings.epochs + (0 if last else settings.kd_epochs) + settings.fit.epochs
         with progress(f"distilling {before} -> {platform}", epochs) as shown:
-            curve, checkpoint = _Curve(shown), JOURNAL / "checkpoints" / platform
+            curve = _Curve(shown)
             state = learn_next(state, train, valid, settings, last=last, on_epoch=curve, checkpoint=checkpoint)
             alone = _own_data_only(train, valid, settings.fit, shown, checkpoint / "scratch")
         _save(state, platform, curve, checkpoint, alone)
@@ -223,11 +225,15 @@ def _plot(
     predicted: dict[tuple[str, str], np.ndarray],
 ) -> None:
     folder, ran = REPORTS / "plots", list(held_out)
-    plots.plot_top_k(evaluation, folder)
-    plots.plot_chain(evaluation["chain"], folder)
-    plots.plot_ranks({p: (predicted[p, p], held_out[p].scores, held_out[p].tasks) for p in ran}, folder)
-    plots.plot_learning({p: learning_curve(model_folder(p)) for p in ran}, folder)
-    plots.plot_collection({p: _collection(project, p) for p in ran}, folder)
+    written = {
+        plots.plot_top_k(evaluation, folder),
+        plots.plot_chain(evaluation["chain"], folder),
+        plots.plot_ranks({p: (predicted[p, p], held_out[p].scores, held_out[p].tasks) for p in ran}, folder),
+        plots.plot_learning({p: learning_curve(model_folder(p)) for p in ran}, folder),
+        plots.plot_collection({p: _collection(project, p) for p in ran}, folder),
+    }
+    for stale in set(folder.glob("*.png")) - written:
+        stale.unlink()
 
 
 def _collection(project: Project, platform: str) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
+import os
+import stat
 import sys
 import tempfile
 import time
@@ -23,7 +24,7 @@ from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.features.statements import with_statements
 from tcl_core.features.states import with_states
-from tcl_core.files import shown
+from tcl_core.files import lock_if_there, shown, writing
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
 from tcl_core.params import Params, load_params
@@ -47,6 +48,7 @@ STATES = DATA / "features" / "states"  # a cache: what is missing is replayed
 STATEMENTS = DATA / "features" / "statements"  # likewise
 REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
+SET_ASIDE = DATA / "set_aside"  # records of platforms that this machine had to skip later; no stage's output
 SPLITS = ("train", "held_out")
 AGAIN = "delete it and run its stage again, or fetch it with: dvc checkout"
 ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # of the catalogue: the chain's models, and chance
@@ -199,17 +201,76 @@ def hardware_here(mcpu: str, given: Mapping[str, float]) -> Hardware:
 
 @contextmanager
 def measuring_alone() -> Iterator[None]:
-    """Hold the machine: two measurements at once would time each other.  Waits, and says so, while another holds it."""
-    path = Path(tempfile.gettempdir()) / "tcl-measuring.lock"
-    if not path.exists():
-        path.touch(mode=0o666)
-    with open(path) as file:  # to read is enough to lock, also when another user made it
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("another process measures on this machine; waiting for its end", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    """Hold the machine: two measurements at once would time each other.  Waits, and says so, while another holds it.
+
+    Raises UsageError where something else lies in the lock's place in the temporary folder.
+    """
+    with _alone(Path(tempfile.gettempdir()) / "tcl-measuring.lock", "measures on this machine", "set TMPDIR to a folder of your own"):
         yield
+
+
+@contextmanager
+def training_alone(checkpoints: Path) -> Iterator[None]:
+    """Hold a stage's checkpoints, which two trainings at once would write over each other.  Waits as ``measuring_alone``."""
+    with writing(checkpoints):
+        checkpoints.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(checkpoints.with_name(f"{checkpoints.name}.lock"), "trains the same model", "see to its rights"):
+        yield
+
+
+@contextmanager
+def _alone(path: Path, does: str, otherwise: str) -> Iterator[None]:
+    """Hold the lock at ``path``; a word to the user while another holds it, and one each minute."""
+    start, minutes = time.monotonic(), -1
+    while not lock_if_there(path, descriptor := _open_lock(path, otherwise)):
+        os.close(descriptor)
+        if (passed := int((time.monotonic() - start) // 60)) > minutes:
+            minutes, for_long = passed, f" ({passed} min)" if passed else ""
+            print(f"{_holder(path)} {does}; waiting for its end{for_long}", file=sys.stderr, flush=True)
+        time.sleep(0.2)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path, otherwise: str) -> int:
+    """To read is enough to lock, also what another user made: without O_CREAT, which the kernel refuses on another's file in
+    a shared folder (fs.protected_regular), and never behind a link.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        return _made_lock(path, flags)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be locked ({os.strerror(error.errno).lower()}); remove it, or {otherwise}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"{path} cannot be locked (it is no file); remove it, or {otherwise}")
+    return descriptor
+
+
+def _made_lock(path: Path, flags: int) -> int:
+    with writing(path):
+        descriptor = os.open(path, flags | os.O_CREAT, 0o644)
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            os.fchmod(descriptor, 0o644)  # whatever the umask: other users must be able to wait for it
+    return descriptor
+
+
+def _holder(path: Path) -> str:
+    """Who has locked a file, as far as the system tells: a process of another container stays unknown."""
+    try:
+        place = os.stat(path)
+        locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return "another process"
+    where = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
+    for _, kind, *_, holder, locked, _, _ in (words for words in map(str.split, locks) if len(words) == 8):
+        if (kind, locked) == ("FLOCK", where) and int(holder) > 0:
+            return f"process {holder}"
+    return "another process"
 
 
 def save_hardware(folder: Path, hardware: Hardware | GpuHardware) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ from ruamel.yaml import YAML
 from flows import pipeline as module
 from flows import report
 from flows.dvc_stage import StageFailed
+from tcl_core.checked import write_json
 from tcl_core.errors import PlatformError
-from tcl_core.journal import Journal
+from tcl_core.journal import Journal, line_of
 from tcl_core.params import Params, parse_params
 
-PARAMS = YAML(typ="safe").load(Path(__file__).resolve().parents[2] / "params.yaml")
+ROOT = Path(__file__).resolve().parents[2]
+PARAMS = YAML(typ="safe").load(ROOT / "params.yaml")
 STEP = {"round": 1, "step": "measure", "seconds": 12.34, "programs": 40}
 
 
@@ -40,11 +44,13 @@ class Stages:
     def write(self, name: str) -> None:
         kind, _, platform = name.partition("@")
         if name == "collect@host-avx512":
-            put("data/records/platform=host-avx512/skipped.json", {"platform": platform, "reason": "no AVX-512 here"})
+            write_json("data/records/platform=host-avx512/skipped.json", {"platform": platform, "reason": "no AVX-512 here"})
         elif kind == "collect":
-            put(f"data/journal/collect/{platform}/rounds.jsonl", STEP)
+            file = Path(f"data/journal/collect/{platform}/rounds.jsonl")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(line_of(STEP))
         elif kind == "evaluate":
-            put("data/reports/evaluation.json", {"platforms": {"host-avx2": {"top_1": {"value": 0.91234567}}}})
+            write_json("data/reports/evaluation.json", {"platforms": {"host-avx2": {"top_1": {"value": 0.91234567}}}})
             Path("data/reports/plots").mkdir()
             Path("data/reports/plots/top_k.png").write_bytes(b"picture")
 
@@ -62,11 +68,6 @@ def prefect_server():
 
     with prefect_test_harness(server_startup_timeout=120):
         yield
-
-
-def put(path: str, content: dict) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(content) + "\n")
 
 
 @pytest.fixture
@@ -208,21 +209,59 @@ def test_a_known_error_is_logged_without_its_traceback():
         assert bool(record.exc_info) == kept
 
 
-def test_rounds_are_followed_line_by_line(tmp_path):
+@pytest.fixture
+def rounds(tmp_path) -> Path:
     file = tmp_path / "p" / "rounds.jsonl"
     file.parent.mkdir()
-    file.write_text(json.dumps(STEP) + "\n")
-    rounds = report.Rounds("p", tmp_path)
-    assert rounds.new() == []  # what earlier runs wrote is not news
-    with open(file, "a") as growing:
-        growing.write(json.dumps({**STEP, "round": 2}) + '\n{"round": 3, "st')
-        growing.flush()
-        assert [step["round"] for step in rounds.new()] == [2]
-        growing.write('ep": "refit", "seconds": 1}\n')
-    assert [step["step"] for step in rounds.new()] == ["refit"]
-    file.write_text(json.dumps({**STEP, "round": 0}) + "\n")  # set aside and begun anew
-    assert [step["round"] for step in rounds.new()] == [0]
+    file.write_bytes(line_of(STEP))
+    return file
+
+
+def append(file: Path, raw: bytes) -> None:
+    with open(file, "ab") as growing:
+        growing.write(raw)
+
+
+def test_rounds_are_followed_line_by_line(rounds, tmp_path):
+    followed, third = report.Rounds("p", tmp_path), line_of({**STEP, "round": 3})
+    assert followed.new() == []  # what earlier runs wrote is not news
+    append(rounds, line_of({**STEP, "round": 2}) + third[:20])
+    assert [step["round"] for step in followed.new()] == [2]
+    append(rounds, third[20:])
+    assert [step["round"] for step in followed.new()] == [3] and followed.new() == []
+    assert [step["round"] for step in followed.all()] == [1, 2, 3]
     assert report.one_line(STEP) == "round 1 measure: 12.3 s, programs 40"
+
+
+def test_rounds_that_another_collection_writes_are_read_from_their_start(rounds, tmp_path):
+    followed = report.Rounds("p", tmp_path)
+    rounds.write_bytes(b"")
+    assert followed.new() == []
+    append(rounds, line_of({**STEP, "round": 0}))  # cut, and then as long as before
+    assert [step["round"] for step in followed.new()] == [0]
+    (tmp_path / "fresh").write_bytes(line_of(STEP) * 3)
+    (tmp_path / "fresh").rename(rounds)  # replaced by a longer one
+    assert len(followed.new()) == 3
+    rounds.unlink()
+    assert followed.new() == []
+
+
+@pytest.mark.parametrize("rubbish", [b"\0" * 100 + b"\n", b"\xff\xfe no line\n", b'{"round": 1}\n', b"\n\n", line_of({"round": 1})])
+def test_damaged_rounds_are_passed_over_with_a_word(rounds, tmp_path, caplog, rubbish):
+    followed = report.Rounds("p", tmp_path)
+    append(rounds, rubbish + line_of({**STEP, "round": 2}))
+    assert [step["round"] for step in followed.new()] == [2]
+    assert f"passed over {rubbish.count(10)} lines that are damaged" in caplog.messages[0]
+
+
+def test_a_reader_that_leaves_does_not_fail_the_run():
+    code = "from flows import pipeline; import sys; sys.stdin.readline(); pipeline.say('x' * 10**6); print('more'); sys.exit(7)"
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as child:
+        child.stdout.close()
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        assert child.stderr.read() == b"" and child.wait(60) == 7
 
 
 def test_nested_figures_become_rows():

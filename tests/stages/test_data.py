@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from tcl_core import gpu, stages, store
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.gpu import Gpu, GpuHardware
-from tcl_core.journal import Journal, iter_journal
+from tcl_core.journal import Journal, iter_journal, parse_line
 from tcl_core.measure.job import Limits, Tracker
 from tcl_core.settings import read_yaml, yaml_format
 from tcl_core.stages import data
@@ -92,7 +93,7 @@ def pool(here, networks, made):
 
 
 def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [parse_line(line) for line in path.read_bytes().splitlines(keepends=True)]
 
 
 def report(platform="first"):
@@ -324,8 +325,93 @@ def test_measuring_again_keeps_the_old_journal(pool, runners):
         assert [(k / "records.jsonl").read_bytes() for k in kept] == journals and len(kept) == times
         journals.append((JOURNAL / "records.jsonl").read_bytes())
     assert [s["from_journal"] for s in lines_of(ROUNDS) if s["step"] == "measure"] == [0, 0, 0]
+    assert not list(Path("data/journal").rglob(data.AGAIN))
     stages.holdout("first", again=True)  # without a journal there is nothing to keep
     assert len(list(Path("data/journal/holdout").iterdir())) == 1
+
+
+@pytest.mark.parametrize("stage", [stages.collect, stages.holdout])
+def test_measuring_again_that_was_stopped_goes_on(pool, runners, capfd, stage):
+    """The same command, which a stop promises to go on, keeps what it had measured; so does one without --again."""
+    write_params({"collect.sampler": "random"})  # trains nothing
+    stage("first")
+    journal = data.journal_folder("first", stage.__name__)
+    old, runners.limit = (journal / "records.jsonl").read_bytes(), 1
+    for again in (True, True, False):
+        with pytest.raises(KeyboardInterrupt):
+            stage("first", again=again)
+    assert len(list(iter_journal(journal))) == 3
+    (kept,) = journal.parent.glob("first.before-*")
+    assert (kept / "records.jsonl").read_bytes() == old
+    mark = journal / data.AGAIN
+    assert f"going on with the --again that was stopped; to begin anew once more, remove {mark} first" in capfd.readouterr().err
+    runners.limit = None
+    stage("first", again=True)
+    assert len(list(iter_journal(journal))) == len(runners[-1].jobs) + 3 and not mark.exists()
+    assert [path.name for path in journal.parent.glob("first.before-*")] == [kept.name]
+    stage("first", again=True)  # it ended well, so this one begins anew
+    assert len(list(journal.parent.glob("first.before-*"))) == 2
+
+
+def test_measuring_the_whole_chain_again_goes_on_where_it_was_stopped(pool, runners, monkeypatch):
+    """Also past the platforms that it had finished."""
+    write_params({"collect.sampler": "random"})  # trains nothing
+    stages.collect()
+    real = data.run_collect
+
+    def stop_at_second(project, platform, again):
+        if platform == "second":
+            raise KeyboardInterrupt
+        return real(project, platform, again)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(data, "run_collect", stop_at_second)
+        stages.collect(again=True)
+    stages.collect(again=True)
+    assert [len(runner.jobs) for runner in runners] == [20, 10, 20, 0, 10]
+    assert sorted(path.name.partition(".before")[0] for path in JOURNAL.parent.glob("*.before-*")) == ["first", "second"]
+
+
+def test_two_who_measure_again_at_once_measure_once(pool, runners, monkeypatch, capfd):
+    """The second one waited for the machine: what the first one measured meanwhile stands."""
+    write_params({"collect.sampler": "random"})  # trains nothing
+    stages.collect("first")
+    real, first = data.measuring_alone, []
+
+    @contextmanager
+    def after_another():
+        if not first:
+            first.append(True)
+            stages.collect("first", again=True)
+        with real():
+            yield
+
+    monkeypatch.setattr(data, "measuring_alone", after_another)
+    stages.collect("first", again=True)
+    assert [len(runner.jobs) for runner in runners] == [20, 20, 0]
+    assert len(list(JOURNAL.parent.glob("first.before-*"))) == 1
+    assert f"another process has measured into {JOURNAL} meanwhile" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("stage", [stages.collect, stages.holdout])
+def test_nothing_is_set_aside_when_nothing_can_be_measured(pool, runners, monkeypatch, stage):
+    write_params({"collect.sampler": "random"})  # trains nothing
+    stage("first")
+    journal = data.journal_folder("first", stage.__name__)
+    shutil.move("data/programs/pool", "elsewhere")
+    with pytest.raises(DataError, match="the stage candidates writes it"):
+        stage("first", again=True)
+    assert not list(journal.parent.glob("*.before-*")) and not (journal / data.AGAIN).exists()
+
+
+def test_the_steps_of_a_disk_without_room_are_one_sentence(pool, runners, monkeypatch):
+    write_params({"collect.sampler": "random"})  # trains nothing
+    def full(path):
+        raise PlatformError("no room for steps")
+
+    monkeypatch.setattr(data, "replacing", full)
+    with pytest.raises(PlatformError, match="^no room for steps$"):
+        stages.collect("first")
 
 
 def test_how_long_stages_took_is_remembered(pool, runners):
@@ -355,9 +441,10 @@ def names_in(folder):
 @pytest.mark.parametrize(("stage", "kind"), [(stages.collect, "records"), (stages.holdout, "holdout")])
 def test_a_skipped_platform_says_why_and_what_is_stale_goes(pool, runners, cannot_run, stage, kind):
     folder = records_folder("second", kind)
-    for _ in range(2):
+    for first in (True, False):
         cannot_run("haswell")
-        assert stage("second") == "skipped: this CPU lacks haswell"
+        said = stage("second")
+        assert said == "skipped: this CPU lacks haswell" if first else said.startswith("skipped: this CPU lacks haswell; the ")
         assert names_in(folder) == {"skipped.json"} and store.skipped_reason(folder) == "this CPU lacks haswell"
         with pytest.raises(DataError, match="this CPU lacks haswell"):
             Project.here().samples("second", kind)
@@ -365,6 +452,30 @@ def test_a_skipped_platform_says_why_and_what_is_stale_goes(pool, runners, canno
         stage("second")
         assert names_in(folder) == {"records.parquet", "hardware.json"}
     assert runners[-1].jobs == []  # the journal outlived the skip
+
+
+@pytest.mark.parametrize(("stage", "kind"), [(stages.collect, "records"), (stages.holdout, "holdout")])
+def test_records_of_a_platform_that_is_skipped_later_are_set_aside(pool, runners, cannot_run, tmp_path, stage, kind):
+    """Nothing else in the folder goes, wherever a link has put it."""
+    write_params({"collect.sampler": "random"})  # trains nothing
+    elsewhere, folder = tmp_path / "elsewhere", records_folder("second", kind)
+    (elsewhere / "deeper").mkdir(parents=True)
+    (elsewhere / "thesis.txt").write_text("years of work")
+    (elsewhere / "deeper" / "photo.jpg").write_text("a child")
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(elsewhere)
+    (elsewhere / "skipped.json").write_text('{"reason": "once"}')
+    stage("second")
+    others = {"thesis.txt", "deeper"}
+    assert names_in(folder) == others | {"records.parquet", "hardware.json"}
+    before = (folder / "records.parquet").read_bytes()
+    cannot_run("haswell")
+    said = stage("second")
+    assert names_in(folder) == others | {"skipped.json"} and names_in(elsewhere / "deeper") == {"photo.jpg"}
+    (aside,) = Path(f"data/set_aside/{kind}/platform=second").iterdir()
+    assert said == f"skipped: this CPU lacks haswell; the records that were here are set aside in {aside}"
+    assert (aside / "records.parquet").read_bytes() == before and names_in(aside) == {"records.parquet", "hardware.json"}
+    assert stage("second") == "skipped: this CPU lacks haswell"  # there is nothing more to set aside
 
 
 def test_the_chain_goes_on_without_a_skipped_platform(pool, runners, cannot_run):
@@ -396,6 +507,27 @@ def test_an_unknown_platform(pool, runners, stage):
     with pytest.raises(UsageError, match="^unknown platform 'frist' in params.yaml; did you mean 'first'"):
         stage("frist")
     assert runners == [] and not records_folder("frist").exists()
+
+
+COMMANDS = {
+    "collect": lambda name: stages.collect(name, again=True), "holdout": lambda name: stages.holdout(name, again=True),
+    "tasks": stages.tasks, "train": lambda name: stages.train(None, name), "train --model": stages.train,
+    "distill": stages.distill, "register": stages.register, "promote": stages.promote, "tune": stages.tune,
+    "tune -p": lambda name: stages.tune(None, name), "export": stages.export,
+    "predict": lambda name: stages.predict_log(Path("log"), name), "profile": stages.profile,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_name_does_not_mean_all_of_them(pool, runners, command, empty):
+    """As in `tcl collect --again -p "$UNSET"`."""
+    write_params({"collect.sampler": "random"})  # trains nothing
+    stages.collect("first")
+    before = store.data_digest(Path("data"))
+    with pytest.raises(UsageError, match="is an empty name .is a variable of your shell not set.*; name a .*, or leave it out$"):
+        command(empty)
+    assert store.data_digest(Path("data")) == before and len(runners) == 1
 
 
 # --- devices elsewhere ---
