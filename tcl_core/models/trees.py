@@ -22,6 +22,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -127,7 +128,7 @@ class BoostedTrees:
         """(N, 32) float32: what each of 32 equal runs of trees adds to the score, their sum; raises as ``predict``."""
         rows, owner = self._read(samples)
         bounds = np.linspace(0, self.trees.num_boosted_rounds(), EMBEDDING + 1).astype(int)
-        runs = [self._margins(rows, first, last) for first, last in zip(bounds, bounds[1:])]
+        runs = [self._margins(rows, first, last) for first, last in pairwise(bounds)]
         return np.stack([summed(margins, owner, len(samples)) for margins in runs], axis=1)
 
     def _margins(self, rows: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -232,7 +233,7 @@ class _Ranking:
         found = np.zeros((2, self.size), dtype=np.float32)
         for batch in self.batches:
             predicted = batch.by_task(torch.from_numpy(scores[batch.rows]))
-            for values, kept in zip(rank_derivatives(predicted, batch.labels, batch.mask, self.sigma), found):
+            for values, kept in zip(rank_derivatives(predicted, batch.labels, batch.mask, self.sigma), found, strict=True):
                 kept[batch.rows[batch.index[batch.mask]]] = values[batch.mask]
         return found[0], found[1]
 

@@ -26,7 +26,6 @@ from tcl_core.models.mamba import MambaModel
 from tcl_core.progress import Progress, progress
 from tcl_core.stages import baselines
 from tcl_core.stages.project import (
-    DATA,
     JOURNAL,
     REPORTS,
     Project,
