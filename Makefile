@@ -2,6 +2,7 @@
 #   make run                 the whole pipeline: tasks, measuring, training, chain, evaluation, registry, tuning
 #   make run PROFILE=full    the same with the sizes of a named profile (see `tcl profile --help`)
 #   make test                all tests
+#   make lint                what a linter finds without running anything
 #   make bench               the comparisons with other cost models, samplers and tuners
 #   make ui                  Prefect and MLflow in the browser, on this machine only
 #   make clean               remove the environment and caches; measurements and models stay
@@ -15,7 +16,7 @@ export PATH := $(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help run test bench ui setup clean
+.PHONY: help run test lint bench ui setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -25,6 +26,9 @@ run: setup
 
 test: setup
 	@python -m pytest
+
+lint: setup
+	@ruff check
 
 # All but bench/reference.py, which makes the data that others read, in hours.
 bench: setup
@@ -58,5 +62,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache build *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache build *.egg-info
 	find tcl_core flows tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -45,7 +45,7 @@ def pairs(latencies_s: np.ndarray, tasks: np.ndarray) -> tuple[np.ndarray, np.nd
         differ = np.flatnonzero(latencies_s[left] != latencies_s[right])
         kept = np.random.default_rng(int(tasks[rows[0]])).permutation(differ)[:PAIRS]
         found.append((left[kept], right[kept]))
-    return tuple(np.concatenate(side) for side in zip(*found))
+    return tuple(np.concatenate(side) for side in zip(*found, strict=True))
 
 
 def certainty(gaps: np.ndarray, steepness: float) -> np.ndarray:

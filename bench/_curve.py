@@ -27,10 +27,10 @@ def draw_curve(rows: Sequence[Sequence[Any]], whole: tuple[int, int], path: Path
     for column, label in enumerate(("training tasks (all programs of each)", "programs of each task (all tasks)")):
         for line, (key, name) in enumerate(FIGURES.items()):
             axes = panels[line][column]
-            for model, colour in zip(models, (ORANGE, GREEN, BLUE, PINK)):
+            for model, colour in zip(models, (ORANGE, GREEN, BLUE, PINK), strict=False):
                 mine = [row for row in rows if row[2] == model and row[1 - column] is None]
                 points = sorted((row[column] or whole[column], interval([f[key] for f in row[3]])) for row in mine)
-                size, spread = [at for at, _ in points], list(zip(*(figures for _, figures in points)))
+                size, spread = [at for at, _ in points], list(zip(*(figures for _, figures in points), strict=True))
                 axes.plot(size, spread[0], "o-", color=colour, label=model)
                 axes.fill_between(size, spread[1], spread[2], color=colour, alpha=0.15, linewidth=0)
             axes.set_xscale("log", base=2)

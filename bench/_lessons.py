@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -9,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 from _datasets import LOG_PROGRAMS_PER_TASK, Case, Logs, Reference, _drawn, _inside
+from _identity import code
 
 from tcl_core import store
 from tcl_core.features.batches import Samples, concatenate
@@ -16,7 +19,7 @@ from tcl_core.features.statements import with_statements
 from tcl_core.files import replacing
 from tcl_core.journal import ProgramKey
 from tcl_core.platforms import pool_target, threads
-from tcl_core.programs.unmeasured import draw_unmeasured
+from tcl_core.programs import pool, unmeasured as drawing
 from tcl_core.stages import exchange
 from tcl_core.stages.project import read_saved_hardware
 from tcl_core.teaching import taught
@@ -87,12 +90,16 @@ def unmeasured(reference: Reference, platform: str) -> dict[str, Samples]:
 
 @lru_cache(maxsize=1)
 def _drawn_keys(reference: Reference) -> list[ProgramKey]:
-    """Drawn once for a data set: finding valid programs takes TVM a minute or two."""
-    path = reference.features / f"unmeasured-{store.data_digest(reference.folder)[:12]}-{UNMEASURED}.json"
+    """Drawn once for a data set: finding valid programs takes TVM a minute or two.  All of its programs were measured."""
+    drawer = hashlib.sha256("".join(code(inspect.getsource(part)) for part in (pool, drawing)).encode()).hexdigest()
+    path = reference.features / f"unmeasured-{store.data_digest(reference.folder)[:12]}-{drawer[:12]}-{UNMEASURED}.json"
     if not path.exists():
         train, _ = reference._split(())
         tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in train]
-        drawn = draw_unmeasured(tasks, reference.encoder.texts, UNMEASURED, 0, pool_target("cpu", threads()))
+        rows = store.read_table(reference.folder / "programs.parquet", "programs")
+        measured = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows]
+        target = pool_target("cpu", threads())
+        drawn = drawing.draw_unmeasured(tasks, reference.encoder.texts, measured, UNMEASURED, 0, target)
         with replacing(path) as file:
             file.write(json.dumps(drawn).encode())
     return [(task, sketch, tuple(decisions)) for task, sketch, decisions in json.loads(path.read_text())]

@@ -21,7 +21,7 @@ ENOUGH = 10  # tasks
 def task_top1(scores: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[int, float]:
     """Task -> fastest latency / latency of the program ranked first; arguments as in ``evaluation.metrics``."""
     chosen = picks(scores, latencies_s, tasks, 1)
-    return dict(zip(chosen.tasks.tolist(), (chosen.best_s / chosen.picked_s).tolist()))
+    return dict(zip(chosen.tasks.tolist(), (chosen.best_s / chosen.picked_s).tolist(), strict=True))
 
 
 def against(ours: np.ndarray, theirs: np.ndarray) -> list[float | None]:

@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from _tables import ROOT, into_readme, markdown, save
 
@@ -38,7 +39,7 @@ from tcl_core import environment  # noqa: F401  (before torch is imported)
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tcl_core.compat import load_tvm
@@ -124,8 +125,8 @@ class ReferenceModel(TorchCostModel):
 MODELS = {"mamba": MambaModel, "naive": NaiveModel, "reference": ReferenceModel, "tlp": TlpModel}
 
 
-def convolution(channels: int, size: int, elementwise: int):  # noqa: ANN201  (a TVM module)
-    """A 3 x 3 convolution followed by ``elementwise`` additions and multiplications, and relu."""
+def convolution(channels: int, size: int, elementwise: int) -> Any:
+    """TVM's module of a 3 x 3 convolution followed by ``elementwise`` additions and multiplications, and relu."""
     tvm = load_tvm()
     from tvm import te, topi
 

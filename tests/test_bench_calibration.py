@@ -19,7 +19,7 @@ def problem(noise: float, seed: int = 0, tasks: int = 40, programs: int = 30):
 
 def test_pairs_are_of_one_task_and_differ():
     left, right = pairs(np.array([1.0, 1.0, 2.0, 5.0]), np.array([0, 0, 0, 1], np.int32))
-    assert sorted(zip(left.tolist(), right.tolist())) == [(0, 2), (1, 2)]
+    assert sorted(zip(left.tolist(), right.tolist(), strict=True)) == [(0, 2), (1, 2)]
 
 
 def test_calibration_error_by_hand():

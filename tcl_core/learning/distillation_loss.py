@@ -81,6 +81,6 @@ def fisher_diagonal(network: nn.Module, train: Samples, sigma: float = 1.0) -> d
     for rows in groups:
         batch = make_batch(train, scores, [rows], device=next(iter(parameters.values())).device)
         gradients = torch.autograd.grad(ranking_loss(network, batch, sigma), list(parameters.values()))
-        for total, gradient in zip(fisher.values(), gradients):
+        for total, gradient in zip(fisher.values(), gradients, strict=True):
             total += gradient**2 / len(groups)
     return fisher

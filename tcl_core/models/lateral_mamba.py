@@ -80,7 +80,7 @@ class LateralMamba(nn.Module):
 
     def lateral(self, base: Sequence[Tensor]) -> list[Tensor | None]:
         """What each layer of AC receives from the layers of KB."""
-        return [None, *(adapter(h) for adapter, h in zip(self.adapters, base))]
+        return [None, *(adapter(h) for adapter, h in zip(self.adapters, base, strict=False))]
 
 
 def two_columns(adapter_width: int, **column: int) -> LateralMamba:

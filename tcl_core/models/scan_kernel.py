@@ -88,7 +88,7 @@ class CompiledMix(torch.autograd.Function):
             run(*_cut(tensors, rows), *room, *states, torch.empty_like(sums[1]), grad[rows], *sums)
             return sums
 
-        grad_projected, grads = (sum(parts[1:], parts[0]) for parts in zip(*_in_slices(backward, len(index))))
+        grad_projected, grads = (sum(parts[1:], parts[0]) for parts in zip(*_in_slices(backward, len(index)), strict=True))
         taps, bias, x_proj, dt, dt_bias, A, D = grads.split(rows_of)
         return grad_projected, None, taps.T, bias[0], x_proj, dt.T, dt_bias[0], A.T, D[0]
 

@@ -126,7 +126,7 @@ def _module(width: int, state: int, rank: int, taps: int):
             taps = T.match_buffer(taps_, (K, W), "float32")
             bias = T.match_buffer(bias_, (W,), "float32")
             inner = T.match_buffer(inner_, (W, S), "float32")
-            x_proj = T.match_buffer(x_proj_, (scalars, W), "float32")
+            x_proj = T.match_buffer(x_proj_, (scalars, W), "float32")  # noqa: F841  (only backward reads it)
             dt = T.match_buffer(dt_, (R, W), "float32")
             dt_bias = T.match_buffer(dt_bias_, (W,), "float32")
             A = T.match_buffer(A_, (N, W), "float32")

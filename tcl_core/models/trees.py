@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -126,7 +127,7 @@ class BoostedTrees:
         """(N, 32) float32: what each of 32 equal runs of trees adds to the score, their sum; raises as ``predict``."""
         rows, owner = self._read(samples)
         bounds = np.linspace(0, self.trees.num_boosted_rounds(), EMBEDDING + 1).astype(int)
-        runs = [self._margins(rows, first, last) for first, last in zip(bounds, bounds[1:])]
+        runs = [self._margins(rows, first, last) for first, last in pairwise(bounds)]
         return np.stack([summed(margins, owner, len(samples)) for margins in runs], axis=1)
 
     def _margins(self, rows: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -225,7 +226,7 @@ class _Ranking:
         found = np.zeros((2, self.size), dtype=np.float32)
         for batch in self.batches:
             predicted = batch.by_task(torch.from_numpy(scores[batch.rows]))
-            for values, kept in zip(rank_derivatives(predicted, batch.labels, batch.mask, self.sigma), found):
+            for values, kept in zip(rank_derivatives(predicted, batch.labels, batch.mask, self.sigma), found, strict=True):
                 kept[batch.rows[batch.index[batch.mask]]] = values[batch.mask]
         return found[0], found[1]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, zip_longest
@@ -74,12 +74,21 @@ def cost(task: Task) -> float:
     return task.flops + 10.0 * sum(sizes)
 
 
-def sample_programs(task: Task, sketches: Sequence[Sketch], space: DesignSpace, count: int, seed: int) -> list[Program]:
+def sample_programs(
+    task: Task,
+    sketches: Sequence[Sketch],
+    space: DesignSpace,
+    count: int,
+    seed: int,
+    stream: Sequence[int] = (),
+    known: Collection[tuple[int, tuple[int, ...]]] = (),
+) -> list[Program]:
     """Up to ``count`` distinct valid programs, drawn uniformly over sketches; fewer from a small design space.
 
-    The draw depends on the seed and the task alone, not on which other tasks are in the pool.
+    The draw depends on the seed and the task alone, not on which other tasks are in the pool.  Another ``stream`` than the
+    pool's, of positive numbers, is another draw of the same seed; ``known`` are (sketch, decisions) to leave out.
     """
-    rng = np.random.default_rng([seed, zlib.crc32(task.key.encode())])
+    rng = np.random.default_rng([seed, zlib.crc32(task.key.encode()), *stream])
     found: dict[tuple[int, tuple[int, ...]], None] = {}
     for _ in range(DRAWS[space.target.kind.name] * count):
         sketch = sketches[rng.integers(len(sketches))]
@@ -87,7 +96,9 @@ def sample_programs(task: Task, sketches: Sequence[Sketch], space: DesignSpace, 
             decisions = space.canonical(sketch, draw(sketch, rng))
         except InvalidProgram:
             continue
-        found[sketch.index, tuple(int(d) for d in decisions)] = None
+        program = sketch.index, tuple(int(d) for d in decisions)
+        if program not in known:
+            found[program] = None
         if len(found) == count:
             break
     ordered = sorted(found)

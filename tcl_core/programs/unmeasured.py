@@ -12,19 +12,27 @@ from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
 
 
+STREAM = (1,)  # of a seed's random numbers: with those of the pool a third of the draw would be the pool's own programs
+
+
 def draw_unmeasured(
     tasks: Iterable[Task],
     sketches: Mapping[tuple[str, int], str],
+    measured: Iterable[ProgramKey],
     count: int,
     seed: int,
     target: dict[str, Any],
 ) -> list[ProgramKey]:
-    """Up to ``count`` distinct valid programs of each task, drawn uniformly over its sketches.
+    """Up to ``count`` distinct valid programs of each task, drawn uniformly over its sketches, none of them ``measured``.
 
     ``sketches`` are the pool's, (task key, number) -> trace as JSON, and ``target`` is that of the pool
-    (``platforms.pool_target``).  Programs that were measured may be among them: a design space is far larger.
+    (``platforms.pool_target``).  A small design space has fewer, or none.
     """
     tasks = list(tasks)
+    known: dict[str, set[tuple[int, tuple[int, ...]]]] = {task.key: set() for task in tasks}
+    for key, *program in measured:
+        if key in known:
+            known[key].add(tuple(program))
     found: list[ProgramKey] = []
     with progress("drawing programs for the committee", len(tasks)) as shown:
         for task in tasks:
@@ -32,7 +40,7 @@ def draw_unmeasured(
             space = DesignSpace(task.key, module, target)
             mine = sorted((number, text) for (key, number), text in sketches.items() if key == task.key)
             read = [space.with_choices(read_sketch(task.key, number, trace_from_json(text, module))) for number, text in mine]
-            drawn = sample_programs(task, read, space, count, seed)
+            drawn = sample_programs(task, read, space, count, seed, STREAM, known[task.key])
             found += [(task.key, program.sketch, program.decisions) for program in drawn]
             shown.advance(task.name[:40])
     return found

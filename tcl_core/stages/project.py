@@ -155,12 +155,14 @@ class Project:
         return with_states(samples, keys, self.encoder, STATES)
 
     def unmeasured(self, tasks: Iterable[int], count: int, platform: str) -> dict[str, Samples]:
-        """``count`` programs of each of these tasks of the pool, with a platform's hardware row: as tokens and, as far as CPUs
-        go, whose programs can be lowered here, as statements.
+        """Up to ``count`` programs of each of these tasks of the pool that were not measured on a platform, with its hardware
+        row: as tokens and, as far as CPUs go, whose programs can be lowered here, as statements.
         """
-        target = pool_target(self.params.candidates.design_space, threads())
-        keys = draw_unmeasured([self.tasks[task] for task in tasks], self.encoder.texts, count, self.params.seed, target)
-        samples = self.encoder.encode(keys, read_saved_hardware(records_folder(platform)).vector())
+        folder, target = records_folder(platform), pool_target(self.params.candidates.design_space, threads())
+        measured = (record.key for record in store.read_records(folder))
+        among = [self.tasks[task] for task in tasks]
+        keys = draw_unmeasured(among, self.encoder.texts, measured, count, self.params.seed, target)
+        samples = self.encoder.encode(keys, read_saved_hardware(folder).vector())
         if self.params.candidates.design_space != "cpu":
             return {"tokens": samples}
         return {"tokens": samples, "statements": with_statements(samples, keys, self.encoder, STATEMENTS)}

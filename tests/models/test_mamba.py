@@ -93,7 +93,7 @@ def test_distinct_tokens_give_the_same_scores_and_gradients_as_all_of_them():
     for batch, results in ((few, found), (everything, expected)):
         score = network.activations(batch)[-1]
         results += [score, *torch.autograd.grad(score.square().sum(), list(network.parameters()))]
-    for ours, theirs in zip(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 

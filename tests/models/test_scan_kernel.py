@@ -40,9 +40,9 @@ def values_and_gradients(block, batch, projected, compiled: bool, monkeypatch) -
     monkeypatch.undo()
     assert len(used) == compiled
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    names, leaves = zip(("projected", projected), *block.named_parameters())
+    names, leaves = zip(("projected", projected), *block.named_parameters(), strict=True)
     gradients = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
-    return {"out": out, **{n: g for n, g in zip(names, gradients) if g is not None}}
+    return {"out": out, **{n: g for n, g in zip(names, gradients, strict=True) if g is not None}}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from conftest import matmul_module
@@ -163,13 +165,45 @@ def test_a_task_without_a_choice_is_passed_over(matmul, monkeypatch):
     assert [task.name for task in seen] == ["second"]
 
 
+def texts_of(*tiny):
+    return {(task.task.key, s.index): trace_to_json(s.trace) for task in tiny for s in task.sketches}
+
+
+def test_the_pools_draw_is_that_of_all_measured_data(matmul):
+    """Other programs for the same seed would be of no use to a journal or a data set that is there."""
+    drawn = [(p.number, p.sketch, p.decisions) for p in sample_programs(matmul.task, matmul.sketches, matmul.space, 24, 0)]
+    assert hashlib.sha256(repr(drawn).encode()).hexdigest()[:16] == "159f834dd23fb84d"
+
+
 def test_unmeasured_programs_are_valid_ones_of_the_pools_sketches(matmul, conv):
-    texts = {(task.task.key, s.index): trace_to_json(s.trace) for task in (matmul, conv) for s in task.sketches}
-    drawn = draw_unmeasured([matmul.task, conv.task], texts, 12, 0, pool_target("cpu", 2))
+    draw = partial(draw_unmeasured, sketches=texts_of(matmul, conv), measured=(), count=12, target=pool_target("cpu", 2))
+    drawn = draw([matmul.task, conv.task], seed=0)
     assert [key for key, *_ in drawn] == [matmul.task.key] * 12 + [conv.task.key] * 12 and len(set(drawn)) == 24
-    assert drawn == draw_unmeasured([matmul.task, conv.task], texts, 12, 0, pool_target("cpu", 2))
+    assert drawn == draw([matmul.task, conv.task], seed=0)
     for key, sketch, decisions in drawn:
         tiny = matmul if key == matmul.task.key else conv
         tiny.space.materialise(tiny.sketches[sketch], decisions)
-    more = draw_unmeasured([matmul.task], texts, 12, 1, pool_target("cpu", 2))
-    assert set(more) != set(drawn[:12])
+    assert set(draw([matmul.task], seed=1)) != set(drawn[:12])
+
+
+def test_unmeasured_programs_are_another_draw_than_the_pool(matmul):
+    pool = {(p.task_key, p.sketch, p.decisions) for p in sample_programs(matmul.task, matmul.sketches, matmul.space, 12, 0)}
+    drawn = draw_unmeasured([matmul.task], texts_of(matmul), (), 12, 0, pool_target("cpu", 2))
+    assert len(pool & set(drawn)) <= 1  # by chance
+
+
+def test_no_measured_program_is_drawn_as_an_unmeasured_one(matmul, conv):
+    draw = partial(draw_unmeasured, [matmul.task, conv.task], texts_of(matmul, conv), seed=0, target=pool_target("cpu", 2))
+    measured = draw(measured=(), count=20)
+    drawn = draw(measured=measured[10:], count=20)
+    assert len(drawn) == 40 and not set(measured[10:]) & set(drawn)
+    assert set(measured[:10]) < set(drawn)  # the draw goes on where measured ones fell out
+
+
+def test_a_small_space_gives_what_was_not_measured_of_it():
+    task = describe("matmul", matmul_module(1, 1, 1))
+    rows, programs = build_pool([task], 0, 50, 0, 1)
+    keys = [(p.task_key, p.sketch, p.decisions) for p in programs]
+    texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in rows}
+    assert draw_unmeasured([task], texts, keys[:3], 50, 0, pool_target("cpu", 1)) == keys[3:]
+    assert draw_unmeasured([task], texts, keys, 50, 0, pool_target("cpu", 1)) == []

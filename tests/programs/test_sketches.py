@@ -258,9 +258,9 @@ def test_a_child_has_each_slot_of_one_parent(tiny_tasks, name):
         child = sketch.crossover(left, right, rng)
         from_left = np.zeros(len(child), dtype=int)
         for slot in sketch.slots:
-            l, r = ((child[:, slot.columns] == p[:, slot.columns]).all(axis=1) for p in (left, right))
-            assert (l | r).all()
-            from_left += l & ~r
+            same_left, same_right = ((child[:, slot.columns] == p[:, slot.columns]).all(axis=1) for p in (left, right))
+            assert (same_left | same_right).all()
+            from_left += same_left & ~same_right
         if len(sketch.slots) > 1:
             assert from_left.any()
 

@@ -6,18 +6,29 @@ import os
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from conftest import matmul_module
 
+from tcl_core import store
 from tcl_core.checked import read_json
 from tcl_core.errors import DataError
+from tcl_core.journal import Record
+from tcl_core.params import load_params
 from tcl_core.platforms import Hardware
+from tcl_core.programs.pool import build_pool
+from tcl_core.programs.tasks import describe
 from tcl_core.stages import project
 from tcl_core.stages.project import (
+    POOL,
+    TASKS,
+    Project,
     hardware_here,
     measuring_alone,
     read_saved_hardware,
+    records_folder,
     save_hardware,
     stage_seconds,
     timed,
@@ -147,3 +158,22 @@ def test_a_failed_stage_keeps_the_time_of_the_last_good_run():
     with pytest.raises(ValueError), timed("tasks"):
         raise ValueError
     assert stage_seconds() == {}
+
+
+# --- programs for the committee ---
+
+
+def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
+    """A design space of four programs, of which three were measured."""
+    task = describe("matmul", matmul_module(1, 1, 1))
+    sketches, programs = build_pool([task], 0, 50, 0, 1)
+    row = {"task_key": task.key, "name": task.name, "op_type": task.operator, "flops": task.flops, "module_json": task.module_json}
+    store.write_table(TASKS / "tasks.parquet", "tasks", [row])
+    store.write_table(POOL / "train" / "sketches.parquet", "sketches", sketches)
+    about = ((1e-3,), "ok", "", 0, datetime.now(UTC), "{}", "this host", "0")
+    records = [Record(task.key, p.sketch, p.number, p.decisions, *about) for p in programs]
+    save_hardware(records_folder("a"), Hardware(cores=2.0))
+    for count in (3, 4):
+        store.write_records(records_folder("a"), records[:count])
+        found = Project(load_params(ROOT / "params.yaml")).unmeasured([0], 50, "a")
+        assert {reads: len(samples) for reads, samples in found.items()} == {"tokens": 4 - count, "statements": 4 - count}
