@@ -306,10 +306,7 @@ def _record(entry: dict[str, Any]) -> Record:
 
 def _sound_bytes(path: Path) -> int:
     """How much of a journal is whole lines."""
-    end = 0
-    for end, _ in _sound_lines(path):
-        pass
-    return end
+    return max((end for end, _ in _sound_lines(path)), default=0)
 
 
 def _sound_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
