@@ -51,15 +51,21 @@ def test_from_the_disk_it_gives_the_same(monkeypatch):
     assert torch.equal(scores(fresh, monkeypatch), scores(kept, monkeypatch))
 
 
-def test_a_damaged_file_is_made_anew(empty, monkeypatch):
+@pytest.mark.parametrize("damage", ["garbage", "a flipped bit", "others may write"])
+def test_a_damaged_file_is_made_anew_and_that_is_said(empty, monkeypatch, caplog, damage):
     fresh = scores(compiled(), monkeypatch)
     (path,) = empty.iterdir()
     whole = path.read_bytes()
-    path.write_bytes(b"garbage")
+    if damage == "others may write":
+        path.chmod(0o622)
+    else:
+        path.write_bytes(b"garbage" if damage == "garbage" else whole[:-1000] + bytes([whole[-1000] ^ 1]) + whole[-999:])
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(empty.parents[1]))
+    monkeypatch.setattr(kernel_cache, "load_compiled", lambda path: pytest.fail("it was loaded"))
     assert torch.equal(scores(compiled(), monkeypatch), fresh)
-    assert path.stat().st_size == len(whole)
+    assert "is damaged" in caplog.text and "is compiled again" in caplog.text
+    assert path.stat().st_size == len(whole) and path.stat().st_mode & 0o777 == 0o600
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(tmp_path, monkeypatch):
