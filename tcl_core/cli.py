@@ -37,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": list(HELP)},
 )
 DATA, MODELS, USE = "Data", "Models", "Use"
-Again = Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before.")]
+Again = Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before; stopped, it goes on.")]
 Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: the whole chain.")]
 
 

@@ -9,6 +9,7 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,32 @@ def test_whoever_measures_can_be_waited_for_by_other_users(tmp_path, monkeypatch
     (tmp_path / LOCK).chmod(0o444)  # as another user's is to us
     with measuring_alone():
         pass
+
+
+NOBODYS = """
+import os
+from tcl_core.errors import UsageError
+from tcl_core.stages.project import measuring_alone
+os.setgid(65534); os.setuid(65534)
+try:
+    with measuring_alone():
+        print("measuring")
+except UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes a second user")
+@pytest.mark.parametrize(("mode", "said"), [(0o644, "measuring"), (0o600, "{} cannot be locked (permission denied); remove it, or set")])
+def test_the_lock_of_another_user(mode, said):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o1777)
+        lock = Path(folder) / LOCK
+        lock.touch()
+        lock.chmod(mode)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": folder}
+        done = subprocess.run([sys.executable, "-c", NOBODYS], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith(said.format(lock)), done.stderr
 
 
 def test_a_wait_is_told_again_each_minute(tmp_path, monkeypatch, capfd):
