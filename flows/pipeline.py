@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tcl_core import store
 from tcl_core.cli import INTERRUPTED
 from tcl_core.errors import PlatformError, RegistryError, TclError, unknown_name
 from tcl_core.params import Params, load_params
+from tcl_core.progress import say
 from tcl_core.registry import FLOW_RUN_ID
 
 RETRY_DELAY_S = 10
@@ -135,15 +135,7 @@ def summary(tuned: Done) -> None:
 
     text = stages.summary()
     report.show_summary(text)
-    say(text)
-
-
-def say(text: str) -> None:
-    """Print; a reader that has left (`make run | head`) is no reason to fail."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails at its end, when it flushes
+    say(text, sys.stdout)
 
 
 def reason_skipped(kind: str, platform: str) -> str | None:
@@ -186,11 +178,11 @@ def main() -> int:
             return 0
         error = state.result(raise_on_failure=False)
     except KeyboardInterrupt:
-        print(f"\ntcl: {INTERRUPTED}", file=sys.stderr)
+        say(f"\ntcl: {INTERRUPTED}")
         return 130
     except TclError as failed_start:
         error = failed_start
-    print(f"tcl: {error}", file=sys.stderr)
+    say(f"tcl: {error}")
     return getattr(error, "exit_code", 1)
 
 

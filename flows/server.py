@@ -14,13 +14,12 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tcl_core.cli import PARENT_PID, end_with, parent_given
+from tcl_core.cli import PARENT_PID, end_with_parents
 from tcl_core.errors import PlatformError
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _free_port() -> int:
 def serve(port: int) -> None:
     import uvicorn
 
-    threading.Thread(target=end_with, args=parent_given(), daemon=True).start()
+    end_with_parents()
     uvicorn.run("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
 
 

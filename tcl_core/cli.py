@@ -37,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": list(HELP)},
 )
 DATA, MODELS, USE = "Data", "Models", "Use"
-Again = Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before.")]
+Again = Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before; stopped, it goes on.")]
 Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: the whole chain.")]
 
 
@@ -50,8 +50,7 @@ def start(context: typer.Context) -> None:
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _end)
-    if parents := [*parent_given(), *_dvc_above()]:
-        threading.Thread(target=end_with, args=parents, daemon=True).start()
+    end_with_parents()
 
 
 @app.command(rich_help_panel=DATA)
@@ -288,6 +287,12 @@ def _enter_project() -> None:
     raise UsageError(f"there is no params.yaml in {here} or above; run tcl inside the repository")
 
 
+def end_with_parents() -> None:
+    """Watch, beside what this process does, the flow and the DVC that started it."""
+    if parents := [*_parent_given(), *_dvc_above()]:
+        threading.Thread(target=end_with, args=parents, daemon=True).start()
+
+
 def end_with(*parents: int) -> None:
     """End this process soon after one of ``parents`` is gone, however it went: a kill -9 must leave nothing measuring."""
     import psutil
@@ -301,7 +306,7 @@ def end_with(*parents: int) -> None:
     os._exit(128 + signal.SIGTERM)  # stuck in compiled code, where no Python handler runs
 
 
-def parent_given() -> list[int]:
+def _parent_given() -> list[int]:
     """The process that the environment names as the one not to outlive, if it names one."""
     given = os.environ.get(PARENT_PID, "")
     if given.isdecimal() and len(given) <= 10 and 0 < int(given) < 1 << 31:

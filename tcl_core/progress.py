@@ -17,6 +17,17 @@ def _standard_error() -> TextIO:
     return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
 
 
+def say(text: str, to: TextIO | None = None) -> None:
+    """A word to the user, on standard error if not told otherwise; that nobody reads it any more is no reason to stop."""
+    stream = to or sys.stderr
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # what follows goes there, what Python flushes at its end too
+        os.close(nowhere)
+
+
 class Progress:
     """Counts finished units; ``note`` is shown beside the count."""
 
@@ -35,7 +46,7 @@ class Progress:
         seconds = time.monotonic() - self.start
         left = seconds / max(self.done, 1) * (self.total - self.done)
         ending = f", {self.note}" if self.note else ""
-        print(f"{self.title}: {self.done} of {self.total}, about {left:.0f} s left{ending}", file=self.out)
+        say(f"{self.title}: {self.done} of {self.total}, about {left:.0f} s left{ending}", self.out)
 
 
 class _Bar(Progress):

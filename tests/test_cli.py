@@ -184,6 +184,15 @@ def test_a_reader_that_leaves_is_no_error():
         assert child.stderr.read() == b""
 
 
+@pytest.mark.parametrize("given", ["x", "0", "-1", "1.5", "9" * 30, "\x1b[31m"])
+def test_a_parent_that_is_no_process_is_left_out_with_a_word(tcl, monkeypatch, given):
+    monkeypatch.setenv(cli.PARENT_PID, given)
+    monkeypatch.setattr(stages, "platforms", lambda: "3 platforms")
+    code, out, err = tcl("platforms")
+    assert (code, out) == (0, "3 platforms\n")
+    assert "TCL_PARENT_PID is '" in err and "which is no process id; it is left out" in err and "\x1b[31m'" not in err
+
+
 def test_a_stage_does_not_outlive_its_flow():
     flow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     watch = "import sys; from tcl_core.cli import end_with; end_with(int(sys.argv[1]))"

@@ -47,22 +47,23 @@ def run_baseline(project: Project, name: str, platform: str | None = None) -> st
         raise UsageError(f"{name} cannot be trained on {platform}: {_why_not(project, platform)}")
     if not ran:
         reason = f"{name} also learns from earlier platforms of the chain, and there is none"
-        _remove_stale(baseline_folder(project, name), ran)
+        _remove_stale(project, name, ran)
         store.write_skipped(baseline_folder(project, name), project.params.chain.first, reason)
         return f"skipped: {reason}"
     checkpoints = JOURNAL / "checkpoints" / "baselines" / name
     with training_alone(checkpoints), timed(f"baseline@{name}"):
         said = [_train(project, name, place, checkpoints / place) for place in ([platform] if platform else ran)]
         if platform is None:
-            _remove_stale(baseline_folder(project, name), ran)
+            _remove_stale(project, name, ran)
         shutil.rmtree(checkpoints, ignore_errors=True)  # only now: what a killed run had finished costs the next one nothing
     return "\n".join(said)
 
 
-def _remove_stale(folder: Path, ran: list[str]) -> None:
-    """What an earlier run left: models of platforms that no longer run here, and why there was no model at all."""
+def _remove_stale(project: Project, name: str, ran: list[str]) -> None:
+    """What an earlier run left: why there was no model and, in a stage's output, models of platforms that no longer run."""
+    folder = baseline_folder(project, name)
     (folder / "skipped.json").unlink(missing_ok=True)
-    for model in folder.glob("*/hardware.json"):
+    for model in (LISTED / name).glob("*/hardware.json") if folder.is_relative_to(LISTED) else ():
         if model.parent.name not in ran and not model.parent.is_symlink():
             shutil.rmtree(model.parent)
 

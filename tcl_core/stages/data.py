@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from tcl_core.params import Platform, parse_address
 from tcl_core.platforms import Hardware, hardware_under, host_fingerprint, remote_target, target_of, threads, why_not
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
-from tcl_core.progress import progress
+from tcl_core.progress import progress, say
 from tcl_core.stages.project import (
     DATA,
     POOL,
@@ -309,7 +308,7 @@ class _Journal:
         if self.folder.exists():
             with locked(self.folder), writing(self.folder):
                 if why := self._why_kept():
-                    print(why, file=sys.stderr, flush=True)
+                    say(why)
                     return
                 os.replace(self.folder, self.folder.with_name(f"{self.folder.name}.before-{_stamp()}"))
         with writing(self.folder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +39,7 @@ from tcl_core.platforms import (
 from tcl_core.programs.pool import Program
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.unmeasured import draw_unmeasured
+from tcl_core.progress import say
 
 DATA = Path("data")
 TASKS = DATA / "programs" / "tasks"
@@ -228,7 +228,7 @@ def _alone(path: Path, does: str, otherwise: str) -> Iterator[None]:
         os.close(descriptor)
         if (passed := int((time.monotonic() - start) // 60)) > minutes:
             minutes, for_long = passed, f" ({passed} min)" if passed else ""
-            print(f"{_holder(path)} {does}; waiting for its end{for_long}", file=sys.stderr, flush=True)
+            say(f"{_holder(path)} {does}; waiting for its end{for_long}")
         time.sleep(0.2)
     try:
         yield

@@ -7,11 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from flows import dvc_stage
+from tcl_core.cli import PARENT_PID
 from tcl_core.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 STAGE = """
 import json, os, sys
@@ -80,6 +86,48 @@ def test_when_the_flow_breaks_off_its_child_goes_too(project, monkeypatch):
     assert children and not any(child.is_running() for child in children)
 
 
+@pytest.mark.parametrize("answer", ["", "{", "[]", '"text"', '{"text": 1}', '{"text": "a", "exit_code": "b"}', "\xff"])
+def test_an_answer_that_was_cut_short_is_none(tmp_path, answer):
+    file = tmp_path / "answer.json"
+    assert dvc_stage._answer(file) == ("", 0)
+    file.write_bytes(answer.encode("latin-1"))
+    assert dvc_stage._answer(file) == ("", 0)
+
+
+STAYING = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+from tcl_core import cli
+cli.end_with_parents()
+open("pid.tmp", "w").write(str(os.getpid()))
+os.rename("pid.tmp", "pid")
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("cmd", ["python staying.py", "python staying.py; true"])  # the shell gives its place, or stays
+def test_a_stage_ends_with_the_dvc_that_runs_it(project, cmd):
+    (project / "dvc.yaml").write_text(f"stages: {{staying: {{cmd: {cmd}}}}}")
+    (project / "staying.py").write_text(STAYING.format(root=str(ROOT)))
+    environment = dvc_stage._environment(project / "answer.json", {})
+    del environment[PARENT_PID]
+    dvc = subprocess.Popen([sys.executable, "-m", "dvc", "repro", "--quiet"], env=environment)
+    stage = None
+    try:
+        deadline = time.monotonic() + 60
+        while not (project / "pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        stage = dvc_stage.psutil.Process(int((project / "pid").read_text()))
+        dvc.kill()  # and not yet waited for, as by a parent that is busy
+        _, alive = dvc_stage.psutil.wait_procs([stage], timeout=30)
+        assert alive == []
+    finally:
+        for process in filter(None, (dvc, stage)):
+            with suppress(dvc_stage.psutil.Error):
+                process.kill()
+        dvc.wait()
+
+
 def lock_of(pid: int) -> str:
     return json.dumps({"write": {"out.txt": {"pid": pid, "cmd": "dvc repro good"}}, "read": {}})
 
@@ -93,8 +141,9 @@ def rwlock(project):
 def test_locks_of_the_dead_are_forgotten(rwlock):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for left in (lock_of(gone.pid), lock_of(os.getpid()), '{"write": {"out'):  # dead, number taken by another, torn
-        rwlock.write_text(left)
+    rubbish = ["[]", "7", '{"write": []}', '{"write": {"a": {}}}', '{"read": {"a": [7]}}', lock_of("x"), lock_of(10**30), "\xff"]
+    for left in (lock_of(gone.pid), lock_of(os.getpid()), '{"write": {"out', *rubbish):  # dead, taken by another, torn
+        rwlock.write_bytes(left.encode("latin-1"))
         dvc_stage.forget_dead_locks(patience_s=0)
         assert not rwlock.exists()
 
@@ -108,6 +157,14 @@ def test_the_lock_of_a_living_dvc_stays(rwlock):
     finally:
         dvc.send_signal(signal.SIGKILL)
         dvc.wait()
+
+
+def test_the_lock_of_runs_is_never_written_to(project):
+    (project / "precious.txt").write_text("years of work")
+    dvc_stage.LOCKS.mkdir(parents=True)
+    (dvc_stage.LOCKS / "flow.lock").symlink_to(project / "precious.txt")
+    with dvc_stage.only_run():
+        assert (project / "precious.txt").read_text() == "years of work"
 
 
 def test_two_runs_do_not_measure_at_once(project):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -252,16 +250,6 @@ def test_damaged_rounds_are_passed_over_with_a_word(rounds, tmp_path, caplog, ru
     append(rounds, rubbish + line_of({**STEP, "round": 2}))
     assert [step["round"] for step in followed.new()] == [2]
     assert f"passed over {rubbish.count(10)} lines that are damaged" in caplog.messages[0]
-
-
-def test_a_reader_that_leaves_does_not_fail_the_run():
-    code = "from flows import pipeline; import sys; sys.stdin.readline(); pipeline.say('x' * 10**6); print('more'); sys.exit(7)"
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as child:
-        child.stdout.close()
-        child.stdin.write(b"\n")
-        child.stdin.close()
-        assert child.stderr.read() == b"" and child.wait(60) == 7
 
 
 def test_nested_figures_become_rows():

@@ -116,6 +116,19 @@ def test_a_platform_that_was_skipped_is_left_out_and_named(project):
         run_baseline(project, "random", "z")
 
 
+def test_models_of_platforms_that_no_longer_run_go_from_a_stages_output(project):
+    """And only from there: what was trained by hand stays until it is trained again."""
+    for beside in (listed(project, "random"), project):
+        run_baseline(beside, "random")
+    (Path("data/models/beside_chain/random") / "notes").mkdir()
+    store.write_skipped(Path("data/models/beside_chain/random"), "a", "once")
+    store.write_skipped(records_folder("b"), "b", "no AVX2 here")
+    for beside in (listed(project, "random"), project):
+        run_baseline(beside, "random")
+    assert {path.name for path in Path("data/models/beside_chain/random").iterdir()} == {"a", "c", "notes"}
+    assert {path.name for path in Path("data/baselines/random").iterdir()} == {"a", "b", "c"}
+
+
 def test_mtl_tlp_is_skipped_where_the_chain_is_one_platform(project):
     alone = listed(project, "mtl-tlp", chain=Chain("a", {}))
     assert run_baseline(alone, "mtl-tlp").startswith("skipped: mtl-tlp also learns from earlier platforms")

@@ -21,7 +21,7 @@ from tcl_core.params import Baselines, Chain, Link, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import models
 from tcl_core.stages.baselines import run_baseline
-from tcl_core.stages.project import Project, learning_curve, model_folder, records_folder, save_hardware
+from tcl_core.stages.project import JOURNAL, Project, learning_curve, model_folder, records_folder, save_hardware, training_alone
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
@@ -159,7 +159,29 @@ def test_the_last_platform_is_the_chains_last_whatever_this_machine_skips(folder
     store.write_skipped(records_folder("c"), "c", "no AVX-512 here")
     models.run_distill(chain, "b")
     assert {entry["phase"] for entry in curve("b")} == {"CL", "KD"}
+    (model_folder("c") / "knowledge_base").mkdir(parents=True)  # as if a better machine had learned it
     assert models.run_distill(chain, "c") == "skipped: no AVX-512 here"
+    assert [path.name for path in model_folder("c").iterdir()] == ["skipped.json"]
+
+
+@pytest.mark.parametrize(
+    ("train", "checkpoints"),
+    [
+        (models.run_train, "a"),
+        (lambda project: models.run_distill(project, "b"), "b"),
+        (lambda project: run_baseline(project, "tlp"), "baselines/tlp"),
+    ],
+)
+def test_two_trainings_never_share_their_checkpoints(folder, monkeypatch, capfd, train, checkpoints):
+    """The second one waits, with a word."""
+
+    def waits(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tcl_core.stages.project.time.sleep", waits)
+    with training_alone(JOURNAL / "checkpoints" / checkpoints), pytest.raises(KeyboardInterrupt):
+        train(project())
+    assert "trains the same model; waiting for its end" in capfd.readouterr().err
 
 
 def test_how_training_and_distillation_go():
@@ -183,6 +205,8 @@ def evaluation(folder, monkeypatch) -> dict:
         models, "_collection", lambda *_: [{"round": 0, "measured": {"dense": 3}, "failed": 0, "best_score": 0.5}]
     )
     run_chain(project())
+    (folder / "data" / "reports" / "plots").mkdir(parents=True)
+    (folder / "data" / "reports" / "plots" / "of_a_former_version.png").touch()
     text = models.run_evaluate(project())
     found = json.loads((folder / "data" / "reports" / "evaluation.json").read_text())
     return {**found, "text": text}

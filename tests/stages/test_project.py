@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import stat
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from conftest import matmul_module
 
 from tcl_core import store
 from tcl_core.checked import read_json
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, UsageError
 from tcl_core.journal import Record
 from tcl_core.params import load_params
 from tcl_core.platforms import Hardware
@@ -140,6 +143,98 @@ def test_one_after_the_other_does_not_wait(tmp_path, monkeypatch, capfd):
         raise KeyboardInterrupt
     with measuring_alone():
         assert capfd.readouterr().err == ""
+
+
+LOCK = "tcl-measuring.lock"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe"])
+def test_what_is_no_lock_is_refused_and_left_alone(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    lock, other = tmp_path / LOCK, tmp_path / "other"
+    if kind == "link":
+        other.write_text("years of work")
+    make = {"folder": lock.mkdir, "pipe": lambda: os.mkfifo(lock)}.get(kind, lambda: lock.symlink_to(other))
+    make()
+    with pytest.raises(UsageError, match=f"^{lock} cannot be locked .*; remove it, or set TMPDIR to a folder of your own$"):
+        with measuring_alone():
+            pass
+    assert os.path.lexists(lock) and (other.read_text() == "years of work" if kind == "link" else not other.exists())
+
+
+def test_whoever_measures_can_be_waited_for_by_other_users(tmp_path, monkeypatch):
+    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    mask = os.umask(0o077)
+    try:
+        with measuring_alone():
+            assert stat.S_IMODE((tmp_path / LOCK).stat().st_mode) == 0o644
+    finally:
+        os.umask(mask)
+    (tmp_path / LOCK).chmod(0o444)  # as another user's is to us
+    with measuring_alone():
+        pass
+
+
+NOBODYS = """
+import os
+from tcl_core.errors import UsageError
+from tcl_core.stages.project import measuring_alone
+os.setgid(65534); os.setuid(65534)
+try:
+    with measuring_alone():
+        print("measuring")
+except UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes a second user")
+@pytest.mark.parametrize(("mode", "said"), [(0o644, "measuring"), (0o600, "{} cannot be locked (permission denied); remove it, or set")])
+def test_the_lock_of_another_user(mode, said):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o1777)
+        lock = Path(folder) / LOCK
+        lock.touch()
+        lock.chmod(mode)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": folder}
+        done = subprocess.run([sys.executable, "-c", NOBODYS], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith(said.format(lock)), done.stderr
+
+
+def test_a_wait_is_told_again_each_minute(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    clock = [0.0]
+
+    def sleep(seconds):
+        clock[0] += 31.0
+        if clock[0] > 130:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(project.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(project.time, "sleep", sleep)
+    monkeypatch.setattr(project, "_holder", lambda path: "process 7")
+    with open(tmp_path / LOCK, "w") as held, pytest.raises(KeyboardInterrupt):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with measuring_alone():
+            pass
+    waiting = "process 7 measures on this machine; waiting for its end"
+    assert capfd.readouterr().err.splitlines() == [waiting, f"{waiting} (1 min)", f"{waiting} (2 min)"]
+
+
+def test_a_lock_that_was_removed_and_made_anew_is_the_one_that_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    real, opened = project._open_lock, []
+
+    def removed_meanwhile(path, otherwise):
+        opened.append(real(path, otherwise))
+        if len(opened) == 1:
+            path.unlink()
+        return opened[-1]
+
+    monkeypatch.setattr(project, "_open_lock", removed_meanwhile)
+    with measuring_alone(), open(tmp_path / LOCK) as second, pytest.raises(BlockingIOError):
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert len(opened) == 2
 
 
 # --- how long stages took ---

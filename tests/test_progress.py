@@ -1,0 +1,47 @@
+"""Words to the user, also when nobody reads them any more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT = """
+import sys
+from tcl_core import progress
+progress.QUIET_S = -1.0
+sys.stdin.readline()
+with progress.progress("measuring", 100) as shown:
+    for number in range(100):
+        shown.advance("x" * 1000)
+        progress.say("y" * 1000, sys.{stream})
+print("more", file=sys.{stream})
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_leaves_stops_nothing(stream):
+    """As in `make run | head`, and with 2>&1 before it."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", LEFT.format(stream=stream)]
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as child:
+        child.stdout.close()
+        if stream == "stderr":
+            child.stderr.close()
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        said = b"" if stream == "stderr" else child.stderr.read()
+        assert child.wait(60) == 7 and b"Error" not in said
+
+
+def test_progress_is_a_line_every_few_seconds(capfd, monkeypatch):
+    from tcl_core import progress
+
+    monkeypatch.setattr(progress, "QUIET_S", -1.0)
+    with progress.progress("measuring", 4) as shown:
+        shown.advance("1.5 ms")
+    assert capfd.readouterr().err == "measuring: 1 of 4, about 0 s left, 1.5 ms\n"
