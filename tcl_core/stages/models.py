@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core import store
+from tcl_core import provenance, store
 from tcl_core.distill import ChainState, DistillSettings, learn_first, learn_next
 from tcl_core.errors import PlatformError
 from tcl_core.evaluation import plots
@@ -30,6 +30,7 @@ from tcl_core.stages.project import (
     JOURNAL,
     REPORTS,
     Project,
+    judged_now,
     model_folder,
     read_saved_hardware,
     records_folder,
@@ -85,6 +86,7 @@ def run_train(project: Project) -> str:
     if reason := store.skipped_reason(records_folder(platform)):
         raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
     with timed("train"):
+        origin = _origin(project, "train", platform, "train")
         measured, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         train = _with_unmeasured(project, platform, measured)
         with progress(f"training on {platform}", project.params.train.epochs) as shown:
@@ -92,7 +94,7 @@ def run_train(project: Project) -> str:
             state = learn_first(
                 train, valid, fit_settings(project), measured=measured, on_epoch=curve, checkpoint=checkpoint
             )
-        _save(state, platform, curve, checkpoint)
+        _save(state, platform, curve, checkpoint, origin)
     more = f", and on {len(train) - len(measured)} that a committee labelled" if len(train) > len(measured) else ""
     return f"trained on {len(measured)} measured programs of {platform}{more}"
 
@@ -120,6 +122,7 @@ def run_distill(project: Project, platform: str) -> str:
     settings = distill_settings(project)
     with timed(f"distill@{platform}"):
         before = project.ran_before(platform)
+        origin = _origin(project, f"distill@{platform}", platform, "train", "distill", before=before)
         state = ChainState.load(model_folder(before))
         train, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         epochs = settings.epochs + (0 if last else settings.kd_epochs) + settings.fit.epochs
@@ -127,7 +130,7 @@ def run_distill(project: Project, platform: str) -> str:
             curve, checkpoint = _Curve(shown), JOURNAL / "checkpoints" / platform
             state = learn_next(state, train, valid, settings, last=last, on_epoch=curve, checkpoint=checkpoint)
             alone = _own_data_only(train, valid, settings.fit, shown, checkpoint / "scratch")
-        _save(state, platform, curve, checkpoint, alone)
+        _save(state, platform, curve, checkpoint, origin, alone)
     return f"learned {platform} from {len(train)} programs and what {before} knew"
 
 
@@ -141,16 +144,33 @@ def _own_data_only(
     return model
 
 
+def _origin(project: Project, stage: str, platform: str, *sections: str, before: str | None = None) -> dict[str, Any]:
+    """What a model of the chain is made of; to be asked for before its training, for all of it may change meanwhile."""
+    params, sections = project.params, (*sections, "collect", "measure")
+    return provenance.collect(
+        stage,
+        {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}},
+        {platform: records_folder(platform)},
+        model_folder(before) if before else None,
+    )
+
+
 def _save(
-    state: ChainState, platform: str, curve: _Curve, checkpoint: Path, alone: MambaModel | None = None
+    state: ChainState,
+    platform: str,
+    curve: _Curve,
+    checkpoint: Path,
+    origin: dict[str, Any],
+    alone: MambaModel | None = None,
 ) -> None:
-    """The model's folder holds all that ranking needs, weights and hardware row, how it learned, and, in
-    ``scratch/``, the model that it is compared with; it appears whole or not at all.
+    """The model's folder holds all that ranking needs, weights and hardware row, what it was made of, how it learned, and,
+    in ``scratch/``, the model that it is compared with; it appears whole or not at all.
     """
     with whole_folder(model_folder(platform)) as folder:
         state.write_into(folder)
         save_hardware(folder, read_saved_hardware(records_folder(platform)))
         write_json(folder / "curve.json", curve.epochs)
+        provenance.write(folder, origin)
         if alone:
             alone.save(folder / SCRATCH)
     shutil.rmtree(checkpoint, ignore_errors=True)
@@ -165,6 +185,7 @@ def run_evaluate(project: Project) -> str:
     """
     ran = project.platforms_that_ran()
     with timed("evaluate"):
+        judged = {p: judged_now(p) for p in ran}
         weights = project.task_weights("held_out")
         held_out = {p: project.samples(p, "holdout") for p in ran}
         models = {p: catalogue.load(model_folder(p)) for p in ran}
@@ -182,6 +203,7 @@ def run_evaluate(project: Project) -> str:
             "chain": _chain(predicted, held_out, weights),
             "knowledge_base": _chain(by_base, held_out, weights),
             "parameters": {p: m.parameter_count() for p, m in models.items()},
+            "judged": judged,
         }
         write_json(REPORTS / "evaluation.json", evaluation)
         _plot(project, evaluation, held_out, predicted)

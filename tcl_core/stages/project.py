@@ -218,6 +218,11 @@ def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
     return saved_hardware(json.loads(path.read_text()))
 
 
+def judged_now(platform: str) -> dict[str, str]:
+    """SHA-256 of a platform's present model and held-out records: to what an evaluation's figures belong."""
+    return {"model": store.data_digest(model_folder(platform)), "holdout": store.data_digest(records_folder(platform, "holdout"))}
+
+
 @contextmanager
 def timed(stage: str) -> Iterator[None]:
     """Remember how long a stage took, for the summary; outside DVC's outputs, where times do not belong."""
