@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import threading
 
@@ -80,8 +79,7 @@ def test_a_version_says_where_it_comes_from(tmp_path, monkeypatch):
     client = mlflow.MlflowClient()
     found = client.get_model_version("tcl-p-facts", str(version))
     assert found.tags["data.hash"] == "d1" and found.tags["dvc.stage"] == "train"
-    assert found.tags["prefect.flow_run_id"] == "run-42" and found.tags["tvm.version"].startswith("0.")
-    assert {"git.commit", "git.dirty", "run_key"} <= found.tags.keys()
+    assert found.tags["prefect.flow_run_id"] == "run-42" and len(found.tags["run_key"]) == 16
     run = client.get_run(found.run_id)
     assert run.data.params["train.epochs"] == "60" and run.data.metrics["top_1"] == 0.9
     assert [(m.step, m.value) for m in client.get_metric_history(found.run_id, "loss")] == [(1, 3.0), (2, 2.0)]
@@ -160,20 +158,15 @@ def test_a_version_of_a_server_is_fetched_once_and_kept_whole(tmp_path, monkeypa
     assert list((tmp_path / "temporary").iterdir()) == [] and len(list((tmp_path / "mlruns/fetched").iterdir())) == 1
 
 
-def test_facts_and_store_are_those_of_the_folder_that_one_works_in(tmp_path, monkeypatch):
+def test_the_store_is_that_of_the_folder_that_one_works_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert registry._provenance()["git.commit"] == "none"
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
-    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
-        subprocess.run([*git, *words], check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    assert registry._provenance()["git.commit"] == head
     assert registry._uri() == f"sqlite:///{tmp_path}/mlflow.db"
     assert registry._beside_store() == tmp_path / "mlruns"
+    assert registry.where() == f"{tmp_path}/mlflow.db"
 
 
 def test_a_store_that_is_away_is_named(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/none/mlflow.db")
-    with pytest.raises(RegistryError, match="sqlite:////proc/none/mlflow.db failed"):
+    with pytest.raises(RegistryError, match="^the model registry at /proc/none/mlflow.db failed"):
         registry.champion_version("p-away")

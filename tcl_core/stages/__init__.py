@@ -85,7 +85,7 @@ def register(platform: str | None = None) -> str:
 
     _refuse_empty(platform=platform)
     project = _project()
-    return "\n".join(register_model(project, name) for name in chosen_platforms(project, platform))
+    return "\n".join([*(register_model(project, name) for name in chosen_platforms(project, platform)), _registry()])
 
 
 def promote(platform: str | None = None) -> str:
@@ -93,7 +93,7 @@ def promote(platform: str | None = None) -> str:
 
     _refuse_empty(platform=platform)
     project = _project()
-    return "\n".join(promote_model(project, name) for name in chosen_platforms(project, platform))
+    return "\n".join([*(promote_model(project, name) for name in chosen_platforms(project, platform)), _registry()])
 
 
 def tune(
@@ -154,6 +154,13 @@ def summary() -> str:
     from tcl_core.stages.overview import write_summary
 
     return write_summary(_project())
+
+
+def _registry() -> str:
+    """Which registry was written: a copy of a project has its own, and MLFLOW_TRACKING_URI may name any."""
+    from tcl_core import registry
+
+    return f"registry: {registry.where()}"
 
 
 def _project():

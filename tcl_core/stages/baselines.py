@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tcl_core import store
+from tcl_core import provenance, store
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
@@ -95,6 +96,7 @@ def _why_not(project: Project, platform: str) -> str:
 def _train(project: Project, name: str, platform: str, checkpoint: Path) -> str:
     settings = replace(catalogue.own_settings(name), seed=project.params.seed)
     model = catalogue.create(name, settings)
+    origin = _origin(project, name, platform, asdict(settings), isinstance(model, MtlTlpModel))
     samples = project.samples_for(name, platform)
     if getattr(model, "needs_states", False):
         samples = project.with_states(samples, platform)
@@ -109,7 +111,16 @@ def _train(project: Project, name: str, platform: str, checkpoint: Path) -> str:
     folder = baseline_folder(project, name, platform)
     model.save(folder)
     save_hardware(folder, read_saved_hardware(records_folder(platform)))  # what `tcl predict` gives its programs
+    provenance.write(folder, origin)
     return f"trained {name} on {len(train)} programs of {platform}; it lies in {folder}"
+
+
+def _origin(project: Project, name: str, platform: str, settings: dict[str, Any], all_earlier: bool) -> dict[str, Any]:
+    """What a model beside the chain is made of: its settings are its own, its data those of one platform or of all up to it."""
+    ran, params = project.platforms_that_ran(), project.params
+    learned = ran[: ran.index(platform) + 1] if all_earlier else [platform]
+    given = {"validation_share": params.train.validation_share, "collect": asdict(params.collect), "measure": asdict(params.measure)}
+    return provenance.collect(f"baseline@{name}", settings | given, {p: records_folder(p) for p in learned})
 
 
 def _sources(project: Project, platform: str, valid: Samples | None) -> list[Samples]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core import store
+from tcl_core import provenance, store
 from tcl_core.checked import write_contents, write_json
 from tcl_core.distill import ChainState, DistillSettings, learn_first, learn_next
 from tcl_core.errors import PlatformError
@@ -29,6 +29,7 @@ from tcl_core.stages.project import (
     JOURNAL,
     REPORTS,
     Project,
+    judged_now,
     model_folder,
     read_saved_hardware,
     learning_curve,
@@ -87,6 +88,7 @@ def run_train(project: Project) -> str:
         raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
     checkpoint = JOURNAL / "checkpoints" / platform
     with training_alone(checkpoint), timed("train"):
+        origin = _origin(project, "train", platform, "train")
         measured, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         train = _with_unmeasured(project, platform, measured)
         with progress(f"training on {platform}", project.params.train.epochs) as shown:
@@ -94,7 +96,7 @@ def run_train(project: Project) -> str:
             state = learn_first(
                 train, valid, fit_settings(project), measured=measured, on_epoch=curve, checkpoint=checkpoint
             )
-        _save(state, platform, curve, checkpoint)
+        _save(state, platform, curve, checkpoint, origin)
     more = f", and on {len(train) - len(measured)} that a committee labelled" if len(train) > len(measured) else ""
     return f"trained on {len(measured)} measured programs of {platform}{more}"
 
@@ -123,6 +125,7 @@ def run_distill(project: Project, platform: str) -> str:
     settings, checkpoint = distill_settings(project), JOURNAL / "checkpoints" / platform
     with training_alone(checkpoint), timed(f"distill@{platform}"):
         before = project.ran_before(platform)
+        origin = _origin(project, f"distill@{platform}", platform, "train", "distill", before=before)
         state = ChainState.load(model_folder(before))
         train, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         epochs = settings.epochs + (0 if last else settings.kd_epochs) + settings.fit.epochs
@@ -130,7 +133,7 @@ def run_distill(project: Project, platform: str) -> str:
             curve = _Curve(shown)
             state = learn_next(state, train, valid, settings, last=last, on_epoch=curve, checkpoint=checkpoint)
             alone = _own_data_only(train, valid, settings.fit, shown, checkpoint / "scratch")
-        _save(state, platform, curve, checkpoint, alone)
+        _save(state, platform, curve, checkpoint, origin, alone)
     return f"learned {platform} from {len(train)} programs and what {before} knew"
 
 
@@ -144,16 +147,33 @@ def _own_data_only(
     return model
 
 
+def _origin(project: Project, stage: str, platform: str, *sections: str, before: str | None = None) -> dict[str, Any]:
+    """What a model of the chain is made of; to be asked for before its training, for all of it may change meanwhile."""
+    params, sections = project.params, (*sections, "collect", "measure")
+    return provenance.collect(
+        stage,
+        {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}},
+        {platform: records_folder(platform)},
+        model_folder(before) if before else None,
+    )
+
+
 def _save(
-    state: ChainState, platform: str, curve: _Curve, checkpoint: Path, alone: MambaModel | None = None
+    state: ChainState,
+    platform: str,
+    curve: _Curve,
+    checkpoint: Path,
+    origin: dict[str, Any],
+    alone: MambaModel | None = None,
 ) -> None:
-    """The model's folder holds all that ranking needs, weights and hardware row, how it learned, and, in
-    ``scratch/``, the model that it is compared with; it appears whole or not at all.
+    """The model's folder holds all that ranking needs, weights and hardware row, what it was made of, how it learned, and,
+    in ``scratch/``, the model that it is compared with; it appears whole or not at all.
     """
     with whole_folder(model_folder(platform)) as folder:
         state.write_into(folder)
         save_hardware(folder, read_saved_hardware(records_folder(platform)))
         write_json(folder / "curve.json", {"epochs": curve.epochs})
+        provenance.write(folder, origin)
         if alone:
             alone.save(folder / SCRATCH)
         write_contents(folder)
@@ -169,6 +189,7 @@ def run_evaluate(project: Project) -> str:
     """
     ran = project.platforms_that_ran()
     with timed("evaluate"):
+        judged = {p: judged_now(p) for p in ran}
         weights = project.task_weights("held_out")
         held_out = {p: project.samples(p, "holdout") for p in ran}
         models = {p: catalogue.load(model_folder(p)) for p in ran}
@@ -186,6 +207,7 @@ def run_evaluate(project: Project) -> str:
             "chain": _chain(predicted, held_out, weights),
             "knowledge_base": _chain(by_base, held_out, weights),
             "parameters": {p: m.parameter_count() for p, m in models.items()},
+            "judged": judged,
         }
         write_json(REPORTS / "evaluation.json", evaluation)
         _plot(project, evaluation, held_out, predicted)

@@ -29,10 +29,10 @@ def write_summary(project: Project) -> str:
 
 
 def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
-    """What the summary says of a platform.  Raises DataError when the evaluation is older than the platform."""
+    """What the summary says of a platform.  Raises DataError when the evaluation is not of its present model and records."""
     try:
         figures = evaluation["platforms"][platform]
-        return {
+        found = {
             "top1": figures["top_1"]["value"],
             "top5": figures["top_5"]["value"] if "top_5" in figures else None,
             "random_top1": figures["top_1_random"]["value"],
@@ -43,6 +43,8 @@ def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
         }
     except KeyError as error:
         raise DataError(f"{use.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
+    use.check_judged(evaluation, platform)
+    return found
 
 
 def _stages(params: Params) -> set[str]:

@@ -318,6 +318,11 @@ def kept(path: Path, remedy: str) -> dict:
         return {}
 
 
+def judged_now(platform: str) -> dict[str, str]:
+    """SHA-256 of a platform's present model and held-out records: to what an evaluation's figures belong."""
+    return {"model": store.data_digest(model_folder(platform)), "holdout": store.data_digest(records_folder(platform, "holdout"))}
+
+
 @contextmanager
 def timed(stage: str) -> Iterator[None]:
     """Remember how long a stage took, for the summary; outside DVC's outputs, where times do not belong."""

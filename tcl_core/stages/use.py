@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core import registry, store
+from tcl_core import provenance, registry, store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
-from tcl_core.params import Params
 from tcl_core.platforms import why_not
 from tcl_core.stages.data import check_platform, setup_of
 from tcl_core.stages.project import (
     REPORTS,
     Project,
+    judged_now,
     kept,
     learning_curve,
     measuring_alone,
@@ -35,7 +35,6 @@ TUNED = REPORTS / "tuned.json"
 EVALUATION = REPORTS / "evaluation.json"
 FIRST_CONFIDENCE = 0.5
 ELSEWHERE = {"rpc": "a device behind RPC", "cuda": "an NVIDIA GPU"}  # kinds of platform on which nothing is tuned
-FACTS = ("train", "distill", "collect", "measure")  # sections of params.yaml that a version records
 
 
 def chosen_platforms(project: Project, platform: str | None) -> list[str]:
@@ -49,15 +48,20 @@ def chosen_platforms(project: Project, platform: str | None) -> list[str]:
 
 
 def register_model(project: Project, platform: str) -> str:
-    """Put a platform's model into the registry, with what it was made of and how good it is."""
+    """Put a platform's model into the registry, with what it was made of and how good it is.
+
+    Both as they were found when the model was made and judged, whatever params.yaml and the records are now.  Raises
+    DataError where either is not known of this very model.
+    """
     folder = model_folder(platform)
-    figures = evaluation().get("platforms", {}).get(platform, {})
+    made, report = provenance.read(folder), evaluation()
+    check_judged(report, platform)
     version = registry.register(
         platform,
         folder,
-        facts=_flat({name: asdict(getattr(project.params, name)) for name in FACTS}),
-        metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(figures)},
-        tags=_origin(project.params, platform),
+        facts=_flat(made["parameters"]),
+        metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(report["platforms"][platform])},
+        tags=_origin(made, platform) | {"holdout.hash": report["judged"][platform]["holdout"]},
         curves=_curves(folder),
         artifacts=[EVALUATION, *sorted((REPORTS / "plots").glob("*.png"))],
     )
@@ -65,8 +69,13 @@ def register_model(project: Project, platform: str) -> str:
 
 
 def promote_model(project: Project, platform: str) -> str:
-    """Make the present model champion if it ranks the platform's held-out records better than today's champion."""
-    version = registry.version_of(platform, model_folder(platform), _origin(project.params, platform))
+    """Make the present model champion if it ranks the platform's held-out records better than today's champion.
+
+    Raises DataError where the figures that it is registered with may be another model's, or of other records.
+    """
+    folder = model_folder(platform)
+    version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform))
+    check_judged(evaluation(), platform)
     against = registry.champion_version(platform)
     if against == version:
         return f"tcl-{platform} version {version} is the champion already"
@@ -75,12 +84,32 @@ def promote_model(project: Project, platform: str) -> str:
     return f"tcl-{platform} version {version} {'is now champion' if better else 'stays a candidate'}: {reason}"
 
 
-def _origin(params: Params, platform: str) -> dict[str, str]:
-    """The tags that tell apart models of other data or stages; ``register`` and ``promote`` must agree on them."""
+def check_judged(report: Mapping[str, Any], platform: str) -> None:
+    """Raise DataError unless the evaluation's figures of a platform are the present model's, on the present records."""
+    given, names = report.get("judged", {}).get(platform, {}), {"model": "model", "holdout": "held-out records"}
+    if other := [names[what] for what, digest in judged_now(platform).items() if given.get(what) != digest]:
+        raise DataError(
+            f"the figures in {EVALUATION} are not those of the present {' and '.join(other)} of platform {platform}; "
+            "run: dvc repro evaluate"
+        )
+
+
+def _origin(made: Mapping[str, Any], platform: str) -> dict[str, str]:
+    """What a model was made of, as tags; stage and data are part of its identity (``registry.run_key``)."""
+    if platform not in made["data"]:
+        raise DataError(
+            f"{model_folder(platform)} holds a model of {', '.join(made['data'])}, says its {provenance.FILE}; {provenance.REMEDY}"
+        )
+    code, changed = made["code"], {True: "true", False: "false", None: "unknown"}
     return {
-        "data.hash": store.data_digest(records_folder(platform)),
-        "holdout.hash": store.data_digest(records_folder(platform, "holdout")),
-        "dvc.stage": "train" if platform == params.chain.first else f"distill@{platform}",
+        "dvc.stage": made["stage"],
+        "data.hash": made["data"][platform],
+        "model.before": made["model_before"] or "none",
+        "git.commit": code["commit"] or "none",
+        "git.dirty": changed[code["changed"]],
+        "tcl_core.hash": code["sources"],
+        **{f"{name}.version": version for name, version in made["versions"].items()},
+        "host": made["host"],
     }
 
 

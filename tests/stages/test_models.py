@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tcl_core import store
+from tcl_core import provenance, store
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import top_k
 from tcl_core.features.batches import Samples
@@ -27,7 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
 WEIGHTS = {"network": dict.fromkeys(range(8), 1.0)}
 FILES = {
-    "a": {"contents.json", "curve.json", "fisher.safetensors", "hardware.json", "model.json", "weights.safetensors", "knowledge_base"},
+    "a": {
+        "contents.json", "curve.json", "fisher.safetensors", "hardware.json", "model.json", "provenance.json", "weights.safetensors",
+        "knowledge_base",
+    },
 }
 FILES["b"] = FILES["c"] = FILES["a"] | {"scratch"}
 
@@ -68,7 +71,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     """An empty project's folder, in which the platforms' hardware is known."""
     monkeypatch.chdir(tmp_path)
     for platform in "abc":
-        save_hardware(records_folder(platform), Hardware(cores=ord(platform)))
+        for kind in ("records", "holdout"):
+            save_hardware(records_folder(platform, kind), Hardware(cores=ord(platform)))
     return tmp_path
 
 
@@ -91,6 +95,11 @@ def test_a_model_folder_holds_all_that_its_readers_want(folder):
     assert [e["epoch"] for e in curve("c")] == [1, 2, 3, 4, 5, 6]
     assert {path.name for path in (folder / "data" / "models").iterdir()} == {"a", "b", "c"}
     assert not any((folder / "data" / "journal" / "checkpoints").iterdir())
+    made = provenance.read(model_folder("b"))
+    assert made["stage"] == "distill@b" and made["data"] == {"b": store.data_digest(records_folder("b"))}
+    assert made["model_before"] == store.data_digest(model_folder("a"))
+    assert (made["parameters"]["train"]["epochs"], made["parameters"]["distill"]["kd_epochs"]) == (6, 6)
+    assert list(provenance.read(model_folder("a"))["parameters"]) == ["seed", "train", "collect", "measure"]
 
 
 def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
@@ -225,6 +234,9 @@ def test_an_evaluation_shows_what_distillation_is_worth(evaluation):
     base = evaluation["knowledge_base"]["top_1"]
     assert base[1] == [top_1("b/knowledge_base", p) for p in "abc"] == base[2]  # the last platform has no KD phase
     assert base[0] == evaluation["chain"]["top_1"][0]  # the first platform's model is the knowledge base
+    assert evaluation["judged"]["b"] == {
+        "model": store.data_digest(model_folder("b")), "holdout": store.data_digest(records_folder("b", "holdout")),
+    }  # fmt: skip
     assert evaluation["parameters"]["a"] * 2 < evaluation["parameters"]["b"] == evaluation["parameters"]["c"]
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tcl_core.checked import read_json, write_json
-from tcl_core import registry, store
+from tcl_core import provenance, registry, store
+from tcl_core.checked import write_json, read_json
 from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
@@ -19,7 +20,7 @@ from tcl_core.models.cost_model import FORMAT
 from tcl_core.params import Chain, Link, Platform, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import overview, use
-from tcl_core.stages.project import JOURNAL, Project, model_folder, records_folder, save_hardware
+from tcl_core.stages.project import JOURNAL, Project, judged_now, model_folder, records_folder, save_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 P = "p-one"
@@ -58,6 +59,17 @@ def write_model(platform: str, how: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "model.json", {"format": FORMAT, "class": "known", "arguments": {"how": how}})
     write_json(folder / "curve.json", {"epochs": [{"phase": "train", "epoch": 1, "loss": 0.5}]})
+    provenance.write(folder, {**MADE, "data": {platform: "d" * 64}})
+
+
+MADE = {
+    "stage": "train",
+    "parameters": {"seed": 0, "train": {"epochs": 60}},
+    "model_before": None,
+    "code": {"commit": "c" * 40, "changed": False, "sources": "s" * 64},
+    "versions": {"python": "3.11.9", "tvm": "0.27.0"},
+    "host": "a CPU x2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +106,17 @@ def evaluation(*platforms: str) -> dict:
     return {
         "platforms": dict.fromkeys(platforms, figures),
         "chain": {"forgetting": dict.fromkeys(platforms, 0.0)},
+        "judged": {platform: judged_now(platform) for platform in platforms},
     }
 
 
-def made_and_promoted(project: TinyProject, how: str) -> str:
+def made_and_judged(how: str) -> None:
     write_model(P, how)
+    write_json(use.EVALUATION, evaluation(P, "b"))
+
+
+def made_and_promoted(project: TinyProject, how: str) -> str:
+    made_and_judged(how)
     use.register_model(project, P)
     return use.promote_model(project, P)
 
@@ -116,18 +134,32 @@ def test_the_first_must_beat_a_random_ranking_by_what_it_is_expected_to_find(pro
     assert use.promote_model(project, P) == f"tcl-{P} version 2 is the champion already"
 
 
-@pytest.mark.parametrize("champion", ["narrow", "nan", "gone", "damaged"])
+def refuse_the_first(load, platform):
+    """As for a class of models that is no more: only the present model can be loaded."""
+
+    def refuse(folder):
+        if folder != model_folder(platform):
+            raise UsageError("unknown model 'transformer'")
+        return load(folder)
+
+    return refuse
+
+
+@pytest.mark.parametrize("champion", ["narrow", "nan", "gone", "damaged", "lost"])
 def test_a_champion_that_cannot_rank_does_not_wave_the_next_one_through(project, monkeypatch, champion):
     made_and_promoted(project, "best")
     if champion in ("narrow", "nan"):
         monkeypatch.setattr(Known, "load", classmethod(lambda cls, folder: cls(_how(folder, champion))))
+    elif champion == "gone":
+        monkeypatch.setattr(catalogue, "load", refuse_the_first(catalogue.load, P))
     else:
         _, folder = registry.champion(P)
-        write_json(folder / "model.json", {"format": FORMAT, "class": "transformer", "arguments": {}})
-        if champion == "damaged":
-            (folder / "model.json").write_text("{")
+        (folder / "model.json").write_text("{") if champion == "damaged" else shutil.rmtree(folder)
     said = made_and_promoted(project, "worst")
-    why = {"narrow": "47 features", "nan": "not numbers", "gone": "unknown model 'transformer'", "damaged": "is damaged"}[champion]
+    why = {
+        "narrow": "47 features", "nan": "not numbers", "gone": "unknown model 'transformer'",
+        "damaged": "holds other bytes than were registered", "lost": "there is no model in",
+    }[champion]  # fmt: skip
     assert "version 2 stays a candidate: top-1 0.167 against 0.286 of a random ranking (champion version 1 " in said
     assert f"{why}" in said and "better with probability 0.000 (0.95 needed)" in said
     assert registry.champion_version(P) == 1
@@ -156,14 +188,14 @@ def test_the_present_model_is_judged_not_the_newest_version(project):
     """Parameters were changed and changed back: version 1 is the model again, and fights the champion, version 2."""
     made_and_promoted(project, "worst")
     assert "version 2 is now champion" in made_and_promoted(project, "best")
-    write_model(P, "worst")
+    made_and_judged("worst")
     assert use.register_model(project, P) == f"tcl-{P} version 1"
     assert "version 1 stays a candidate: top-1 0.167 against 1.000 of champion version 2" in use.promote_model(project, P)
 
 
 def test_what_is_not_registered_is_not_promoted(project):
     use.register_model(project, P)
-    (records_folder(P) / "records.parquet").write_bytes(b"measured again")
+    made_and_judged("worst")
     with pytest.raises(RegistryError, match=f"is not registered; run: tcl register --platform {P}"):
         use.promote_model(project, P)
 
