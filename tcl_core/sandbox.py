@@ -1,10 +1,10 @@
-"""What cannot be trusted runs with as few rights as the system gives away: ``python -m tcl_core.sandbox RIGHTS MODULE ...``.
+"""What cannot be trusted runs with as few rights as the system allows: ``python -m tcl_core.sandbox RIGHTS MODULE ...``.
 
 The process gives up its rights first and imports the module then, so that every thread of it is confined.  There are
 several barriers, each by itself and each as far as the kernel goes; ``barriers`` tells which hold on this system:
 
     user      root becomes nobody; other users stay, and reach what they own only as far as the other barriers let them
-    files     Landlock: nothing may be written but the scratch folder, nothing read but Python, libraries and what is named
+    files     Landlock: nothing is written but the scratch folder, nothing read but Python, libraries and what is named
     network   an empty network namespace (with a user namespace, where the user is not root); no sockets (seccomp)
     programs  no other program may be started (seccomp), no process outside be signalled or traced (Landlock)
 
@@ -33,11 +33,12 @@ from pathlib import Path
 from tcl_core.errors import UsageError
 
 VARIABLE = "TCL_SANDBOX"
+BARRIERS = ("user", "files", "network", "programs")
 NOBODY = 65534
 # A worker's log and what a linker writes are far smaller.
 FILE_BYTES = 1 << 30
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 4, 8, 38
+PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 8, 38
 CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SETGID, CAP_SETUID = 2, 5, 6, 7
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, of the same numbers everywhere
@@ -47,8 +48,10 @@ OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE  # all else are rights to
 READ = READ_FILE | READ_DIR
 ALL_WRITING = (1 << 15) - 1 - EXECUTE - READ
 # The kernel's own view of this machine, its C library, and random numbers.
-SYSTEM = ("/usr", "/lib", "/lib64", "/proc", "/sys", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
-          "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/dev/urandom", "/dev/random", "/dev/zero")  # fmt: skip
+SYSTEM = (
+    "/usr", "/lib", "/lib64", "/proc", "/sys", "/dev/urandom", "/dev/random", "/dev/zero", "/etc/ld.so.cache",
+    "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
+)  # fmt: skip
 # Per machine: its name for seccomp, and the numbers of (socket, execve, execveat, ptrace, io_uring_setup).
 CALLS = {"x86_64": (0xC000003E, (41, 59, 322, 101, 425)), "aarch64": (0xC00000B7, (198, 221, 281, 117, 425))}
 X32 = 0x40000000  # from here on, numbers of the same calls by another name
@@ -85,13 +88,11 @@ def _is_wanted() -> bool:
 
 
 def barriers() -> list[str]:
-    """Which of user, files, network and programs hold here for what runs confined; empty where it is off."""
+    """Which of BARRIERS hold here for what runs confined; none where it is off."""
     if not _is_wanted():
         return []
-    done = subprocess.run(
-        [*command("tcl_core.sandbox", Rights()), "tell"], capture_output=True, cwd=Path(__file__).parents[1], timeout=60
-    )
-    return done.stdout.decode().split() if done.returncode == 0 else []
+    done = subprocess.run(command(__name__, Rights()), capture_output=True, cwd=Path(__file__).parents[1])
+    return sorted(done.stdout.decode().split(), key=BARRIERS.index) if done.returncode == 0 else []
 
 
 def confine(rights: Rights) -> list[str]:
@@ -135,10 +136,9 @@ def _become_nobody(rights: Rights, keep_reading: bool) -> bool:
     may, which Landlock then confines: Python itself may lie in a private folder.
     """
     held = _capabilities()
-    may = all(held >> needed & 1 for needed in (CAP_SETUID, CAP_SETGID, CAP_KILL))  # and its parent may end it
-    changes = os.geteuid() == 0 and may and (keep_reading or _others_may_read(sys.prefix, sys.base_prefix, __file__))
-    if changes:
-        changes = _change_user(rights, keep_reading)
+    may = all(held >> one & 1 for one in (CAP_SETUID, CAP_SETGID, CAP_KILL))  # and its parent may end it
+    needed = (sys.prefix, sys.base_prefix, __file__, *rights.readable)
+    changes = os.geteuid() == 0 and may and (keep_reading or _others_may_read(*needed)) and _change_user(rights, keep_reading)
     _keep_capabilities(held & 1 << CAP_DAC_READ_SEARCH if changes and keep_reading else 0)
     return changes
 
@@ -167,7 +167,7 @@ def _capabilities() -> int:
 
 def _keep_capabilities(kept: int) -> None:
     header = struct.pack("Ii", 0x20080522, 0)
-    _libc().capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0))  # effective, permitted, inherited; twice 32 of each
+    _libc().capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0))  # effective, permitted, inherited; 32 of each, twice
 
 
 # --- network ---
@@ -220,8 +220,8 @@ def _allowed(rights: Rights) -> Iterator[tuple[str, int]]:
         yield "/dev", WRITE_FILE
         return
     yield str(package.parent), READ_DIR
-    found = {str(package), sys.prefix, sys.base_prefix, *SYSTEM, *rights.readable, *sys.path}
-    for path in sorted(found - {"", os.getcwd(), str(package.parent)}):
+    modules = set(sys.path) - {"", os.getcwd(), str(package.parent)}  # the project's folder holds more than modules
+    for path in sorted({str(package), sys.prefix, sys.base_prefix, *SYSTEM, *rights.readable} | modules):
         yield path, READ
 
 

@@ -70,7 +70,8 @@ def test_a_request_and_its_answer(lane):
     assert lane.tvm_version == "9.9" and lane.is_alive
     assert lane.ask(20, "echo", 1, "two") == [1, "two"]
     cores = ",".join(map(str, sorted(USABLE_CORES)))
-    assert lane.ask(20, "tell") == (sandbox.command("tcl_core.measure.worker", sandbox.Rights())[1:], ["12345", cores], 12345, "")
+    command = sandbox.command("tcl_core.measure.worker", sandbox.Rights())[1:]
+    assert lane.ask(20, "tell") == (command, ["12345", cores], 12345, "")
 
 
 @pytest.mark.parametrize(
