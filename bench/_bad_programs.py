@@ -75,6 +75,32 @@ class Compiles:
                 B[v] = A[v]
 
 
+@I.ir_module
+class Asks:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("copy"):
+                v = T.axis.spatial(8, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                T.evaluate(T.call_extern("int32", "FUNCTION", "TEXT", 438))
+                B[v] = A[v]
+
+
+@I.ir_module
+class Signals:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("copy"):
+                v = T.axis.spatial(8, i)
+                T.reads(A[v])
+                T.writes(B[v])
+                T.evaluate(T.call_extern("int32", "kill", 123454321, 15))
+                B[v] = A[v]
+
+
 # Some hours of additions.
 @I.ir_module
 class Counts:
@@ -185,6 +211,16 @@ class Adds:
 def calling(function: str) -> str:
     """A program that calls a function of the C library eight times."""
     return tvm.ir.save_json(Calls).replace('"abort"', f'"{function}"')
+
+
+def asking(function: str, text: str) -> str:
+    """A program that calls ``function(text, 0666)`` of the C library: ``creat``, or ``system``, which takes the text only."""
+    return tvm.ir.save_json(Asks).replace('"FUNCTION"', f'"{function}"').replace('"TEXT"', f'"{text}"')
+
+
+def signalling(process: int) -> str:
+    """A program that asks a process to end."""
+    return tvm.ir.save_json(Signals).replace("123454321", str(process))
 
 
 def leaking(size: int) -> str:

@@ -267,10 +267,10 @@ def _cannot(do: str, path: object, error: OSError) -> TclError:
 SHOWN = 200  # characters of a foreign text that a sentence may hold
 
 
-def shown(text: object) -> str:
-    """A foreign text as a sentence may hold it: control characters escaped, not longer than SHOWN characters."""
+def shown(text: object, most: int = SHOWN) -> str:
+    """A foreign text as a sentence may hold it: control characters escaped, not longer than ``most`` characters."""
     plain = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
-    return plain if len(plain) <= SHOWN else f"{plain[:SHOWN]}… ({len(plain)} characters)"
+    return plain if len(plain) <= most else f"{plain[:most]}… ({len(plain)} characters)"
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors files checked environment settings progress network_names gpu params compat platforms journal store provenance programs measure features "
+    "errors files checked sandbox environment settings progress network_names gpu params compat platforms journal store provenance "
+    "programs measure features "
     "learning models teaching sampling distill collect evaluation registry tuning stages cli flows"
 ).split()
 ALLOWED = {  # foreign package -> where it may be imported

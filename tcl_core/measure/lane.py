@@ -10,12 +10,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tcl_core import sandbox
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import USABLE_CORES
@@ -98,10 +98,9 @@ class Lane:
         self.stop()
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "tcl_core.measure.worker", str(theirs.fileno())]
             cores = ",".join(map(str, sorted(USABLE_CORES)))  # this process may be bound to fewer meanwhile
             self.process = subprocess.Popen(
-                [*command, str(self.setup.limits.memory_bytes), cores],
+                [*self._command(), str(theirs.fileno()), str(self.setup.limits.memory_bytes), cores],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -112,6 +111,11 @@ class Lane:
             )
         self._connection = Connection(ours.detach())
         self.tvm_version = ""
+
+    def _command(self) -> list[str]:
+        """Programs may come from other people: a worker has the rights to compute, where it needs no device and no linker."""
+        scratch = self._scratch.name if self._scratch else ""
+        return sandbox.command("tcl_core.measure.worker", sandbox.Rights(scratch=scratch, outside=bool(scratch)))
 
     def wait_until_ready(self) -> None:
         """Raises PlatformError where the worker cannot start (a broken installation)."""

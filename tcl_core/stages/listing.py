@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from tcl_core import sandbox
 from tcl_core.errors import PlatformError
 from tcl_core.gpu import GpuHardware, read_gpu, read_gpu_hardware, why_no_gpu
 from tcl_core.measure.tracker import NONE, list_devices
@@ -30,7 +31,15 @@ def list_platforms(params: Params) -> str:
         unknown = ", ".join(field for field, value in fields.items() if not value)
         lines += ["", f"hardware of {name}: {known}"]
         lines += [f"unknown here (platforms.{name}.hardware of params.yaml can say): {unknown}"] if unknown else []
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"what cannot be trusted runs {_confined()}"])
+
+
+def _confined() -> str:
+    held = sandbox.barriers()
+    missing = [name for name in sandbox.BARRIERS if name not in held]
+    if not held:
+        return "with all rights of this user (docs/security.md)"
+    return f"confined in {', '.join(held)}" + (f"; not in {', '.join(missing)} (docs/security.md)" if missing else "")
 
 
 def _status(spec: Platform, design_space: str) -> str:

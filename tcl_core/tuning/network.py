@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +18,14 @@ from tcl_core.measure.job import Protocol, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
-from tcl_core.network_names import NETWORKS
-from tcl_core.programs.networks import build_torch, load_exported, load_onnx, load_relax, onnx_inputs
+from tcl_core.programs.network_files import median_ms
+from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe, fuse
 from tcl_core.tuning.adapters import SearchSettings, decision_search, ranker
 from tcl_core.tuning.measuring import module_builder, worker_runner
 
 # A tuned network whose output differs by more, relative to the output's magnitude, is refused.
 TOLERANCE = 1e-3
-# One rule for all that is timed: as many runs as fit in the time, within bounds (an untuned network may take seconds).
-RUNS, RUN_FOR_S = (3, 30), 5.0
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,9 @@ def tune_network(
     Raises PlatformError if the tuned network computes something else than PyTorch.
     """
     target = make_target(setup.target)
-    reference, inputs, pytorch_ms = _run_pytorch(network, setup.protocol.threads)
     with quiet_compiler():
-        module = fuse(load_relax(network), target)
+        imported = import_network(network, setup.protocol.threads)
+        module, inputs = fuse(imported.module, target), imported.inputs
     start = time.monotonic()
     database, tasks = search_tasks(module, model, hardware, setup, trials, seed)
     search_s = time.monotonic() - start
@@ -67,10 +63,10 @@ def tune_network(
     with _as_measured(setup.protocol):
         untuned, untuned_ms = _build_and_time(module, target, inputs)
         output, tuned_ms = _build_and_time(applied, target, inputs)
-    difference = _difference(output, untuned if reference is None else reference)
+    difference = _difference(output, untuned if imported.output is None else imported.output)
     if difference > TOLERANCE:
         raise PlatformError(f"the tuned {network} differs from the reference by {difference:.2g} of its magnitude; not used")
-    return Tuned(trials, tasks, untuned_ms, tuned_ms, pytorch_ms, difference, search_s)
+    return Tuned(trials, tasks, untuned_ms, tuned_ms, imported.pytorch_ms, difference, search_s)
 
 
 @contextmanager
@@ -159,57 +155,15 @@ def _context(extracted: Any, model: CostModel, hardware: Sequence[float], target
     )
 
 
-def _run_pytorch(network: str, threads: int) -> tuple[np.ndarray | None, list[np.ndarray], float | None]:
-    """PyTorch's output, the inputs, and its median milliseconds; (None, random inputs, None) for an ONNX file."""
-    if network.endswith(".onnx"):
-        return None, _random_inputs(load_onnx(Path(network))), None
-    import torch
-
-    torch.set_num_threads(threads)
-    run, inputs = build_torch(network) if network in NETWORKS else _exported(network)
-    with torch.inference_mode():
-        output = run(*inputs)
-        pytorch_ms = _median_ms(lambda: run(*inputs))
-    first = output[0] if isinstance(output, tuple | list) else output
-    return first.numpy(), [tensor.numpy() for tensor in inputs], pytorch_ms
-
-
-def _exported(network: str) -> tuple[Any, tuple[Any, ...]]:
-    program, inputs = load_exported(network)
-    return program.module(), inputs
-
-
-def _random_inputs(model: Any) -> list[np.ndarray]:
-    """Numbers from 0 to 1 for each input of an ONNX model, seeded."""
-    import onnx
-
-    rng, found = np.random.default_rng(0), []
-    for given in onnx_inputs(model):
-        kind = given.type.tensor_type
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        found.append(rng.uniform(0, 1, [d.dim_value for d in kind.shape.dim]).astype(dtype))
-    return found
-
-
 def _build_and_time(module: Any, target: Any, inputs: list[np.ndarray]) -> tuple[np.ndarray, float]:
     """Compile a Relax module, run it; its first output and median milliseconds."""
     tvm = load_tvm()
     machine = tvm.relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
     arguments = [tvm.runtime.tensor(array) for array in inputs]
     output = machine["main"](*arguments)
-    milliseconds = _median_ms(lambda: machine["main"](*arguments))
+    milliseconds = median_ms(lambda: machine["main"](*arguments))
     first = output if isinstance(output, tvm.runtime.Tensor) else output[0]
     return first.numpy(), milliseconds
-
-
-def _median_ms(run: Callable[[], Any]) -> float:
-    seconds: list[float] = []
-    fewest, most = RUNS
-    while len(seconds) < fewest or (len(seconds) < most and sum(seconds) < RUN_FOR_S):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) * 1e3
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:

@@ -10,6 +10,7 @@ from threading import Timer
 import psutil
 import pytest
 
+from tcl_core import sandbox
 from tcl_core.errors import PlatformError
 from tcl_core.measure import lane as lane_module
 from tcl_core.measure.job import Limits, Setup
@@ -20,7 +21,7 @@ STAND_IN = f"""#!{sys.executable}
 import os, resource, signal, subprocess, sys, time
 from multiprocessing.connection import Connection
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-connection = Connection(int(sys.argv[3]))
+connection = Connection(int(sys.argv[-3]))
 setup = connection.recv()
 connection.send(("ready", "9.9"))
 while True:
@@ -28,7 +29,7 @@ while True:
     if action == "echo":
         connection.send(("done", arguments))
     if action == "tell":
-        connection.send(("done", (sys.argv[1:3], sys.argv[4:], setup.limits.memory_bytes, sys.stdin.read())))
+        connection.send(("done", (sys.argv[1:-3], sys.argv[-2:], setup.limits.memory_bytes, sys.stdin.read())))
     if action == "answers":
         connection.send(arguments)
     if action == "waits":
@@ -51,7 +52,7 @@ def with_interpreter(tmp_path, monkeypatch, text):
     script = tmp_path / "python"
     script.write_text(text)
     script.chmod(0o755)
-    monkeypatch.setattr(lane_module.sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", str(script))
 
 
 @pytest.fixture
@@ -69,7 +70,8 @@ def test_a_request_and_its_answer(lane):
     assert lane.tvm_version == "9.9" and lane.is_alive
     assert lane.ask(20, "echo", 1, "two") == [1, "two"]
     cores = ",".join(map(str, sorted(USABLE_CORES)))
-    assert lane.ask(20, "tell") == (["-m", "tcl_core.measure.worker"], ["12345", cores], 12345, "")
+    command = sandbox.command("tcl_core.measure.worker", sandbox.Rights())[1:]
+    assert lane.ask(20, "tell") == (command, ["12345", cores], 12345, "")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from _bad_programs import (
     TOO_BIG,
     TOO_DEEP,
     WRITES_FAR_AWAY,
+    asking,
+    signalling,
 )
 from conftest import matmul_module
 
@@ -169,6 +171,45 @@ def test_a_sketch_of_another_task(runner, program, conv):
     assert outcome.error == "build" and "sketch does not fit its task" in outcome.message
 
 
+# --- programs that reach for what is outside ---
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A file that everybody might write, where everybody might look."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o777)
+    return tmp_path / "reached"
+
+
+@pytest.mark.parametrize("function", ["creat", "system"])
+def test_a_program_writes_no_file(runner, target, function):
+    """Of the two, one would by itself, the other by a program that it starts; the same programs do so where they may."""
+    text = str(target) if function == "creat" else f"touch {target}"
+    (outcome,) = measure(runner, Job("writes", asking(function, text)))
+    assert outcome.error == "ok" and not target.exists()
+
+
+@pytest.mark.parametrize("function", ["creat", "system"])
+def test_without_a_sandbox_it_would(monkeypatch, make_setup, target, function):
+    monkeypatch.setenv("TCL_SANDBOX", "off")
+    text = str(target) if function == "creat" else f"touch {target}"
+    with Runner(make_setup(), lanes=1) as runner:
+        (outcome,) = measure(runner, Job("writes", asking(function, text)))
+    assert outcome.error == "ok" and target.exists()
+
+
+def test_a_program_ends_no_process_outside(runner):
+    with subprocess.Popen(["sleep", "60"]) as outside:
+        try:
+            (outcome,) = measure(runner, Job("signals", signalling(outside.pid)))
+            assert outcome.error == "ok"
+            with pytest.raises(subprocess.TimeoutExpired):
+                outside.wait(0.2)
+        finally:
+            outside.kill()
+
+
 # --- a compiler that is broken ---
 
 UNRULY = """
@@ -204,7 +245,7 @@ def unruly(make_setup, tmp_path_factory):
     script.write_text(UNRULY)
 
     def start_unruly(command, **options):
-        return start([command[0], str(script), str(ROOT), *command[3:]], **options)
+        return start([command[0], str(script), str(ROOT), *command[-3:]], **options)
 
     class UnrulyLane(lane_module.Lane):
         def launch(self):
@@ -338,7 +379,7 @@ def test_an_installation_that_cannot_start_a_worker(make_setup, tmp_path, monkey
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho 'No module named tvm' >&2; exit 3\n")
     script.chmod(0o755)
-    monkeypatch.setattr(lane_module.sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(PlatformError, match="exited with 3 at its start; its last words: No module named tvm$"):
         with Runner(make_setup(), lanes=2) as runner:
             measure(runner, Job("any", "{"), Job("any", "{"))

@@ -10,7 +10,8 @@ from conftest import onnx_model
 from tcl_core.errors import UsageError
 from tcl_core.network_names import NETWORKS, TEXT, Network
 from tcl_core.programs import networks
-from tcl_core.programs.networks import load_exported, load_onnx, load_relax, onnx_inputs
+from tcl_core.programs.network_files import load_onnx, onnx_inputs
+from tcl_core.programs.networks import import_network, load_exported, load_relax
 from tcl_core.programs.tasks import extract_tasks
 
 # --- names ---
@@ -67,10 +68,9 @@ def save(path, model, inputs, **options):
 
 
 def test_a_pt2_file(tiny_network):
-    module = load_relax(tiny_network)
-    assert len(module["main"].params) == 1  # the weights are constants
-    program, inputs = load_exported(tiny_network)
-    assert [tuple(i.shape) for i in inputs] == [(1, 8, 8, 8)]
+    read = import_network(tiny_network)
+    assert len(read.module["main"].params) == 1  # the weights are constants
+    assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)] and read.output is None
 
 
 def test_a_missing_pt2_file(tmp_path):
@@ -131,7 +131,7 @@ def test_onnx_weights_are_constants(tmp_path):
     inputs = {"x": (4, 3), "w": (3, 3)}
     path = onnx_model(tmp_path / "weights.onnx", [("MatMul", ["x", "w"], ["y"])], inputs, {"y": (4, 3)}, weight)
     assert len(load_relax(path)["main"].params) == 1
-    assert [given.name for given in onnx_inputs(load_onnx(Path(path)))] == ["x"]
+    assert [given.name for given in onnx_inputs(load_onnx(Path(path), path))] == ["x"]
 
 
 def test_a_missing_onnx_file(tmp_path):
@@ -144,15 +144,15 @@ def test_a_truncated_onnx_file(tmp_path, keep):
     path = tmp_path / "cut.onnx"
     whole = open(relu_model(tmp_path), "rb").read()
     path.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(UsageError, match=r"cut.onnx is not a readable ONNX model \(.*\); export it again$"):
-        load_relax(str(path))
+    with pytest.raises(UsageError, match=r"^cut.onnx is not a readable ONNX model \(.*\); export it again$"):
+        load_onnx(path, "cut.onnx")
 
 
 @pytest.mark.parametrize("shape", [("batch", 3), (4, None), None])
 def test_an_onnx_file_with_dynamic_shapes(tmp_path, shape):
     """A named, an unnamed, and no dimensions at all."""
     with pytest.raises(UsageError, match=r"model.onnx.*(dynamic shape; export it with fixed shapes|not a readable)"):
-        load_relax(relu_model(tmp_path, shape))
+        load_onnx(Path(relu_model(tmp_path, shape)), "model.onnx")
 
 
 def test_an_onnx_operator_that_tvm_lacks_is_named(tmp_path):

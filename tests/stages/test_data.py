@@ -659,17 +659,31 @@ def test_platforms_and_their_state(here, monkeypatch):
     monkeypatch.setattr("tcl_core.platforms.copy_bandwidth_gbs", lambda: 12.5)
     write_params({"platforms": {"first": {"mcpu": "nehalem"}, "second": BOARD}})
     monkeypatch.setattr(listing, "list_devices", lambda host, port: {"pi4": Listed(3, 1, 0)})
-    header, first, second, _, known, unknown = stages.platforms().splitlines()
+    header, first, second, _, known, unknown, _, confined = stages.platforms().splitlines()
     assert header.split() == ["platform", "hardware", "from", "status"]
     assert first.split() == ["first", "nehalem", "-", "runs", "here"]
     assert second == f"{'second':14s} {'cortex-a72':16s} {'first':14s} 3 devices of key 'pi4' at 10.0.0.2:9190, 1 free"
     assert known.startswith("hardware of first: cores ") and "bandwidth_gbs 12.5" in known
+    assert confined.startswith("what cannot be trusted runs ")
 
     def away(host, port):
         raise PlatformError("no RPC tracker answers")
 
     monkeypatch.setattr(listing, "list_devices", away)
     assert stages.platforms().splitlines()[2].endswith(" no RPC tracker answers")
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (["user", "files", "network", "programs"], "confined in user, files, network, programs"),
+        (["network", "programs"], "confined in network, programs; not in user, files (docs/security.md)"),
+        ([], "with all rights of this user (docs/security.md)"),
+    ],
+)
+def test_what_confines_programs_here(monkeypatch, held, said):
+    monkeypatch.setattr(listing.sandbox, "barriers", lambda: held)
+    assert listing._confined() == said
 
 
 def test_a_gpu_and_its_state(one_gpu, monkeypatch):

@@ -14,10 +14,12 @@ from conftest import onnx_model
 
 from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.programs.networks import load_onnx, load_relax
+from tcl_core.programs import network_files
+from tcl_core.programs.network_files import load_onnx, random_inputs
+from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.tasks import EXTRACTION_TARGET, fuse
 from tcl_core.tuning import network
-from tcl_core.tuning.network import TOLERANCE, _difference, _random_inputs, _run_pytorch, _trials_per_round
+from tcl_core.tuning.network import TOLERANCE, _difference, _trials_per_round
 
 ROOT = Path(__file__).parents[2]
 # In a process of its own: the runtime's threads stay as they were set.
@@ -66,9 +68,9 @@ def test_a_whole_network(tmp_path):
 
 def test_pytorch_runs_what_was_exported(tiny_network):
     threads = torch.get_num_threads()
-    output, inputs, milliseconds = _run_pytorch(tiny_network, threads)
-    assert output.shape == (1, 10) and output.sum() == pytest.approx(1.0)
-    assert [i.shape for i in inputs] == [(1, 8, 8, 8)] and milliseconds > 0
+    read = import_network(tiny_network, threads)
+    assert read.output.shape == (1, 10) and read.output.sum() == pytest.approx(1.0)
+    assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)] and read.pytorch_ms > 0
 
 
 class Sum:
@@ -123,13 +125,13 @@ def test_an_onnx_file_with_dynamic_shapes_is_refused_before_anything_runs(tmp_pa
 @pytest.mark.parametrize(("seconds", "runs"), [(4.0, 3), (1.0, 5), (0.001, 30)])
 def test_slow_and_fast_networks_are_timed_by_one_rule(monkeypatch, seconds, runs):
     clock, calls = [0.0], []
-    monkeypatch.setattr(network.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(network_files.time, "perf_counter", lambda: clock[0])
 
     def run():
         calls.append(1)
         clock[0] += seconds
 
-    assert network._median_ms(run) == pytest.approx(seconds * 1e3) and len(calls) == runs
+    assert network_files.median_ms(run) == pytest.approx(seconds * 1e3) and len(calls) == runs
 
 
 def test_inputs_of_an_onnx_file(tmp_path):
@@ -137,9 +139,9 @@ def test_inputs_of_an_onnx_file(tmp_path):
     path = onnx_model(
         tmp_path / "n.onnx", [("MatMul", ["x", "w"], ["y"])], {"x": (4, 3), "w": (3, 3)}, {"y": (4, 3)}, weight
     )
-    (given,) = _random_inputs(load_onnx(Path(path)))
+    (given,) = random_inputs(load_onnx(Path(path), path))
     assert given.shape == (4, 3) and given.dtype == np.float32 and 0 <= given.min() <= given.max() <= 1
-    assert _run_pytorch(path, 1)[0] is None
+    assert import_network(path, 1).output is None
 
 
 def test_differences_by_hand():

@@ -1,0 +1,302 @@
+"""Network files from elsewhere: a process of few rights reads them, and answers with data.
+
+The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.programs.network_files FD MEMORY_BYTES FILE NAME THREADS``; the
+answer, in the file FD, is an ``.npz`` of plain arrays:
+
+    facts     JSON as bytes: {"kind", "refused"} where it is refused; else {"inputs": n, "pytorch_ms"}
+    module    the Relax module with its weights as constants, TVM's JSON as bytes
+    input_N   example inputs: a .pt2 file's own; numbers from 0 to 1, seeded, for an .onnx file
+    output    PyTorch's first output on these inputs, where THREADS is not 0 and the file is PyTorch's
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcl_core import errors
+from tcl_core.compat import load_tvm
+from tcl_core.errors import TclError, UsageError
+from tcl_core.files import reading, shown
+from tcl_core.programs.pt2_archive import LARGEST_BYTES, last_line, load_pt2
+from tcl_core.sandbox import Rights, command
+
+READ_S = 900.0
+READER_BYTES = 16 << 30  # of memory, beside what its file needs
+# One rule for all that is timed: as many runs as fit in the time, within bounds (an untuned network may take seconds).
+RUNS, RUN_FOR_S = (3, 30), 5.0
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A network and what it needs to be compared: ``output`` and ``pytorch_ms`` only where PyTorch has run it."""
+
+    module: Any
+    inputs: list[np.ndarray]
+    output: np.ndarray | None = None
+    pytorch_ms: float | None = None
+
+
+# --- outside: who asks ---
+
+
+def read_network_file(name: str, threads: int = 0) -> Imported:
+    """The network in a ``.pt2`` or ``.onnx`` file; with ``threads`` PyTorch runs it too, on so many, and is timed.
+
+    Raises UsageError: a missing or damaged file, one that holds code, dynamic shapes, operators that TVM lacks.
+    """
+    path = _existing(name)
+    folder = [str(path.parent)] if name.endswith(".onnx") else []  # weights may lie beside it
+    size = path.stat().st_size
+    with (
+        tempfile.TemporaryDirectory(prefix="tcl-reader-") as scratch,  # PyTorch does not load without one
+        tempfile.TemporaryFile() as answer,
+        tempfile.TemporaryFile() as log,
+    ):
+        rights = Rights(scratch, (os.path.realpath(path), *folder), file_bytes=READER_BYTES + 4 * size)
+        asked = [str(answer.fileno()), str(READER_BYTES + 16 * size), str(path), name, str(threads)]
+        try:
+            done = subprocess.run(
+                [*command("tcl_core.programs.network_files", rights), *asked],
+                pass_fds=[answer.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=Path(__file__).parents[2], env=os.environ | {"TMPDIR": scratch, "HOME": scratch}, timeout=READ_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"{shown(name)} was not read within {READ_S:.0f} s; give a smaller network") from None
+        answer.seek(0)
+        why = f"its reader ended with {done.returncode}: {_last_words(log)}"
+        return _answered(answer, f"{shown(name)} cannot be read ({why})")
+
+
+def _existing(name: str) -> Path:
+    """An absolute path, for the reader works in another folder."""
+    path = Path(name)
+    with reading(path):
+        there = os.path.lexists(path) and path.is_file()
+        if there:
+            with open(path, "rb"):
+                pass
+    if not there:
+        raise UsageError(f"network file {shown(path)} does not exist; give a .pt2 or .onnx file or one of the known names")
+    return path.absolute()
+
+
+def _answered(answer: Any, otherwise: str) -> Imported:
+    """What the reader said, which whoever made the file may have written: data, and text to be shown with care."""
+    try:
+        with np.load(answer, allow_pickle=False) as said:
+            facts = json.loads(said["facts"].tobytes())
+            if "refused" in facts:
+                kind = errors.PlatformError if facts.get("kind") == "PlatformError" else UsageError
+                raise kind(shown(facts["refused"], 1000))
+            inputs = [said[f"input_{n}"] for n in range(int(facts["inputs"]))]
+            output = said["output"] if "output" in said else None
+            module = load_tvm().ir.load_json(said["module"].tobytes().decode())
+            return Imported(module, inputs, output, facts["pytorch_ms"])
+    except TclError:
+        raise
+    except Exception:  # no answer, or half of one
+        raise UsageError(f"{otherwise}; export it again") from None
+
+
+def _last_words(log: Any) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return shown(lines[-1]) if lines else "no word"
+
+
+# --- inside: who answers ---
+
+
+def main() -> None:
+    answer, memory, path, name, threads = sys.argv[1:]
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = int(memory) if hard == resource.RLIM_INFINITY else min(int(memory), hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        said = _read(path, name, int(threads))
+    except TclError as error:
+        said = _facts(kind=type(error).__name__, refused=str(error))
+    except MemoryError:
+        said = _facts(kind="UsageError", refused=f"{name} needs more memory than {limit >> 30} GiB; give a smaller network")
+    with open(int(answer), "wb") as file:
+        np.savez(file, **said)
+
+
+def _facts(**facts: Any) -> dict[str, np.ndarray]:
+    return {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
+
+
+def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
+    if path.endswith(".onnx"):
+        load_tvm(without_torch=True)
+        model = load_onnx(Path(path), name)
+        inputs, output, pytorch_ms, module = random_inputs(model), None, None, relax_from_onnx(model, name)
+    else:
+        with open(path, "rb") as file:
+            program, tensors = load_pt2(file, name)
+        output, pytorch_ms = run_pytorch(program.module(), tensors, threads) if threads else (None, None)
+        inputs, module = [tensor.detach().numpy() for tensor in tensors], relax_from_exported(program, name)
+    check_declared(module, name)
+    text = load_tvm().ir.save_json(module).encode()
+    said = {"module": np.frombuffer(text, np.uint8)} | {f"input_{n}": array for n, array in enumerate(inputs)}
+    said |= {} if output is None else {"output": output}
+    return said | _facts(inputs=len(inputs), pytorch_ms=pytorch_ms)
+
+
+def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) -> tuple[np.ndarray, float]:
+    """The first output, and median milliseconds."""
+    import torch
+
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        output = run(*inputs)
+        milliseconds = median_ms(lambda: run(*inputs))
+    first = output[0] if isinstance(output, tuple | list) else output
+    return first.numpy(), milliseconds
+
+
+def median_ms(run: Callable[[], Any]) -> float:
+    seconds: list[float] = []
+    fewest, most = RUNS
+    while len(seconds) < fewest or (len(seconds) < most and sum(seconds) < RUN_FOR_S):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e3
+
+
+# --- to Relax ---
+
+
+def relax_from_exported(program: Any, name: str) -> Any:
+    """A Relax ``IRModule`` with the weights as constants.  Raises UsageError for an operator that TVM lacks."""
+    load_tvm()
+    from tvm.relax.frontend.torch import from_exported_program
+
+    return _convert(name, from_exported_program, program, keep_params_as_input=False, unwrap_unit_return_tuple=True)
+
+
+def relax_from_onnx(model: Any, name: str) -> Any:
+    """As ``relax_from_exported``."""
+    load_tvm()
+    from tvm.relax.frontend.onnx import from_onnx
+
+    return _convert(name, from_onnx, model, keep_params_in_input=False)
+
+
+def _convert(name: str, convert: Callable[..., Any], model: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return convert(model, **options)
+        except Exception as error:  # the importers signal a missing operator by several types
+            raise UsageError(f"TVM cannot import {name}: {last_line(error)}") from error
+
+
+def check_declared(module: Any, name: str) -> None:
+    """Raise UsageError for a tensor that TVM's passes could not hold: some compute what is constant."""
+    relax = load_tvm().relax
+    for function in module.functions.values():
+        if not isinstance(function, relax.Function):
+            continue
+        variables = [binding.var for block in function.body.blocks for binding in block.bindings]
+        for variable in (*function.params, *variables):
+            for type_ in getattr(variable.ty, "fields", (variable.ty,)):
+                _check_bytes(name, variable.name, *_shape_and_bits(type_))
+
+
+def _shape_and_bits(type_: Any) -> tuple[list[int], int]:
+    """([], 0) for what is no tensor of fixed shape."""
+    shape = getattr(getattr(type_, "shape", None), "values", None)
+    if shape is None or not all(hasattr(dim, "value") or isinstance(dim, int) for dim in shape):
+        return [], 0
+    return [int(dim) for dim in shape], load_tvm().DataType(str(type_.dtype)).bits
+
+
+def _check_bytes(network: str, tensor: str, shape: list[int], bits: int) -> None:
+    size = math.prod(shape) * bits // 8
+    if size > LARGEST_BYTES:
+        raise UsageError(
+            f"{network} declares a tensor of {size / 2**30:,.1f} GiB ({shown(tensor)}); tensors may have "
+            f"{LARGEST_BYTES >> 30} GiB: give a smaller network"
+        )
+
+
+# --- ONNX ---
+
+
+def load_onnx(path: Path, name: str) -> Any:
+    """The checked ``onnx.ModelProto`` of a file.  Raises UsageError: damaged, dynamic shapes, tensors too large."""
+    import onnx
+
+    try:
+        model = onnx.load(path)
+        onnx.checker.check_model(model)
+    except MemoryError:
+        raise
+    except Exception as error:  # protobuf and the checker raise unrelated types
+        raise UsageError(f"{name} is not a readable ONNX model ({last_line(error)}); export it again") from error
+    for given in onnx_inputs(model):
+        if any(d.dim_param or d.dim_value <= 0 for d in given.type.tensor_type.shape.dim):
+            raise UsageError(f"{name}: input '{shown(given.name)}' has a dynamic shape; export it with fixed shapes")
+    for tensor, shape, kind in _declared(model):
+        _check_bytes(name, tensor, shape, 8 * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
+    return model
+
+
+def _declared(model: Any) -> Iterator[tuple[str, list[int], int]]:
+    """(name, shape, ONNX's number of the type) of every tensor whose size the file itself says."""
+    from onnx import TensorProto, numpy_helper
+
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        constants |= {node.output[0]: a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"}
+    for name, tensor in constants.items():
+        yield name, list(tensor.dims), tensor.data_type
+    for node in graph.node:
+        if node.op_type == "ConstantOfShape" and node.input[0] in constants:
+            shape = numpy_helper.to_array(constants[node.input[0]]).ravel().tolist()
+            value = next((a.t.data_type for a in node.attribute if a.name == "value"), TensorProto.FLOAT)
+            yield node.output[0], shape, value
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        kind = value.type.tensor_type
+        if kind.elem_type:
+            yield value.name, [d.dim_value for d in kind.shape.dim], kind.elem_type
+
+
+def onnx_inputs(model: Any) -> list[Any]:
+    """The inputs that a caller gives (``ValueInfoProto``): older exporters list the weights as inputs too."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [given for given in model.graph.input if given.name not in weights]
+
+
+def random_inputs(model: Any) -> list[np.ndarray]:
+    """Numbers from 0 to 1 for each input of an ONNX model, seeded."""
+    import onnx
+
+    rng, found = np.random.default_rng(0), []
+    for given in onnx_inputs(model):
+        kind = given.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        found.append(rng.uniform(0, 1, [d.dim_value for d in kind.shape.dim]).astype(dtype))
+    return found
+
+
+if __name__ == "__main__":
+    main()
