@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tcl_core import stages, store
+from tcl_core.checked import read_json
 from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.journal import Record
@@ -91,7 +92,7 @@ def test_what_an_import_writes(here):
     sketches = store.read_table(FOLDER / "sketches.parquet", "sketches")
     assert {r.task_key for r in records} == {row["task_key"] for row in tasks}
     assert {(r.task_key, r.sketch_id) for r in records} == {(row["task_key"], row["sketch_id"]) for row in sketches}
-    report = json.loads((FOLDER / "reports" / "searched.json").read_text())
+    report = read_json(FOLDER / "reports" / "searched.json", "import it again")
     assert report == {
         "log": str(here / "logs/searched.log"), "dialect": "AutoTVM", "target": "llvm -keys=cpu", "lines": 4,
         "records": 3, "outcomes": {"ok": 2, "refused": 1, "run": 1},
@@ -435,5 +436,5 @@ def test_a_log_that_was_compressed_since_is_the_same_log(here):
     path.unlink()
     import_logs([path.with_suffix(".log.gz")], "p")
     assert len(programs()) == 2
-    with pytest.raises(UsageError, match=r"there is no log logs/a\.log"):
+    with pytest.raises(UsageError, match=r"cannot read the log logs/a\.log \(no such file"):
         import_logs([path], "p")

@@ -58,6 +58,12 @@ class LogWorkload:
         """Product of the reduced axes; 0 where the axes are not known."""
         return math.prod(e for axis, e in self.axes.items() if axis in REDUCED) if self.knobs else 0
 
+    @property
+    def largest(self) -> int:
+        """The largest of the numbers that are worked out of its sizes; -1 where one of these is negative."""
+        sizes = [*self.axes.values(), *self.strides]
+        return -1 if min(sizes, default=0) < 0 else max(self.argument_bytes, math.prod(size or 1 for size in sizes))
+
 
 def read_log_workload(about: Mapping[str, Any]) -> LogWorkload:
     """The workload that a task's description (``describe`` of its dialect) tells of."""
