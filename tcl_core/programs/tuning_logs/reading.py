@@ -219,6 +219,7 @@ class LineLog(Log):
         return self._tasks.setdefault(line.task, len(self._tasks))
 
     def _new_sketch(self, task: int, shape: Shape, steps: list[Any]) -> int:
+        self._dialect.check_sketch(steps)
         blank = self._dialect.fill(steps, repeat(0))
         text = orjson.dumps({"log": self.name, "steps": blank}).decode()
         return self._sketches.setdefault((task, shape), self.known.sketch_id(self._keys[task], text))
