@@ -182,11 +182,41 @@ def test_what_is_no_log_leaves_nothing(here):
     assert not list(FOLDER.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("name", ["", ".", "../up", "a b", "a/b", "platform=x", "-p"])
+@pytest.mark.parametrize("name", ["", ".", "../up", "a b", "a/b", "platform=x", "-p", "a" * 101])
 def test_names_that_cannot_be_a_platforms(here, name):
     with pytest.raises(UsageError, match="cannot name a platform"):
         import_logs([log("a.log", line(1))], name)
     assert not Path("data").exists()
+
+
+def test_a_hidden_log_is_read_again(here):
+    said = import_logs([log(".hidden.log", line(1), line(2))], "p")
+    assert said.startswith("hidden (AutoTVM): 2 records of 2 lines") and len(programs(files=["hidden"])) == 2
+    with pytest.raises(UsageError, match="was imported before, have one name"):
+        import_logs([log("hidden.log", line(1))], "p")
+
+
+@pytest.mark.parametrize("name", ["a" * 101, "a\x1b[31m", "caf\udce9"])
+def test_logs_whose_names_cannot_be_a_files(here, name):
+    with pytest.raises(UsageError, match="^records cannot be filed under '") as raised:
+        import_logs([log(f"{name}.log", line(1))], "p")
+    assert str(raised.value).isprintable()
+    assert not Path("data").exists()
+
+
+def test_a_report_that_is_damaged_is_told(here):
+    path = log("a.log", line(1))
+    import_logs([path], "p")
+    report = FOLDER / "reports" / "a.json"
+    report.write_text(report.read_text().replace('"lines": 1', '"lines": 2'))
+    with pytest.raises(DataError, match="a.json is damaged .its checksum does not fit.; delete it and import its log again"):
+        import_logs([path], "p")
+
+
+def test_a_pipe_is_no_log(here):
+    os.mkfifo("pipe")
+    with pytest.raises(UsageError, match="cannot read the log pipe .it is a pipe or a device"):
+        import_logs([Path("pipe")], "p")
 
 
 def test_a_torn_gzip_file_keeps_what_was_imported(here):
