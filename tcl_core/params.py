@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tcl_core.errors import UsageError, unknown_name
-from tcl_core.files import replacing
+from tcl_core.files import replacing, shown
 from tcl_core.gpu import DESIGN_SPACES
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.settings import Between, OneOf, parse, read_yaml, yaml_format
@@ -246,6 +246,7 @@ def _check_platform(name: str, platform: Platform, source: str) -> None:
             raise UsageError(f"{source}: platforms.{name}.{key} says nothing about kind {platform.kind}; remove it")
     if platform.tracker:
         parse_address(platform.tracker, f"{source}: platforms.{name}.tracker")
+        check_key(platform.key, f"{source}: platforms.{name}.key")
 
 
 def _check_design_space(name: str, platform: Platform, design_space: str, source: str) -> None:
@@ -260,9 +261,15 @@ def _check_design_space(name: str, platform: Platform, design_space: str, source
 def parse_address(text: str, where: str) -> tuple[str, int]:
     """Host and port of ``host:port``.  Raises UsageError; ``where`` the text stands is named in it."""
     host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(f"{where} is '{text}'; it must be a host and a port, such as 127.0.0.1:9190")
+    if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
+        raise UsageError(f"{where} is '{shown(text)}'; it must be a host and a port, such as 127.0.0.1:9190")
     return host, int(port)
+
+
+def check_key(key: str, where: str) -> None:
+    """Raise UsageError for a key of devices that a command line or a tracker's list could not show."""
+    if not re.fullmatch(r"[\w.:+-]{1,100}", key):
+        raise UsageError(f"{where} is '{shown(key)}'; it must be a name of letters, digits and . _ : + -, such as pi4")
 
 
 def _check_repeats(measure: Measure, source: str) -> None:
