@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _wrong_command_lines import CODES, wrong_command_lines
 
 from tcl_core import cli, stages
 from tcl_core.errors import PlatformError
@@ -294,3 +296,20 @@ def test_a_log_of_a_bug_overwrites_nothing(tcl, monkeypatch, tmp_path):
     code, _, err = tcl("platforms")
     assert code == 1 and err.startswith(r"tcl: unexpected ZeroDivisionError: no\x1b programs; logs/now-7.log could not be written (File exists)")
     assert (tmp_path / "params.yaml").read_text() == "seed: 0\n"
+
+
+AT_ONCE = ("words", "import", "list", "serve", "collect", "holdout", "export", "profile", "predict n", "predict e", "predict z", "top")
+
+
+def test_wrong_command_lines_end_as_they_should(tcl, tmp_path):
+    """A sample of what bench/faults.py runs on a whole project: those that need neither the registry nor the compiler."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    lines = list(wrong_command_lines(tmp_path, tmp_path / "scratch"))
+    assert len(lines) > 400
+    chosen = [argv for name, argv in lines if name.startswith(AT_ONCE)][::4]
+    assert len(chosen) > 50
+    before = {path for path in tmp_path.rglob("*")}
+    for argv in chosen:
+        code, out, err = tcl(*argv)
+        assert code in CODES[1:] and "tcl: unexpected" not in err and err.count("\n") < 9, (argv, code, err)
+    assert {path for path in tmp_path.rglob("*") if "imported" not in str(path) and path.name != "data"} == before

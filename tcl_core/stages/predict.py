@@ -113,9 +113,9 @@ def predict_log(
     what is no log, has no program or does not fit the model, PlatformError when the disk is full.
     """
     log = open_log(log_file(path), Known(), wanted=wanted)
+    _check_place(to, log.path, force)
     listed = None if to is None or is_special(to) else to.with_name(f"{to.name}.refused.txt")
-    for place in (to, listed):
-        _check_place(place, log.path, force)
+    _check_place(listed, log.path, force)
     scorer = _scorer(platform, folder)
     with ExitStack() as files:  # opened before the work, which may take hours
         table = to and files.enter_context(replacing_given(to, force))

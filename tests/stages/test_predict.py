@@ -418,6 +418,7 @@ def test_scores_go_through_a_pipe(here):
         ("a" * 300, "file name too long"),
         ("loop", "too many levels of symbolic links"),
         ("models", "is a folder"),
+        ("/", "is a folder"),
         ("models/best/locked/scores.csv", "permission denied"),
     ],
 )
