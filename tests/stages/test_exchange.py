@@ -468,3 +468,41 @@ def test_a_log_that_was_compressed_since_is_the_same_log(here):
     assert len(programs()) == 2
     with pytest.raises(UsageError, match=r"cannot read the log logs/a\.log \(no such file"):
         import_logs([path], "p")
+
+
+def test_an_export_overwrites_no_database_unasked(here, matmul):
+    write_pool("train", matmul)
+    store.write_records(records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    stages.export("host-avx2", here / "database")
+    for name in (RECORDS, WORKLOADS):
+        other = RECORDS if name == WORKLOADS else WORKLOADS
+        kept = (here / "database" / other).read_bytes()
+        (here / "database" / other).unlink()
+        (here / "database" / name).write_text("mine")
+        with pytest.raises(UsageError, match=f"{name} exists; give another name, or --force to overwrite it"):
+            stages.export("host-avx2", here / "database")
+        assert (here / "database" / name).read_text() == "mine"
+        (here / "database" / other).write_bytes(kept)
+    stages.export("host-avx2", here / "database", force=True)
+    assert "mine" not in (here / "database" / RECORDS).read_text()
+    stages.export("host-avx2")
+    stages.export("host-avx2")  # what is below data/ is its own
+
+
+@pytest.mark.parametrize(
+    ("to", "told"),
+    [
+        ("params.yaml", "is no folder; name a folder for the database's two files"),
+        ("loop", "is no folder"),
+        ("/dev/null", "is no folder"),
+        ("params.yaml/below", "not a directory"),
+        ("a" * 300, "file name too long"),
+    ],
+)
+def test_places_where_no_database_can_be(here, matmul, to, told):
+    write_pool("train", matmul)
+    store.write_records(records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    Path("loop").symlink_to("loop")
+    with pytest.raises(UsageError, match=told):
+        stages.export("host-avx2", Path(to))
+    assert Path("params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
