@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn, Optional
@@ -19,14 +21,16 @@ from typing import Annotated, NoReturn, Optional
 import typer
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
-from tcl_core.errors import TclError, UsageError
-from tcl_core.files import shown
+from tcl_core.errors import DataError, PlatformError, TclError, UsageError
+from tcl_core.files import printable, refusal, shown
 
 # Set by a flow that starts a command: whom not to outlive, and the file that takes what would be printed.
 PARENT_PID = "TCL_PARENT_PID"
 ANSWER_FILE = "TCL_ANSWER_FILE"
 HELP = ("-h", "--help")
 INTERRUPTED = "stopped; what was measured and finished is kept, the same command goes on from here"
+MOST_TRIALS = 10_000_000
+SENTENCE = 2_000  # characters of an error that are printed
 
 app = typer.Typer(
     help="Learn to rank tensor programs: choose what to measure, train, carry knowledge down a chain of platforms, tune.",
@@ -38,12 +42,13 @@ app = typer.Typer(
 )
 DATA, MODELS, USE = "Data", "Models", "Use"
 Again = Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before; stopped, it goes on.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what --to names, if it is there.")]
 Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: the whole chain.")]
 
 
 @app.callback()
 def start(context: typer.Context) -> None:
-    context.obj = Path.cwd()  # what a user's paths are relative to
+    context.obj = _here()  # what a user's paths are relative to
     # A device needs no project; and this runs before a command sees its own --help.
     if context.invoked_subcommand != "device" and not set(HELP) & set(sys.argv):
         _enter_project()
@@ -114,11 +119,12 @@ def export(
     context: typer.Context,
     platform: Annotated[str, typer.Option("--platform", "-p", help="A platform of params.yaml that was measured.")],
     to: Annotated[Optional[Path], typer.Option(help="The database's folder; none: data/exported/platform=P.")] = None,
+    force: Force = False,
 ) -> None:
     """Write what was measured as a MetaSchedule database that plain TVM loads.  Example: tcl export -p host-avx2"""
     from tcl_core import stages
 
-    _say(stages.export(platform, to and context.obj / to))
+    _say(stages.export(platform, to and context.obj / to, force))
 
 
 @app.command(rich_help_panel=MODELS)
@@ -168,7 +174,7 @@ def promote(platform: Platform = None) -> None:
 def tune(
     network: Annotated[Optional[str], typer.Argument(help="The network; none: params.yaml's.")] = None,
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="The platform; none: the chain's last.")] = None,
-    trials: Annotated[Optional[int], typer.Option(min=1, help="Programs to measure; none: params.yaml's.")] = None,
+    trials: Annotated[Optional[int], typer.Option(min=1, max=MOST_TRIALS, help="Programs to measure; none: params.yaml's.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Tune anew what was tuned with this champion.")] = False,
 ) -> None:
     """Search fast programs for a network with the champion.  Example: tcl tune resnet-18 -p host-avx2 --trials 64"""
@@ -184,6 +190,7 @@ def predict(
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="Score with this platform's champion.")] = None,
     model: Annotated[Optional[Path], typer.Option(help="Score with the saved model in this folder instead.")] = None,
     to: Annotated[Optional[Path], typer.Option(help="A CSV file that takes all scores; none: print a table of the best.")] = None,
+    force: Force = False,
     top: Annotated[Optional[int], typer.Option(min=1, help="Only so many programs of each task, the best ranked.")] = None,
     target: Annotated[str, typer.Option(help="Only lines whose target has this text in it.")] = "",
 ) -> None:
@@ -193,7 +200,8 @@ def predict(
     """
     from tcl_core import stages
 
-    _say(stages.predict_log(context.obj / log, platform, model and context.obj / model, to and context.obj / to, top, target))
+    paths = model and context.obj / model, to and context.obj / to
+    _say(stages.predict_log(context.obj / log, platform, *paths, top, target, force))
 
 
 device = typer.Typer(help="Boards and other hosts that measure for this one, through TVM's RPC.", no_args_is_help=True)
@@ -240,30 +248,94 @@ def summary() -> None:
 
 def main() -> None:
     """Entry point of `tcl`: exits 0, a TclError's own code, 2 for wrong usage, 130 for Ctrl-C, 1 for the unforeseen."""
+    output = _open_standard_streams()
     try:
+        _check_words(sys.argv[1:])
         app()
     except TclError as error:
-        _fail(str(error), error.exit_code)
+        _fail(shown(error, SENTENCE), error.exit_code)
     except SystemExit as end:
         if end.code == 130:  # what typer makes of KeyboardInterrupt
             _fail(INTERRUPTED, 130)
+        if end.code == 1:  # and of a broken pipe
+            _end_of_a_pipe(output)
         raise
     except KeyboardInterrupt:
         _fail(INTERRUPTED, 130)
+    except OSError as error:
+        _fail(shown(refusal(error), SENTENCE), refusal(error).exit_code)
+    except MemoryError:
+        _fail("this machine has too little memory for that; give it a smaller file or number", PlatformError.exit_code)
+    except RecursionError:
+        _fail("a file that was read is nested too deeply to be one of TCL's; give another one", DataError.exit_code)
     except Exception as error:
         _fail(f"unexpected {type(error).__name__}: {_first_line(error)}; {_write_log()}", 1)
+    finally:
+        os.close(output)
+        _let_go_of_streams()
+
+
+def _open_standard_streams() -> int:
+    """Give each stream that was closed a descriptor: else the next file that is opened would take what is printed.
+
+    Returns another descriptor of the standard output, for libraries redirect the first when its reader leaves.
+    """
+    for number, way in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):  # writing to a closed output must fail
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, way), True)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
+    sys.stdout.reconfigure(errors="backslashreplace")  # a character that a locale lacks
+    return os.dup(1)
+
+
+def _let_go_of_streams() -> None:
+    """What cannot be printed was told; the interpreter's own last try to print it would change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _check_words(words: list[str]) -> None:
+    """Raise UsageError for words that no command can mean.  An empty name must not come to mean "all platforms"."""
+    for word in words:
+        if not word.strip() or (word.startswith("--") and word.endswith("=")):
+            raise UsageError("an argument is empty, such as a shell variable that is not set; fill it in, or leave the option out")
+        if any(unicodedata.category(character) == "Cc" for character in word):
+            raise UsageError(f"the argument '{shown(word)}' has control characters in it; give it without them")
 
 
 def _say(text: str | None) -> None:
-    if text and not _handed_over(text, 0):
-        typer.echo(text)
-        sys.stdout.flush()  # a reader that left is noticed here, where typer ends quietly
+    if not text or _handed_over(text, 0):
+        return
+    try:
+        typer.echo("\n".join(map(printable, text.split("\n"))))
+        sys.stdout.flush()  # a reader that left is noticed here
+    except BrokenPipeError:
+        sys.exit(0)
+    except OSError as error:
+        reason = error.strerror.lower()
+        raise PlatformError(f"cannot write to the standard output ({reason}); what the command did is kept") from None
 
 
 def _fail(message: str, code: int) -> NoReturn:
     if not _handed_over(message, code):
-        typer.secho(f"tcl: {message}", err=True, fg="red")
+        with suppress(OSError):  # nobody is there to be told
+            typer.secho(f"tcl: {message}", err=True, fg="red")
     sys.exit(code)
+
+
+def _end_of_a_pipe(output: int) -> NoReturn:
+    """The end of a command that wrote to a pipe which nobody reads: quiet if that is the standard output."""
+    poll = select.poll()
+    poll.register(output, 0)
+    if any(event & select.POLLERR for _, event in poll.poll(0)):
+        sys.exit(0)
+    _fail("a process that this command had started is gone; run it again", PlatformError.exit_code)
 
 
 def _handed_over(text: str, code: int) -> bool:
@@ -279,12 +351,22 @@ def _handed_over(text: str, code: int) -> bool:
 
 def _enter_project() -> None:
     """Work in the folder of params.yaml, here or above: all paths are relative to it."""
-    here = Path.cwd()
+    here = _here()
     for folder in (here, *here.parents):
-        if (folder / "params.yaml").is_file():
+        file = folder / "params.yaml"
+        if file.is_file():
             os.chdir(folder)
             return
+        if os.path.lexists(file):  # else a project that contains this one would be taken for it
+            raise UsageError(f"{file} is no file; restore it from the repository (git checkout params.yaml)")
     raise UsageError(f"there is no params.yaml in {here} or above; run tcl inside the repository")
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the present folder has been removed; cd to the project's") from None
 
 
 def end_with_parents() -> None:
@@ -335,7 +417,7 @@ def _end(number: int, frame: object) -> NoReturn:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
+    return shown((str(error).strip().splitlines() or ["no message"])[0], SENTENCE)
 
 
 def _write_log() -> str:
@@ -343,7 +425,8 @@ def _write_log() -> str:
     file = Path("logs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     try:
         file.parent.mkdir(exist_ok=True)
-        file.write_text(f"{' '.join(sys.argv)}\n{traceback.format_exc()}", encoding="utf-8")
+        with open(file, "x", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(f"{' '.join(sys.argv)}\n{traceback.format_exc()}")
     except OSError as full:
         return f"{file} could not be written ({full.strerror}), so here is the traceback:\n{traceback.format_exc()}"
     return f"the traceback is in {file}"

@@ -38,7 +38,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     whatever ``path`` held before is then still there.
     """
     path = Path(path)
-    if _is_special(path):
+    if is_special(path):
         with writing(path), open(path, "wb") as file:
             yield file
         return
@@ -68,7 +68,7 @@ def replacing_given(path: Path, force: bool) -> Iterator[BinaryIO]:
     Raises UsageError for an existing file without it.
     """
     with writing(path):
-        target = Path(os.path.realpath(path)) if Path(path).is_symlink() and not _is_special(path) else Path(path)
+        target = Path(os.path.realpath(path)) if Path(path).is_symlink() and not is_special(path) else Path(path)
     check_not_there(target, force)
     with replacing(target) as file:
         yield file
@@ -77,12 +77,12 @@ def replacing_given(path: Path, force: bool) -> Iterator[BinaryIO]:
 def check_not_there(path: Path, force: bool) -> None:
     """Raise UsageError for a file that is there and must not be overwritten; devices and pipes are written to."""
     with writing(path):
-        there = os.path.lexists(path) and not _is_special(path)
+        there = os.path.lexists(path) and not is_special(path)
     if there and not force:
         raise UsageError(f"{path} exists; give another name, or --force to overwrite it")
 
 
-def _is_special(path: Path) -> bool:
+def is_special(path: Path) -> bool:
     """Whether it is there and neither a file nor a folder: a device, a pipe, a socket; or a link to one."""
     try:
         mode = os.stat(path).st_mode
@@ -269,8 +269,15 @@ SHOWN = 200  # characters of a foreign text that a sentence may hold
 
 def shown(text: object, most: int = SHOWN) -> str:
     """A foreign text as a sentence may hold it: control characters escaped, not longer than ``most`` characters."""
-    plain = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
-    return plain if len(plain) <= most else f"{plain[:most]}… ({len(plain)} characters)"
+    text = str(text)
+    return printable(text) if len(text) <= most else f"{printable(text[:most])}… ({len(text):,} characters)"
+
+
+def printable(text: str) -> str:
+    """The text with control characters, line ends too, and what is no UTF-8 escaped: a terminal obeys nothing in it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def sync_folder(folder: Path) -> None:

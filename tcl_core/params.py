@@ -13,15 +13,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tcl_core.errors import UsageError, unknown_name
-from tcl_core.files import replacing
+from tcl_core.files import replacing, shown
 from tcl_core.gpu import DESIGN_SPACES
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.settings import Between, OneOf, parse, read_yaml, yaml_format
 
-Count = Annotated[int, Between(1)]
-CountOrZero = Annotated[int, Between(0)]
-Positive = Annotated[float, Between(0, above=True)]
-NotNegative = Annotated[float, Between(0)]
+# Upper bounds are far above what makes sense, and far below what overflows, hangs or fills the memory.
+Seed = Annotated[int, Between(0, 2**32 - 1)]  # what NumPy and torch take
+Count = Annotated[int, Between(1, 1_000_000)]
+CountOrZero = Annotated[int, Between(0, 1_000_000)]
+Rounds = Annotated[int, Between(1, 10_000)]  # of measuring, of epochs, of repeats
+Few = Annotated[int, Between(1, 100)]  # models in memory at once
+Width = Annotated[int, Between(1, 4_096)]
+Threads = Annotated[int, Between(0, 4_096)]
+Seconds = Annotated[float, Between(0, 86_400, above=True)]
+Positive = Annotated[float, Between(0, 1e9, above=True)]
+NotNegative = Annotated[float, Between(0, 1e9)]
+Fact = Annotated[float, Between(0, 1e12)]  # of hardware
 Share = Annotated[float, Between(0, 1)]
 PositiveShare = Annotated[float, Between(0, 1, above=True)]
 Sampler = Annotated[str, OneOf(("rdu", "rdu-paper", "random"))]
@@ -48,8 +56,8 @@ class Platform:
     mcpu: str = ""
     tracker: str = ""
     key: str = ""
-    threads: CountOrZero = 0
-    hardware: dict[str, NotNegative] = field(default_factory=dict)
+    threads: Threads = 0
+    hardware: dict[str, Fact] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,18 +84,18 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Measure:
-    repeats: Count
-    max_repeats: Count
+    repeats: Rounds
+    max_repeats: Rounds
     max_spread: NotNegative
-    min_repeat_ms: NotNegative
+    min_repeat_ms: Annotated[float, Between(0, 86_400_000)]
     max_number: Count
-    enough_s: Positive
-    warmup: CountOrZero
-    timeout_s: Positive
-    build_timeout_s: Positive
-    memory_gib: Annotated[float, Between(2)]
+    enough_s: Seconds
+    warmup: Annotated[int, Between(0, 10_000)]
+    timeout_s: Seconds
+    build_timeout_s: Seconds
+    memory_gib: Annotated[float, Between(2, 1_048_576)]
     check_fraction: Share
-    early_stop_factor: Annotated[float, Between(1)]
+    early_stop_factor: Annotated[float, Between(1, 1e9)]
     flush_cache: bool
     pin_threads: bool
 
@@ -95,18 +103,18 @@ class Measure:
 @dataclass(frozen=True)
 class Collect:
     sampler: Sampler
-    rounds: Count
+    rounds: Rounds
     first_fraction: PositiveShare
     fraction: PositiveShare
     initial_share: PositiveShare
-    epochs: Count
-    ensemble: Count
+    epochs: Rounds
+    ensemble: Few
 
 
 @dataclass(frozen=True)
 class Train:
     model: str
-    epochs: Count
+    epochs: Rounds
     learning_rate: Positive
     batch_size: Count
     weight_decay: NotNegative
@@ -119,13 +127,13 @@ class Train:
 
 @dataclass(frozen=True)
 class Distill:
-    epochs: Count
-    kd_epochs: Count
+    epochs: Rounds
+    kd_epochs: Rounds
     learning_rate: Positive
     batch_size: Count
     beta: Share
     ewc_lambda: NotNegative
-    adapter_width: Count
+    adapter_width: Width
     column_start: Annotated[str, OneOf(("knowledge_base", "fresh"))]
 
 
@@ -137,7 +145,7 @@ class Baselines:
 @dataclass(frozen=True)
 class Evaluate:
     top_k: tuple[Count, ...]
-    bootstrap: Count
+    bootstrap: Annotated[int, Between(1, 100_000)]
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,7 @@ class Tune:
 
 @dataclass(frozen=True)
 class Params:
-    seed: CountOrZero
+    seed: Seed
     networks: Networks
     platforms: dict[str, Platform]
     chain: Chain
@@ -246,6 +254,7 @@ def _check_platform(name: str, platform: Platform, source: str) -> None:
             raise UsageError(f"{source}: platforms.{name}.{key} says nothing about kind {platform.kind}; remove it")
     if platform.tracker:
         parse_address(platform.tracker, f"{source}: platforms.{name}.tracker")
+        check_key(platform.key, f"{source}: platforms.{name}.key")
 
 
 def _check_design_space(name: str, platform: Platform, design_space: str, source: str) -> None:
@@ -260,9 +269,15 @@ def _check_design_space(name: str, platform: Platform, design_space: str, source
 def parse_address(text: str, where: str) -> tuple[str, int]:
     """Host and port of ``host:port``.  Raises UsageError; ``where`` the text stands is named in it."""
     host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(f"{where} is '{text}'; it must be a host and a port, such as 127.0.0.1:9190")
+    if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
+        raise UsageError(f"{where} is '{shown(text)}'; it must be a host and a port, such as 127.0.0.1:9190")
     return host, int(port)
+
+
+def check_key(key: str, where: str) -> None:
+    """Raise UsageError for a key of devices that a command line or a tracker's list could not show."""
+    if not re.fullmatch(r"[\w.:+-]{1,100}", key):
+        raise UsageError(f"{where} is '{shown(key)}'; it must be a name of letters, digits and . _ : + -, such as pi4")
 
 
 def _check_repeats(measure: Measure, source: str) -> None:

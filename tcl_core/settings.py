@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from tcl_core.errors import UsageError, unknown_name
+from tcl_core.files import shown
+
+LARGEST = 1 << 20  # bytes of a YAML file
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Between:
         return (self.low < value if self.above else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
-        bound = f"{'above' if self.above else 'of at least'} {self.low:g}"
-        return bound if self.high == math.inf else f"{bound} and at most {self.high:g}"
+        bound = f"{'above' if self.above else 'of at least'} {self.low:.15g}"
+        return bound if self.high == math.inf else f"{bound} and at most {self.high:.15g}"
 
 
 @dataclass(frozen=True)
@@ -75,21 +78,28 @@ def _parse_section(kind: type, value: Any, key: str, source: str) -> Any:
 
 def _mapping(value: Any, key: str, source: str) -> Mapping:
     if not isinstance(value, Mapping):
-        raise UsageError(f"{source}: '{key}' is {value!r}; it must be a section of 'name: value' lines")
+        raise UsageError(f"{source}: '{key}' is {_told(value)}; it must be a section of 'name: value' lines")
     for name in value:
         if not isinstance(name, str):
-            raise UsageError(f"{source}: the name {name!r} in '{key}' is no text; put it in quotes")
+            raise UsageError(f"{source}: the name {_told(name)} in '{key}' is no text; put it in quotes")
     return value
 
 
 def _parse_list(kind: Any, length: Between, value: Any, key: str, source: str) -> tuple:
     if not isinstance(value, list) or len(value) not in length:
-        raise UsageError(f"{source}: {key} is {value!r}; it must be a list{' of at least one entry' if length.low else ''}")
+        raise UsageError(f"{source}: {key} is {_told(value)}; it must be a list{' of at least one entry' if length.low else ''}")
     items = tuple(parse(kind, item, f"{key}[{index}]", source) for index, item in enumerate(value))
     for index, item in enumerate(items):
         if item in items[:index]:
-            raise UsageError(f"{source}: {key} lists {item!r} twice; remove one")
+            raise UsageError(f"{source}: {key} lists {_told(item)} twice; remove one")
     return items
+
+
+def _told(value: Any) -> str:
+    """A value for a sentence, which a document of any size may hold."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 1_000:
+        return f"a number of {value.bit_length():,} bits"
+    return shown(repr(value))
 
 
 _EXPECTED = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
@@ -100,14 +110,14 @@ def _parse_scalar(kind: type, rule: Between | OneOf | None, value: Any, key: str
         raise unknown_name(key, value, rule.names, source)
     if not _is_a(kind, value) or (isinstance(rule, Between) and value not in rule):
         bounds = f" {rule}" if isinstance(rule, Between) else ""
-        raise UsageError(f"{source}: {key} is {value!r}; it must be {_EXPECTED[kind]}{bounds}")
+        raise UsageError(f"{source}: {key} is {_told(value)}; it must be {_EXPECTED[kind]}{bounds}")
     return kind(value)
 
 
 def _is_a(kind: type, value: Any) -> bool:
     """Strict but for an integer where a float is meant: true is no number, '3' no integer, '' no text."""
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return type(value) is int or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) and value != ""
 
 
@@ -116,20 +126,49 @@ def read_yaml(path: Path, round_trip: bool = False) -> Any:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        return yaml_format(round_trip).load(path.read_text(encoding="utf-8"))
+        text = _checked_text(path)
+        _refuse_aliases(text, path)
+        return yaml_format(round_trip).load(text)
+    except MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UsageError(f"{path}{line}: not valid YAML ({shown(error.problem)}); mend that line") from None
+    except YAMLError as error:
+        raise UsageError(f"{path}: not valid YAML ({shown(str(error).splitlines()[0])}); mend it") from None
+    except (ValueError, TypeError) as error:  # of a number or a date that YAML allows and Python does not, or a list as a key
+        raise UsageError(f"{path}: not valid YAML ({shown(error)}); mend it") from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply to be parameters; restore it (git checkout {path})") from None
+
+
+def _checked_text(path: Path) -> str:
+    """The text of a file of a size that a user would write."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(LARGEST + 1)
     except FileNotFoundError:
         raise UsageError(
             f"there is no {path}; run in the root of the repository or name another file"
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); name a readable file") from None
+    if len(raw) > LARGEST:
+        raise UsageError(f"{path} is larger than {LARGEST >> 20} MiB, so it is no file of parameters; restore it (git checkout {path})")
+    try:
+        text = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text; restore it (git checkout {path})") from None
-    except MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UsageError(f"{path}{line}: not valid YAML ({error.problem}); mend that line") from None
-    except YAMLError as error:
-        raise UsageError(f"{path}: not valid YAML ({str(error).splitlines()[0]}); mend it") from None
+    return text
+
+
+def _refuse_aliases(text: str, path: Path) -> None:
+    """Raise UsageError for anchors and aliases: a few lines of these can stand for gigabytes."""
+    from ruamel.yaml.tokens import AliasToken, AnchorToken
+
+    if "&" in text or "*" in text:
+        for token in yaml_format(round_trip=False).scan(text):
+            if isinstance(token, AliasToken | AnchorToken):
+                line = token.start_mark.line + 1
+                raise UsageError(f"{path}, line {line}: anchors and aliases of YAML are not read here; write the values out")
 
 
 def yaml_format(round_trip: bool) -> Any:

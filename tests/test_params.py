@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -325,3 +326,57 @@ def test_the_profile_of_a_gpu_goes_with_every_size(project):
     apply_profile("default", project)
     assert load_params(project) == params
     assert apply_profile("cuda", project) == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("seed: 0 ", "seed: -1 ", "seed is -1; it must be an integer of at least 0 and at most"),
+        ("seed: 0 ", "seed: 1.0e+30 ", "seed is 1e+30; it must be an integer"),
+        ("seed: 0 ", f"seed: {10**30} ", f"seed is {10**30}; it must be an integer of at least 0 and at most"),
+        ("seed: 0 ", f"seed: {'9' * 5000} ", "not valid YAML (Exceeds the limit"),
+        ("seed: 0 ", f"seed: 0x{'f' * 5000} ", "seed is a number of 20,000 bits; it must be an integer"),
+        ("  bootstrap: 1000 ", "  bootstrap: 100000000000 ", "evaluate.bootstrap is 100000000000; it must be an integer of at least 1 and at most 100000"),
+        ("  rounds: 4 ", "  rounds: 1000000000000 ", "collect.rounds is 1000000000000; it must be an integer of at least 1 and at most 10000"),
+        ("  timeout_s: 5 ", "  timeout_s: 1.0e+300 ", "measure.timeout_s is 1e+300; it must be a number above 0 and at most 86400"),
+        ("  timeout_s: 5 ", f"  timeout_s: 0x{'f' * 5000} ", "measure.timeout_s is a number of 20,000 bits; it must be a number above 0"),
+        ("  ensemble: 2 ", "  ensemble: 1000 ", "collect.ensemble is 1000; it must be an integer of at least 1 and at most 100"),
+        ("seed: 0 ", "seed: &a 0 ", "line 4: anchors and aliases of YAML are not read here; write the values out"),
+        ("\nmeasure:", "\n? [a]\n: b\nmeasure:", "the name ('a',) in '' is no text; put it in quotes"),
+        ("seed: 0 ", "\tseed: 0 ", "not valid YAML (found character"),
+        ("seed: 0 ", "seed: 2020-99-99 ", "not valid YAML (month must be in 1..12"),
+        ("seed: 0 ", f"seed: {'[' * 3000} ", "is nested too deeply to be parameters"),
+        ("top_k: [1, 5]", f"top_k: {[[1] * 300]}", "evaluate.top_k[0] is [1, 1, "),
+    ],
+)  # fmt: skip
+def test_values_that_no_run_could_use(project, old, new, expected):
+    edit(project, old, new)
+    message = error_of(project)
+    assert expected in message and message.isprintable() and len(message) < 700
+
+
+def test_a_few_lines_that_stand_for_gigabytes(project):
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghij")]
+    project.write_text("\n".join(lines))
+    assert "line 1: anchors and aliases of YAML are not read here" in error_of(project)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"# " + b"x" * (1 << 20), "is larger than 1 MiB, so it is no file of parameters"),
+        (bytes(range(256)), "is not UTF-8 text"),
+        (b"\0" * 100, "not valid YAML"),
+        (b"", "holds no sections"),
+    ],
+)
+def test_files_that_are_no_parameters(project, content, expected):
+    project.write_bytes(content)
+    assert expected in error_of(project)
+
+
+def test_a_folder_instead_of_parameters(project):
+    project.unlink()
+    project.mkdir()
+    assert "cannot read" in error_of(project)

@@ -28,6 +28,7 @@ import numpy as np
 
 from tcl_core.compat import load_tvm
 from tcl_core.errors import PlatformError
+from tcl_core.files import shown
 from tcl_core.measure.device import Crashed, TimedOut
 from tcl_core.measure.job import Setup
 from tcl_core.measure.serving import DESCRIBE, SET_THREADS
@@ -232,9 +233,11 @@ class _Session:
 
     def describe(self) -> dict[str, Any]:
         try:
-            told = json.loads(self._rpc.get_function(DESCRIBE)())
+            text = self._rpc.get_function(DESCRIBE)()
         except AttributeError:
             told = {"host": "its host unknown", "hardware": {}}
+        else:
+            told = _read_description(text, self.address)
         return {**told, "host": f"rpc {self._key}: {told['host']}"}
 
     def module(self, program: RemoteProgram) -> Any:
@@ -272,6 +275,19 @@ class _Session:
         self._tensors.clear()
         with suppress(Exception):
             self._rpc.get_function("CloseRPCConnection")()
+
+
+def _read_description(text: Any, address: str) -> dict[str, Any]:
+    """What ``serving`` tells of its host.  Raises PlatformError for what is not that: a server may be anybody's."""
+    try:
+        told = json.loads(text)
+        host, hardware = told["host"], told["hardware"]
+        known = isinstance(host, str) and all(type(number) in (int, float) for number in hardware.values())
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        known = False
+    if not known:
+        raise PlatformError(f"the device {address} does not say what its host is as this version asks it; start it anew with: tcl device serve")
+    return {"host": shown(host), "hardware": hardware}
 
 
 def _exporter(target: dict[str, Any]) -> Callable[[Any], tuple[str, bytes]]:

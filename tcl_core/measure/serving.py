@@ -48,7 +48,7 @@ class Served:
             text=True,
         )
         said = self.process.stdout.readline().strip()
-        if not said:
+        if not said.isdecimal():
             self.stop()
             raise PlatformError(f"the {role} exited with {self.process.returncode} at its start; is the port taken?")
         self.port = int(said)

@@ -1,7 +1,8 @@
 """What TVM's RPC tracker is asked: which devices there are, and for one that is free.
 
 The tracker speaks texts of JSON after their length, once both sides have said its magic number (``tvm/rpc/tracker.py``).
-Here TVM is not needed, so that listing devices answers at once, and nothing waits without a limit.
+Here TVM is not needed, so that listing devices answers at once, and nothing waits without a limit.  What listens at an
+address may be anything: an answer has a time limit as a whole, a size limit, and must have a tracker's shape.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcl_core.errors import PlatformError
+from tcl_core.files import shown
 from tcl_core.measure.job import Tracker
 
 MAGIC = 0x2F271
 REQUEST, SUMMARY = 4, 6  # of tvm.rpc.base.TrackerCode
 ANSWER_S = 5.0  # a tracker that lives answers within it
+LONGEST = 16 << 20  # bytes of an answer; one of ten thousand servers has about 1 MB
 POLL_S = 1.0
 # A device may serve somebody else for so long.
 BUSY_S = 600.0
@@ -42,11 +45,26 @@ NONE = Listed(0, 0, 0)
 
 def list_devices(host: str, port: int) -> dict[str, Listed]:
     """Key -> its devices.  Raises PlatformError where no tracker answers."""
-    with _connected(host, port) as tracker:
+    with _connected(host, port) as tracker, _shape_checked():
         summary = tracker.ask(SUMMARY)[1]
-    servers = Counter(server["key"].removeprefix("server:") for server in summary["server_info"])
-    queues = {key: (queue["free"], queue["pending"]) for key, queue in summary["queue_info"].items()}
+        servers = Counter(server["key"].removeprefix("server:") for server in summary["server_info"])
+        queues = {key: (_count(queue["free"]), _count(queue["pending"])) for key, queue in summary["queue_info"].items()}
     return {key: Listed(servers[key], *queues.get(key, (0, 0))) for key in sorted({*servers, *queues})}
+
+
+@contextmanager
+def _shape_checked() -> Iterator[None]:
+    """Turn what Python raises for an answer of another shape into ConnectionError."""
+    try:
+        yield
+    except (TypeError, LookupError, AttributeError):
+        raise ConnectionError("its answer is not a tracker's") from None
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    return value
 
 
 class NoDevice(PlatformError):
@@ -74,13 +92,21 @@ def request_device(tracker: Tracker, on_wait: Callable[[], Any] = lambda: None) 
                 while not connection.has_answer(POLL_S):
                     on_wait()
                     patience.renew(list_devices(tracker.host, tracker.port))
-                return tuple(connection.receive()[1])
+                return _address(connection.receive())
         except NoDevice:
             raise
         except PlatformError:  # the tracker may be starting anew
             on_wait()
             patience.renew({})
             time.sleep(POLL_S)
+
+
+def _address(answer: Any) -> tuple[str, int, str]:
+    with _shape_checked():
+        address, port, key = answer[1]
+        if not (isinstance(address, str) and isinstance(key, str) and 0 < _count(port) < 2**16):
+            raise TypeError
+        return address, port, key
 
 
 class _Patience:
@@ -113,6 +139,7 @@ class _Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._deadline = time.monotonic() + ANSWER_S
         sock.sendall(struct.pack("<i", MAGIC))
         if struct.unpack("<i", self._read(4))[0] != MAGIC:
             raise ConnectionError("this is no RPC tracker")
@@ -123,22 +150,31 @@ class _Connection:
 
     def send(self, *message: Any) -> None:
         text = json.dumps(message).encode()
+        self._socket.settimeout(ANSWER_S)
         self._socket.sendall(struct.pack("<i", len(text)) + text)
 
     def receive(self) -> Any:
-        return json.loads(self._read(struct.unpack("<i", self._read(4))[0]))
+        self._deadline = time.monotonic() + ANSWER_S
+        (size,) = struct.unpack("<i", self._read(4))
+        if not 0 <= size <= LONGEST:
+            raise ConnectionError(f"its answer would have {size:,} bytes")
+        return json.loads(self._read(size))
 
     def has_answer(self, within_s: float) -> bool:
         return bool(select.select([self._socket], [], [], within_s)[0])
 
     def _read(self, count: int) -> bytes:
-        data = b""
+        data = bytearray()
         while len(data) < count:
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0:  # a byte now and then must not make it endless
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left_s)
             part = self._socket.recv(count - len(data))
             if not part:
                 raise ConnectionError("the tracker closed the connection")
             data += part
-        return data
+        return bytes(data)
 
 
 @contextmanager
@@ -147,7 +183,8 @@ def _connected(host: str, port: int) -> Iterator[_Connection]:
     try:
         with socket.create_connection((host, port), ANSWER_S) as sock:
             yield _Connection(sock)
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or a host name that is none
+        why = "its answer is no JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError) else shown(error)
         raise PlatformError(
-            f"no RPC tracker answers at {host}:{port} ({error}); start one with: tcl device serve --tracker {host}:{port}"
+            f"no RPC tracker answers at {host}:{port} ({why}); start one with: tcl device serve --tracker {host}:{port}"
         ) from None

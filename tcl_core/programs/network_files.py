@@ -266,7 +266,8 @@ def _declared(model: Any) -> Iterator[tuple[str, list[int], int]]:
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        constants |= {node.output[0]: a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"}
+        if node.op_type == "Constant":
+            constants |= {name: a.t for name in node.output for a in node.attribute if a.name == "value"}
     for name, tensor in constants.items():
         yield name, list(tensor.dims), tensor.data_type
     for node in graph.node:

@@ -111,11 +111,11 @@ def import_logs(logs: Sequence[Path], platform: str, target: str = "") -> str:
     return import_logs(logs, platform, target)
 
 
-def export(platform: str, to: Path | None = None) -> str:
+def export(platform: str, to: Path | None = None, force: bool = False) -> str:
     from tcl_core.stages.exchange import export_database
 
     _refuse_empty(platform=platform)
-    return export_database(_project(), platform, to)
+    return export_database(_project(), platform, to, force)
 
 
 def predict_log(
@@ -125,11 +125,12 @@ def predict_log(
     to: Path | None = None,
     top: int | None = None,
     target: str = "",
+    force: bool = False,
 ) -> str:
     from tcl_core.stages.predict import predict_log
 
     _refuse_empty(platform=platform)
-    return predict_log(log, platform, model, to, top, target)
+    return predict_log(log, platform, model, to, top, target, force)
 
 
 def serve_device(key: str | None, tracker: str, host: str, port: int | None, say: Callable) -> None:

@@ -10,9 +10,10 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from tcl_core.errors import PlatformError, UsageError
+from tcl_core.files import printable, shown
 from tcl_core.measure.serving import Served, start_server, start_tracker
 from tcl_core.measure.tracker import NONE, list_devices
-from tcl_core.params import parse_address
+from tcl_core.params import check_key, parse_address
 
 REGISTER_S = 30.0
 POLL_S = 0.5
@@ -25,6 +26,8 @@ def serve(key: str | None, tracker: str, host: str, port: int | None, say: Calla
     Raises UsageError: an address that is none, or nothing to do;  PlatformError: no tracker, or a port that is taken.
     """
     address = parse_address(tracker, "--tracker")
+    if key is not None:
+        check_key(key, "--key")
     for name in {address[0], host} if key else {address[0]}:
         _warn_of(name, say)
     if key and _is_loopback(host) and not _is_loopback(address[0]):
@@ -91,7 +94,7 @@ def show_devices(tracker: str) -> str:
             f"register one with: tcl device serve --key NAME --tracker {tracker}"
         )
     lines = [f"{'key':20s} {'free':>5s} {'total':>5s} waiting"]
-    lines += [f"{key:20s} {d.free:5d} {d.servers:5d} {d.waiting:7d}" for key, d in devices.items()]
+    lines += [f"{printable(key):20s} {d.free:5d} {d.servers:5d} {d.waiting:7d}" for key, d in devices.items()]
     return "\n".join(lines)
 
 
@@ -120,7 +123,7 @@ def _is_here(host: str) -> bool:
     with socket.socket(socket.AF_INET6 if _ip(host).version == 6 else socket.AF_INET) as sock:
         try:
             sock.bind((host, 0))
-        except OSError:
+        except (OSError, UnicodeError):
             return False
     return True
 
@@ -128,8 +131,8 @@ def _is_here(host: str) -> bool:
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         return ipaddress.ip_address(socket.getaddrinfo(host, None)[0][4][0])
-    except OSError:
-        raise UsageError(f"there is no host '{host}' here; name an address such as 127.0.0.1") from None
+    except (OSError, UnicodeError):  # a label longer than 63 characters, or an empty one
+        raise UsageError(f"there is no host '{shown(host)}' here; name an address such as 127.0.0.1") from None
 
 
 def _text(address: tuple[str, int]) -> str:

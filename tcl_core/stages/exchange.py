@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,20 +16,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tcl_core import store
-from tcl_core.checked import write_json
+from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, PlatformError, UsageError, unknown_name
 from tcl_core.features import log_tokens
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
-from tcl_core.files import replacing
+from tcl_core.files import check_not_there, replacing, shown, writing
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
-from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
-from tcl_core.programs.tuning_logs.reading import Log
+from tcl_core.programs.tuning_logs.opening import RECORDS, WORKLOADS, log_file, log_name, open_log
+from tcl_core.programs.tuning_logs.reading import Log, open_log_file
 from tcl_core.progress import Progress, progress
-from tcl_core.stages.project import DATA, POOL, SPLITS, Project, kept, records_folder
+from tcl_core.stages.project import DATA, POOL, SPLITS, Project, records_folder
 
 IMPORTED = DATA / "imported"
 EXPORTED = DATA / "exported"
@@ -36,6 +37,8 @@ KINDS = ("records", "holdout")
 BLOCK = 16_384  # programs encoded at a time, of some 10 KB each
 SHOWN = 3  # refused lines that are said aloud; all stand in the report
 TABLES = ("tasks", "sketches")
+REASON = 1_000  # characters of why a line was refused
+LONGEST_NAME = 100  # characters of a platform's or a log's name
 
 
 def imported_folder(platform: str) -> Path:
@@ -49,18 +52,21 @@ def import_logs(paths: Sequence[Path], platform: str, wanted: str = "") -> str:
     Raises UsageError for a name or file that is wrong, DataError for a file that is no log or has no record of the
     platform's target, PlatformError when the disk is full.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", platform):
-        raise UsageError(f"'{platform}' cannot name a platform; use letters, digits and . _ + -, as in ryzen-3700x")
+    if len(platform) > LONGEST_NAME or not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", platform):
+        raise UsageError(
+            f"'{shown(platform)}' cannot name a platform; use letters, digits and . _ + -, as in ryzen-3700x, "
+            f"at most {LONGEST_NAME} of them"
+        )
     folder = imported_folder(platform)
     logs = _named(paths, folder)
     megabytes = {name: 1 + path.stat().st_size // 2**20 for name, path in logs.items()}
-    with _alone(folder), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as shown:
+    with _alone(folder), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as bar:
         known = Known(*(_rows(folder, table) for table in TABLES), pool=_pool_sketches())
         said = []
         for name, path in logs.items():
             log = open_log(path, known, _target_beside(folder, name), wanted)
             said.append(_import(log, folder, name))
-            _advance(shown, megabytes[name], name)
+            _advance(bar, megabytes[name], name)
     return "\n".join(said)
 
 
@@ -68,10 +74,11 @@ def _named(paths: Sequence[Path], folder: Path) -> dict[str, Path]:
     """Log name -> file.  Raises UsageError where two logs, now or before, have one name."""
     logs: dict[str, Path] = {}
     for path in map(log_file, paths):
-        if not path.is_file():
-            raise UsageError(f"there is no log {path}; give the path of a tuning log or of a MetaSchedule database")
+        open_log_file(path).close()
         name = log_name(path)
-        if logs.get(name, path).resolve() != path.resolve():
+        if len(os.fsencode(name)) > LONGEST_NAME or not name.isprintable():
+            raise UsageError(f"records cannot be filed under '{shown(name)}'; give the log a plain name of at most {LONGEST_NAME} bytes")
+        if os.path.realpath(logs.get(name, path)) != os.path.realpath(path):
             raise UsageError(
                 f"{path} and {logs[name]} are both named '{name}'; rename one, or import them as two platforms"
             )
@@ -82,11 +89,11 @@ def _named(paths: Sequence[Path], folder: Path) -> dict[str, Path]:
 
 def _check_same_log(report: Path, path: Path) -> None:
     """Raise UsageError where a report is of another log of the same name; compressed since then it is the same one."""
-    if said := kept(report, "it is written anew"):
-        before = Path(said["log"])
-        if str(before.resolve()).removesuffix(".gz") != str(path.resolve()).removesuffix(".gz"):
+    if report.exists():
+        before = read_json(report, "delete it and import its log again")["log"]
+        if os.path.realpath(before).removesuffix(".gz") != os.path.realpath(path).removesuffix(".gz"):
             raise UsageError(
-                f"{path} and {before}, which was imported before, have one name; "
+                f"{shown(path)} and {shown(before)}, which was imported before, have one name; "
                 f"rename one, or delete {report} to replace it"
             )
 
@@ -114,6 +121,7 @@ class Refused:
         self.first: list[str] = []
 
     def __call__(self, number: int, reason: str) -> None:
+        reason = shown(reason, REASON)
         self.file.write(f"{number}\t{reason}\n".encode())
         self.log.errors["refused"] += 1
         if len(self.first) < SHOWN:
@@ -148,22 +156,24 @@ def _then_tables(log: Log, folder: Path, refused: Refused) -> Iterator[store.Col
     if not some:
         platform = folder.name.removeprefix("platform=")
         raise DataError(
-            f"no line of {log.path} can become a record of {platform} ({refused.first[0].strip()}); give another log"
+            f"no line of {shown(log.path)} can become a record of {platform} ({refused.first[0].strip()}); give another log"
         )
     store.write_table(folder / "tasks.parquet", "tasks", log.known.task_rows())
     store.write_table(folder / "sketches.parquet", "sketches", log.known.sketch_rows())
 
 
-def _advance(shown: Progress, steps: int, note: str) -> None:
+def _advance(bar: Progress, steps: int, note: str) -> None:
     for _ in range(steps):
-        shown.advance(note)
+        bar.advance(note)
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One import into a platform at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "wb") as file:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "wb")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -200,21 +210,31 @@ def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> lo
     )
 
 
-def export_database(project: Project, platform: str, to: Path | None = None) -> str:
+def export_database(project: Project, platform: str, to: Path | None = None, force: bool = False) -> str:
     """Write what was measured on a platform as a MetaSchedule database -> data/exported/platform=P/ or ``to``.
 
-    Programs that failed are left out: a database is asked for what may be used.
+    Programs that failed are left out: a database is asked for what may be used.  Raises UsageError where ``to`` cannot be
+    a folder, or has a database that is not to be overwritten (``force``).
     """
     from tcl_core.stages.data import check_platform  # brings torch, which an import does without
 
     check_platform(project, platform)
+    if to is not None:
+        _check_place(to, force)
     folder = to or EXPORTED / f"platform={platform}"
     tasks = {task.key: task for task in project.tasks}
     programs = list(_measured(platform))
-    with progress(f"exporting {platform}", len(programs)) as shown:
-        written, refused = write_database(folder, tasks, programs, lambda: shown.advance())
+    with progress(f"exporting {platform}", len(programs)) as bar:
+        written, refused = write_database(folder, tasks, programs, lambda: bar.advance())
     left_out = f"; {refused} refused by TVM" if refused else ""
     return f"{written} measured programs -> {folder}{left_out}"
+
+
+def _check_place(to: Path, force: bool) -> None:
+    if os.path.lexists(to) and not os.path.isdir(to):
+        raise UsageError(f"{shown(to)} is no folder; name a folder for the database's two files")
+    for name in (RECORDS, WORKLOADS):
+        check_not_there(to / name, force)
 
 
 def _measured(platform: str) -> Iterator[Tuned]:

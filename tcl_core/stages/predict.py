@@ -10,8 +10,9 @@ import codecs
 import csv
 import math
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
@@ -25,11 +26,11 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.features.groups import COLUMNS
-from tcl_core.files import replacing
+from tcl_core.files import check_not_there, is_special, printable, replacing_given, shown, writing
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel, read_description
 from tcl_core.programs.tuning_logs.known import Known
-from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
+from tcl_core.programs.tuning_logs.opening import files_of, log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.reading import Log, text_lines
 from tcl_core.progress import progress
 from tcl_core.stages.exchange import BLOCK, Refused, encoder_of
@@ -103,6 +104,7 @@ def predict_log(
     to: Path | None = None,
     top: int | None = None,
     wanted: str = "",
+    force: bool = False,
 ) -> str:
     """Score the programs of a log with the champion of ``platform`` or the model in ``folder`` -> ``to``, or a table.
 
@@ -111,35 +113,55 @@ def predict_log(
     what is no log, has no program or does not fit the model, PlatformError when the disk is full.
     """
     log = open_log(log_file(path), Known(), wanted=wanted)
-    _check_place(to, log.path)
+    _check_place(to, log.path, force)
+    listed = None if to is None or is_special(to) else to.with_name(f"{to.name}.refused.txt")
+    _check_place(listed, log.path, force)
     scorer = _scorer(platform, folder)
-    with _refused_lines(to) as file:
-        refused = Refused(log, file)
+    with ExitStack() as files:  # opened before the work, which may take hours
+        table = to and files.enter_context(replacing_given(to, force))
+        refused = Refused(log, files.enter_context(_refused_lines(listed, force)))
         scored = score_log(log, scorer, refused)
-    listed = str(_beside(to)) if to else "in FILE.refused.txt, with --to FILE"
+        count = table and _write(scored, table, top)
     said = [
-        refused.told(f"{log_name(log.path)} ({log.name}): {len(scored):,} programs", listed),
+        refused.told(
+            f"{shown(log_name(log.path))} ({log.name}): {len(scored):,} programs",
+            str(listed or "in FILE.refused.txt, with --to FILE"),
+        ),
         f"scored by {scorer.origin}; hardware row: {scorer.hardware_origin}",
         ranking_text(scored),
     ]
     if to is None:
         return "\n".join([*said, *_table(scored, top or TOP)])
-    count = _write(scored, to, top)
     return "\n".join([*said, f"{count:,} scores, which compare only within a task -> {to}"])
 
 
-def _check_place(to: Path | None, log: Path) -> None:
-    """Raise UsageError where the scores would take the place of a folder or of the log."""
-    if to is not None and to.is_dir():
-        raise UsageError(f"{to} is a folder; give the name of a CSV file to --to")
-    if to is not None and to.exists() and to.samefile(log):
-        raise UsageError(f"{to} is the log itself; give the name of another file to --to")
+def _check_place(place: Path | None, log: Path, force: bool) -> None:
+    """Raise UsageError where what is written would take the place of a folder, of a file, or of the log in any case."""
+    if place is None:
+        return
+    with writing(place):
+        there = _stat_if_there(place)
+    if there and stat.S_ISDIR(there.st_mode):
+        raise UsageError(f"{shown(place)} is a folder; give the name of a CSV file to --to")
+    for file in files_of(log):
+        if there and os.path.samestat(there, os.stat(file)):
+            raise UsageError(f"{shown(place)} is the log itself; give the name of another file to --to")
+    check_not_there(Path(os.path.realpath(place)), force)
+
+
+def _stat_if_there(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
 
 
 def _scorer(platform: str | None, folder: Path | None) -> Scorer:
     """The champion of a platform, or the model of a folder; with the hardware row that was saved beside it."""
     if (platform is None) == (folder is None):
         raise UsageError("give either --platform P, whose champion is to score, or --model FOLDER, a saved model")
+    if folder is not None and os.path.lexists(folder) and not os.path.isdir(folder):
+        raise UsageError(f"{shown(folder)} is no folder; give --model the folder that a model was saved in")
     champion = ""
     if folder is None:
         version, folder = registry.champion(platform)
@@ -157,20 +179,16 @@ def _scorer(platform: str | None, folder: Path | None) -> Scorer:
 
 
 @contextmanager
-def _refused_lines(to: Path | None) -> Iterator[BinaryIO]:
-    """A file for refused lines beside ``to``, which is not there in the end if none came; nowhere without ``to``."""
-    if to is None:
+def _refused_lines(listed: Path | None, force: bool) -> Iterator[BinaryIO]:
+    """A file for refused lines, which is not there in the end if none came; nowhere without one."""
+    if listed is None:
         with open(os.devnull, "wb") as nowhere:
             yield nowhere
         return
-    with replacing(_beside(to)) as file:
+    with replacing_given(listed, force) as file:
         yield file
-    if not _beside(to).stat().st_size:
-        _beside(to).unlink()
-
-
-def _beside(to: Path) -> Path:
-    return to.with_name(f"{to.name}.refused.txt")
+    if not is_special(listed) and not listed.stat().st_size:
+        listed.unlink()
 
 
 def score_log(log: Log, scorer: Scorer, refused: Refused) -> Scored:
@@ -181,7 +199,7 @@ def score_log(log: Log, scorer: Scorer, refused: Refused) -> Scored:
     numbers: dict[str, int] = {}
     parts = list(_with_progress(log, _scored_blocks(log, scorer, refused, numbers)))
     if not parts:
-        raise DataError(f"no line of {log.path} can become a program ({refused.first[0].strip()}); give another log")
+        raise DataError(f"no line of {shown(log.path)} can become a program ({refused.first[0].strip()}); give another log")
     names = {row["task_key"]: row["name"] for row in log.known.task_rows()}
     arrays = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Scored(*arrays, keys=tuple(numbers), names=tuple(names[key] for key in numbers))
@@ -190,10 +208,10 @@ def score_log(log: Log, scorer: Scorer, refused: Refused) -> Scored:
 def _with_progress(log: Log, blocks: Iterator[tuple[np.ndarray, ...]]) -> Iterator[tuple[np.ndarray, ...]]:
     """The blocks as they are scored.  Counting the lines first also finds a damaged file before the work."""
     count = max(number for number, _ in text_lines(log.path))
-    with progress(f"scoring {log_name(log.path)}, thousand lines", -(-count // 1000)) as shown:
+    with progress(f"scoring {shown(log_name(log.path))}, thousand lines", -(-count // 1000)) as bar:
         for lines, *rest in blocks:
-            for _ in range(shown.done, -(-int(lines[-1]) // 1000)):
-                shown.advance()
+            for _ in range(bar.done, -(-int(lines[-1]) // 1000)):
+                bar.advance()
             yield lines, *rest
 
 
@@ -274,8 +292,8 @@ def _table(scored: Scored, top: int) -> list[str]:
         task = scored.tasks[rows[0]]
         heads = [(scored.names[task], f"{programs[task]:,}"), *[("", "")] * (len(rows) - 1)]
         for head, row in zip(heads, rows, strict=True):
-            table.add_row(*head, *_cells(scored, row), end_section=row == rows[-1])
-    console = Console(file=StringIO(), width=120, markup=False, emoji=False)
+            table.add_row(*map(printable, head), *_cells(scored, row), end_section=row == rows[-1])
+    console = Console(file=StringIO(), width=120, markup=False, emoji=False, force_terminal=False)
     console.print(table)
     left = [f"{len(best) - TASKS:,} more tasks: --to FILE writes all of them"] if len(best) > TASKS else []
     return [console.file.getvalue().rstrip(), *left]
@@ -287,15 +305,20 @@ def _cells(scored: Scored, row: int) -> list[str]:
     return [f"{scored.ranks[row]:,}", f"{scored.lines[row]}", f"{scored.scores[row]:.4g}", measured]
 
 
-def _write(scored: Scored, to: Path, top: int | None) -> int:
+def _write(scored: Scored, file: BinaryIO, top: int | None) -> int:
     """Write the scores as CSV, in the log's order; their number.  Nine digits give single precision back exactly."""
     rows = np.sort(np.concatenate(scored.best(top)))
-    with replacing(to) as file:
-        table = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
-        table.writerow(HEADER)
-        for row in rows:
-            task, latency_s = scored.tasks[row], scored.latencies_s[row]
-            measured = f"{latency_s:.9g}" if np.isfinite(latency_s) else ""
-            about = (scored.lines[row], scored.names[task], scored.keys[task])
-            table.writerow([*about, measured, f"{scored.scores[row]:.9g}", scored.ranks[row]])
+    table = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
+    table.writerow(HEADER)
+    for row in rows:
+        task, latency_s = scored.tasks[row], scored.latencies_s[row]
+        measured = f"{latency_s:.9g}" if np.isfinite(latency_s) else ""
+        about = (scored.lines[row], _plain_cell(scored.names[task]), scored.keys[task])
+        table.writerow([*about, measured, f"{scored.scores[row]:.9g}", scored.ranks[row]])
     return len(rows)
+
+
+def _plain_cell(text: str) -> str:
+    """A foreign text as a spreadsheet shows it, instead of a formula that it would run."""
+    plain = printable(text)
+    return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) else plain

@@ -6,6 +6,8 @@ import json
 import socket
 import struct
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -18,7 +20,9 @@ SERVERS = [{"key": "server:pi4", "addr": ["10.0.0.4", 9090]}, {"key": "server:pi
 
 
 class StandIn:
-    """A tracker that answers as told: bytes instead of its magic number, or (request's code -> answer; None: silence)."""
+    """A tracker that answers as told: bytes instead of its magic number, or (request's code -> answer; None: silence;
+    bytes: these, and then the connection is closed).
+    """
 
     def __init__(self, answers, magic=struct.pack("<i", MAGIC)):
         self.answers, self.magic, self.asked = answers, magic, []
@@ -43,6 +47,9 @@ class StandIn:
                 self.asked.append(message)
                 answer = self.answers[message[0]]
                 answer = answer() if callable(answer) else answer
+                if isinstance(answer, bytes):
+                    connection.sendall(answer)
+                    return
                 if answer is not None:
                     text = json.dumps(answer).encode()
                     connection.sendall(struct.pack("<i", len(text)) + text)
@@ -139,3 +146,60 @@ def test_where_nothing_listens():
     with pytest.raises(PlatformError, match=rf"^no RPC tracker answers at 127.0.0.1:{port} \(.*refused"):
         list_devices("127.0.0.1", port)
     assert count_devices(Tracker("127.0.0.1", port, "pi4")) == 0
+
+
+def framed(text: bytes) -> bytes:
+    return struct.pack("<i", len(text)) + text
+
+
+LIES = {
+    "two-gigabytes": (struct.pack("<i", 2**31 - 1), "its answer would have 2,147,483,647 bytes"),
+    "negative": (struct.pack("<i", -5), "its answer would have -5 bytes"),
+    "no-json": (framed(b"hello"), "its answer is no JSON"),
+    "no-utf8": (framed(b'["\xff"]'), "its answer is no JSON"),
+    "nested": (framed(b"[" * 100_000), "its answer is no JSON"),
+    "null": (framed(b"null"), "its answer is not a tracker's"),
+    "short": (framed(b"[0]"), "its answer is not a tracker's"),
+    "texts-for-numbers": (framed(json.dumps(summary([], a={"free": "1", "pending": 0})).encode()), "its answer is not a tracker's"),
+    "keys-in-no-list": (framed(json.dumps(summary(7)).encode()), "its answer is not a tracker's"),
+    "key-no-text": (framed(json.dumps(summary([{"key": 7}])).encode()), "its answer is not a tracker's"),
+    "torn": (struct.pack("<i", 100) + b"[0", "the tracker closed the connection"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_that_no_tracker_gives(stand_in, lie):
+    answer, told = LIES[lie]
+    tracker = stand_in({SUMMARY: answer, REQUEST: answer})
+    with pytest.raises(PlatformError) as raised:
+        list_devices(tracker.host, tracker.port)
+    assert str(raised.value).startswith(f"no RPC tracker answers at 127.0.0.1:{tracker.port} ({told}); start one with: ")
+    with pytest.raises(NoDevice, match="has had no device of key 'pi4' for 0.02 s"):
+        request_device(Tracker(tracker.host, tracker.port, "pi4", wait_s=0.02))
+
+
+@pytest.mark.parametrize("device", [None, [], ["10.0.0.4"], ["10.0.0.4", "9090", "k"], ["10.0.0.4", 99999, "k"], [7, 9090, "k"]])
+def test_a_device_that_is_none(stand_in, device):
+    tracker = stand_in({REQUEST: [0, device]})
+    with pytest.raises(NoDevice):
+        request_device(Tracker(tracker.host, tracker.port, "pi4", wait_s=0.02))
+
+
+def test_an_answer_has_a_time_limit_as_a_whole(monkeypatch):
+    """A byte now and then does not make it endless."""
+    monkeypatch.setattr(tracker_module, "ANSWER_S", 0.3)
+
+    def dribble(listening):
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(struct.pack("<i", MAGIC) + struct.pack("<i", 1000))
+            for _ in range(200):
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=dribble, args=(listening,), daemon=True).start()
+        started = time.monotonic()
+        with pytest.raises(PlatformError, match=r"\(timed out\)"):
+            list_devices(*listening.getsockname())
+    assert time.monotonic() - started < 5

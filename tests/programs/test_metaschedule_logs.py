@@ -15,6 +15,7 @@ from tcl_core.programs.sketches import PARALLEL, read_sketch, trace_from_json, t
 from tcl_core.programs.tuning_logs.known import Known, identity
 from tcl_core.programs.tuning_logs.metaschedule import DatabaseLog, Tuned, write_database
 from tests.conftest import TinyTask
+from tests.programs.hostile_logs import hostile
 
 TARGET = {"kind": "llvm", "mcpu": "haswell", "num-cores": 2}
 RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
@@ -155,6 +156,18 @@ def test_records_that_cannot_be_replayed_are_refused_one_by_one(matmul, tmp_path
     ]  # fmt: skip
     assert [number for number, _ in refused] == list(range(2, 11))
     assert all(reason in found for (_, found), reason in zip(refused, reasons, strict=True)), refused
+
+
+def test_whatever_a_record_says_it_is_one_or_refused(matmul, tmp_path):
+    sketch = matmul.sketches[0]
+    commit(plain_database(tmp_path), matmul, matmul.space.materialise(sketch, matmul.sample(sketch, 1)[0]).trace, [1e-3])
+    line = (tmp_path / RECORDS).read_text().splitlines()[0]
+    instruction = changed(line, instructions=[{"GetSBlock": []}], decisions=[])
+    lines = [line.encode(), instruction.encode(), *(hostile(line, seed) or b"{}" for seed in range(200))]
+    (tmp_path / RECORDS).write_bytes(b"\n".join(lines))
+    log, rows, refused = read(tmp_path)
+    assert len(rows) + len(refused) == log.lines == len(lines) and len(rows) > 10
+    assert refused[0] == (2, "its program is none of MetaSchedule (0)")
 
 
 def test_a_workload_of_another_tvm_refuses_its_records_and_says_so(matmul, tmp_path):

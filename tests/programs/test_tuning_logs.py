@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from tcl_core.errors import DataError, UsageError
+from tcl_core.features.log_tokens import LogEncoder
 from tcl_core.programs.tuning_logs import ansor, autotvm, reading
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.workload import read_log_workload
+from tests.programs.hostile_logs import hostile
 
 CPU = "llvm -keys=cpu "
 CONV = ["conv2d_NCHWc.x86", [["TENSOR", [1, 32, 56, 56], "float32"], ["TENSOR", [64, 32, 3, 3], "float32"],
@@ -383,3 +386,72 @@ def test_timestamps_are_utc(tmp_path):
     stamp = datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp()
     _, (block,), _ = read(write(tmp_path / "a.log", autotvm_line(result=([0.5], 0, 1, stamp))))
     assert block["measured_at"].tolist() == [datetime(2024, 5, 1, 12)]
+
+
+# --- what no tuner has written ---
+
+
+@pytest.mark.parametrize("sound", [autotvm_line(), autotvm_line(EVERY_KIND), ansor_line()], ids=["AutoTVM", "every-knob", "Ansor"])
+def test_whatever_a_line_says_it_is_a_record_or_refused(tmp_path, sound):
+    """And what became a record can be encoded."""
+    lines = [json.dumps(sound).encode(), *(hostile(json.dumps(sound), seed) for seed in range(400))]
+    path = tmp_path / "a.log"
+    path.write_bytes(b"\n".join(line or b"{}" for line in lines))
+    log, blocks, refused = read(path)
+    taken = sum(len(block["program_id"]) for block in blocks)
+    assert taken + len(refused) == log.lines == len(lines) and 20 < taken < 300
+    encoder = LogEncoder(log.known.task_rows(), log.known.sketch_rows())
+    with np.errstate(all="raise"):
+        assert all(np.isfinite(encoder.encode_columns(block).tokens).all() for block in blocks)
+
+
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        (ansor_line([{"SP": 1}]), "its program is none of Ansor"),
+        (ansor_line([["SP", 2, None, 8, [2], 1]]), "is no transformation step"),
+        (ansor_line([[["SP"], 2]]), "is no transformation step"),
+        (autotvm_line([[1, "sp", [1, 2]]]), "a knob has the name 1 and the kind 'sp'"),
+        (autotvm_line([["a", "sp", [2**31]]]), "a number of its program does not fit 32 bits"),
+        (autotvm_line(task=["dense", [["TENSOR", [2**62, 2**62], "float32"]], {}]), "the sizes of its task are none that a program could have"),
+        (autotvm_line(task=["dense", [["TENSOR", [-4, 4], "float32"]], {}]), "the sizes of its task are none that a program could have"),
+        (ansor_line(key="[" * 700 + "]" * 700), "its program is n"),
+        ("[" * 700 + "]" * 700, "not shaped as a line of"),
+        ("[" * 5000 + "]" * 5000, "no JSON ("),
+        ('{"i": 1, "r": NaN}', "no JSON ("),
+        ("\0" * 1000, "no JSON ("),
+    ],
+)  # fmt: skip
+def test_why_a_line_is_refused(tmp_path, line, reason):
+    first = ansor_line() if isinstance(line, dict) and "i" in line else autotvm_line()
+    _, (block,), refused = read(write(tmp_path / "a.log", first, line, first))
+    assert [number for number, _ in refused] == [2] and reason in refused[0][1]
+    assert block["program_id"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["a.log", "a.log.gz"])
+def test_a_line_that_is_too_long_is_refused_and_never_held(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(reading, "LONGEST", 1 << 20)
+    path = write(tmp_path / name, autotvm_line(), "x" * (40 << 20), autotvm_line(), "y" * ((1 << 20) - 1), "z" * ((1 << 20) + 1))
+    read(path)  # what is imported when first needed
+    tracemalloc.start()
+    _, (block,), refused = read(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert block["program_id"].tolist() == [1, 3] and most < 20 << 20
+    assert [number for number, _ in refused] == [2, 4, 5] and refused[0][1] == refused[2][1] == "longer than 1 MiB"
+    assert refused[1][1].startswith("no JSON")
+
+
+def test_a_block_ends_when_its_numbers_are_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_NUMBERS", 20)  # of a line: seven decisions, two latencies
+    _, blocks, _ = read(write(tmp_path / "a.log", *[autotvm_line()] * 7))
+    assert [len(block["program_id"]) for block in blocks] == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "name, filed", [(".hidden.log", "hidden"), ("..a.b.json.gz", "a.b"), (".log", "log"), ("random.log", "random")]
+)
+def test_no_log_is_filed_as_a_hidden_file(tmp_path, name, filed):
+    """Readers of the data set take those for left over."""
+    assert log_name(tmp_path / name) == filed

@@ -17,7 +17,7 @@ from tcl_core.gpu import Gpu, GpuHardware
 from tcl_core.journal import Journal, iter_journal, parse_line
 from tcl_core.measure.job import Limits, Tracker
 from tcl_core.settings import read_yaml, yaml_format
-from tcl_core.stages import data
+from tcl_core.stages import data, listing
 from tcl_core.stages.project import POOL, Project, read_saved_hardware, records_folder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -233,3 +233,21 @@ def test_a_tracker_without_devices(children):
     assert device.show_devices(f"{HERE}:9190") == (
         f"the tracker at {HERE}:9190 has no devices; register one with: tcl device serve --key NAME --tracker {HERE}:9190"
     )
+
+
+@pytest.mark.parametrize("key", ["", "a b", "a\x1b[31m", "a\nb", "a" * 101, "a'"])
+def test_a_key_that_no_list_could_show(children, key):
+    with pytest.raises(UsageError, match="^--key is '.*'; it must be a name of letters, digits and . _ : ") as raised:
+        device.serve(key, f"{HERE}:9190", HERE, None, print)
+    assert str(raised.value).isprintable() and children.started == []
+
+
+@pytest.mark.parametrize("host", ["", "a" * 64, "..", "é" * 300])
+def test_a_host_to_listen_at_that_is_none(children, host):
+    with pytest.raises(UsageError, match="^there is no host '"):
+        device.serve("board", f"{HERE}:9190", host, None, lambda line: None)
+
+
+def test_keys_of_a_tracker_are_shown_as_what_they_are(children):
+    children.trackers[HERE, 9190] = ["\x1b[2Jboard"]
+    assert device.show_devices(f"{HERE}:9190").splitlines()[1].split() == ["\\x1b[2Jboard", "1", "1", "0"]

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tcl_core.checked import read_json
 from tcl_core import stages, store
+from tcl_core.checked import read_json
 from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.journal import Record
@@ -92,7 +92,7 @@ def test_what_an_import_writes(here):
     sketches = store.read_table(FOLDER / "sketches.parquet", "sketches")
     assert {r.task_key for r in records} == {row["task_key"] for row in tasks}
     assert {(r.task_key, r.sketch_id) for r in records} == {(row["task_key"], row["sketch_id"]) for row in sketches}
-    report = read_json(FOLDER / "reports" / "searched.json", "")
+    report = read_json(FOLDER / "reports" / "searched.json", "import it again")
     assert report == {
         "log": str(here / "logs/searched.log"), "dialect": "AutoTVM", "target": "llvm -keys=cpu", "lines": 4,
         "records": 3, "outcomes": {"ok": 2, "refused": 1, "run": 1},
@@ -182,11 +182,41 @@ def test_what_is_no_log_leaves_nothing(here):
     assert not list(FOLDER.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("name", ["", ".", "../up", "a b", "a/b", "platform=x", "-p"])
+@pytest.mark.parametrize("name", ["", ".", "../up", "a b", "a/b", "platform=x", "-p", "a" * 101])
 def test_names_that_cannot_be_a_platforms(here, name):
     with pytest.raises(UsageError, match="cannot name a platform"):
         import_logs([log("a.log", line(1))], name)
     assert not Path("data").exists()
+
+
+def test_a_hidden_log_is_read_again(here):
+    said = import_logs([log(".hidden.log", line(1), line(2))], "p")
+    assert said.startswith("hidden (AutoTVM): 2 records of 2 lines") and len(programs(files=["hidden"])) == 2
+    with pytest.raises(UsageError, match="was imported before, have one name"):
+        import_logs([log("hidden.log", line(1))], "p")
+
+
+@pytest.mark.parametrize("name", ["a" * 101, "a\x1b[31m", "caf\udce9"])
+def test_logs_whose_names_cannot_be_a_files(here, name):
+    with pytest.raises(UsageError, match="^records cannot be filed under '") as raised:
+        import_logs([log(f"{name}.log", line(1))], "p")
+    assert str(raised.value).isprintable()
+    assert not Path("data").exists()
+
+
+def test_a_report_that_is_damaged_is_told(here):
+    path = log("a.log", line(1))
+    import_logs([path], "p")
+    report = FOLDER / "reports" / "a.json"
+    report.write_text(report.read_text().replace('"lines": 1', '"lines": 2'))
+    with pytest.raises(DataError, match="a.json is damaged .its checksum does not fit.; delete it and import its log again"):
+        import_logs([path], "p")
+
+
+def test_a_pipe_is_no_log(here):
+    os.mkfifo("pipe")
+    with pytest.raises(UsageError, match="cannot read the log pipe .it is a pipe or a device"):
+        import_logs([Path("pipe")], "p")
 
 
 def test_a_torn_gzip_file_keeps_what_was_imported(here):
@@ -436,5 +466,43 @@ def test_a_log_that_was_compressed_since_is_the_same_log(here):
     path.unlink()
     import_logs([path.with_suffix(".log.gz")], "p")
     assert len(programs()) == 2
-    with pytest.raises(UsageError, match=r"there is no log logs/a\.log"):
+    with pytest.raises(UsageError, match=r"cannot read the log logs/a\.log \(no such file"):
         import_logs([path], "p")
+
+
+def test_an_export_overwrites_no_database_unasked(here, matmul):
+    write_pool("train", matmul)
+    store.write_records(records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    stages.export("host-avx2", here / "database")
+    for name in (RECORDS, WORKLOADS):
+        other = RECORDS if name == WORKLOADS else WORKLOADS
+        kept = (here / "database" / other).read_bytes()
+        (here / "database" / other).unlink()
+        (here / "database" / name).write_text("mine")
+        with pytest.raises(UsageError, match=f"{name} exists; give another name, or --force to overwrite it"):
+            stages.export("host-avx2", here / "database")
+        assert (here / "database" / name).read_text() == "mine"
+        (here / "database" / other).write_bytes(kept)
+    stages.export("host-avx2", here / "database", force=True)
+    assert "mine" not in (here / "database" / RECORDS).read_text()
+    stages.export("host-avx2")
+    stages.export("host-avx2")  # what is below data/ is its own
+
+
+@pytest.mark.parametrize(
+    ("to", "told"),
+    [
+        ("params.yaml", "is no folder; name a folder for the database's two files"),
+        ("loop", "is no folder"),
+        ("/dev/null", "is no folder"),
+        ("params.yaml/below", "not a directory"),
+        ("a" * 300, "file name too long"),
+    ],
+)
+def test_places_where_no_database_can_be(here, matmul, to, told):
+    write_pool("train", matmul)
+    store.write_records(records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    Path("loop").symlink_to("loop")
+    with pytest.raises(UsageError, match=told):
+        stages.export("host-avx2", Path(to))
+    assert Path("params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()

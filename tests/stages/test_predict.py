@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from synthetic import ranking_problem
 
 from tcl_core.checked import read_json, write_json
 from tcl_core import registry, stages, store
-from tcl_core.errors import DataError, RegistryError, UsageError
+from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.encode import Encoder
 from tcl_core.learning.fit import FitSettings
@@ -280,7 +282,7 @@ def test_refused_lines_are_said_and_listed(here):
 
 def test_a_list_of_refused_lines_goes_when_none_are_left(here):
     for lines in ([line(1, 1), "bad"], [line(1, 1)]):
-        predict_log(write(here / "a.log", *lines), folder=told(), to=Path("scores.csv"))
+        predict_log(write(here / "a.log", *lines), folder=told(), to=Path("scores.csv"), force=True)
         assert Path("scores.csv.refused.txt").exists() is (len(lines) == 2)
 
 
@@ -352,3 +354,103 @@ def test_scores_take_the_place_of_neither_the_log_nor_a_folder(here):
     with pytest.raises(UsageError, match="models is a folder; give the name of a CSV file to --to"):
         predict_log(path, folder=told(), to=Path("models"))
     assert path.read_bytes() == before
+
+
+# --- where the scores go ---
+
+
+def test_what_is_there_is_overwritten_only_by_force(here):
+    path, to, listed = write(here / "a.log", line(1, 1), "bad"), Path("scores.csv"), Path("scores.csv.refused.txt")
+    for taken in (to, listed):
+        taken.write_text("mine")
+        with pytest.raises(UsageError, match=f"{taken} exists; give another name, or --force to overwrite it"):
+            predict_log(path, folder=told(), to=to)
+        assert taken.read_text() == "mine" and Told.calls == []
+        taken.unlink()
+    to.write_text("mine")
+    assert "1 scores" in predict_log(path, folder=told(), to=to, force=True)
+    assert len(rows_of(to)) == 1 and listed.read_text().startswith("2\tno JSON")
+
+
+def test_the_log_is_not_overwritten_even_by_force(here):
+    path = write(here / "a.log", line(1, 1))
+    write(here / "b.csv.refused.txt", line(1, 1))
+    Path("link.csv").symlink_to("a.log")
+    for log, to in ((path, "a.log"), (path, "link.csv"), (here / "b.csv.refused.txt", "b.csv")):
+        before = log.read_bytes()
+        with pytest.raises(UsageError, match="is the log itself; give the name of another file to --to"):
+            predict_log(log, folder=told(), to=Path(to), force=True)
+        assert log.read_bytes() == before
+
+
+def test_the_workloads_of_a_database_are_not_overwritten_even_by_force(here):
+    write(here / "database_tuning_record.json", [0, [[[], []], [1.0], {"kind": "llvm"}, []]])
+    workloads = write(here / "database_workload.json", ["hash", "module"])
+    before = workloads.read_bytes()
+    with pytest.raises(UsageError, match="database_workload.json is the log itself"):
+        predict_log(here, folder=told(), to=workloads, force=True)
+    assert workloads.read_bytes() == before
+
+
+def test_a_link_leads_to_the_file_that_it_names(here):
+    path = write(here / "a.log", line(1, 1))
+    (here / "results").mkdir()
+    Path("scores.csv").symlink_to("results/today.csv")
+    predict_log(path, folder=told(), to=Path("scores.csv"))
+    assert Path("scores.csv").is_symlink() and len(rows_of(Path("results/today.csv"))) == 1
+    with pytest.raises(UsageError, match="results/today.csv exists"):
+        predict_log(path, folder=told(), to=Path("scores.csv"))
+
+
+def test_scores_go_through_a_pipe(here):
+    path, pipe = write(here / "a.log", line(1, 1), "bad"), Path("pipe")
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+    said = predict_log(path, folder=told(), to=pipe)
+    assert reader.communicate(timeout=20)[0].startswith("line,task,task_key,latency_s,score,rank\n1,conv2d_NCHWc.x86 ")
+    assert pipe.is_fifo() and sorted(os.listdir()) == ["a.log", "models", "params.yaml", "pipe"] and said.endswith("-> pipe")
+
+
+@pytest.mark.parametrize(
+    "to, told_of",
+    [
+        ("a.log/scores.csv", "not a directory"),
+        ("a" * 300, "file name too long"),
+        ("loop", "too many levels of symbolic links"),
+        ("models", "is a folder"),
+        ("/", "is a folder"),
+        ("models/best/locked/scores.csv", "permission denied"),
+    ],
+)
+def test_places_where_no_file_can_be(here, to, told_of):
+    path, locked = write(here / "a.log", line(1, 1)), told() / "locked"
+    Path("loop").symlink_to("loop")
+    locked.mkdir(mode=0o500)
+    if os.geteuid() == 0 and "locked" in to:
+        pytest.skip("root may write everywhere")
+    with pytest.raises((UsageError, PlatformError), match=told_of):
+        predict_log(path, folder=told(), to=Path(to))
+    assert Told.calls == []
+
+
+def test_a_log_that_is_no_file_is_not_waited_for(here):
+    os.mkfifo("pipe")
+    for log in ("pipe", "/dev/null", "/dev/zero"):
+        with pytest.raises(UsageError, match=f"cannot read the log {log} .it is a pipe or a device, and a log is read more than once"):
+            predict_log(Path(log), folder=told())
+
+
+def test_a_model_that_is_no_folder(here):
+    path = write(here / "a.log", line(1, 1))
+    with pytest.raises(UsageError, match="a.log is no folder; give --model the folder that a model was saved in"):
+        predict_log(path, folder=path)
+
+
+def test_names_of_tasks_are_shown_as_what_they_are(here):
+    """No formula of a spreadsheet, and nothing that a terminal obeys."""
+    names = ["=cmd|'/c calc'!A1", "+1", "-1", "@SUM(1)", "\x1b[31mred\n", "[red]plain[/red]"]
+    path = write(here / "a.log", *(line(1, 1, task=[name, [], {}]) for name in names))
+    predict_log(path, folder=told(), to=Path("scores.csv"))
+    shown = [row["task"] for row in rows_of(Path("scores.csv"))]
+    assert shown == ["'=cmd|'/c calc'!A1", "'+1", "'-1", "'@SUM(1)", "\\x1b[31mred\\n", "[red]plain[/red]"]
+    assert [row[0] for row in cells(predict_log(path, folder=told()))] == [name.lstrip("'") for name in shown]

@@ -65,6 +65,14 @@ def take_apart(steps: list[Any]) -> tuple[Shape, list[int]]:
     return tuple(shape), numbers
 
 
+def check_sketch(steps: list[Any]) -> None:
+    """Raise Malformed for a step that has no kind, or no number of a stage or of a loop where its kind has one."""
+    for step in steps:
+        places = step[1:3] if step[0] in ("SP", *LOCATED) else ()
+        if not (isinstance(step, list) and isinstance(step[0], str) and all(type(place) is int for place in places)):
+            raise Malformed(f"{step!r} is no transformation step")
+
+
 def fill(steps: list[Any], decisions: Iterator[int]) -> list[Any]:
     """The steps with the next decisions in place of theirs."""
     return [_filled(step, decisions) for step in steps]

@@ -67,6 +67,13 @@ def take_apart(steps: list[Any]) -> tuple[Shape, list[int]]:
     return tuple(shape), numbers
 
 
+def check_sketch(steps: list[Any]) -> None:
+    """Raise Malformed for knobs that have no name or kind."""
+    for name, kind, _ in steps:
+        if not (isinstance(name, str) and isinstance(kind, str)):
+            raise Malformed(f"a knob has the name {name!r} and the kind {kind!r}")
+
+
 def fill(steps: list[Any], decisions: Iterator[int]) -> list[Any]:
     """The knobs with the next decisions in place of theirs."""
     return [[name, kind, _filled(value, decisions)] for name, kind, value in steps]

@@ -9,6 +9,7 @@ A dialect is a module with
     NAME                         as users and reports see it
     parse(entry)                 one line's JSON -> Line; raises Malformed
     take_apart(steps)            steps -> (shape, decisions)
+    check_sketch(steps)          raises Malformed for steps that are none; asked once a sketch
     fill(steps, decisions)       steps with other decisions, an iterator, in their place
     describe(task)               the text of a Line's task -> what the task is, a dictionary for the tasks table
 """

@@ -8,48 +8,77 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
+import stat
 import zlib
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice, repeat
+from itertools import repeat
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
 
 from tcl_core.errors import DataError, UsageError
+from tcl_core.files import printable, shown
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.line import ERRORS, Line, Malformed, Shape
 from tcl_core.programs.tuning_logs.workload import read_log_workload
 from tcl_core.store import Coded, Columns, Ragged
 
-BLOCK = 65_536  # lines
+BLOCK = 65_536  # records
+MOST_NUMBERS = 1 << 24  # decisions and latencies of a block, for one record may have any number of them
+LONGEST = 16 << 20  # bytes of a line; the longest of real logs are some 100 KB
+LARGEST = 1 << 62  # of what is worked out of a task's sizes
+NAME = 1_000  # characters of a task's name
 Refuse = Callable[[int, str], None]
 """Takes the number of a line, from 1, and why it cannot become a record."""
 
 
-def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines that are not blank.
+def open_log_file(path: Path) -> BinaryIO:
+    """A log's bytes, still compressed.  Raises UsageError for what is no file that can be read, and read again."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
+    except OSError as error:
+        raise UsageError(f"cannot read the log {shown(path)} ({error.strerror.lower()}); give a tuning log") from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, and a log is read more than once"
+    raise UsageError(f"cannot read the log {shown(path)} (it is {what}); give a file")
 
-    Raises UsageError where there is no such file, DataError where its compression is damaged or cut off.
+
+def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Line numbers, from 1, and lines that are not blank; of a longer line the first LONGEST + 1 bytes.
+
+    Raises UsageError as ``open_log_file``, DataError where its compression is damaged or cut off.
     """
     number = 0
     try:
-        with open(path, "rb") as raw:
+        with open_log_file(path) as raw:
             file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-            for number, text in enumerate(file, start=1):
+            while text := file.readline(LONGEST + 1):
+                number += 1
+                if len(text) > LONGEST:
+                    _skip_line(file, text)
                 if not text.isspace():
                     yield number, text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{path} is damaged or cut off after line {number} ({error}); fetch it again, or unpack what is sound"
+            f"{shown(path)} is damaged or cut off after line {number} ({error}); fetch it again, or unpack what is sound"
         ) from error
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise UsageError(f"cannot read the log {path} ({str(error.strerror).lower()}); give a tuning log") from error
+
+
+def _skip_line(file: BinaryIO, start: bytes) -> None:
+    """Read on to the end of a line of which ``start`` was read."""
+    part = start
+    while part and not part.endswith(b"\n"):
+        part = file.readline(1 << 20)
 
 
 class Log(ABC):
@@ -70,20 +99,23 @@ class Log(ABC):
 
     def columns(self, refuse: Refuse) -> Iterator[Columns]:
         """The columns of a table of records, a block at a time; tells ``refuse`` of every other line."""
-        lines = text_lines(self.path)
-        while texts := list(islice(lines, BLOCK)):
-            block = _Block()
-            for number, text in texts:
-                try:
-                    self._add(block, number, *self._read(text))
-                except Malformed as error:
-                    refuse(number, str(error))
-            self.lines += len(texts)
-            if block.lines:
+        block = _Block()
+        for number, text in text_lines(self.path):
+            self.lines += 1
+            try:
+                self._add(block, number, *self._read(text))
+            except Malformed as error:
+                refuse(number, str(error))
+            if block.is_full():
                 yield self._columns(block)
+                block = _Block()
+        if block.lines:
+            yield self._columns(block)
 
     def _read(self, text: bytes) -> tuple[int, int, array, Line]:
         """A line's task (its place among the keys), sketch id, decisions and what else it says; raises Malformed."""
+        if len(text) > LONGEST:
+            raise Malformed(f"longer than {LONGEST >> 20} MiB")
         try:
             line = self._parse(orjson.loads(text))
         except Malformed:
@@ -92,14 +124,18 @@ class Log(ABC):
             raise Malformed(f"no JSON ({error})") from None
         except KeyError as error:
             raise Malformed(f"lacks {error}") from None
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except RecursionError:
+            raise Malformed("nested too deeply") from None
+        except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise Malformed(f"not shaped as a line of {self.name} ({error})") from None
         self._check_target(line.target)
         try:
             return *self._program(line), line
         except OverflowError:
             raise Malformed("a number of its program does not fit 32 bits") from None
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except RecursionError:
+            raise Malformed("its program is nested too deeply") from None
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise Malformed(f"its program is none of {self.name} ({error})") from None
 
     @abstractmethod
@@ -173,14 +209,17 @@ class LineLog(Log):
         key = hashlib.sha256(line.task).hexdigest()[:16]
         about = {"log": self.name, "target": line.target, **self._dialect.describe(line.task)}
         workload = read_log_workload(about)
+        if not 0 <= workload.largest < LARGEST:
+            raise Malformed("the sizes of its task are none that a program could have")
         self.known.add_task(
-            {"task_key": key, "name": workload.name, "op_type": workload.operator, "flops": workload.flops,
+            {"task_key": key, "name": printable(workload.name)[:NAME], "op_type": workload.operator, "flops": workload.flops,
              "module_json": orjson.dumps(about).decode()}
         )  # fmt: skip
         self._keys.append(key)
         return self._tasks.setdefault(line.task, len(self._tasks))
 
     def _new_sketch(self, task: int, shape: Shape, steps: list[Any]) -> int:
+        self._dialect.check_sketch(steps)
         blank = self._dialect.fill(steps, repeat(0))
         text = orjson.dumps({"log": self.name, "steps": blank}).decode()
         return self._sketches.setdefault((task, shape), self.known.sketch_id(self._keys[task], text))
@@ -195,6 +234,9 @@ class _Block:
         self.costs, self.repeats = array("f"), array("i")
         self.errors, self.stamps = array("b"), array("d")
         self.protocols, self.versions = array("i"), array("i")
+
+    def is_full(self) -> bool:
+        return len(self.lines) >= BLOCK or len(self.decisions) + len(self.costs) >= MOST_NUMBERS
 
     def add(self, number: int, task: int, sketch: int, decisions: array, line: Line) -> None:
         self.tasks.append(task)

@@ -58,14 +58,18 @@ class LogWorkload:
         """Product of the reduced axes; 0 where the axes are not known."""
         return math.prod(e for axis, e in self.axes.items() if axis in REDUCED) if self.knobs else 0
 
+    @property
+    def largest(self) -> int:
+        """The largest of the numbers that are worked out of its sizes; -1 where one of these is negative."""
+        sizes = [*self.axes.values(), *self.strides]
+        return -1 if min(sizes, default=0) < 0 else max(self.argument_bytes, math.prod(size or 1 for size in sizes))
+
 
 def read_log_workload(about: Mapping[str, Any]) -> LogWorkload:
     """The workload that a task's description (``describe`` of its dialect) tells of."""
     if "workload_key" in about:
         return _of_key(about["workload_key"])
-    tensors = [
-        (arg[1], arg[2]) for arg in about["args"] if isinstance(arg, list) and len(arg) == 3 and arg[0] == "TENSOR"
-    ]
+    tensors = [(arg[1], arg[2]) for arg in about["args"] if _is_tensor(arg)]
     try:
         axes, knobs, strides = _axes(about["task"], about["args"], [shape for shape, _ in tensors])
     except (TypeError, ValueError, IndexError, ZeroDivisionError):  # a template with other arguments than TOPI's
@@ -79,6 +83,16 @@ def read_log_workload(about: Mapping[str, Any]) -> LogWorkload:
         knobs=knobs,
         strides=strides,
     )
+
+
+def _is_tensor(arg: Any) -> bool:
+    """Whether it is ["TENSOR", shape, dtype] of a known shape."""
+    tensor = isinstance(arg, list) and len(arg) == 3 and arg[0] == "TENSOR"
+    return tensor and _are_integers(arg[1]) and isinstance(arg[2], str)
+
+
+def _are_integers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in values)
 
 
 def _of_key(key: Any) -> LogWorkload:
@@ -103,6 +117,8 @@ def _axes(
         n = rows if columns == k else columns  # the second matrix may be transposed
         return {"b": math.prod(batch), "m": m, "n": n, "k": k}, MATMUL_KNOBS, ()
     if "conv2d" not in task or not any(layout in task for layout in ("nchw", "NCHW")):
+        raise ValueError
+    if not all(map(_are_integers, args[2:5])):
         raise ValueError
     axes = _conv_axes(shapes[0], shapes[1], *args[2:5], depthwise="depthwise" in task)
     knobs = DEPTHWISE_KNOBS if "depthwise" in task else WINOGRAD_KNOBS if "winograd" in task else CONV_KNOBS
