@@ -247,15 +247,19 @@ def shares(measured: Sequence[Measured]) -> dict[str, float]:
 
 
 def agreement(ours: Sequence[Measured], theirs: Sequence[Measured], tasks: np.ndarray) -> dict[str, float]:
-    """How two measurements of the same programs compare, of programs that take more than ``COMPARABLE_S`` in both."""
+    """How two measurements of the same programs compare, of programs that take more than ``COMPARABLE_S`` in both.
+
+    Without such programs (on a busy machine TVM's builder may be out of time for all) every figure is nan.
+    """
     left, right = (np.concatenate([m.latencies_s for m in found]) for found in (ours, theirs))
     kept = np.isfinite(left) & np.isfinite(right) & (np.minimum(left, right) > COMPARABLE_S)
     ratios, tasks = left[kept] / right[kept], tasks[kept]
-    low, median, high = np.quantile(ratios, [0.05, 0.5, 0.95])
+    low, median, high = np.quantile(ratios, [0.05, 0.5, 0.95]) if kept.any() else [math.nan] * 3
+    correlation = lambda tasks: spearman(-left[kept], right[kept], tasks) if kept.any() else math.nan  # noqa: E731
     return {
         "programs": int(kept.sum()),
-        "spearman": spearman(-left[kept], right[kept], np.zeros_like(tasks)),
-        "spearman_within_tasks": spearman(-left[kept], right[kept], tasks),
+        "spearman": correlation(np.zeros_like(tasks)),
+        "spearman_within_tasks": correlation(tasks),
         "median_ratio": float(median),
         "ratio_5_percent": float(low),
         "ratio_95_percent": float(high),
