@@ -61,9 +61,11 @@ def _drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int)
 class Reference:
     """The data set of ``bench/reference.py``: tasks of many networks, the same programs on every platform."""
 
-    def __init__(self, folder: Path, features: Path) -> None:
-        """``features`` is the folder of caches of what programs are lowered for."""
-        self.folder, self.features = folder, features
+    def __init__(self, folder: Path, features: Path, unmeasured: int = 192) -> None:
+        """``features`` is the folder of caches of what programs are lowered for, ``unmeasured`` how many programs of each task
+        the committee labels (192 in params.yaml).
+        """
+        self.folder, self.features, self.unmeasured = folder, features, unmeasured
         rows = store.read_table(folder / "tasks.parquet", "tasks")
         tasks = [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
         self.encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))

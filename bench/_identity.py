@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from _tables import ROOT
@@ -22,8 +22,13 @@ def identity(model: str, data: str, settings: object = None) -> str:
     """Changes with the code, the data (its digest) and the comparison's own ``settings`` that a model's figures depend on."""
     digest = hashlib.sha256(repr((data, settings)).encode())
     for path in code_of(model):
-        digest.update(code(path.read_text()).encode())
+        digest.update(_code_in(path).encode())
     return digest.hexdigest()[:16]
+
+
+@cache
+def _code_in(path: Path) -> str:
+    return code(path.read_text())
 
 
 def code(source: str) -> str:
@@ -60,14 +65,16 @@ def code_of(model: str) -> list[Path]:
     return sorted(path for path in found if path.is_relative_to(ROOT / "bench") or _counts(path))
 
 
-def imported_names(path: Path) -> Iterator[str]:
+@cache
+def imported_names(path: Path) -> list[str]:
     """Modules that a Python file imports; of ``from a import b`` both a and a.b, which may be one."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
 def _is_text(part: ast.AST) -> bool:

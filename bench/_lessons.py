@@ -24,7 +24,6 @@ from tcl_core.stages import exchange
 from tcl_core.stages.project import read_saved_hardware
 from tcl_core.teaching import taught
 
-UNMEASURED = 192  # programs of each task that the committee labels, as in params.yaml
 LOG_SHARE = 1  # as many times more of a log's programs than are trained on stand for unmeasured ones
 
 
@@ -82,7 +81,7 @@ def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
 
 @lru_cache(maxsize=3)
 def unmeasured(reference: Reference, platform: str) -> dict[str, Samples]:
-    """``UNMEASURED`` programs of each training task of the reference data, which are the same on every platform."""
+    """Further programs of each training task of the reference data, which are the same on every platform."""
     encoder, keys = reference.encoder, _drawn_keys(reference)
     samples = encoder.encode(keys, read_saved_hardware(reference.folder / f"platform={platform}").vector())
     return {"tokens": samples, "statements": with_statements(samples, keys, encoder, reference.features / "statements")}
@@ -92,14 +91,14 @@ def unmeasured(reference: Reference, platform: str) -> dict[str, Samples]:
 def _drawn_keys(reference: Reference) -> list[ProgramKey]:
     """Drawn once for a data set: finding valid programs takes TVM a minute or two.  All of its programs were measured."""
     drawer = hashlib.sha256("".join(code(inspect.getsource(part)) for part in (pool, drawing)).encode()).hexdigest()
-    path = reference.features / f"unmeasured-{store.data_digest(reference.folder)[:12]}-{drawer[:12]}-{UNMEASURED}.json"
+    path = reference.features / f"unmeasured-{store.data_digest(reference.folder)[:12]}-{drawer[:12]}-{reference.unmeasured}.json"
     if not path.exists():
         train, _ = reference._split(())
         tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in train]
         rows = store.read_table(reference.folder / "programs.parquet", "programs")
         measured = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows]
         target = pool_target("cpu", threads())
-        drawn = drawing.draw_unmeasured(tasks, reference.encoder.texts, measured, UNMEASURED, 0, target)
+        drawn = drawing.draw_unmeasured(tasks, reference.encoder.texts, measured, reference.unmeasured, 0, target)
         with replacing(path) as file:
             file.write(json.dumps(drawn).encode())
     return [(task, sketch, tuple(decisions)) for task, sketch, decisions in json.loads(path.read_text())]

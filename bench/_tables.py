@@ -1,11 +1,18 @@
-"""What the comparisons share: results as JSON beside the code, tables on the terminal and in the README."""
+"""What the comparisons share: results as JSON beside the code, tables on the terminal and in the README.
+
+Each has a smallest form, ``python bench/NAME.py --smallest``: a few programs, an epoch or two, everything once.  It shows that
+the comparison still runs to its end, and its figures mean nothing; so they go to another folder, and no document is written.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import platform
 import re
 import statistics
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +23,7 @@ from tcl_core.platforms import host_fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+APART = "TCL_BENCH_RESULTS"  # the variable of the environment that names the folder of the smallest forms' results
 
 
 # 97.5 % quantiles of Student's t by degrees of freedom: the intervals below are over a handful of seeds.
@@ -29,14 +37,38 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+_apart: Path | None = None  # that folder, once --smallest was read
+
+
+class _Smallest(argparse.Action):
+    def __call__(self, parser: object, namespace: argparse.Namespace, *_: object) -> None:
+        global _apart
+        _apart = Path(os.environ.get(APART) or tempfile.mkdtemp(prefix="tcl-bench-")).resolve()
+        namespace.smallest = True
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """A comparison's command line, so far with --smallest alone."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    said = f"all of it once, with next to no data, to see that it runs; results go to ${APART} or a temporary folder"
+    parser.add_argument("--smallest", action=_Smallest, nargs=0, default=False, help=said)
+    return parser
+
+
+def result_file(name: str) -> Path:
+    """``bench/results/NAME``; of the smallest form, NAME in its own folder."""
+    return (_apart or RESULTS) / name
+
+
 def save(name: str, result: dict[str, Any], command: str) -> None:
     """Write ``bench/results/NAME.json`` with the command, the machine and the day."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = result_file(f"{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
     about = {"command": command, "host": host_fingerprint(), "python": platform.python_version()}
     day = datetime.now(UTC).date().isoformat()
     text = json.dumps({**about, "date": day, **result}, indent=2)
     text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # innermost lists on one line each
-    with replacing(RESULTS / f"{name}.json") as file:
+    with replacing(path) as file:
         file.write((text + "\n").encode())
 
 
@@ -47,10 +79,13 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def into_readme(name: str, text: str, document: Path = ROOT / "README.md") -> None:
-    """Put ``text`` between the document's markers of ``name``.  Raises ValueError where it has none."""
+    """Put ``text`` between the document's markers of ``name``, unless it is the smallest form's.  Raises ValueError where
+    there are none.
+    """
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
     written, count = pattern.subn(lambda _: f"{start}\n{text}\n{end}", document.read_text())
     if not count:
         raise ValueError(f"{document.name} has no {start} ... {end} for the table")
-    document.write_text(written)
+    if _apart is None:
+        document.write_text(written)

@@ -22,7 +22,7 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 from _datasets import VALIDATION, Case, Reference, reads_of
 from _lessons import Lesson, lesson
 from _ranking_tables import LEAST, shown
-from _tables import RESULTS, ROOT, into_readme, markdown, save
+from _tables import ROOT, arguments, into_readme, markdown, result_file, save
 
 import numpy as np
 import torch
@@ -131,17 +131,18 @@ VARIANTS: dict[str, Variant] = {
     "two Mamba blocks": Variant(build=TwoBlocks),
 }
 
+FEW = ("default", "not taught: LambdaRank on the measured programs", "sizes, not their logarithms", "nothing said of the workload",
+       "mean over the tokens", "two Mamba blocks", "no network: trees on statements")  # of the smallest form  # fmt: skip
 TREES = {"no network: trees on tokens": "trees", "no network: trees on statements": "xgboost"}
 
 
 class Bench:
     """The lesson of the validation networks, and what its committees say, each asked once per seed."""
 
-    def __init__(self, quick: bool) -> None:
-        self.reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+    def __init__(self, reference: Reference, epochs: int) -> None:
+        self.reference, self.epochs = reference, epochs
         self.platform = self.reference.platforms[-1]
         self.lesson: Lesson = lesson(self.reference, self.platform, VALIDATION)
-        self.epochs = STUDENT.epochs // 3 if quick else STUDENT.epochs
         self.taught = functools.lru_cache(maxsize=2)(self._taught)
 
     def _taught(self, seed: int, committee: tuple[Member, ...] | None, share: float) -> Samples:
@@ -191,7 +192,7 @@ def table(found: dict[str, list[list[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="a third of the epochs, two seeds")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name holds it")
     parser.add_argument("--seeds", type=int, choices=range(1, 11), help="how many (3; with --quick 2)")
@@ -205,12 +206,22 @@ def main() -> None:
         sys.exit(f"ablations: {error}")
 
 
+def bench_of(given: argparse.Namespace) -> Bench:
+    if given.smallest:
+        import _smallest
+
+        return Bench(_smallest.reference(), 1)
+    reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+    return Bench(reference, STUDENT.epochs // 3 if given.quick else STUDENT.epochs)
+
+
 def run(given: argparse.Namespace) -> None:
     """Compute what is not known, seed by seed; every run is on the disk before the next begins."""
-    bench, path, seeds = Bench(given.quick), RESULTS / "ablations.json", given.seeds or (2 if given.quick else 3)
+    bench, path = bench_of(given), result_file("ablations.json")
+    seeds = given.seeds or (1 if given.smallest else 2 if given.quick else 3)
     before = json.loads(path.read_text()) if path.exists() and not given.again else {}
     found = before.get("runs", {}) if before.get("epochs") == bench.epochs else {}
-    wanted = [name for name in (*VARIANTS, *TREES) if given.only in name]
+    wanted = [name for name in (FEW if given.smallest else (*VARIANTS, *TREES)) if given.only in name]
     todo = [(name, seed) for seed in range(seeds) for name in wanted if len(found.get(name, ())) <= seed]
     with progress("training without one thing", len(todo)) as bar:
         for name, seed in todo:

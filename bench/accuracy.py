@@ -40,7 +40,7 @@ from _identity import data_identity, identity
 from _lessons import ChainCase, chain_case, lesson, log_lesson
 from _paired import compared, task_top1
 from _ranking_tables import FIGURES, LEAST, calibration_table, compared_table, curve_table, interval, overview_table, shown, sizes_and_times
-from _tables import RESULTS, ROOT, into_readme, markdown, save
+from _tables import ROOT, arguments, into_readme, markdown, result_file, save
 
 import numpy as np
 import torch
@@ -63,12 +63,13 @@ OURS, CHAINED = "mamba", "tcl"
 MODELS = ("random", "xgboost", "trees", "tenset-mlp", "tlp", "mtl-tlp", "world-model", "mamba-paper", OURS, CHAINED)
 SLOW = ("tlp", "mtl-tlp", "world-model")
 CURVE = ("xgboost", "trees", OURS, CHAINED)
+SIZES = (*((n, None) for n in (19, 38, 76)), *((None, p) for p in (8, 16, 32)))  # tasks, or programs of each
+FEW, SMALLEST = ("random", "trees", "mtl-tlp", OURS, CHAINED), ((2, None), (None, 4))  # models and sizes of the smallest form
 CALIBRATED = ("trees", OURS, CHAINED)
 DATA = {"reference": "accuracy_reference", "logs": "accuracy_logs"}  # data set -> its table
 ALL = 10**6  # tasks or programs, when there is no bound
 EPOCHS = {("reference", "tlp"): 12, ("reference", "mtl-tlp"): 6, ("logs", "tlp"): 4}
 """Of their own 50, which would take a day: the README says what that costs."""
-LOCK = ROOT / "data" / "bench" / "accuracy.lock"  # of the results, while they are written
 DETAILS = ROOT / "docs" / "accuracy.md"  # all tables; the README has their overview
 PICTURE = ROOT / "docs" / "accuracy_curve.png"
 FEATURES = ROOT / "data" / "features"  # caches
@@ -174,11 +175,11 @@ def rate(predict: Callable[[Samples], np.ndarray], samples: Samples) -> float:
 class Bench:
     """The runs that are asked for, of which those known already are not made again."""
 
-    def __init__(self, reference: Path, logs: Path, again: bool) -> None:
-        self.path, self.data, self.logs = RESULTS / "accuracy.json", reference, logs
-        self.reference = Reference(reference, FEATURES)
-        self.imported = functools.cache(lambda: Logs(logs, ROOT / "data" / "bench" / "logs"))
-        data = data_identity(reference, logs)
+    def __init__(self, reference: Reference, logs: Path, again: bool, room: Path = ROOT / "data" / "bench") -> None:
+        """``room`` is a folder for imported logs, scores, and the lock of the results."""
+        self.path, self.reference, self.logs, self.room = result_file("accuracy.json"), reference, logs, room
+        self.imported = functools.cache(lambda: Logs(logs, room / "logs"))
+        data = data_identity(reference.folder, logs)
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data], own_settings(run)))
         self.again, self.known = again, self._stored()
 
@@ -220,8 +221,8 @@ class Bench:
 
     def write(self, calibrated: list[dict[str, Any]] | None = None) -> None:
         """All runs known, with those that another process has added meanwhile, and what follows from them."""
-        LOCK.parent.mkdir(parents=True, exist_ok=True)
-        with LOCK.open("w") as lock:
+        self.room.mkdir(parents=True, exist_ok=True)
+        with (self.room / "accuracy.lock").open("w") as lock:  # of the results, while they are written
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = self._stored() | self.known
             self.known = {run: known[run] for run in sorted(known, key=self._order)}
@@ -240,7 +241,7 @@ class Bench:
     def scores_of(self, run: Run) -> Path:
         """Where a run's scores of the tested programs lie: other code or data, another file."""
         name = f"{run.model}-{run.seed}-{self.identity(run)}.npz"
-        return ROOT / "data" / "bench" / "scores" / run.data / run.platform / name
+        return self.room / "scores" / run.data / run.platform / name
 
     def compared(self) -> list[dict[str, Any]]:
         """Our model against each other one, task by task."""
@@ -328,8 +329,10 @@ def grouped(
     yield from groups.items()
 
 
-def wanted(bench: Bench, part: str | None, models: Sequence[str], seeds: int, quick: bool) -> list[Run]:
-    """The runs of all parts or of one."""
+def wanted(
+    bench: Bench, part: str | None, models: Sequence[str], seeds: int, quick: bool, sizes: Sequence[tuple[int | None, int | None]]
+) -> list[Run]:
+    """The runs of all parts or of one; ``sizes`` are those of the curve."""
     platforms = bench.reference.platforms
     last, kept = platforms[-1], models
     runs = [
@@ -348,16 +351,13 @@ def wanted(bench: Bench, part: str | None, models: Sequence[str], seeds: int, qu
             for model in on_tokens
             for seed in range(seeds)
         ]
-    sizes = [(n, None) for n in (19, 38, 76)] + [(None, p) for p in (8, 16, 32)]
-    models = [m for m in CURVE if m in kept]
-    if not quick:
-        runs += [
-            Run("reference", last, m, s, *size)
-            for size in sizes
-            for m in models
-            for s in range(seeds)
-            if not (m == CHAINED and size[0])  # what a chain is worth shows where programs of a platform are few
-        ]
+    runs += [
+        Run("reference", last, m, s, *size)
+        for size in sizes
+        for m in (m for m in CURVE if m in kept)
+        for s in range(seeds)
+        if not (m == CHAINED and size[0])  # what a chain is worth shows where programs of a platform are few
+    ]
     return [run for run in runs if part in (None, "curve" if not run.whole else run.data)]
 
 
@@ -369,7 +369,7 @@ def names(text: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="one platform, one device, two seeds, no slow models")
     parser.add_argument("--part", choices=("reference", "logs", "curve"), help="only this one")
     parser.add_argument("--models", type=names, help="only these, by commas")
@@ -385,15 +385,25 @@ def main() -> None:
         sys.exit(f"accuracy: {error}")
 
 
-def run(given: argparse.Namespace) -> None:
-    """Compute what is wanted, and show it: the tables of which there is something."""
+def bench_of(given: argparse.Namespace) -> Bench:
+    if given.smallest:
+        import _smallest
+
+        EPOCHS.update({("reference", model): 1 for model in MODELS})
+        return Bench(_smallest.reference(), _smallest.scratch() / "logs", given.again, _smallest.scratch())
     if not (REFERENCE / "tasks.parquet").exists():
         raise DataError(f"there is no data set in {REFERENCE}; measure one with python bench/reference.py")
-    if not given.logs.exists():
-        print(f"there is no {given.logs}; the part on logs is left out (give their folder with --logs)")
-    bench = Bench(REFERENCE, given.logs, given.again)
-    models = given.models or [model for model in MODELS if not (given.quick and model in SLOW)]
-    bench.compute(wanted(bench, given.part, models, given.seeds or (2 if given.quick else 3), given.quick))
+    return Bench(Reference(REFERENCE, FEATURES), given.logs, given.again)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Compute what is wanted, and show it: the tables of which there is something."""
+    bench, small = bench_of(given), given.quick or given.smallest
+    if not bench.logs.exists():
+        print(f"there is no {bench.logs}; the part on logs is left out (give their folder with --logs)")
+    few = FEW if given.smallest else [model for model in MODELS if not (given.quick and model in SLOW)]
+    models, sizes = given.models or few, SMALLEST if given.smallest else () if given.quick else SIZES
+    bench.compute(wanted(bench, given.part, models, given.seeds or (2 if small else 3), small, sizes))
     calibrated = bench.calibrated()
     bench.write(calibrated)
     for data, name in DATA.items():
@@ -406,7 +416,7 @@ def run(given: argparse.Namespace) -> None:
     if calibrated:
         _show("calibration", calibration_table(calibrated))
     if not all(run.whole for run in bench.known):
-        draw_curve(bench.curve(), bench.size(), PICTURE)
+        draw_curve(bench.curve(), bench.size(), result_file(PICTURE.name) if given.smallest else PICTURE)
         picture = f"![Accuracy against the number of training tasks and programs]({PICTURE.name})"
         _show("accuracy_curve", f"{picture}\n\n{curve_table(bench.curve())}")
 

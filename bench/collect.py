@@ -9,7 +9,6 @@ where TCL's time goes, and what building during the timing would do to latencies
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import statistics
@@ -24,7 +23,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from _tables import into_readme, markdown, save
+from _tables import arguments, into_readme, markdown, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 from tcl_core.compat import make_target, meta_schedule
@@ -55,24 +54,35 @@ class Size:
     """How much is measured.
 
     tasks, per_task  the pool
-    large, small     batches of 64 and of 8 programs
+    large, small     batches of the two sizes
+    sizes            programs of these
+    networks         whose tasks they are
     """
 
     tasks: int
     per_task: int
     large: int
     small: int
+    sizes: tuple[int, int] = (LARGE, SMALL)
+    networks: tuple[str, ...] = NETWORKS
 
 
 FULL = Size(24, 16, 5, 8)
 QUICK = Size(12, 14, 2, 3)
 
 
+def smallest() -> Size:
+    """One batch of three programs and one of two, of a network of one layer."""
+    from _smallest import network
+
+    return Size(1, 3, 1, 1, (3, 2), (network(),))
+
+
 class Candidates:
     """Programs of the networks' costliest tasks: as jobs for TCL, as scheduled modules for TVM."""
 
     def __init__(self, target: dict, size: Size) -> None:
-        ranked = rank_tasks({name: extract_tasks(name) for name in NETWORKS})
+        ranked = rank_tasks({name: extract_tasks(name) for name in size.networks})
         with progress("sampling programs", size.tasks) as shown:
             sketches, self.programs = build_pool(
                 ranked, size.tasks, size.per_task, 0, threads(), lambda task: shown.advance(task.name[:40])
@@ -237,15 +247,19 @@ def shares(measured: Sequence[Measured]) -> dict[str, float]:
 
 
 def agreement(ours: Sequence[Measured], theirs: Sequence[Measured], tasks: np.ndarray) -> dict[str, float]:
-    """How two measurements of the same programs compare, of programs that take more than ``COMPARABLE_S`` in both."""
+    """How two measurements of the same programs compare, of programs that take more than ``COMPARABLE_S`` in both.
+
+    Without such programs (on a busy machine TVM's builder may be out of time for all) every figure is nan.
+    """
     left, right = (np.concatenate([m.latencies_s for m in found]) for found in (ours, theirs))
     kept = np.isfinite(left) & np.isfinite(right) & (np.minimum(left, right) > COMPARABLE_S)
     ratios, tasks = left[kept] / right[kept], tasks[kept]
-    low, median, high = np.quantile(ratios, [0.05, 0.5, 0.95])
+    low, median, high = np.quantile(ratios, [0.05, 0.5, 0.95]) if kept.any() else [math.nan] * 3
+    correlation = lambda tasks: spearman(-left[kept], right[kept], tasks) if kept.any() else math.nan  # noqa: E731
     return {
         "programs": int(kept.sum()),
-        "spearman": spearman(-left[kept], right[kept], np.zeros_like(tasks)),
-        "spearman_within_tasks": spearman(-left[kept], right[kept], tasks),
+        "spearman": correlation(np.zeros_like(tasks)),
+        "spearman_within_tasks": correlation(tasks),
         "median_ratio": float(median),
         "ratio_5_percent": float(low),
         "ratio_95_percent": float(high),
@@ -307,7 +321,8 @@ def best_setup() -> tuple[str, Setup]:
 def compare(setup: Setup, size: Size) -> dict[str, Any]:
     """All figures."""
     candidates = Candidates(setup.target, size)
-    large, small = candidates.batches(LARGE, size.large, 0), candidates.batches(SMALL, size.small, 1)
+    of_large, of_small = size.sizes
+    large, small = candidates.batches(of_large, size.large, 0), candidates.batches(of_small, size.small, 1)
     tasks = np.array([candidates.numbers[program.task_key] for batch in large for program in batch])
     early = replace(setup, protocol=replace(PROTOCOL, early_stop_factor=Protocol().early_stop_factor))
     with ExitStack() as stack, progress("measuring batches", 5 * len(large) + 3 * len(small)) as shown:
@@ -317,7 +332,7 @@ def compare(setup: Setup, size: Size) -> dict[str, Any]:
         at_large = in_turns({**systems, AGAIN: ours[OURS]}, large, shown)
         at_small = in_turns({name: systems[name] for name in (STOCK, OURS, EARLY)}, small, shown)
     pairs = ((OURS, STOCK), (AGAIN, OURS), (OVERLAPPED, OURS))
-    sizes = {LARGE: at_large, SMALL: at_small}
+    sizes = {of_large: at_large, of_small: at_small}
     exclusive = (STOCK, OURS, EARLY)  # phases that follow each other, so that their parts add up
     return {
         "rates": {n: {name: rates(found[name], n, systems[name].start_s) for name in systems if name in found}
@@ -328,7 +343,7 @@ def compare(setup: Setup, size: Size) -> dict[str, Any]:
 
 
 def summary_of(found: dict[str, Any]) -> dict[str, float]:
-    large, small = found["rates"][LARGE], found["rates"][SMALL]
+    large, small = found["rates"].values()
     agreed = found["agreement"][f"{OURS} / {STOCK}"]
     return {
         "ratio_batch64": large[OURS]["median"] / large[STOCK]["median"],
@@ -351,17 +366,17 @@ def tables(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer batches, fewer programs")
-    quick = parser.parse_args().quick
-    size = QUICK if quick else FULL
+    given = parser.parse_args()
+    size = smallest() if given.smallest else QUICK if given.quick else FULL
     platform, setup = best_setup()
     # TVM leaves each artifact in a temporary folder, and uses half of an x86 host's CPUs if nobody says otherwise.
     with measuring_alone(), tempfile.TemporaryDirectory() as folder:
         os.environ |= {"TMPDIR": folder, "TVM_NUM_THREADS": str(threads())}
         found = compare(setup, size)
     result = {"platform": platform, "summary": summary_of(found), "figures": found}
-    save("collect", result, f"{COMMAND} --quick" if quick else COMMAND)
+    save("collect", result, f"{COMMAND} --quick" if given.quick else COMMAND)
     text = tables(found)
     into_readme("collect", text)
     print(text)

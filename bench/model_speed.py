@@ -20,7 +20,6 @@ process compiled, and once without.  --quick: fewer repeats, no cold start.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -28,12 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, into_readme, markdown, save
+from _tables import ROOT, arguments, into_readme, markdown, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -153,8 +152,8 @@ def programs(length: int, tasks: int, count: int) -> tuple[Encoder, list[Program
 
 
 def labelled(length: int, count: int) -> Samples:
-    """Programs of 16 tasks with random latencies."""
-    encoder, keys = programs(length, TASKS, count)
+    """Programs of 16 tasks, or of fewer where there are not four programs of each, with random latencies."""
+    encoder, keys = programs(length, min(TASKS, count // 4), count)
     samples = encoder.encode(keys, HARDWARE, np.random.default_rng(0).uniform(1e-4, 1e-3, len(keys)))
     assert (samples.lengths == length).all()
     return samples
@@ -226,7 +225,10 @@ print(json.dumps(time.perf_counter() - start))
 """
 
 
-def cold_starts(samples: Samples, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
+COLD_COUNTS = {"mamba": (16, BATCH), "tlp": (16, BATCH)}  # programs that each model scores first
+
+
+def cold_starts(samples: Samples, repeats: int, counts: Mapping[str, Sequence[int]]) -> dict[str, dict[str, dict[str, float]]]:
     """Model -> programs -> seconds from the end of torch's import to the first predictions of a fresh process.
 
     ``first``: of the first process on a machine, which compiles; ``later``: the median of those after it.
@@ -235,9 +237,9 @@ def cold_starts(samples: Samples, repeats: int) -> dict[str, dict[str, dict[str,
     found: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         fresh = {**os.environ, "XDG_CACHE_HOME": folder}  # where kernels are kept
-        for name in ("mamba", "tlp"):
+        for name in counts:
             models[name].save(Path(folder) / name)
-            for count in (16, BATCH):
+            for count in counts[name]:
                 np.save(f"{folder}/tokens.npy", samples.tokens[:count])
                 command = [sys.executable, "-c", COLD, f"{folder}/{name}", f"{folder}/tokens.npy"]
                 first, *later = (json.loads(subprocess.check_output(command, cwd=ROOT, env=fresh)) for _ in range(1 + repeats))
@@ -264,20 +266,20 @@ def cold_table(found: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, no cold start")
-    quick = parser.parse_args().quick
+    given = parser.parse_args()
     torch.set_num_threads(THREADS)
-    repeats = 3 if quick else 9
-    found = {str(length): rates(length, BATCH, repeats, "cpu") for length in SPACES}
+    repeats, count = (1, 16) if given.smallest else (3 if given.quick else 9, BATCH)
+    found = {str(length): rates(length, count, repeats, "cpu") for length in SPACES}
     result = {"threads": THREADS, "repeats": repeats, "programs_per_s": found}
     result["summary"] = {length: ratios(models) for length, models in found.items()}
     text = table(found)
-    if torch.cuda.is_available():
-        counts = (1024, 16384) if quick else (1024, 4096, 16384, 65536)
+    if torch.cuda.is_available() and not given.smallest:
+        counts = (1024, 16384) if given.quick else (1024, 4096, 16384, 65536)
         result["cuda"] = {f"{n}": {str(length): rates(length, n, repeats, "cuda") for length in SPACES} for n in counts}
-    if not quick:
-        result["cold_start_s"] = cold_starts(labelled(26, BATCH), 3)
+    if not given.quick:
+        result["cold_start_s"] = cold_starts(labelled(26, count), *((1, {"mamba": (16,)}) if given.smallest else (3, COLD_COUNTS)))
         into_readme("cold_start", cold_table(result["cold_start_s"]))
         print(cold_table(result["cold_start_s"]), end="\n\n")
     save("model_speed", result, COMMAND)

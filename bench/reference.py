@@ -10,19 +10,22 @@ machine or checkout measured is never replaced: give another folder with --to.
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from _tables import arguments, result_file
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 from tcl_core.collect import Collection, Measuring
 from tcl_core.errors import DataError, TclError
 from tcl_core.features.encode import Encoder
-from tcl_core.params import Params, load_patched
+from tcl_core.params import Chain, Networks, Params, load_patched
 from tcl_core.platforms import host_fingerprint, threads, why_not
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
@@ -162,12 +165,29 @@ def check_folder(folder: Path) -> None:
             raise DataError(f"{place} is there, but not the journal of its measurements; give another folder with --to")
 
 
+def smallest(params: Params) -> Params:
+    """One task of each split, on one platform, in a folder of its own: the journal here is not touched."""
+    from _smallest import network, scratch
+
+    networks = Networks((network(32),), (network(48),))
+    os.chdir(scratch())
+    return replace(
+        params,
+        networks=networks,
+        chain=Chain(params.chain.first, {}),
+        candidates=replace(params.candidates, max_train_tasks=1, max_held_out_tasks=1, programs_per_task=2, held_out_programs_per_task=2),
+        measure=replace(params.measure, repeats=1, max_repeats=1, min_repeat_ms=1),
+    )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no task after so many")
     parser.add_argument("--to", type=Path, default=Path("data/reference"), help="folder of the data set")
     given = parser.parse_args()
     params = load_patched(Path(__file__).with_suffix(".yaml"))
+    if given.smallest:
+        params, given.to = smallest(params), result_file("reference")
     try:
         check_folder(given.to)
         if not (given.to / "programs.parquet").exists():

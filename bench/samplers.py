@@ -12,13 +12,13 @@ seed.  --quick: a tenth only.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from _tables import ROOT, into_readme, markdown, mean_interval, save
+from _tables import ROOT, arguments, into_readme, markdown, mean_interval, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -64,7 +64,9 @@ def measured_pool(reference: Reference, project: Project, platform: str, case: C
     )
 
 
-def play(project: Project, pool: Collection, case: Case, sampler: str, seed: int, share: float) -> dict[str, dict[str, float]]:
+def play(
+    project: Project, pool: Collection, case: Case, sampler: str, seed: int, share: float, judges: Mapping[str, FitSettings]
+) -> dict[str, dict[str, float]]:
     """Judge -> figures, of one collection with a sampler and a seed."""
     c, budget = project.params.collect, round(share * len(pool.programs))
     plan = Plan(sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, seed)
@@ -72,7 +74,7 @@ def play(project: Project, pool: Collection, case: Case, sampler: str, seed: int
     models = [catalogue.create("mamba", replace(NETWORK, epochs=c.epochs, seed=seed + n)) for n in range(c.ensemble)]
     collect(collection, plan, models, lambda step: None, lambda record: None)
     found = {}
-    for judge, settings in JUDGES.items():
+    for judge, settings in judges.items():
         model = catalogue.create(judge, replace(settings, seed=seed))
         model.fit(collection.samples())
         ranked = model.predict(case.test), case.test.latencies_s, case.test.tasks
@@ -85,20 +87,38 @@ def play(project: Project, pool: Collection, case: Case, sampler: str, seed: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the pool only")
     parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     try:
-        run(given.quick)
+        run_smallest() if given.smallest else run(Size(shares=(0.1,) if given.quick else (0.1, 0.25)))
     except TclError as error:
         sys.exit(f"samplers: {error}")
 
 
-def run(quick: bool) -> None:
-    seeds, shares = range(5), (0.1,) if quick else (0.1, 0.25)
-    project, reference = Project.here(), Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+@dataclass(frozen=True)
+class Size:
+    """Shares of the pool that are picked, seeds, and how the models learn that judge what was."""
+
+    shares: Sequence[float]
+    seeds: int = 5
+    judges: Mapping[str, FitSettings] = field(default_factory=lambda: JUDGES)
+
+
+def run_smallest() -> None:
+    from _smallest import reference
+
+    project = Project.here()
+    project = replace(project, params=replace(project.params, collect=replace(project.params.collect, epochs=1, rounds=2)))
+    judges = {judge: replace(settings, epochs=1) for judge, settings in JUDGES.items()}
+    run(Size((0.5,), 2, judges), project, reference())
+
+
+def run(size: Size, project: Project | None = None, reference: Reference | None = None) -> None:
+    seeds, shares, project = range(size.seeds), size.shares, project or Project.here()
+    reference = reference or Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
     platform = reference.platforms[-1]
     case, runs = reference.case(platform, "tokens", VALIDATION), {}
     with tempfile.TemporaryDirectory() as journal, progress("playing collections", len(shares) * len(SAMPLERS) * len(seeds)) as shown:
@@ -107,7 +127,7 @@ def run(quick: bool) -> None:
             for sampler in SAMPLERS:
                 runs[sampler, share] = []
                 for seed in seeds:
-                    runs[sampler, share].append(play(project, pool, case, sampler, seed, share))
+                    runs[sampler, share].append(play(project, pool, case, sampler, seed, share, size.judges))
                     shown.advance(f"{sampler} {share:.0%}: pairs {runs[sampler, share][-1]['trees']['pairs']:.3f} by trees")
     about = {"platform": platform, "programs": len(pool.programs), "seeds": len(seeds)}
     figures = {f"{sampler} {share:g}": found for (sampler, share), found in runs.items()}

@@ -9,7 +9,6 @@ repeats that was measured.  Each phase runs in a process of its own, whose peak 
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _tables import ROOT, into_readme, markdown, save
+from _tables import ROOT, arguments, into_readme, markdown, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 from tcl_core.errors import DataError
@@ -59,19 +58,23 @@ class Source:
     repeats: np.ndarray
 
 
-def real_sketches() -> tuple[list[Task], list[Sketch], list[dict[str, Any]]]:
-    """The first tasks, of the project or of a network, with sketches of many programs; these sketches, their rows."""
+def real_tasks() -> list[Task]:
+    """Those of the project, or of a network."""
     try:
-        candidates = Project.here().tasks
+        return Project.here().tasks
     except DataError:
-        candidates = [task for task, _ in extract_tasks(NETWORK)]
+        return [task for task, _ in extract_tasks(NETWORK)]
+
+
+def real_sketches(candidates: Sequence[Task], count: int = TASKS) -> tuple[list[Task], list[Sketch], list[dict[str, Any]]]:
+    """The first ``count`` tasks with sketches of many programs; these sketches, their rows."""
     tasks, sketches = [], []
     for task in candidates:
         found = DesignSpace(task.key, task.module(), EXTRACTION_TARGET).sketches()
         large = [s for s in found if np.prod([float(len(slot.choices)) for slot in s.slots]) >= LARGE]
         tasks += [task] if large else []
         sketches += large
-        if len(tasks) == TASKS:
+        if len(tasks) == count:
             break
     rows = [{"task_key": s.task_key, "sketch_id": s.index, "trace_json": trace_to_json(s.trace)} for s in sketches]
     return tasks, [replace(sketch, trace=None) for sketch in sketches], rows
@@ -261,16 +264,29 @@ def _measured(work: Callable[..., dict[str, float]], arguments: Sequence[Any]) -
     return found, int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1e3
 
 
+def smallest() -> tuple[Path, int, Source, str]:
+    """A folder without logs, how many records, and from where: the reference data's latencies, one of its tasks."""
+    from _smallest import reference, scratch
+
+    data = reference()
+    drawn = real_sketches(list(data.encoder.tasks.values()), 1)
+    places = sorted(data.folder.glob("platform=*"))
+    return scratch() / "logs", 2_000, Source(*drawn, *_latencies(places)), "of the reference data"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="a million records instead of ten")
     parser.add_argument(
         "--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs to import"
     )
-    arguments = parser.parse_args()
-    logs, count = arguments.logs.resolve(), 10**6 if arguments.quick else 10**7
-    origin, medians, repeats = real_latencies(logs)
-    source = Source(*real_sketches(), medians, repeats)
+    given = parser.parse_args()
+    logs, count = given.logs.resolve(), 10**6 if given.quick else 10**7
+    if given.smallest:
+        logs, count, source, origin = smallest()
+    else:
+        origin, medians, repeats = real_latencies(logs)
+        source = Source(*real_sketches(real_tasks()), medians, repeats)
     found: dict[str, float | None] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "platform=bench"

@@ -10,11 +10,10 @@ worker that is never replaced and once as collections replace it.  What is known
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,7 +21,7 @@ import numpy as np
 import psutil
 from _bad_programs import leaking
 from _datasets import Reference
-from _tables import ROOT, into_readme, markdown, save
+from _tables import ROOT, arguments, into_readme, markdown, save
 from collect import PROTOCOL, best_setup
 
 from tcl_core import store
@@ -36,9 +35,22 @@ COMMAND = "python bench/worker_memory.py"
 # Timing nearly nothing, on one thread: only the memory counts.
 GLANCE = replace(PROTOCOL, repeats=1, max_repeats=1, min_repeat_ms=0, threads=1)
 REFERENCE = ROOT / "data" / "reference"
-CHUNK = 100  # programs after which the memory is read
-LEAKY = 20  # every so many programs one leaks,
-LEAKED_BYTES = 3 << 30  # so much in all, were the worker not replaced
+LEAKY = 20  # every so many programs one leaks
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many sound programs are measured and how many among which some leak (so many bytes in all, were the worker not
+    replaced), and after how many the memory is read.
+    """
+
+    sound: int
+    leaky: int
+    chunk: int = 100
+    leaked_bytes: int = 3 << 30
+
+
+FULL, QUICK, SMALLEST = Size(10_000, 1_000), Size(300, 200), Size(4, LEAKY, LEAKY // 2, 1 << 20)
 
 
 def quick_programs(platform: str, count: int) -> list[Job]:
@@ -53,22 +65,23 @@ def quick_programs(platform: str, count: int) -> list[Job]:
 
 
 def memory(
-    setup: Setup, jobs: Sequence[Job], leaky_count: int, on_more: Callable[[dict[str, Any]], None]
+    setup: Setup, jobs: Sequence[Job], size: Size, on_more: Callable[[dict[str, Any]], None]
 ) -> dict[str, dict[str, Any]]:
-    """Resident MiB and process of the worker after every ``CHUNK`` programs, and how many programs failed."""
-    leaky = with_leaks(jobs[: leaky_count - leaky_count // LEAKY], LEAKED_BYTES // (leaky_count // LEAKY))
+    """Resident MiB and process of the worker after every chunk of programs, and how many programs failed."""
+    leaks = size.leaky // LEAKY
+    leaky = with_leaks(jobs[: size.leaky - leaks], size.leaked_bytes // leaks)
     wanted = {
-        "sound programs, never replaced": (jobs, math.inf),
+        "sound programs, never replaced": (jobs[: size.sound], math.inf),
         "some leak, never replaced": (leaky, math.inf),
         f"some leak, replaced above {lane.RECYCLE_BYTES >> 20} MiB": (leaky, lane.RECYCLE_BYTES),
     }
     found: dict[str, dict[str, Any]] = {}
-    with progress("watching a worker's memory", sum(len(given) // CHUNK for given, _ in wanted.values())) as shown:
+    with progress("watching a worker's memory", sum(math.ceil(len(given) / size.chunk) for given, _ in wanted.values())) as shown:
         for name, (given, limit) in wanted.items():
             run = found[name] = {"programs": 0, "failed": 0, "resident_mib": [], "workers": []}
             with Runner(replace(setup, protocol=GLANCE), lanes=1) as runner, patch.object(lane, "RECYCLE_BYTES", limit):
-                for start in range(0, len(given), CHUNK):
-                    outcomes = list(runner.measure(given[start : start + CHUNK]))
+                for start in range(0, len(given), size.chunk):
+                    outcomes = list(runner.measure(given[start : start + size.chunk]))
                     process = psutil.Process(runner.lanes[0].process.pid)
                     run["programs"] += len(outcomes)
                     run["failed"] += sum(outcome.error != "ok" for outcome in outcomes)
@@ -86,35 +99,35 @@ def with_leaks(jobs: Sequence[Job], leaked_bytes: int) -> list[Job]:
 
 
 def longest_lived(workers: Sequence[int], mib: Sequence[int]) -> list[int]:
-    """What the process that stayed longest held after each ``CHUNK`` of its programs."""
+    """What the process that stayed longest held after each chunk of its programs."""
     pid = max(workers, key=workers.count)
     return [held for worker, held in zip(workers, mib, strict=True) if worker == pid]
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def table(found: dict[str, dict[str, Any]], chunk: int = FULL.chunk) -> str:
     """``the one that stayed`` is the process that measured most of them: a program that is out of time ends its worker."""
     header = ("memory of a worker", "programs", "failed", "workers", "most", "the one that stayed",
-              f"after {CHUNK}", "half-way", "at the end")  # fmt: skip
+              f"after {chunk}", "half-way", "at the end")  # fmt: skip
     rows = []
     for name, run in found.items():
         own = longest_lived(run["workers"], run["resident_mib"])
         read = [f"{value} MiB" for value in (own[0], own[len(own) // 2], own[-1])]
         most, count = f"{max(run['resident_mib'])} MiB", len(set(run["workers"]))
-        rows.append([name, f"{run['programs']:,}", run["failed"], count, most, f"{CHUNK * len(own):,} programs", *read])
+        rows.append([name, f"{run['programs']:,}", run["failed"], count, most, f"{chunk * len(own):,} programs", *read])
     return markdown(header, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer programs")
-    quick = parser.parse_args().quick
-    sound, leaky = (300, 200) if quick else (10_000, 1_000)
+    given = parser.parse_args()
+    size = SMALLEST if given.smallest else QUICK if given.quick else FULL
     platform, setup = best_setup()
-    command = f"{COMMAND} --quick" if quick else COMMAND
-    jobs = quick_programs(platform, sound)
+    command = f"{COMMAND} --quick" if given.quick else COMMAND
+    jobs = quick_programs(platform, max(size.sound, size.leaky))
     with measuring_alone():
-        found = memory(setup, jobs, leaky, lambda known: save("worker_memory", {"platform": platform, "figures": known}, command))
-    text = table(found)
+        found = memory(setup, jobs, size, lambda known: save("worker_memory", {"platform": platform, "figures": known}, command))
+    text = table(found, size.chunk)
     into_readme("worker_memory", text)
     print(text)
 

@@ -30,22 +30,19 @@ def made(tmp_path, monkeypatch) -> list[Run]:
 
     monkeypatch.setattr(accuracy, "figures", figures)
     monkeypatch.setattr(Bench, "case", lambda self, run: None)
-    monkeypatch.setattr(accuracy, "Reference", lambda *_: SimpleNamespace(platforms=PLATFORMS))
-    monkeypatch.setattr(accuracy, "RESULTS", tmp_path)
     monkeypatch.setattr(_tables, "RESULTS", tmp_path)
-    monkeypatch.setattr(accuracy, "ROOT", tmp_path)
-    monkeypatch.setattr(accuracy, "LOCK", tmp_path / "lock")
     monkeypatch.setattr(accuracy, "identity", lambda model, data, settings: f"{model} {data} {settings}")
     monkeypatch.setattr(accuracy, "data_identity", lambda *_: {"reference": "1", "logs": "1"})
     return made
 
 
 def bench(again: bool = False) -> Bench:
-    return Bench(Path("reference"), Path("logs"), again)
+    reference = SimpleNamespace(platforms=PLATFORMS, folder=Path("reference"))
+    return Bench(reference, Path("logs"), again, _tables.RESULTS)
 
 
 def stored() -> dict:
-    return json.loads((accuracy.RESULTS / "accuracy.json").read_text())
+    return json.loads((_tables.RESULTS / "accuracy.json").read_text())
 
 
 def test_a_run_is_made_once(made):

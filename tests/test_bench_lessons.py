@@ -22,10 +22,9 @@ class OneTask(Reference):
 
 
 @pytest.fixture
-def reference(tmp_path, monkeypatch):
-    monkeypatch.setattr(_lessons, "UNMEASURED", 64)
+def reference(tmp_path):
     (tmp_path / "features").mkdir()
-    return OneTask(FOLDER, tmp_path / "features")
+    return OneTask(FOLDER, tmp_path / "features", unmeasured=64)
 
 
 def measured_keys():

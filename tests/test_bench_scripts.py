@@ -1,0 +1,121 @@
+"""Every comparison runs to its end in its smallest form, and leaves the figures that its tables are made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from _tables import APART
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 600  # of a script, which takes some seconds on a quiet machine
+# Script -> dotted paths of its result that its tables are made of; * stands for every key or number of which there must be some.
+TABLES = {
+    "ablations": ("runs.default.*.*", "runs.two Mamba blocks.*.*", "runs.no network: trees on statements.*.*", "epochs"),
+    "accuracy": (
+        *(f"summary.host-avx512.{model}.{key}" for model in ("random", "mamba", "tcl") for key in ("top1", "top5", "parameters")),
+        *(f"runs.*.figures.{key}" for key in ("top1", "top5", "pairs", "spearman", "task_top1", "train_s", "programs_per_s")),
+        *(f"calibration.*.{key}" for key in ("platform", "model", "members", "ece", "sharp")),
+        *(f"compared.*.{key}" for key in ("platform", "model", "seeds", "tasks", "top1", "ours_less")),
+    ),
+    "collect": (
+        *(f"figures.rates.*.TCL.{key}" for key in ("median", "slowest", "fastest", "start_s", "with_start", "builds_alone")),
+        *(f"figures.shares.*.TVM.{key}" for key in ("build", "time", "sentinel", "rest", "retimed", "disturbed")),
+        *(f"figures.agreement.*.{key}" for key in ("programs", "spearman", "spearman_within_tasks", "median_ratio")),
+        "summary.ratio_batch64",
+    ),
+    "faults": (
+        *(f"summary.{key}" for key in ("injected", "recorded", "candidates", "lost", "doubled", "misjudged", "leftovers")),
+        *(f"figures.*.{key}" for key in ("candidates", "bad", "events", "recorded", "lost", "doubled", "misjudged", "leftovers")),
+    ),
+    "model_speed": ("programs_per_s.*.*.train", "programs_per_s.*.*.infer", "cold_start_s.mamba.*.first", "cold_start_s.mamba.*.later"),
+    "pipeline": (
+        *(f"summary.platforms.*.{key}" for key in ("programs_measured", "top1", "top5", "random_top1", "pairwise_accuracy")),
+        *(f"summary.tuned.{key}" for key in ("network", "platform", "trials", "untuned_ms", "tuned_ms", "pytorch_ms")),
+        "summary.seconds.*",
+    ),
+    "reference": (),
+    "samplers": tuple(f"figures.*.*.{judge}.{key}" for judge in ("mamba", "trees") for key in ("top1", "top5", "pairs")),
+    "store": tuple(
+        f"figures.{key}"
+        for key in ("write_records_per_s", "scan_records_per_s", "training_columns_per_s", "encoded_programs_per_s", "write_peak_mb")
+    ),
+    "worker_memory": tuple(f"figures.*.{key}" for key in ("programs", "failed", "resident_mib.*", "workers.*")),
+}
+FILES = {
+    "accuracy": ("accuracy_curve.png",),
+    "reference": tuple(f"reference/{name}.parquet" for name in ("tasks", "networks", "sketches", "programs", "platform=host-sse42/records")),
+}
+
+
+def found(result: object, path: str) -> list[object]:
+    """What lies at a dotted path; raises KeyError, or IndexError for an empty list, where nothing does."""
+    key, _, rest = path.partition(".")
+    if not key:
+        return [result]
+    if key != "*":
+        return found(result[key], rest)
+    parts = list(result.values() if isinstance(result, dict) else result)
+    assert parts, f"nothing at * of {path}"
+    return [value for part in parts for value in found(part, rest)]
+
+
+@pytest.fixture(scope="module")
+def before():
+    return documents()
+
+
+@pytest.fixture(scope="module")
+def runs(request, before, tmp_path_factory):
+    """Script -> how it ended, and where its results are; two run at a time, for most of what they do takes one processor."""
+    tested = [item.callspec.params["script"] for item in request.session.items if "script" in getattr(item, "fixturenames", ())]
+    with ThreadPoolExecutor(2) as pool:
+        yield {script: pool.submit(run_smallest, script, tmp_path_factory.mktemp(script)) for script in tested}
+
+
+def documents() -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in [ROOT / "README.md", *ROOT.glob("docs/*"), *ROOT.glob("bench/results/*")]}
+
+
+def run_smallest(script: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
+    return run(script, folder, "--smallest"), folder
+
+
+def has_smallest_form(script: str) -> bool:
+    source = (ROOT / "bench" / f"{script}.py").read_text()
+    return "arguments(__doc__)" in source or "--smallest" in source
+
+
+def test_no_comparison_is_left_out(tmp_path):
+    assert {path.stem for path in (ROOT / "bench").glob("[!_]*.py")} == set(TABLES)
+    for script in TABLES:
+        if not has_smallest_form(script):
+            assert "--quick" in run(script, tmp_path, "--help").stdout
+
+
+@pytest.mark.parametrize("script", [name for name in TABLES if has_smallest_form(name)])
+def test_the_smallest_form_leaves_all_that_its_tables_need(script, runs):
+    done, folder = runs[script].result()
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    if TABLES[script]:
+        result = json.loads((folder / f"{script}.json").read_text())
+        assert all(value is not None for path in TABLES[script] for value in found(result, path))
+        assert "| --- |" in done.stdout
+    assert all((folder / name).stat().st_size for name in FILES.get(script, ()))
+
+
+def test_no_document_and_no_result_is_written(runs, before):
+    for done in runs.values():
+        done.result()
+    assert documents() == before
+
+
+def run(script: str, results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {APART: str(results), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, f"bench/{script}.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
