@@ -173,16 +173,24 @@ def corrupt(shop: Workshop, lane: Lane, wanted: Corruption) -> Result:
         changed = [line for line in differences(before, now) if line.endswith((" is gone", " changed"))]
         found = [Finding(PART, wanted.name, "lost", f"exit {outcome.code}, but {line}") for line in changed if not _is_log(line)]
         return Result(wanted.name, "a sentence", found)
-    return answered(lane, ready, wanted, outcome, now)
+    harmed_names = {name for name, digest in before.items() if digest != ready.before.get(name) and now.get(name) == digest}
+    rest = {name: digest for name, digest in now.items() if name not in harmed_names}
+    return answered(lane, ready, wanted, outcome, rest, harmed_names)
 
 
 def _is_log(line: str) -> bool:
     return "rounds.jsonl" in line
 
 
-def answered(lane: Lane, ready: Ready, wanted: Corruption, outcome: Outcome, now: dict[str, str]) -> Result:
-    """The command ended well: with the undisturbed answer, or with words on what it made anew."""
-    other = [line for line in differences(ready.state, now) if not line.startswith(f"{wanted.path} ")]
+def answered(
+    lane: Lane, ready: Ready, wanted: Corruption, outcome: Outcome, now: dict[str, str], harmed: set[str]
+) -> Result:
+    """The command ended well: with the undisturbed answer, or with words on what it made anew.
+
+    harmed  what is as the damage left it, and in ``now`` no more
+    """
+    expected = {name: digest for name, digest in ready.state.items() if name not in harmed}
+    other = [line for line in differences(expected, now) if not line.startswith(f"{wanted.path} ")]
     words, usual = _words(lane.project, outcome.said), _words(ready.snapshot / "project", ready.outcome.said)
     spoke = [line for line in words if line not in usual]
     warned = any(re.search(r"damaged|anew|again|dropped|cannot|left out|belongs to other", line) for line in spoke)

@@ -141,6 +141,7 @@ class Ready:
 
     command: Command
     snapshot: Path
+    before: dict[str, str]
     outcome: Outcome
     state: dict[str, str]
 
@@ -182,8 +183,9 @@ class Workshop:
         snapshot.mkdir(parents=True)
         shutil.move(lane.project, snapshot / "project")
         tiny.restore(snapshot, lane.folder)
+        before = state(lane.project, command.measured)
         outcome = tiny.done(lane, *command.argv, limit_s=600)
-        return Ready(command, snapshot, outcome, state(lane.project, command.measured))
+        return Ready(command, snapshot, before, outcome, state(lane.project, command.measured))
 
     def _begin(self, command: Command, lane: Lane) -> None:
         calls = self.ready(replace(command, name=f"{command.name}, not begun", begun=0.0)).outcome.calls
