@@ -26,30 +26,28 @@ class CommandLine:
 
 
 def drawn(shop: Workshop, count: int, seed: int) -> list[CommandLine]:
-    """All of them, or in a quick run each so manieth; paths in them are of the first lane's project."""
+    """So many of them, evenly; paths in them are of the first lane's project."""
     try:
         from _wrong_command_lines import wrong_command_lines
     except ImportError:
         print("there is no bench/_wrong_command_lines.py: no command line was tried", file=sys.stderr)
         return []
-    project = shop.lanes[0].project
-    tiny.restore(shop.finished, shop.lanes[0].folder)
-    lines = [CommandLine(name, tuple(map(str, argv))) for name, argv in wrong_command_lines(project)]
-    return lines[:: max(1, len(lines) // count)]
+    given = wrong_command_lines(shop.lanes[0].project, shop.folder / "scratch")
+    lines = [CommandLine(name, tuple(argv)) for name, argv in given]
+    return lines[:: max(1, -(-len(lines) // count))]
 
 
 def give(shop: Workshop, lane: Lane, wanted: CommandLine) -> Result:
     """Run one in a project as it was; one that changed it is followed by a fresh copy."""
-    if not (lane.project / "params.yaml").exists() or getattr(lane, "spoilt", True):
+    if lane.holds != PART:
         tiny.restore(shop.finished, lane.folder)
-        lane.spoilt = False
+        lane.holds = PART
     argv = [word.replace(shop.lanes[0].folder.name, lane.folder.name) for word in wanted.argv]
-    argv = argv[1:] if argv[:1] == ["tcl"] else argv
     before = listing(lane.project)
     outcome = lane.run(*argv, limit_s=LIMIT_S)
     findings = judged(outcome, PART, wanted.name, also=SENTENCES)
     if changed := sorted(before ^ listing(lane.project)):
-        lane.spoilt = True
+        lane.holds = ""
         findings.append(Finding(PART, wanted.name, "unforeseen", f"the project changed: {changed[0][0]}"))
     if processes_left(lane.folder, 5.0):
         findings.append(Finding(PART, wanted.name, "leftovers", "a process is left"))

@@ -85,6 +85,7 @@ class Lane:
     folder: Path
     server: subprocess.Popen
     trap: mmap.mmap = field(repr=False)
+    holds: str = ""  # whose project lies in it, where one serves many trials
 
     @classmethod
     def start(cls, folder: Path, shim: Path, environment: dict[str, str], warm: bool = True) -> Lane:

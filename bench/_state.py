@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import psutil
 
 from tcl_core import store
 from tcl_core.errors import TclError
-from tcl_core.journal import iter_journal
+from tcl_core.journal import Record, iter_journal
 
 TIMES = ("seconds", "features")  # folders of times, and of caches, which may hold more or less
 LOCKS = ("lock", ".lock")
@@ -48,7 +48,7 @@ def _digest(project: Path, path: Path, measured: bool) -> str:
         return "there"
     if measured and "imported" not in path.parts and path.name in ("records.jsonl", "records.parquet"):
         with suppress(TclError):
-            return programs_digest(records_of(project / path))
+            return programs_digest(project / path)
     return hashlib.sha256(plain(project, (project / path).read_bytes())).hexdigest()[:16]
 
 
@@ -57,15 +57,19 @@ def plain(project: Path, content: bytes) -> bytes:
     return content.replace(project.parent.name.encode(), b"lane")
 
 
-def records_of(path: Path) -> Counter:
+def programs_digest(path: Path) -> str:
+    """Of the programs that are recorded, however often and however quiet the machine was."""
+    return hashlib.sha256(repr(sorted({record.key for record in _records(path)})).encode()).hexdigest()[:16]
+
+
+def lasting(path: Path) -> Counter:
     """Program -> how often it is recorded, but for what was disturbed in a journal, which is measured again."""
-    if path.suffix == ".jsonl":
-        return Counter(record.key for record in iter_journal(path.parent) if not record.disturbed)
-    return Counter(record.key for record in store.read_records(path.parent))
+    of_journal = path.suffix == ".jsonl"
+    return Counter(record.key for record in _records(path) if not (of_journal and record.disturbed))
 
 
-def programs_digest(programs: Counter) -> str:
-    return hashlib.sha256(repr(sorted(programs.items())).encode()).hexdigest()[:16]
+def _records(path: Path) -> Iterable[Record]:
+    return iter_journal(path.parent) if path.suffix == ".jsonl" else store.read_records(path.parent)
 
 
 def doubled(project: Path) -> int:
@@ -74,7 +78,7 @@ def doubled(project: Path) -> int:
     for path in files(project):
         if path.name in ("records.jsonl", "records.parquet") and "imported" not in path.parts:
             with suppress(TclError):
-                twice += sum(count - 1 for count in records_of(project / path).values())
+                twice += sum(count - 1 for count in lasting(project / path).values())
     keys = Counter(rows(project, "SELECT name, value FROM model_version_tags WHERE key = 'run_key'"))
     return twice + sum(count - 1 for count in keys.values())
 

@@ -33,7 +33,7 @@ import _full_disks
 import _kills
 import _twice
 from _tables import RESULTS, into_readme, markdown, save
-from _trials import KINDS, Result, totals, workshop
+from _trials import KINDS, Result, Workshop, totals, workshop
 
 COMMAND = "python bench/faults.py"
 CANDIDATES = "candidates"
@@ -68,15 +68,21 @@ def run_parts(parts: list[str], arguments: argparse.Namespace) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="tcl-faults-", ignore_cleanup_errors=True) as folder:
         with workshop(Path(folder), arguments.lanes, _corruptions.READERS) as shop:
             for part in parts:
-                module, trial, count, few = PARTS[part]
+                module, trial, *_ = PARTS[part]
                 start = time.monotonic()
-                trials = module.drawn(shop, arguments.trials or (few if arguments.quick else count), arguments.seed)
-                if arguments.only:
-                    named = [t for t in trials if t.name == arguments.only]
-                    trials = named or [TRIALS[part].named(arguments.only)]
+                trials = chosen(part, shop, arguments)
                 results = shop.each(part, trials, lambda lane, wanted: getattr(module, trial)(shop, lane, wanted))
                 done[part] = figures_of(results, arguments.seed, time.monotonic() - start)
     return done
+
+
+def chosen(part: str, shop: Workshop, arguments: argparse.Namespace) -> list[Any]:
+    """The trials of a part: drawn at random by the seed, or the one that is named."""
+    if arguments.only and part in TRIALS:
+        return [TRIALS[part].named(arguments.only)]
+    module, _, count, few = PARTS[part]
+    drawn = module.drawn(shop, arguments.trials or (few if arguments.quick else count), arguments.seed)
+    return [trial for trial in drawn if arguments.only in (None, trial.name)]
 
 
 def merged(found: dict[str, Any]) -> dict[str, Any]:
