@@ -9,6 +9,7 @@ limit.  The server runs with ``_kill_at.c`` loaded before libc, and so does what
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import mmap
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,14 +144,25 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever else prints
     for line in sys.stdin:
         request = json.loads(line)
-        children = []
+        started = []
         for number in range(len(request["argvs"])):
-            children.append(os.fork())
-            if children[-1] == 0:
+            said, saying = _pipe()
+            child = os.fork()
+            if child == 0:
                 replies.close()
-                _become(request, number)
-        answer = [_watch(child, request, number) for number, child in enumerate(children)]
+                _become(request, number, saying)
+            os.close(saying)
+            started.append((child, said))
+        answer = [_watch(child, request, said) for child, said in started]
         print(json.dumps(answer), file=replies, flush=True)
+
+
+def _pipe() -> tuple[int, int]:
+    """For what a command says: no file, for files may be limited.  Nobody reads while it runs, so it must hold much."""
+    said, saying = os.pipe()
+    fcntl.fcntl(said, fcntl.F_SETPIPE_SZ, 1 << 20)
+    os.set_blocking(said, False)
+    return said, saying
 
 
 def _import_all() -> None:
@@ -178,13 +191,12 @@ def _import_all() -> None:
         raise SystemExit(f"the server has the threads {threads}, and a fork would lose them")
 
 
-def _become(request: dict[str, Any], number: int) -> None:
+def _become(request: dict[str, Any], number: int, saying: int) -> None:
     """The rest of a forked child: the command, until its end."""
     os.setsid()
     os.chdir("project")
-    said = os.open(f"../{_said(number)}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     null = os.open(os.devnull, os.O_RDONLY)
-    for there, here in ((null, 0), (said, 1), (said, 2)):
+    for there, here in ((null, 0), (saying, 1), (saying, 2)):
         os.dup2(there, here)
     sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in ((0, "r"), (1, "w"), (2, "w")))
     if request["largest_file"] is not None:
@@ -222,7 +234,7 @@ def _finish(code: int) -> None:
         os._exit(code)
 
 
-def _watch(child: int, request: dict[str, Any], number: int) -> dict[str, Any]:
+def _watch(child: int, request: dict[str, Any], said: int) -> dict[str, Any]:
     """Wait for a child, kill it when that is asked for, and end its whole session at the time limit."""
     start, limit, kill_at = time.monotonic(), request["limit_s"], request["after_s"]
     pidfd = os.pidfd_open(child)
@@ -238,14 +250,17 @@ def _watch(child: int, request: dict[str, Any], number: int) -> dict[str, Any]:
     _, status = os.waitpid(child, 0)
     os.close(pidfd)
     seconds = time.monotonic() - start
-    with open(_said(number), "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - SAID))
-        said = file.read().decode(errors="replace")
-    return {"code": os.waitstatus_to_exitcode(status) if ended else STUCK, "said": said, "seconds": seconds}
+    return {"code": os.waitstatus_to_exitcode(status) if ended else STUCK, "said": _all_of(said), "seconds": seconds}
 
 
-def _said(number: int) -> str:
-    return f"said-{number}.txt"
+def _all_of(pipe: int) -> str:
+    """What is in it by now; a process that stayed may hold its other end."""
+    found = b""
+    with suppress(BlockingIOError):
+        while some := os.read(pipe, 1 << 16):
+            found += some
+    os.close(pipe)
+    return found[-SAID:].decode(errors="replace")
 
 
 def _kill(child: int, group: bool) -> None:
