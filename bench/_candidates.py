@@ -1,0 +1,369 @@
+"""Faults injected into real collections: is every candidate recorded once, and does nothing stay behind?
+
+Each fault has a project folder of its own, whose pool mixes sound candidates of BERT-tiny with bad ones; ``tcl
+collect`` measures it while workers or the collector are killed, the disk is full or a second collector comes along.
+A candidate that is lost, recorded twice or blamed for another's fault, and a process or a temporary file that stays,
+is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+from _bad_programs import (
+    ABORTS,
+    COUNTS,
+    HANGS,
+    ILLEGAL,
+    OVERFLOWS,
+    TAKES_MUCH_MEMORY,
+    UNROLLS,
+    WRITES_FAR_AWAY,
+)
+from _tables import ROOT, markdown
+
+from tcl_core import environment  # noqa: F401  (before torch is imported)
+from tcl_core import store
+from tcl_core.errors import PlatformError
+from tcl_core.journal import Record, iter_journal
+from tcl_core.params import load_params
+from tcl_core.platforms import threads
+from tcl_core.programs.pool import Program, build_pool, rank_tasks
+from tcl_core.programs.tasks import Task, extract_tasks
+from tcl_core.progress import progress
+from tcl_core.settings import read_yaml, yaml_format
+from tcl_core.stages.project import POOL, TASKS, journal_folder, measuring_alone, records_folder
+
+PLATFORM = load_params(ROOT / "params.yaml").chain.first
+# Small numbers, so that the faults and not the timing take the time; several rounds, so that they fall between some.
+SETTINGS = {
+    "collect": {"sampler": "random", "rounds": 6, "initial_share": 0.3, "first_fraction": 1.0},
+    "measure": {"min_repeat_ms": 1, "timeout_s": 3, "build_timeout_s": 8, "check_fraction": 0.2},
+}
+GOOD_TASKS, GOOD_PER_TASK = 5, 8
+FULL_DISK_BYTES = 12_000  # the journal of some fifteen records
+PATIENCE_S = 900.0
+NO_SCHEDULE = "[[],[]]"  # a trace without instructions: the module as it is
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What a collection may measure: rows of the sketches table, programs and the tasks of both."""
+
+    tasks: Sequence[Task]
+    sketches: Sequence[dict]
+    programs: Sequence[Program]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong in one collection.
+
+    bad      modules of the bad candidates, taken in turn
+    kinds    error kinds that are right for them; of sound ones only ok is
+    drive    runs the collection in a project's folder, injects so many faults from outside; how many it did
+    outside  what these are called
+    blames   each of these may be put down to the program that was under way, as a crash
+    """
+
+    name: str
+    bad: Sequence[str] = (ABORTS,)
+    kinds: frozenset[str] = frozenset({"crash"})
+    drive: Callable[[Path, int], int] | None = None
+    outside: str = ""
+    blames: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one collection: numbers of candidates, faults, candidates that went wrong, and what stayed."""
+
+    candidates: int
+    bad: int
+    events: int
+    recorded: Counter[str]
+    lost: int
+    doubled: int
+    misjudged: int
+    leftovers: int
+
+    @property
+    def failures(self) -> int:
+        return self.lost + self.doubled + self.misjudged + self.leftovers
+
+
+# --- projects ---
+
+
+def good_pool() -> Pool:
+    ranked = rank_tasks({"bert-tiny": extract_tasks("bert-tiny")})
+    sketches, programs = build_pool(ranked, GOOD_TASKS, GOOD_PER_TASK, 0, threads())
+    used = {row["task_key"] for row in sketches}
+    return Pool([task for task in ranked if task.key in used], sketches, programs)
+
+
+def with_bad(pool: Pool, modules: Sequence[str]) -> Pool:
+    """The pool with one bad candidate per module, each a task of its own, spread among the sound ones."""
+    bad = [Task(_key(number), f"bad{number}", "elementwise", 1.0, module) for number, module in enumerate(modules)]
+    sketches = [{"task_key": task.key, "sketch_id": 0, "trace_json": NO_SCHEDULE} for task in bad]
+    programs = list(pool.programs)
+    for number, task in enumerate(bad):
+        programs.insert((number + 1) * len(programs) // (len(bad) + 1), Program(task.key, 0, 0, ()))
+    return Pool([*pool.tasks, *bad], [*pool.sketches, *sketches], programs)
+
+
+def _key(number: int) -> str:
+    return format(zlib.crc32(b"bad %d" % number), "016x")
+
+
+def make_project(folder: Path, pool: Pool) -> None:
+    """A folder in which ``tcl collect`` finds parameters, tasks and a pool."""
+    (folder / "tmp").mkdir(parents=True)
+    document = read_yaml(ROOT / "params.yaml", round_trip=True)
+    for section, values in SETTINGS.items():
+        document[section].update(values)
+    with open(folder / "params.yaml", "w", encoding="utf-8") as file:
+        yaml_format(round_trip=True).dump(document, file)
+    tasks = [vars(task) | {"task_key": task.key, "op_type": task.operator} for task in pool.tasks]
+    for path, table, rows in (
+        (TASKS / "tasks.parquet", "tasks", tasks),
+        (POOL / "train" / "sketches.parquet", "sketches", pool.sketches),
+        (POOL / "train" / "programs.parquet", "programs", [_program_row(program) for program in pool.programs]),
+    ):
+        columns = store.SCHEMAS[table].names
+        store.write_table(folder / path, table, [{name: row[name] for name in columns} for row in rows])
+
+
+def _program_row(program: Program) -> dict:
+    return {
+        "task_key": program.task_key,
+        "split": "train",
+        "program_id": program.number,
+        "sketch_id": program.sketch,
+        "decisions": list(program.decisions),
+    }
+
+
+# --- collecting, and what happens meanwhile ---
+
+
+def start(folder: Path, temporary: str = "tmp", largest_file: int | None = None) -> subprocess.Popen:
+    """``tcl collect`` in the project; no file of its processes may become larger than ``largest_file`` bytes."""
+    (folder / temporary).mkdir(exist_ok=True)
+    environment = os.environ | {"TMPDIR": str(folder / temporary), "PYTHONPATH": str(ROOT)}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # under the limit Python would leave cut off files
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file,) * 2) if largest_file else None
+    with open(folder / "said.txt", "ab") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tcl_core.cli", "collect", "--platform", PLATFORM],
+            cwd=folder, env=environment, stdout=said, stderr=said, preexec_fn=limit,
+        )  # fmt: skip
+
+
+def end(folder: Path, collector: subprocess.Popen, *codes: int) -> int:
+    """Wait for a collector, which must exit with one of the codes; which one it was."""
+    code = collector.wait(timeout=PATIENCE_S)
+    if code not in codes:
+        said = (folder / "said.txt").read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(f"tcl collect in {folder} exited with {code}; it said: {said[-1] if said else 'nothing'}")
+    return code
+
+
+def wait_until(collector: subprocess.Popen, holds: Callable[[], bool]) -> bool:
+    """Whether it held before the collector ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while collector.poll() is None and time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def wait_for_records(folder: Path, collector: subprocess.Popen, draw: random.Random) -> bool:
+    """Until up to two seconds after a new record, somewhere in the next round; False if the collector ended first."""
+    before = measured(folder)
+    return wait_until(collector, lambda: measured(folder) > before) and not time.sleep(draw.uniform(0, 2))
+
+
+def measured(folder: Path) -> int:
+    """Records in the journal, also while it grows."""
+    return sum(1 for _ in iter_journal(folder / journal_folder(PLATFORM, "collect")))
+
+
+def undisturbed(folder: Path, count: int) -> int:
+    end(folder, start(folder), 0)
+    return 0
+
+
+def workers_killed(folder: Path, count: int) -> int:
+    """Kill one worker after another; a collection that could not start one says so and is started again."""
+    killed, draw = 0, random.Random(0)
+    for _ in range(count):
+        collector = start(folder)
+        while killed < count and wait_for_records(folder, collector, draw):
+            killed += kill_worker(collector, draw)
+        if end(folder, collector, 0, PlatformError.exit_code) == 0:
+            return killed
+    end(folder, start(folder), 0)
+    return killed
+
+
+def kill_worker(collector: subprocess.Popen, draw: random.Random) -> int:
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process(collector.pid).children()
+        if workers := [child for child in children if "tcl_core.measure.worker" in child.cmdline()]:
+            draw.choice(workers).kill()
+            return 1
+    return 0
+
+
+def collector_killed(folder: Path, count: int) -> int:
+    """Kill -9 the collector, and again the one that goes on from there."""
+    killed, draw, code = 0, random.Random(0), -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        collector = start(folder)
+        if killed < count and wait_for_records(folder, collector, draw):
+            collector.kill()
+        code = end(folder, collector, 0, -signal.SIGKILL)
+        killed += code != 0
+    return killed
+
+
+def disk_full(folder: Path, count: int) -> int:
+    """By RLIMIT_FSIZE, which needs no rights: the journal cannot grow, and the collection ends with that sentence."""
+    end(folder, start(folder, largest_file=FULL_DISK_BYTES), PlatformError.exit_code)
+    end(folder, start(folder), 0)
+    return 1
+
+
+def two_collectors(folder: Path, count: int) -> int:
+    """The second one waits for the machine, then finds everything measured."""
+    for collector in [start(folder), start(folder)]:
+        end(folder, collector, 0)
+    return 1
+
+
+def two_collectors_apart(folder: Path, count: int) -> int:
+    """Without a common lock of the machine, as in two containers: the journal's own lock refuses the second one."""
+    first = start(folder)
+    wait_until(first, (folder / journal_folder(PLATFORM, "collect") / "records.jsonl").exists)
+    end(folder, start(folder, temporary="elsewhere"), PlatformError.exit_code)
+    end(folder, first, 0)
+    return 1
+
+
+FAULTS = (
+    Fault("segmentation fault", (WRITES_FAR_AWAY,)),
+    Fault("abort", (ABORTS,)),
+    Fault("illegal instruction", (ILLEGAL,)),
+    Fault("stack overflow", (OVERFLOWS,)),
+    Fault("run that never ends", (COUNTS, HANGS), frozenset({"timeout"})),
+    Fault("more memory than allowed", (TAKES_MUCH_MEMORY,), frozenset({"run", "crash"})),
+    Fault("build that takes too long", (UNROLLS,), frozenset({"timeout"})),
+    Fault("workers killed", drive=workers_killed, outside="kills", blames=True),
+    Fault("collector killed, started again", drive=collector_killed, outside="kills"),
+    Fault("disk full, started again", drive=disk_full, outside="full disk"),
+    Fault("two collectors", drive=two_collectors, outside="second collector"),
+    Fault("two collectors without a common lock", drive=two_collectors_apart, outside="second collector"),
+)
+
+
+# --- verdicts ---
+
+
+def injected(folder: Path, fault: Fault, good: Pool, count: int) -> Verdict:
+    """Make a project, collect in it with the fault, and look at what is there."""
+    modules = [fault.bad[number % len(fault.bad)] for number in range(count)]
+    pool = with_bad(good, modules)
+    make_project(folder, pool)
+    events = (fault.drive or undisturbed)(folder, count)
+    bad = {_key(number) for number in range(count)}
+    rows = store.read_records(folder / records_folder(PLATFORM))
+    found = Counter(row.key for row in rows)
+    journal = iter_journal(folder / journal_folder(PLATFORM, "collect"))
+    lasting = Counter(row.key for row in journal if not row.disturbed)  # what was disturbed is measured again
+    return Verdict(
+        candidates=len(pool.programs),
+        bad=count,
+        events=events,
+        recorded=Counter(row.error for row in rows),
+        lost=sum((p.task_key, p.sketch, p.decisions) not in found for p in pool.programs),
+        doubled=sum(times - 1 for counts in (found, lasting) for times in counts.values()),
+        misjudged=misjudged(rows, bad, fault, events),
+        leftovers=processes_left(folder) + files_left(folder),
+    )
+
+
+def misjudged(rows: Sequence[Record], bad: set[str], fault: Fault, events: int) -> int:
+    """Candidates with an error kind that is not theirs, but for those that had to bear a fault from outside."""
+    wrong = [row for row in rows if row.error not in (fault.kinds if row.task_key in bad else {"ok"})]
+    blamed = sum(row.error == "crash" and row.task_key not in bad for row in wrong)
+    return len(wrong) - (min(blamed, events) if fault.blames else 0)
+
+
+def processes_left(folder: Path) -> int:
+    """Processes of the project that are still there after a while; they are ended."""
+    _, left = psutil.wait_procs([p for p in psutil.process_iter() if _is_of(p, folder)], timeout=20)
+    for process in left:
+        process.kill()
+    return len(left)
+
+
+def _is_of(process: psutil.Process, folder: Path) -> bool:
+    with suppress(psutil.Error):
+        return process.environ().get("TMPDIR", "").startswith(str(folder))
+    return False
+
+
+def files_left(folder: Path) -> int:
+    """Temporary files and folders, but for the empty file by which collections take turns."""
+    temporary = [path for name in ("tmp", "elsewhere") for path in (folder / name).glob("*")]
+    aside = [path for path in (folder / "data").rglob(".*.tmp")]
+    return len([path for path in temporary + aside if path.name != "tcl-measuring.lock"])
+
+
+def row_of(fault: Fault, verdict: Verdict) -> list[str]:
+    outside = f", {verdict.events} {fault.outside}" if verdict.events else ""
+    recorded = ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.recorded.items()))
+    faults = f"{verdict.bad} programs{outside}"
+    figures = (verdict.lost, verdict.doubled, verdict.misjudged, verdict.leftovers)
+    return [fault.name, str(verdict.candidates), faults, recorded, *map(str, figures)]
+
+
+def summed(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    names = ("candidates", "lost", "doubled", "misjudged", "leftovers")
+    totals = {name: sum(getattr(verdict, name) for verdict in verdicts) for name in names}
+    faults = sum(verdict.bad + verdict.events for verdict in verdicts)
+    return {"injected": faults, "recorded": sum(v.recorded.total() for v in verdicts), **totals}
+
+
+HEADER = ("fault", "candidates", "injected", "recorded as", "lost", "doubled", "wrong kind", "left behind")
+
+
+def inject(quick: bool) -> tuple[dict[str, int], dict[str, dict], str]:
+    """Do all faults: totals, figures by fault, and the table.  ``quick``: fewer bad candidates and fewer kills."""
+    count = 2 if quick else 4
+    good, verdicts = good_pool(), []
+    with measuring_alone(), tempfile.TemporaryDirectory(prefix="tcl-faults-") as folder:
+        with progress("injecting faults", len(FAULTS)) as shown:
+            for number, fault in enumerate(FAULTS):
+                verdicts.append(injected(Path(folder) / str(number), fault, good, count))
+                shown.advance(fault.name)
+    done = list(zip(FAULTS, verdicts, strict=True))
+    table = markdown(HEADER, [row_of(fault, verdict) for fault, verdict in done])
+    return summed(verdicts), {fault.name: vars(verdict) for fault, verdict in done}, table

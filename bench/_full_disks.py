@@ -1,0 +1,86 @@
+"""Full disks at every stage: no file may grow beyond a size (RLIMIT_FSIZE), or no call finds room from the Nth on.
+
+The command must say so in a sentence that names a file, what was there must still be there, and with room again the
+same command must end with what an undisturbed one makes.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+import _tiny_project as tiny
+from _kills import compared
+from _lanes import DISK_FULL, Harm, Lane, Outcome
+from _state import differences, processes_left, state
+from _trials import SENTENCES, Finding, Result, Workshop, judged
+
+PART = "full-disk"
+SIZES = (0, 300, 4096, 30_000)  # bytes
+NAMES_A_FILE = re.compile(r"\S*[/.]\w+")
+
+
+@dataclass(frozen=True)
+class FullDisk:
+    """``at``: of a file's bytes, or of a call's number."""
+
+    command: str
+    kind: str
+    at: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.command}, {self.kind} {self.at}"
+
+    @classmethod
+    def named(cls, name: str) -> FullDisk:
+        found = re.fullmatch(r"(.+), (bytes|call) (\d+)", name)
+        if not found:
+            raise SystemExit(f"'{name}' names no full disk; a name is as in: {cls('train', 'bytes', 300).name}")
+        return cls(found[1], found[2], int(found[3]))
+
+
+def drawn(shop: Workshop, count: int, seed: int) -> list[FullDisk]:
+    """Each size for each command, and so many calls of them, each in its stretch at random."""
+    draw = random.Random(seed)
+    commands = [command for command in shop.commands if command.share > 0.1]
+    calls = max(1, count // len(commands) - len(SIZES))
+    disks = []
+    for command in commands:
+        known = shop.ready(command).outcome.calls
+        disks += [FullDisk(command.name, "bytes", size) for size in SIZES]
+        disks += [FullDisk(command.name, "call", 1 + int((i + draw.random()) * known / calls)) for i in range(calls)]
+    return disks
+
+
+def fill(shop: Workshop, lane: Lane, wanted: FullDisk) -> Result:
+    """Run the command on a full disk, look at what it left, and run it again with room."""
+    ready = shop.named(wanted.command)
+    tiny.restore(ready.snapshot, lane.folder)
+    before = state(lane.project, ready.command.measured)
+    harm = Harm(largest_file=wanted.at) if wanted.kind == "bytes" else Harm(DISK_FULL, wanted.at)
+    full = lane.run(*ready.command.argv, limit_s=ready.command.limit_s, harm=harm)
+    findings = said_well(full, wanted.name)
+    now = state(lane.project, ready.command.measured)
+    for line in differences(before, now):
+        name = line.rpartition(" ")[0]
+        if not line.endswith(" is new") and now.get(name) != ready.state.get(name):
+            findings.append(Finding(PART, wanted.name, "lost", f"on the full disk {line}"))
+    again = lane.run(*ready.command.argv, limit_s=ready.command.limit_s)
+    findings += judged(again, PART, wanted.name)
+    if processes_left(lane.folder):
+        findings.append(Finding(PART, wanted.name, "leftovers", "a process is left"))
+    if not findings:
+        findings = compared(lane, ready, wanted.name, PART)
+    outcome = "ended well" if full.code == 0 else "a sentence"
+    return Result(wanted.name, outcome, [Finding(f.part, f.name, f.kind, f"{full.hit}: {f.said}") for f in findings])
+
+
+def said_well(full: Outcome, name: str) -> list[Finding]:
+    """DVC has its own words and exit code for it, and its stage's sentence is among them."""
+    codes = (*SENTENCES, 1, 255) if name.startswith("dvc") else SENTENCES
+    findings = judged(full, PART, name, also=codes)
+    if full.code and not findings and not NAMES_A_FILE.search(full.sentence):
+        findings.append(Finding(PART, name, "unforeseen", f"no file is named: {full.sentence}"))
+    return findings
