@@ -268,7 +268,8 @@ def _correct(client, known: ModelVersion, metrics, tags, curves, artifacts) -> N
     for name, value in {LOGGED: UNDER_WAY, TIMES_LOGGED: str(step + 1)}.items():
         client.set_model_version_tag(known.name, known.version, name, value)
     figures = {name: float("nan") for name in run.data.metrics if name not in curves} | dict(metrics)
-    points = [Metric(name, float(v), timestamp=0, step=step, model_id=known.model_id) for name, v in figures.items()]
+    model = known.source.removeprefix("models:/") if known.source.startswith("models:/") else None  # has metrics, too
+    points = [Metric(name, float(v), timestamp=0, step=step, model_id=model) for name, v in figures.items()]
     client.log_batch(known.run_id, metrics=points, tags=[RunTag(name, value) for name, value in tags.items()])
     former = {file.path for file in client.list_artifacts(known.run_id) if not file.is_dir}
     for gone in former - {Path(file).name for file in artifacts}:
@@ -396,15 +397,10 @@ def _model_folder(client: MlflowClient, platform: str, version: ModelVersion) ->
 
     Raises DataError unless it holds the very bytes that were registered.
     """
-    from mlflow.artifacts import download_artifacts
-
-    uri = f"models:/{version.name}/{version.version}"
-    if not _local_store():
-        return _fetched(platform, version, uri)
-    try:
-        return _checked(platform, version, Path(download_artifacts(uri)))
-    except OSError as error:
-        raise _lost(version, f"its files cannot be read: {shown(error)}") from None
+    location = client.get_model_version_download_uri(version.name, str(version.version))
+    in_place = _path_of(location) if _local_store() else None
+    # MLflow's own download would write into the folder that it reads.
+    return _checked(platform, version, in_place) if in_place else _fetched(platform, version)
 
 
 def _checked(platform: str, version: ModelVersion, root: Path) -> Path:
@@ -425,7 +421,7 @@ def _lost(version: ModelVersion, why: str) -> DataError:
     )
 
 
-def _fetched(platform: str, version: ModelVersion, uri: str) -> Path:
+def _fetched(platform: str, version: ModelVersion) -> Path:
     """A version's files below `mlruns/fetched/`, whole or not there; the run's id tells stores apart."""
     from mlflow.artifacts import download_artifacts
 
@@ -437,7 +433,7 @@ def _fetched(platform: str, version: ModelVersion, uri: str) -> Path:
             shutil.rmtree(kept)  # damaged since
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as aside:
-            os.replace(download_artifacts(uri, dst_path=aside), kept)
+            os.replace(download_artifacts(f"models:/{version.name}/{version.version}", dst_path=aside), kept)
     return _checked(platform, version, kept)
 
 
@@ -462,7 +458,7 @@ def _registry(alone: bool = False) -> Iterator[MlflowClient]:
     try:
         database = _database()
         with _alone("registry") if alone else nullcontext():
-            if database and not _is_ready(database):
+            if database and (alone or not _is_ready(database)):
                 with nullcontext() if alone else _alone("registry"):
                     _make_ready(database)
             mlflow.set_tracking_uri(_uri())
@@ -525,6 +521,8 @@ def _is_ready(database: Path) -> bool:
 
 def _make_ready(database: Path) -> None:
     """Make a local store, or let it lie where it lies.  Under the lock: another may have done so meanwhile."""
+    for left_over in (database.parent / _FILES).glob(f"{_ASIDE}*"):
+        shutil.rmtree(left_over)
     locations = _experiments(database)
     if not locations:
         _make(database)
@@ -550,19 +548,22 @@ def _experiments(database: Path) -> dict[str, str]:
 
 def _make(database: Path) -> None:
     """Have MLflow make a database aside, which takes its place when it is whole: of a killed one nothing is in the way."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
     files = database.parent / _FILES
-    for left_over in files.glob(f"{_ASIDE}*"):
-        shutil.rmtree(left_over)
     with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=files) as aside:
         made = Path(aside) / database.name
-        store = SqlAlchemyStore(f"{_LOCAL}{made}", files.as_uri())
-        store.create_experiment(EXPERIMENT, files.as_uri())
-        store.engine.dispose()
+        _initialise(made, files)
         sync_folder(made)  # of a file likewise
         os.replace(made, database)
         sync_folder(database.parent)
+
+
+def _initialise(database: Path, files: Path) -> None:
+    """A fresh database, all of whose experiments' files are to lie in ``files``, ours' too."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    store = SqlAlchemyStore(f"{_LOCAL}{database}", files.as_uri())
+    store.create_experiment(EXPERIMENT, files.as_uri())
+    store.engine.dispose()
 
 
 def _moved_from(database: Path, locations: Mapping[str, str]) -> Path | None:
@@ -583,11 +584,11 @@ def _path_of(location: str) -> Path | None:
 
 def _rebase(database: Path, former: Path) -> None:
     """Let every text of a store that names its former folder name its present one; all of them or none."""
-    olds = {str(former), quote(str(former))}
-    path = re.compile(rf"(file://|(?<![\w.-]))(?:{'|'.join(map(re.escape, olds))})(?=[/\"'\s]|$)")
+    olds, new = {str(former), quote(str(former))}, str(database.parent)
+    path = re.compile(rf"(file://|sqlite:///|(?<![\w./-]))(?:{'|'.join(map(re.escape, olds))})(?=[/\"'\s]|$)")
 
     def rebased(text: str) -> str:
-        return path.sub(lambda m: m[1] + (quote(str(database.parent)) if m[1] else str(database.parent)), text)
+        return path.sub(lambda m: m[1] + (quote(new) if m[1] == "file://" else new), text)
 
     with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as connection:
         connection.create_function("rebased", 1, rebased, deterministic=True)

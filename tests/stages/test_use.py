@@ -200,6 +200,71 @@ def test_what_is_not_registered_is_not_promoted(project):
         use.promote_model(project, P)
 
 
+# --- what is registered ---
+
+
+def test_a_version_says_what_its_model_was_made_of_whatever_the_parameters_are_now(project):
+    import mlflow
+
+    params = project.params
+    later = TinyProject(dataclasses.replace(params, train=dataclasses.replace(params.train, epochs=777)))
+    made_and_judged("best")
+    use.register_model(later, P)
+    version = mlflow.MlflowClient().get_model_version(f"tcl-{P}", "1")
+    run = mlflow.MlflowClient().get_run(version.run_id).data
+    assert run.params == {"seed": "0", "train.epochs": "60"}
+    assert run.metrics["top_1"] == 0.9 and run.metrics["train.loss"] == 0.5
+    expected = {
+        "dvc.stage": "train", "data.hash": "d" * 64, "holdout.hash": store.data_digest(records_folder(P, "holdout")),
+        "model.before": "none", "git.commit": "c" * 40, "git.dirty": "false", "tcl_core.hash": "s" * 64,
+        "python.version": "3.11.9", "tvm.version": "0.27.0", "host": "a CPU x2",
+    }  # fmt: skip
+    assert expected.items() <= version.tags.items() and expected.items() <= run.tags.items()
+
+
+@pytest.mark.parametrize(
+    ("what", "changed"),
+    [("model", lambda: write_model(P, "worst")), ("held-out records", lambda: measure_again(P))],
+    ids=["model", "holdout"],
+)
+def test_figures_of_another_model_or_of_other_records_are_refused(project, what, changed):
+    made_and_promoted(project, "best")
+    changed()
+    message = f"^the figures in .*evaluation.json are not those of the present {what} of platform {P}; run: dvc repro evaluate$"
+    with pytest.raises(DataError, match=message):
+        use.register_model(project, P)
+    with pytest.raises(DataError, match=message):
+        overview.write_summary(project)
+    if what != "model":  # that one is not even registered
+        with pytest.raises(DataError, match=message):
+            use.promote_model(project, P)
+
+
+def measure_again(platform: str) -> None:
+    (records_folder(platform, "holdout") / "records.parquet").write_bytes(b"measured again")
+
+
+def test_a_later_evaluation_corrects_the_version(project):
+    import mlflow
+
+    made_and_promoted(project, "best")
+    measure_again(P)
+    later = evaluation(P, "b")
+    later["platforms"][P] = {"top_1": {"value": 0.4}, "top_1_random": {"value": 0.5}, "pairwise_accuracy": 0.8}
+    write_json(use.EVALUATION, later)
+    assert use.register_model(project, P) == f"tcl-{P} version 1"
+    version = mlflow.MlflowClient().get_model_version(f"tcl-{P}", "1")
+    assert mlflow.MlflowClient().get_run(version.run_id).data.metrics["top_1"] == 0.4
+    assert version.tags["holdout.hash"] == store.data_digest(records_folder(P, "holdout"))
+
+
+def test_a_model_of_another_platform_is_said(project):
+    shutil.copy(model_folder("b") / provenance.FILE, model_folder(P))
+    write_json(use.EVALUATION, evaluation(P, "b"))
+    with pytest.raises(DataError, match=f"data/models/{P} holds a model of b, says its provenance.json"):
+        use.register_model(project, P)
+
+
 # --- tuning ---
 
 
