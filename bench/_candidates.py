@@ -165,13 +165,13 @@ def _program_row(program: Program) -> dict:
 def start(folder: Path, temporary: str = "tmp", largest_file: int | None = None) -> subprocess.Popen:
     """``tcl collect`` in the project; no file of its processes may become larger than ``largest_file`` bytes."""
     (folder / temporary).mkdir(exist_ok=True)
-    environment = os.environ | {"TMPDIR": str(folder / temporary), "PYTHONPATH": str(ROOT)}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # under the limit Python would leave cut off files
+    variables = os.environ | {"TMPDIR": str(folder / temporary), "PYTHONPATH": str(ROOT)}
+    variables["PYTHONDONTWRITEBYTECODE"] = "1"  # under the limit Python would leave cut off files
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file,) * 2) if largest_file else None
     with open(folder / "said.txt", "ab") as said:
         return subprocess.Popen(
             [sys.executable, "-m", "tcl_core.cli", "collect", "--platform", PLATFORM],
-            cwd=folder, env=environment, stdout=said, stderr=said, preexec_fn=limit,
+            cwd=folder, env=variables, stdout=said, stderr=said, preexec_fn=limit,
         )  # fmt: skip
 
 

@@ -173,7 +173,7 @@ def _import_all() -> None:
     from tcl_core.compat import load_tvm
 
     load_tvm()
-    import mlflow.pyfunc  # noqa: F401
+    import mlflow.pyfunc
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,7 +72,7 @@ def run_parts(parts: list[str], arguments: argparse.Namespace) -> dict[str, Any]
                 module, trial, *_ = PARTS[part]
                 start = time.monotonic()
                 trials = chosen(part, shop, arguments)
-                results = shop.each(part, trials, lambda lane, wanted: getattr(module, trial)(shop, lane, wanted))
+                results = shop.each(part, trials, partial(getattr(module, trial), shop))
                 done[part] = figures_of(results, arguments.seed, time.monotonic() - start)
     return done
 

@@ -7,7 +7,6 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import _corruptions
 import _full_disks

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -293,9 +294,9 @@ def test_a_killed_registration_leaves_nothing_and_stops_nothing(fresh, tmp_path)
     assert kinds.count("commit") > 10 and kinds.count("fsync") > 5
     left = 0
     for model, number in zip(models[2:], sample := list(some_of(kinds)), strict=False):
-        assert child(lambda: register(model), kill_at=number) is None
+        assert child(partial(register, model), kill_at=number) is None
         left += len(runs_without_version(fresh))
-        assert child(lambda: register(model, champion=1)) == 1
+        assert child(partial(register, model, champion=1)) == 1
         assert runs_without_version(fresh) == []
     assert left > len(sample) / 2, "most kills leave a run behind, for the next one to remove"
     with closing(sqlite3.connect(fresh / "mlflow.db")) as connection:
