@@ -27,7 +27,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import _candidates
 import _command_lines
 import _corruptions
 import _full_disks
@@ -130,6 +129,8 @@ def main() -> None:
     wanted = arguments.part or [CANDIDATES, *PARTS]
     found: dict[str, Any] = {}
     if CANDIDATES in wanted:
+        import _candidates  # brings TVM, which other parts need in their lanes only
+
         candidates, figures, table = _candidates.inject(arguments.quick)
         found[CANDIDATES] = {"totals": candidates, "figures": figures}
     found |= run_parts([part for part in PARTS if part in wanted], arguments)
