@@ -309,8 +309,8 @@ def test_a_killed_promotion_leaves_a_champion_with_its_reason(fresh, tmp_path):
     def ready() -> list[int]:
         return [registry.register("p-kill", saved(tmp_path / f"m{seed}", seed), {}, {}, TAGS) for seed in range(2)]
 
-    def promote(version: int, against: int | None) -> bool:
-        return registry.promote("p-kill", version, True, f"better than {against}", against)
+    def promote(version: int, against: int | None, time: int = 0) -> bool:
+        return registry.promote("p-kill", version, True, f"better for the {time}. time", against)
 
     def champion_and_back_to_one() -> list:
         import mlflow
@@ -324,9 +324,9 @@ def test_a_killed_promotion_leaves_a_champion_with_its_reason(fresh, tmp_path):
     assert child(ready) == [1, 2] and child(lambda: promote(1, None))
     assert child(lambda: promote(2, 1), changes=kinds) and child(lambda: promote(1, 2))
     for number in range(1, len(kinds) + 1):
-        child(lambda: promote(2, 1), kill_at=number)
+        child(lambda: promote(2, 1, number), kill_at=number)
         now = child(champion_and_back_to_one)
-        assert now in ([1, True, "promoted: better than 2"], [2, True, "promoted: better than 1"])
+        assert now in ([1, True, "promoted: better for the 0. time"], [2, True, f"promoted: better for the {number}. time"])
 
 
 def test_a_killed_first_registration_leaves_none_half_made(none_yet, tmp_path):

@@ -26,7 +26,7 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.features.groups import COLUMNS
-from tcl_core.files import check_not_there, is_special, printable, replacing_given, shown, writing
+from tcl_core.files import is_special, printable, replacing_given, shown, writing
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel, read_description
 from tcl_core.programs.tuning_logs.known import Known
@@ -113,9 +113,9 @@ def predict_log(
     what is no log, has no program or does not fit the model, PlatformError when the disk is full.
     """
     log = open_log(log_file(path), Known(), wanted=wanted)
-    _check_place(to, log.path, force)
+    _check_place(to, log.path)
     listed = None if to is None or is_special(to) else to.with_name(f"{to.name}.refused.txt")
-    _check_place(listed, log.path, force)
+    _check_place(listed, log.path)
     scorer = _scorer(platform, folder)
     with ExitStack() as files:  # opened before the work, which may take hours
         table = to and files.enter_context(replacing_given(to, force))
@@ -135,8 +135,8 @@ def predict_log(
     return "\n".join([*said, f"{count:,} scores, which compare only within a task -> {to}"])
 
 
-def _check_place(place: Path | None, log: Path, force: bool) -> None:
-    """Raise UsageError where what is written would take the place of a folder, of a file, or of the log in any case."""
+def _check_place(place: Path | None, log: Path) -> None:
+    """Raise UsageError where what is written would take the place of a folder or of the log."""
     if place is None:
         return
     with writing(place):
@@ -146,7 +146,6 @@ def _check_place(place: Path | None, log: Path, force: bool) -> None:
     for file in files_of(log):
         if there and os.path.samestat(there, os.stat(file)):
             raise UsageError(f"{shown(place)} is the log itself; give the name of another file to --to")
-    check_not_there(Path(os.path.realpath(place)), force)
 
 
 def _stat_if_there(path: Path) -> os.stat_result | None:
