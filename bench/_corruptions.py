@@ -23,7 +23,8 @@ _NOTHING_UNDONE = without()
 SUMMARY = Command("summary", ("summary",), without("data/reports/summary.json"))
 EXPORT = Command("export", ("export", "-p", tiny.LAST, "--to", "data/exported"), _NOTHING_UNDONE)
 PREDICT = Command("predict", ("predict", tiny.LOG, "-p", tiny.LAST, "--to", "data/scores.csv"), _NOTHING_UNDONE)
-SCORE = Command("predict --model", ("predict", tiny.LOG, "--model", f"data/models/{tiny.LAST}", "--to", "data/scores.csv"), _NOTHING_UNDONE)
+MODEL = f"data/models/{tiny.LAST}"
+SCORE = Command("predict --model", ("predict", tiny.LOG, "--model", MODEL, "--to", "data/scores.csv"), _NOTHING_UNDONE)
 COLLECTED = Command("collect again", ("collect", "-p", tiny.LAST), _NOTHING_UNDONE, measured=True)
 HELD_OUT = Command("holdout again", ("holdout", "-p", tiny.LAST), _NOTHING_UNDONE, measured=True)
 BASELINE = Command("train --model trees", ("train", "--model", "trees"), without("data/models/beside_chain"))
@@ -123,7 +124,8 @@ class Corruption:
     def named(cls, name: str) -> Corruption:
         parts = name.split("; ")
         if len(parts) != 4 or parts[2] not in DAMAGES:
-            raise SystemExit(f"'{name}' names no corruption; a name is as in: {cls('train', 'data/a.json', 'one bit', 3).name}")
+            example = cls("train", "data/a.json", "one bit", 3).name
+            raise SystemExit(f"'{name}' names no corruption; a name is as in: {example}")
         return cls(parts[0], parts[1], parts[2], int(parts[3]))
 
 
@@ -171,15 +173,11 @@ def corrupt(shop: Workshop, lane: Lane, wanted: Corruption) -> Result:
     now = state(lane.project, ready.command.measured)
     if outcome.code:
         changed = [line for line in differences(before, now) if line.endswith((" is gone", " changed"))]
-        found = [Finding(PART, wanted.name, "lost", f"exit {outcome.code}, but {line}") for line in changed if not _is_log(line)]
-        return Result(wanted.name, "a sentence", found)
-    harmed_names = {name for name, digest in before.items() if digest != ready.before.get(name) and now.get(name) == digest}
+        lines = [f"exit {outcome.code}, but {line}" for line in changed if "rounds.jsonl" not in line]
+        return Result(wanted.name, "a sentence", [Finding(PART, wanted.name, "lost", line) for line in lines])
+    harmed_names = {name for name, digest in before.items() if ready.before.get(name) != digest == now.get(name)}
     rest = {name: digest for name, digest in now.items() if name not in harmed_names}
     return answered(lane, ready, wanted, outcome, rest, harmed_names)
-
-
-def _is_log(line: str) -> bool:
-    return "rounds.jsonl" in line
 
 
 def answered(

@@ -99,9 +99,9 @@ class Lane:
         with open(path, "r+b") as file:
             trap = mmap.mmap(file.fileno(), TRAP.size)
         given = environment | {"LD_PRELOAD": str(shim), "TCL_TRAP": str(path), "PYTHONPATH": str(SOURCE.parents[1])}
-        server = subprocess.Popen(
-            [sys.executable, __file__, *(["--warm"] if warm else [])], cwd=folder, env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, __file__, *(["--warm"] if warm else [])]
+        pipe = subprocess.PIPE
+        server = subprocess.Popen(command, cwd=folder, env=given, stdin=pipe, stdout=pipe, text=True)
         return cls(folder, server, trap)
 
     @property

@@ -33,6 +33,7 @@ SMALL = {
     "tune": {"network": "networks/held_out.pt2", "trials": 2},
 }
 LANE = "lane-{:04d}"
+DVC = str(Path(sys.executable).parent / "dvc")
 LOG = "logs-of-others/searched"  # a MetaSchedule database, to be imported
 IMPORTED = "elsewhere"
 
@@ -55,8 +56,8 @@ def make(lane: Lane) -> None:
     done(lane, sys.executable, "-c", CHAMPION, *MCPUS)
     for command in ("tune", f"export -p {FIRST} --to {LOG}", f"import {LOG} -p {IMPORTED}"):
         done(lane, *command.split())
-    for command in ("git init -q", "dvc commit -f -q"):
-        done(lane, str(Path(sys.executable).parent / "dvc") if command.startswith("dvc") else "/usr/bin/git", *command.split()[1:])
+    done(lane, shutil.which("git") or "/usr/bin/git", "init", "-q")
+    done(lane, DVC, "commit", "-f", "-q")
 
 
 STAGES = (

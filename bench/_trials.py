@@ -21,7 +21,6 @@ from tcl_core.progress import progress
 
 KINDS = ("lost", "doubled", "silent", "stuck", "leftovers", "unforeseen")
 SENTENCES = (2, 3, 4, 5)  # exit codes of errors that a user can mend
-DVC = str(Path(sys.executable).parent / "dvc")
 STAGE_OUTPUTS = ("data/reports/evaluation.json", "data/reports/plots")
 
 
@@ -127,7 +126,7 @@ COMMANDS = (
     Command("tune", ("tune",), without("data/reports/tuned.json"), measured=True, share=0.15),
     Command("import", ("import", tiny.LOG, "-p", tiny.IMPORTED), without("data/imported"), share=2.0),
     Command("evaluate", ("evaluate",), without(*STAGE_OUTPUTS), share=1.5),
-    Command("dvc repro", (DVC, "repro", "-q", "-s", "--no-run-cache", "evaluate"), without(*STAGE_OUTPUTS), share=0.3),
+    Command("dvc repro", (tiny.DVC, "repro", "-q", "-s", "--no-run-cache", "evaluate"), without(*STAGE_OUTPUTS), share=0.3),
     Command("flow", (sys.executable, "-m", "flows.pipeline"), without_all_after_measuring, measured=True, share=0.06, limit_s=600),
 )
 

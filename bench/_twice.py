@@ -10,7 +10,7 @@ import _tiny_project as tiny
 from _kills import compared
 from _lanes import Lane
 from _state import processes_left
-from _trials import DVC, SENTENCES, Finding, Result, Workshop, judged
+from _trials import SENTENCES, Finding, Result, Workshop, judged
 
 PART = "twice"
 
@@ -48,7 +48,7 @@ def both(shop: Workshop, lane: Lane, wanted: Twice) -> Result:
     tiny.restore(ready.snapshot, lane.folder)
     argv, delay = ready.command.argv, wanted.late * ready.outcome.seconds
     outcomes = lane.run_all([argv, argv], [0.0, delay], 2 * ready.command.limit_s)
-    codes = (*SENTENCES, 1, 255) if argv[0] == DVC else SENTENCES  # DVC refuses the second one with its own words
+    codes = (*SENTENCES, 1, 255) if argv[0] == tiny.DVC else SENTENCES  # DVC refuses the second one with its own words
     findings = [finding for outcome in outcomes for finding in judged(outcome, PART, wanted.name, codes)]
     if all(outcome.code for outcome in outcomes):
         findings.append(Finding(PART, wanted.name, "unforeseen", f"both were refused: {outcomes[0].sentence}"))
