@@ -324,7 +324,7 @@ def test_a_killed_promotion_leaves_a_champion_with_its_reason(fresh, tmp_path):
     assert child(ready) == [1, 2] and child(lambda: promote(1, None))
     assert child(lambda: promote(2, 1), changes=kinds) and child(lambda: promote(1, 2))
     for number in range(1, len(kinds) + 1):
-        child(lambda: promote(2, 1, number), kill_at=number)
+        child(partial(promote, 2, 1, number), kill_at=number)
         now = child(champion_and_back_to_one)
         assert now in ([1, True, "promoted: better for the 0. time"], [2, True, f"promoted: better for the {number}. time"])
 
