@@ -464,11 +464,20 @@ def _registry(alone: bool = False) -> Iterator[MlflowClient]:
             mlflow.set_tracking_uri(_uri())
             yield mlflow.MlflowClient()
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0].split(" failed with exception ")[0]
         raise RegistryError(
-            f"the model registry at {where()} failed ({shown(_without_password(reason))}); "
-            "check that it can be reached and written, and MLFLOW_TRACKING_URI if it is set"
+            f"the model registry at {where()} failed ({shown(_without_password(_reason(error)))}); "
+            "check that it can be reached and written, that there is room on the disk, and MLFLOW_TRACKING_URI if it is set"
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Why it failed, in the words of what lies deepest: the layers above wrap the database's or the system's own."""
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    told = [cause for cause in causes if isinstance(cause, sqlite3.Error | OSError)] or causes[:1]
+    return (str(told[-1]).strip().splitlines() or ["no reason given"])[0].split(" failed with exception ")[0]
 
 
 def _uri() -> str:
