@@ -55,11 +55,11 @@ def give(shop: Workshop, lane: Lane, wanted: CommandLine) -> Result:
 
 
 def listing(project: Path) -> set[tuple[str, int, int]]:
-    """Path, bytes and time of every file, but for locks, which hold nothing."""
+    """Path, bytes and time of every file, but for locks, and for a note that MLflow makes where it reads a model."""
     found = set()
     for path in project.rglob("*"):
         with suppress(FileNotFoundError):
-            if path.is_file() and not path.name.endswith("lock"):
+            if path.is_file() and not path.name.endswith(("lock", "registered_model_meta")):
                 about = path.stat()
                 found.add((str(path.relative_to(project)), about.st_size, about.st_mtime_ns))
     return found

@@ -27,7 +27,7 @@ MODEL = f"data/models/{tiny.LAST}"
 SCORE = Command("predict --model", ("predict", tiny.LOG, "--model", MODEL, "--to", "data/scores.csv"), _NOTHING_UNDONE)
 COLLECTED = Command("collect again", ("collect", "-p", tiny.LAST), _NOTHING_UNDONE, measured=True)
 HELD_OUT = Command("holdout again", ("holdout", "-p", tiny.LAST), _NOTHING_UNDONE, measured=True)
-BASELINE = Command("train --model trees", ("train", "--model", "trees"), without("data/models/beside_chain"))
+BASELINE = Command("train --model xgboost", ("train", "--model", "xgboost"), without("data/models/beside_chain"))
 IMPORT_AGAIN = Command("import again", ("import", tiny.LOG, "-p", tiny.IMPORTED), _NOTHING_UNDONE)
 BEGUN = tuple(replace(_BY_NAME[name], name=f"{name}, begun", begun=0.6) for name in ("train", "distill"))
 TRAIN, DISTILL, EVALUATE, REGISTER, PROMOTE, TUNE = (
@@ -134,7 +134,7 @@ def drawn(shop: Workshop, count: int, seed: int) -> list[Corruption]:
     draw = random.Random(seed)
     pairs = [(pattern, command) for pattern, commands in READ for command in commands]
     files = {pair: _files(shop.ready(pair[1]).snapshot / "project", pair[0]) for pair in pairs}
-    if empty := [pattern for (pattern, _), found in files.items() if not found and not pattern.startswith("data/features")]:
+    if empty := [pattern for (pattern, _), found in files.items() if not found]:
         raise RuntimeError(f"the tiny project has no file {empty[0]} to damage")
     pairs = [pair for pair in pairs if files[pair]]
     trials = []

@@ -27,7 +27,7 @@ SMALL = {
     "collect": {"rounds": 1, "first_fraction": 0.6, "fraction": 0.5, "epochs": 1, "ensemble": 1, "sampler": "random"},
     "train": {"epochs": 3, "unmeasured": 0, "validation_share": 0.0},
     "distill": {"epochs": 2, "kd_epochs": 1},
-    "baselines": {"models": ["trees"]},
+    "baselines": {"models": ["xgboost"]},
     "evaluate": {"bootstrap": 20},
     "promote": {"confidence": 0.5},
     "tune": {"network": "networks/held_out.pt2", "trials": 2},
@@ -61,7 +61,7 @@ def make(lane: Lane) -> None:
 
 
 STAGES = (
-    "tasks", "candidates", "collect", "holdout", "train", "distill", "train --model trees", "evaluate", "register", "promote",
+    "tasks", "candidates", "collect", "holdout", "train", "distill", "train --model xgboost", "evaluate", "register", "promote",
 )  # fmt: skip
 
 

@@ -157,7 +157,6 @@ class Workshop:
 
     def __post_init__(self) -> None:
         self._ready: dict[str, Ready] = {}
-        self._making = threading.RLock()  # lanes ask at the same time
 
     def named(self, name: str) -> Ready:
         """What is ready of the command of that name."""
@@ -167,10 +166,9 @@ class Workshop:
         return self.ready(known[name])
 
     def ready(self, command: Command) -> Ready:
-        with self._making:
-            if command.name not in self._ready:
-                self._ready[command.name] = self._make_ready(command)
-            return self._ready[command.name]
+        if command.name not in self._ready:
+            self._ready[command.name] = self._make_ready(command)
+        return self._ready[command.name]
 
     def _make_ready(self, command: Command) -> Ready:
         snapshot, lane = self.folder / "before" / command.name / self.finished.name, self.lanes[0]
@@ -192,18 +190,20 @@ class Workshop:
         command.undo(lane.project)
         lane.run(*command.argv, harm=Harm(KILL_PROCESS, round(command.begun * calls)))
 
-    def each(self, title: str, trials: Sequence, work: Callable[[Lane, object], Result]) -> list[Result]:
+    def each(self, part: str, trials: Sequence, work: Callable[[Lane, object], Result]) -> list[Result]:
         """Do every trial, in as many lanes as there are; failures are said at once."""
         waiting: queue.SimpleQueue = queue.SimpleQueue()
         results: list[Result] = []
         for trial in trials:
+            if hasattr(trial, "command"):
+                self.named(trial.command)  # now, for it is made ready in a lane, and those are busy later
             waiting.put(trial)
-        with progress(title, len(trials)) as shown:
+        with progress(part, len(trials)) as shown:
 
             def go_on(lane: Lane) -> None:
                 with suppress(queue.Empty):
                     while True:
-                        result = _tried(work, lane, waiting.get_nowait())
+                        result = _tried(part, work, lane, waiting.get_nowait())
                         results.append(result)
                         for finding in result.findings:
                             print(finding.line(), file=sys.stderr, flush=True)
@@ -217,13 +217,13 @@ class Workshop:
         return results
 
 
-def _tried(work: Callable, lane: Lane, trial: object) -> Result:
+def _tried(part: str, work: Callable, lane: Lane, trial: object) -> Result:
     """A harness that stumbles has proven nothing: that counts as a failure too."""
     try:
         return work(lane, trial)
     except Exception as error:
         name = str(getattr(trial, "name", trial))
-        return Result(name, "no verdict", [Finding("harness", name, "unforeseen", f"{type(error).__name__}: {error}")])
+        return Result(name, "no verdict", [Finding(part, name, "unforeseen", f"{type(error).__name__}: {error}")])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
 import sys
@@ -14,9 +15,10 @@ import _kills
 import _lanes
 import _state
 import _twice
+import faults
 import pytest
 from _lanes import DISK_FULL, KILL_PROCESS, Harm, Lane
-from _trials import Command, Workshop
+from _trials import Command, Finding, Result, Workshop
 
 from tcl_core.journal import Journal, Record
 
@@ -196,3 +198,22 @@ def test_runs_that_became_nothing(tmp_path):
 def test_a_record_that_is_gone_is_lost(tmp_path):
     before = {"data/a": "1", "registry: m 1": "2"}
     assert _state.differences(before, {"data/a": "1", "data/b": "3"}) == ["registry: m 1 is gone", "data/b is new"]
+
+
+def test_the_summary_counts_every_part(tmp_path, monkeypatch):
+    """A part that is run alone takes the place of its former figures; the others' stay."""
+    monkeypatch.setattr(faults, "RESULTS", tmp_path)
+    candidates = {"injected": 3, "recorded": 9, "candidates": 9, "lost": 1, "doubled": 0, "misjudged": 0, "leftovers": 0}
+    (tmp_path / "faults.json").write_text(json.dumps({"summary": candidates, "figures": {}}))
+    lost = Finding("kills", "train, call 3, all, at once", "lost", "data/a is gone")
+    results = [Result("train, call 3, all, at once", "write", [lost]), Result("train, call 4, one, later", "rename")]
+    parts = faults.merged({"kills": faults.figures_of(results, seed=0, seconds=2.0)})
+    assert faults.summary_of(parts) == {
+        "injected": 3, "recorded": 9, "candidates": 9, "misjudged": 0,
+        "kills": 2, "corruptions": 0, "command_lines": 0, "twice": 0, "full_disk": 0,
+        "lost": 2, "doubled": 0, "silent": 0, "stuck": 0, "leftovers": 0, "unforeseen": 0,
+    }  # fmt: skip
+    assert faults.table_of(parts).splitlines()[-1] == "| kills | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 1 write, 1 rename |"
+    assert parts["kills"]["failures"] == [
+        "lost: data/a is gone  [python bench/faults.py --part kills --only 'train, call 3, all, at once']"
+    ]
