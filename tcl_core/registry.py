@@ -454,7 +454,7 @@ def _registry(alone: bool = False) -> Iterator[MlflowClient]:
     from sqlalchemy.exc import SQLAlchemyError
 
     for noisy in ("mlflow", "alembic"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # an error is ours to tell, without a traceback
     try:
         database = _database()
         with _alone("registry") if alone else nullcontext():
