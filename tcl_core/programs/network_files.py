@@ -73,7 +73,7 @@ def read_network_file(name: str, threads: int = 0) -> Imported:
             done = subprocess.run(
                 [*command("tcl_core.programs.network_files", rights), *asked],
                 pass_fds=[answer.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                cwd=Path(__file__).parents[2], env=os.environ | {"TMPDIR": scratch, "HOME": scratch}, timeout=READ_S,
+                cwd=Path(__file__).parents[2], env=os.environ | dict.fromkeys(("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR"), scratch), timeout=READ_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise UsageError(f"{shown(name)} was not read within {READ_S:.0f} s; give a smaller network") from None

@@ -28,6 +28,11 @@ def free_port():
         return taken.getsockname()[1]
 
 
+def interruptible() -> None:
+    """A suite that runs in the background ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def tcl(tmp_path):
     """Start `tcl device ...` without a project, with temporary files in ``tmp``; all of it is gone at the end."""
@@ -38,7 +43,7 @@ def tcl(tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-m", "tcl_core.cli", "device", *words], cwd=tmp_path, text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path / "tmp")},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=interruptible, **options,
         )  # fmt: skip
         started.append(process)
         return process
@@ -66,16 +71,16 @@ def test_a_tracker_and_a_server_until_ctrl_c(tcl):
     assert lines[1].endswith(f", registered with the tracker at {address}")
     second = tcl("serve", "--key", "board", "--tracker", address, "--port", str(port := free_port()))
     assert said_until(second, "Ctrl-C")[0].startswith(f"server of key 'board' listens at {HERE}:{port}, ")
-    listed, _ = tcl("list", "--tracker", address).communicate()
+    listed, _ = tcl("list", "--tracker", address).communicate(timeout=60)
     assert [line.split() for line in listed.splitlines()] == [["key", "free", "total", "waiting"], ["board", "2", "2", "0"]]
     children = [p for process in (first, second) for p in psutil.Process(process.pid).children(recursive=True)]
     assert len(children) >= 3
     for process in (second, first):
         process.send_signal(signal.SIGINT)
-        assert (process.communicate()[0], process.returncode) == ("", 0)
+        assert (process.communicate(timeout=60)[0], process.returncode) == ("", 0)
     psutil.wait_procs(children, timeout=20)
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children)
-    listed, _ = tcl("list", "--tracker", address).communicate()
+    listed, _ = tcl("list", "--tracker", address).communicate(timeout=60)
     assert listed.startswith(f"tcl: no RPC tracker answers at {address} (") and listed.count("\n") == 1
 
 
@@ -85,7 +90,7 @@ def test_a_child_that_ends_ends_it_all(tcl):
     assert said_until(process, "Ctrl-C") == [f"tracker listens at {address}", "Ctrl-C ends it"]
     (tracker,) = psutil.Process(process.pid).children()
     tracker.kill()
-    said, _ = process.communicate()
+    said, _ = process.communicate(timeout=60)
     assert (said, process.returncode) == ("tcl: the tracker or the server ended; its last words are above\n", 4)
 
 
