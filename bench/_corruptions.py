@@ -191,7 +191,7 @@ def answered(
     other = [line for line in differences(expected, now) if not line.startswith(f"{wanted.path} ")]
     words, usual = _words(lane.project, outcome.said), _words(ready.snapshot / "project", ready.outcome.said)
     spoke = [line for line in words if line not in usual]
-    warned = any(re.search(r"damaged|anew|again|dropped|cannot|left out|belongs to other", line) for line in spoke)
+    warned = any(re.search(r"damaged|anew|again|passed over|cannot|left out|belongs to other", line) for line in spoke)
     if other and not (warned and not _answers_differ(words, usual)):
         return Result(wanted.name, "silent", [Finding(PART, wanted.name, "silent", other[0])])
     if warned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from tcl_core.programs.workload import Workload, read_workload
 
 
 USABLE = os.sched_getaffinity(0)
+
+
+def interruptible() -> None:
+    """For ``preexec_fn``: a suite that runs in the background ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -171,7 +171,7 @@ def run_tune(
     trials = trials or project.params.tune.trials
     asked = {"network": network, "platform": platform, "champion_version": version, "trials": trials}
     asked |= _bytes_of(network)
-    last = last_tuned()
+    last = kept(TUNED, "it is tuned anew")
     if not again and asked.items() <= last.items():
         return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
     tuned = {**_tune(project, network, platform, folder, trials), **asked}
@@ -225,8 +225,11 @@ def _bytes_of(network: str) -> dict[str, str]:
 
 
 def last_tuned() -> dict[str, Any]:
-    """What tuning wrote last; empty before the first time."""
-    return kept(TUNED, "tune again: tcl tune")
+    """What tuning wrote last; empty before the first time.  Raises DataError where it is damaged."""
+    try:
+        return read_json(TUNED, "tune again: tcl tune")
+    except FileNotFoundError:
+        return {}
 
 
 def tuned_text(tuned: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from _bad_programs import (
     asking,
     signalling,
 )
-from conftest import matmul_module
+from conftest import interruptible, matmul_module
 
 from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import PlatformError
@@ -407,7 +407,7 @@ def supervisor(tmp_path, request):
     (tmp_path / "endless.json").write_text({"build": NEVER_BUILT, "run": HANGS}[request.param])
     process = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(tmp_path / "endless.json")], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}, preexec_fn=interruptible,
     )  # fmt: skip
     yield process, [psutil.Process(int(pid)) for pid in process.stdout.readline().split()], temporary
     process.kill()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import interruptible
 
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.measure.tracker import Listed
@@ -26,11 +27,6 @@ HERE = "127.0.0.1"
 def free_port():
     with socket.create_server((HERE, 0)) as taken:
         return taken.getsockname()[1]
-
-
-def interruptible() -> None:
-    """A suite that runs in the background ignores Ctrl-C, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
