@@ -15,7 +15,6 @@ from pathlib import Path
 from _lanes import Lane, Outcome
 from _tables import ROOT
 
-from tcl_core.checked import read_json, write_json
 from tcl_core.platforms import why_not
 from tcl_core.settings import read_yaml, yaml_format
 
@@ -137,10 +136,8 @@ def copy(there: Path, here: Path) -> None:
 def move(project: Path, there: str, here: str) -> None:
     """Put one lane's name in the place of another's wherever MLflow and DVC wrote it."""
     holders = [*project.glob("mlflow.db*"), *project.glob("mlruns/**/MLmodel"), *project.glob("mlruns/**/meta.yaml")]
-    for path in project.glob("data/imported/**/*.json"):  # these have checksums
-        told = read_json(path, "make the project anew")
-        write_json(path, {key: v.replace(there, here) if isinstance(v, str) else v for key, v in told.items()})
-    for path in [*holders, *project.glob(".dvc/tmp/rwlock*")]:
+    holders += project.glob(".dvc/tmp/rwlock*")
+    for path in holders:
         before = path.read_bytes()
         after = before.replace(there.encode(), here.encode())
         if after != before:

@@ -141,10 +141,16 @@ def _import(log: Log, folder: Path, name: str) -> str:
         refused = Refused(log, file)
         records = folder / "records" / f"{name}.parquet"
         count = store.write_record_columns(records, _then_tables(log, folder, refused))
-    about = {"log": str(log.path.absolute()), "dialect": log.name, "target": log.target}
+    about = {"log": _place_of(log.path), "dialect": log.name, "target": log.target}
     counts = {"lines": log.lines, "records": count, "outcomes": dict(sorted(log.errors.items()))}
     write_json(folder / "reports" / f"{name}.json", about | counts)
     return refused.told(f"{name} ({log.name}): {count:,} records", str(listed))
+
+
+def _place_of(path: Path) -> str:
+    """A log's path, relative to the project where it lies there, so that the project may be moved."""
+    there, here = os.path.realpath(path), os.path.realpath(".")
+    return os.path.relpath(there, here) if Path(there).is_relative_to(here) else str(path.absolute())
 
 
 def _then_tables(log: Log, folder: Path, refused: Refused) -> Iterator[store.Columns]:

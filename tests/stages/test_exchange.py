@@ -94,7 +94,7 @@ def test_what_an_import_writes(here):
     assert {(r.task_key, r.sketch_id) for r in records} == {(row["task_key"], row["sketch_id"]) for row in sketches}
     report = read_json(FOLDER / "reports" / "searched.json", "import it again")
     assert report == {
-        "log": str(here / "logs/searched.log"), "dialect": "AutoTVM", "target": "llvm -keys=cpu", "lines": 4,
+        "log": "logs/searched.log", "dialect": "AutoTVM", "target": "llvm -keys=cpu", "lines": 4,
         "records": 3, "outcomes": {"ok": 2, "refused": 1, "run": 1},
     }  # fmt: skip
     assert (FOLDER / "reports" / "searched.refused.txt").read_text().startswith("3\tno JSON")
