@@ -4,7 +4,8 @@ A flipped bit in a weight or a figure would otherwise become another result in s
 itself, so that a file and its checksum cannot come from two different moments:
 
     JSON          key ``checksum`` of the outermost object: SHA-256 of the rest, written without spaces and keys sorted
-    safetensors   ``checksum`` of its metadata: SHA-256 of the file, with zeros in the place of these digits
+    safetensors   ``checksum`` of its metadata: SHA-256 of the file, with zeros in the place of these digits; then, as JSON,
+                  what else the metadata says, for safetensors writes several keys in any order
 
 Parquet's lies in ``store``, the journal's in each line.  A folder whose files belong together has a list of them, too.
 """
@@ -109,7 +110,7 @@ def plain_json(value: Any) -> Any:
 
 def tensor_bytes(save: Callable[..., bytes], tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> bytes:
     """A checked safetensors file; ``save`` is that of ``safetensors.torch`` or ``safetensors.numpy``, ``facts`` its metadata."""
-    raw = save(dict(tensors), metadata={**(facts or {}), KEY: _BLANK})
+    raw = save(dict(tensors), metadata={KEY: _BLANK + json.dumps(facts or {}, sort_keys=True)})
     start = _place(raw)
     return raw[:start] + hashlib.sha256(raw).hexdigest().encode() + raw[start + len(_BLANK) :]
 
@@ -135,8 +136,7 @@ def read_tensors(path: str | Path, load: Callable[[bytes], dict[str, Any]], reme
         given, blank = raw[start : start + len(_BLANK)], raw[:start] + _BLANK.encode() + raw[start + len(_BLANK) :]
         if hashlib.sha256(blank).hexdigest().encode() != given:
             raise ValueError("its checksum does not fit")
-        facts = _header(raw)["__metadata__"]
-        return load(raw), {name: text for name, text in facts.items() if name != KEY}
+        return load(raw), json.loads(_header(raw)["__metadata__"][KEY][len(_BLANK) :])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = str(error) if type(error) is ValueError else "it is no checked safetensors file"
         raise damaged(path, why, remedy) from None

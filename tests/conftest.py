@@ -25,8 +25,9 @@ USABLE = os.sched_getaffinity(0)
 
 
 def interruptible() -> None:
-    """For ``preexec_fn``: a suite that runs in the background ignores Ctrl-C, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """For ``preexec_fn``: a suite that runs in the background ignores Ctrl-C and hang-ups, and so would its children."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

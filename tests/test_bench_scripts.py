@@ -73,7 +73,8 @@ def before():
 @pytest.fixture(scope="module")
 def runs(request, before, tmp_path_factory):
     """Script -> how it ended, and where its results are; two run at a time, for most of what they do takes one processor."""
-    tested = [item.callspec.params["script"] for item in request.session.items if "script" in getattr(item, "fixturenames", ())]
+    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    tested = [item.callspec.params["script"] for item in here]
     with ThreadPoolExecutor(2) as pool:
         yield {script: pool.submit(run_smallest, script, tmp_path_factory.mktemp(script)) for script in tested}
 

@@ -322,7 +322,7 @@ def test_before_fitting(held_out, tmp_path):
     "damage, message",
     [
         (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors' is missing; train"),
-        (lambda folder: (folder / "weights.safetensors").write_bytes(b"nothing"), "weights.safetensors' is damaged"),
+        (lambda folder: (folder / "weights.safetensors").write_bytes(b"nothing"), "weights.safetensors is damaged"),
         (lambda folder: shutil.rmtree(folder), "no model in .*ranker"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from contextlib import contextmanager
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tcl_core import gpu, stages, store
+from tcl_core import checked, gpu, stages, store
+from tcl_core.checked import read_json
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.gpu import Gpu, GpuHardware
 from tcl_core.journal import Journal, iter_journal, parse_line
@@ -97,7 +97,7 @@ def lines_of(path):
 
 
 def report(platform="first"):
-    return json.loads(Path(f"data/reports/collect/{platform}.json").read_text())
+    return read_json(Path(f"data/reports/collect/{platform}.json"), "")
 
 
 # --- tasks ---
@@ -256,7 +256,7 @@ def test_a_full_disk_keeps_the_old_records(pool, runners, monkeypatch, stage, ki
     def full(path):
         raise PlatformError("disk full")
 
-    monkeypatch.setattr(store, "replacing", full)
+    monkeypatch.setattr(checked if skipped else store, "replacing", full)
     if skipped:
         monkeypatch.setattr(data, "why_not", lambda mcpu: "too old" if mcpu == "nehalem" else None)
     with pytest.raises(PlatformError, match="^disk full$"):

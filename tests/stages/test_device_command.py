@@ -39,7 +39,7 @@ def tcl(tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-m", "tcl_core.cli", "device", *words], cwd=tmp_path, text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path / "tmp")},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=interruptible, **options,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **{"preexec_fn": interruptible, **options},
         )  # fmt: skip
         started.append(process)
         return process
