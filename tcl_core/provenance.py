@@ -62,9 +62,11 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _code() -> dict[str, Any]:
-    """tcl_core's own sources: their digest, the commit, and whether they differ from it (None where there is no commit)."""
+    """tcl_core's own sources: their digest, the last commit that changed them (later ones made no other model), and whether
+    they differ from it (None where there is no commit).
+    """
     tracked = _git("ls-files", "provenance.py")  # or some repository that merely has the environment in it
-    commit = _git("rev-parse", "HEAD") if tracked else ""
+    commit = _git("log", "-1", "--format=%H", "--", ".") if tracked else ""
     changed = bool(_git("status", "--porcelain", "--untracked-files=all", "--", "*.py")) if commit else None
     return {"commit": commit or None, "changed": changed, "sources": _sources_digest()}
 
