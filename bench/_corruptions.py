@@ -183,7 +183,7 @@ def corrupt(shop: Workshop, lane: Lane, wanted: Corruption) -> Result:
 def answered(
     lane: Lane, ready: Ready, wanted: Corruption, outcome: Outcome, now: dict[str, str], harmed: set[str]
 ) -> Result:
-    """The command ended well: with the undisturbed answer, or with words on what it made anew.
+    """The command ended well: with the undisturbed answer, or with words on what it made anew or left out.
 
     harmed  what is as the damage left it, and in ``now`` no more
     """
@@ -191,6 +191,8 @@ def answered(
     other = [line for line in differences(expected, now) if not line.startswith(f"{wanted.path} ")]
     words, usual = _words(lane.project, outcome.said), _words(ready.snapshot / "project", ready.outcome.said)
     spoke = [line for line in words if line not in usual]
+    if any("left out" in line and wanted.path in line for line in spoke):
+        return Result(wanted.name, "left out")  # and said, with its name
     warned = any(re.search(r"damaged|anew|again|passed over|cannot|left out|belongs to other", line) for line in spoke)
     if other and not (warned and not _answers_differ(words, usual)):
         return Result(wanted.name, "silent", [Finding(PART, wanted.name, "silent", other[0])])
