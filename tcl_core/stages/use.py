@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core import provenance, registry, store
-from tcl_core.checked import read_json, write_json
+from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
@@ -226,10 +226,14 @@ def _bytes_of(network: str) -> dict[str, str]:
 
 def last_tuned() -> dict[str, Any]:
     """What tuning wrote last; empty before the first time.  Raises DataError where it is damaged."""
+    again = "tune again: tcl tune"
     try:
-        return read_json(TUNED, "tune again: tcl tune")
+        found = read_json(TUNED, again)
     except FileNotFoundError:
         return {}
+    if not {"network", "platform", "untuned_ms", "tuned_ms", "pytorch_ms"} <= found.keys():
+        raise damaged(TUNED, "it is no report of tuning", again)
+    return found
 
 
 def tuned_text(tuned: Mapping[str, Any]) -> str:
