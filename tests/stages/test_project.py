@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -272,3 +273,14 @@ def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
         store.write_records(records_folder("a"), records[:count])
         found = Project(load_params(ROOT / "params.yaml")).unmeasured([0], 50, "a")
         assert {reads: len(samples) for reads, samples in found.items()} == {"tokens": 4 - count, "statements": 4 - count}
+
+
+def test_damaged_seconds_are_left_out_and_that_is_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    for stage in ("train", "tasks"):
+        with timed(stage):
+            pass
+    shutil.copy("data/journal/seconds/train.json", "data/journal/seconds/evaluate.json")
+    Path("data/journal/seconds/tasks.json").write_text("{}")
+    assert list(stage_seconds()) == ["train"]
+    assert "tasks.json is damaged" in caplog.text and "it is left out of the summary" in caplog.text

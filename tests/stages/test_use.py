@@ -399,3 +399,9 @@ def test_times_of_stages_that_are_no_more_do_not_count(project):
         write_json(JOURNAL / "seconds" / f"{stage}.json", {"stage": stage, "seconds": seconds})
     assert "Time: 4.0 min in stages (collect@" in overview.write_summary(project)
     assert not {"collect@gone", "baseline@tlp"} & set(json.loads(overview.SUMMARY.read_text())["seconds"])
+
+
+def test_another_file_in_the_place_of_the_report_of_tuning_is_said(project):
+    write_json(use.TUNED, {"platforms": {}})
+    with pytest.raises(DataError, match=r"tuned.json is damaged \(it is no report of tuning\); tune again: tcl tune"):
+        use.last_tuned()
