@@ -334,5 +334,8 @@ def timed(stage: str) -> Iterator[None]:
 def stage_seconds() -> dict[str, float]:
     """Stage -> seconds of its last run."""
     files = sorted((JOURNAL / "seconds").glob("*.json"), key=lambda f: f.stat().st_mtime)
-    entries = {file.stem: kept(file, "it is left out of the summary") for file in files}
-    return {stage: entry["seconds"] for stage, entry in entries.items() if entry.get("stage") == stage}
+    entries = {file: kept(file, "it is left out of the summary") for file in files}
+    for file, entry in entries.items():
+        if entry and entry.get("stage") != file.stem:
+            log.warning("%s", damaged(file, "it is another stage's", "it is left out of the summary"))
+    return {file.stem: entry["seconds"] for file, entry in entries.items() if entry.get("stage") == file.stem}

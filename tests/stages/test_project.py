@@ -283,4 +283,5 @@ def test_damaged_seconds_are_left_out_and_that_is_said(tmp_path, monkeypatch, ca
     shutil.copy("data/journal/seconds/train.json", "data/journal/seconds/evaluate.json")
     Path("data/journal/seconds/tasks.json").write_text("{}")
     assert list(stage_seconds()) == ["train"]
-    assert "tasks.json is damaged" in caplog.text and "it is left out of the summary" in caplog.text
+    assert "tasks.json is damaged (it has no checksum" in caplog.text and "it is left out of the summary" in caplog.text
+    assert "evaluate.json is damaged (it is another stage's); it is left out of the summary" in caplog.text
