@@ -89,8 +89,9 @@ def merged(found: dict[str, Any]) -> dict[str, Any]:
     """The parts of this run in the place of their former ones."""
     path = RESULTS / "faults.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    before = kept.get("parts", {CANDIDATES: {"totals": kept["summary"], "figures": kept["figures"]}} if kept else {})
-    return {**before, **found}
+    if kept and "parts" not in kept:  # of before there were others than the candidates
+        kept = {"parts": {CANDIDATES: {"totals": kept["summary"], "figures": kept["figures"]}}}
+    return {**kept.get("parts", {}), **found}
 
 
 def summary_of(parts: dict[str, Any]) -> dict[str, int]:
