@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sqlite3
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from tcl_core.journal import Record, iter_journal
 
 TIMES = ("seconds", "features")  # folders of times, and of caches, which may hold more or less
 LOCKS = ("lock", ".lock")
+DVCS = re.compile(r"\.[\w-]{22}\.tmp")  # what a killed DVC leaves of its own; .dvcignore names it, and no command of ours reads it
 ASIDE = (".tcl-*.tmp", ".*.new", ".*.old", "*.lock.tmp")
 MEASURED = ("rounds.jsonl", "tuned.json", "summary.json", "hardware.json", "reports/collect/")  # of these only that they are there
 
@@ -40,7 +42,7 @@ def files(project: Path) -> list[Path]:
     """The files below data/ that count, relative to the project."""
     every = (path for path in (project / "data").rglob("*") if path.is_file() or path.is_symlink())
     relative = (path.relative_to(project) for path in every)
-    return sorted(p for p in relative if not set(TIMES) & set(p.parts) and p.name not in LOCKS)
+    return sorted(p for p in relative if not (set(TIMES) & set(p.parts) or p.name in LOCKS or DVCS.fullmatch(p.name)))
 
 
 def _digest(project: Path, path: Path, measured: bool) -> str:

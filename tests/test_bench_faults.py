@@ -133,6 +133,21 @@ def test_a_kill_at_a_moment(lane):
     assert outcome.code == -9 and outcome.seconds < 10
 
 
+def test_only_a_torn_lock_of_dvc_is_removed_and_only_its_own_temporary_files_are_passed_over(tmp_path):
+    lock = tmp_path / ".dvc/tmp/rwlock"
+    lock.parent.mkdir(parents=True)
+    assert not _kills.remove_torn_lock(tmp_path)
+    lock.write_text('{"read": {}}')
+    assert not _kills.remove_torn_lock(tmp_path) and lock.exists()
+    lock.write_text('{"read": {')
+    assert _kills.remove_torn_lock(tmp_path) and not lock.exists()
+
+    (tmp_path / "data").mkdir()
+    for name in (".s3cr3t-Name_of_22_char.tmp", ".report.json.tmp", "report.tmp"):
+        (tmp_path / "data" / name).touch()
+    assert [path.name for path in _state.files(tmp_path)] == [".report.json.tmp", "report.tmp"]
+
+
 @pytest.mark.parametrize(
     ("script", "kind"),
     [(REFUSES_DAMAGE, set()), (TRUSTS, {"silent"}), (UNFORESEEN, {"unforeseen"}), (NEVER_ENDS, {"stuck"})],
