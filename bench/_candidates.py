@@ -43,6 +43,7 @@ from tcl_core.errors import PlatformError
 from tcl_core.journal import Record, iter_journal
 from tcl_core.params import load_params
 from tcl_core.platforms import threads
+from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress
@@ -111,7 +112,7 @@ class Verdict:
 
 
 def good_pool() -> Pool:
-    ranked = rank_tasks({"bert-tiny": extract_tasks("bert-tiny")})
+    ranked = rank_tasks({"bert-tiny": extract_tasks("bert-tiny", PREPARED)})
     sketches, programs = build_pool(ranked, GOOD_TASKS, GOOD_PER_TASK, 0, threads())
     used = {row["task_key"] for row in sketches}
     return Pool([task for task in ranked if task.key in used], sketches, programs)

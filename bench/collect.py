@@ -31,6 +31,7 @@ from tcl_core.evaluation.metrics import spearman
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.platforms import threads, why_not
+from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.sketches import DesignSpace, read_sketch, trace_from_json
 from tcl_core.programs.tasks import extract_tasks
@@ -82,7 +83,7 @@ class Candidates:
     """Programs of the networks' costliest tasks: as jobs for TCL, as scheduled modules for TVM."""
 
     def __init__(self, target: dict, size: Size) -> None:
-        ranked = rank_tasks({name: extract_tasks(name) for name in size.networks})
+        ranked = rank_tasks({name: extract_tasks(name, PREPARED) for name in size.networks})
         with progress("sampling programs", size.tasks) as shown:
             sketches, self.programs = build_pool(
                 ranked, size.tasks, size.per_task, 0, threads(), lambda task: shown.advance(task.name[:40])

@@ -40,7 +40,7 @@ def tasks_of(params: Params) -> dict[str, dict[str, list[tuple[Task, int]]]]:
     """split -> network -> its tasks and their weights."""
     names = [*params.networks.train, *params.networks.held_out]
     with progress("extracting tasks", len(names)) as shown:
-        found = {name: (extract_tasks(name), shown.advance(name))[0] for name in names}
+        found = {name: (extract_tasks(name, params.graph), shown.advance(name))[0] for name in names}
     return {split: {n: found[n] for n in getattr(params.networks, split)} for split in SPLITS}
 
 

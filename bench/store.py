@@ -29,6 +29,7 @@ from tcl_core.errors import DataError
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.platforms import Hardware, host_fingerprint
+from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.sketches import DesignSpace, Sketch, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, extract_tasks
 from tcl_core.stages import exchange
@@ -63,7 +64,7 @@ def real_tasks() -> list[Task]:
     try:
         return Project.here().tasks
     except DataError:
-        return [task for task, _ in extract_tasks(NETWORK)]
+        return [task for task, _ in extract_tasks(NETWORK, PREPARED)]
 
 
 def real_sketches(candidates: Sequence[Task], count: int = TASKS) -> tuple[list[Task], list[Sketch], list[dict[str, Any]]]:

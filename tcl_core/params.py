@@ -74,6 +74,20 @@ class Chain:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """What is done to a network's graph before its tasks are cut (``programs.graph``); other choices give other tasks.
+
+    layout  of two-dimensional convolutions: NHWC puts channels side by side, where vectors find enough of them
+    fold    batch norms and zero padding become part of the convolution beside them
+    pack    a program may want weights in the order in which it reads them: they are reordered when the network is built
+    """
+
+    layout: Annotated[str, OneOf(("NHWC", "NCHW"))]
+    fold: bool
+    pack: bool
+
+
+@dataclass(frozen=True)
 class Candidates:
     max_train_tasks: CountOrZero
     max_held_out_tasks: CountOrZero
@@ -165,6 +179,7 @@ class Params:
     networks: Networks
     platforms: dict[str, Platform]
     chain: Chain
+    graph: Graph
     candidates: Candidates
     measure: Measure
     collect: Collect

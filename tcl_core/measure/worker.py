@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, lru_cache
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from tcl_core.measure.device import Crashed, Device, HostDevice, TimedOut
 from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.sentinel import sentinel_arguments, sentinel_module
 from tcl_core.measure.timing import runs_per_repeat, time_program
+from tcl_core.programs.packing import packed
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import argument_types
 
@@ -49,6 +50,14 @@ PR_SET_PDEATHSIG = 1
 TOLERANCE = 1e-3
 SENTINEL_MS = 6.0
 ACTIONS = ("build", "time", "check", "drop", "sentinel", "release", "describe")
+
+
+class Built(NamedTuple):
+    """What a job's scheduled module was compiled to."""
+
+    job: Job
+    function: Callable[..., Any]
+    module: Any
 
 
 class Worker:
@@ -64,7 +73,7 @@ class Worker:
             choose_cuda_compiler()
         self.target = make_target(setup.target)
         self.device = open_device(setup, on_wait)
-        self.built: dict[int, tuple[Job, Callable[..., Any]]] = {}
+        self.built: dict[int, Built] = {}
         # The last few tasks' design spaces, sketches, inputs and reference outputs.
         self.space = lru_cache(maxsize=16)(self._space)
         self.sketch = lru_cache(maxsize=64)(self._sketch)
@@ -91,11 +100,11 @@ class Worker:
         return arrays
 
     def _reference(self, task_key: str, module_json: str) -> list[np.ndarray]:
-        return self._results(self._compile(self.space(task_key, module_json).module), task_key, module_json)
-
-    def _results(self, function: Any, task_key: str, module_json: str) -> list[np.ndarray]:
-        """All arguments after one call on fresh ones, so that a program that writes too little is seen."""
         arguments = self._inputs(task_key, module_json)
+        return self._results(self._compile(self.space(task_key, module_json).module), arguments)
+
+    def _results(self, function: Any, arguments: list[Any]) -> list[np.ndarray]:
+        """All arguments after one call on fresh ones, so that a program that writes too little is seen."""
         function(*arguments)
         return [tensor.numpy() for tensor in arguments]
 
@@ -115,22 +124,32 @@ class Worker:
         else:
             sketch = self.sketch(job.task_key, job.module_json, job.trace_json)
             module = space.materialise(sketch, job.decisions).mod
-        self.built[number] = (job, self._compile(module))
+        self.built[number] = Built(job, self._compile(module), module)
         self.inputs(job.task_key, job.module_json)
         return time.perf_counter() - start
 
     def time(self, number: int, best_s: float) -> list[float]:
-        """Mean seconds of each repeat."""
-        job, function = self.built[number]
-        clock = self.device.clock(function, self.inputs(job.task_key, job.module_json))
+        """Mean seconds of each repeat.
+
+        A program that wants its weights in another order gets them as they are: as many bytes, and what they hold changes
+        no latency.
+        """
+        built = self.built[number]
+        clock = self.device.clock(built.function, self.inputs(built.job.task_key, built.job.module_json))
         with self._steady():
             return self.device.run(lambda: time_program(clock, self.setup.protocol, best_s))
 
     def check(self, number: int) -> float:
         """Largest difference to the untuned program's output, relative to the output's largest magnitude."""
-        job, function = self.built[number]
+        built = self.built[number]
+        job = built.job
         expected = self.device.run(lambda: self.reference(job.task_key, job.module_json))
-        found = self.device.run(lambda: self._results(function, job.task_key, job.module_json))
+        arguments = self._inputs(job.task_key, job.module_json)
+        reordered = packed(built.module, [tensor.numpy() for tensor in arguments])
+        for argument, array in reordered.items():
+            arguments[argument] = self.device.tensor(array)
+        found = self.device.run(lambda: self._results(built.function, arguments))
+        expected = [reordered.get(argument, array) for argument, array in enumerate(expected)]
         return max(_relative_difference(f, e) for f, e in zip(found, expected, strict=True))
 
     def drop(self, number: int) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler, structural_key
+from tcl_core.programs.graph import Graph, fuse
 from tcl_core.programs.networks import load_relax
 
-# Relax passes are the same for every CPU, so any LLVM target extracts the same tasks.
+# What is done to the graph is the same for every CPU, so any LLVM target extracts the same tasks.
 EXTRACTION_TARGET = {"kind": "llvm", "num-cores": 1}
 # First match in the fused task's name decides; order goes from the most to the least costly operator.
 OPERATORS = ("conv2d", "conv3d", "conv1d", "matmul", "softmax", "norm", "pool", "mean", "sum", "take")
@@ -39,14 +40,14 @@ class Task:
         return load_tvm().ir.load_json(self.module_json)
 
 
-def extract_tasks(network: str) -> list[tuple[Task, int]]:
-    """The tasks of a network (a name, ``.pt2`` or ``.onnx``) and the weight of each in it.
+def extract_tasks(network: str, graph: Graph) -> list[tuple[Task, int]]:
+    """The tasks of a network (a name, ``.pt2`` or ``.onnx``), its graph so prepared, and the weight of each in it.
 
     Raises UsageError if the network cannot be loaded or imported.
     """
     target = make_target(EXTRACTION_TARGET)
     with quiet_compiler():
-        module = fuse(load_relax(network), target)
+        module = fuse(load_relax(network), target, graph)
         fused = meta_schedule().relax_integration.extract_tasks(module, target, {})
     found: dict[str, tuple[Task, int]] = {}
     for extracted in fused:
@@ -54,23 +55,6 @@ def extract_tasks(network: str) -> list[tuple[Task, int]]:
         weight = int(extracted.weight) + (found[task.key][1] if task.key in found else 0)
         found[task.key] = (task, weight)
     return list(found.values())
-
-
-def fuse(module: Any, target: Any) -> Any:
-    """Lower a Relax module to fused TIR functions: what MetaSchedule calls its tasks."""
-    tvm = load_tvm()
-    relax = tvm.relax
-    passes = [
-        relax.transform.DecomposeOpsForInference(),
-        relax.transform.CanonicalizeBindings(),
-        relax.transform.LegalizeOps(),
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-    ]
-    with target:
-        return tvm.transform.Sequential(passes)(module)
 
 
 def describe(name: str, module: Any) -> Task:
@@ -88,7 +72,7 @@ def describe(name: str, module: Any) -> Task:
 def operator_type(name: str, module: Any) -> str:
     """The operator that dominates a fused function, told from its name, else from its blocks' names.
 
-    A convolution is depthwise when its weight, one of the main function's 4-D inputs, has one input channel.
+    A convolution is depthwise when its weight, the second of the main function's 4-D inputs, has one input channel for each output.
     """
     for text in (name, *_block_names(module)):
         for operator in OPERATORS:
@@ -104,7 +88,12 @@ def _block_names(module: Any) -> list[str]:
 
 def _is_depthwise(module: Any) -> bool:
     data, *others = (shape for shape, _ in argument_types(module))
-    return any(len(s) == 4 and s[1] == 1 and s[0] == data[1] for s in others if len(data) == 4)
+    weight = next((shape for shape in others if len(shape) == len(data) == 4), None)
+    if weight is None:
+        return False
+    if any("nhwc" in name for name in _block_names(module)):  # and its weights HWIO
+        return weight[2] == 1 and weight[3] == data[3]
+    return weight[1] == 1 and weight[0] == data[1]
 
 
 def argument_types(module: Any) -> list[tuple[tuple[int, ...], str]]:

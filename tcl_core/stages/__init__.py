@@ -23,7 +23,7 @@ def tasks(network: str | None = None) -> str:
     from tcl_core.stages.data import show_tasks, write_tasks
 
     _refuse_empty(network=network)
-    return write_tasks(_project()) if network is None else show_tasks(network)
+    return write_tasks(_project()) if network is None else show_tasks(network, load_params().graph)
 
 
 def candidates() -> str:

@@ -24,6 +24,7 @@ from tcl_core.measure.pool import Runner
 from tcl_core.models import catalogue
 from tcl_core.params import Platform, parse_address
 from tcl_core.platforms import Hardware, hardware_under, host_fingerprint, remote_target, target_of, threads, why_not
+from tcl_core.programs.graph import Graph
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress, say
@@ -53,7 +54,7 @@ def write_tasks(project: Project) -> str:
     uses: list[dict[str, Any]] = []
     with timed("tasks"), progress("extracting tasks", len(splits)) as shown:
         for network, split in splits.items():
-            for task, weight in extract_tasks(network):
+            for task, weight in extract_tasks(network, project.params.graph):
                 tasks.setdefault(task.key, task)
                 uses.append({"network": network, "split": split, "task_key": task.key, "weight": weight})
             shown.advance(network)
@@ -64,9 +65,9 @@ def write_tasks(project: Project) -> str:
     return f"{len(tasks)} distinct tasks of {len(splits)} networks"
 
 
-def show_tasks(network: str) -> str:
-    """One network's tasks as a table, without writing anything."""
-    found = sorted(extract_tasks(network), key=lambda t: -t[0].flops * t[1])
+def show_tasks(network: str, graph: Graph) -> str:
+    """One network's tasks as a table, its graph so prepared, without writing anything."""
+    found = sorted(extract_tasks(network, graph), key=lambda t: -t[0].flops * t[1])
     lines = [f"{'task':16s}  {'operator':17s} {'MFLOP':>10s}  weight  name"]
     lines += [f"{t.key:16s}  {t.operator:17s} {t.flops / 1e6:10.2f}  {w:6d}  {t.name}" for t, w in found]
     return "\n".join(lines)

@@ -157,7 +157,7 @@ def run_tune(
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
 
     Without ``platform`` it is the last of the chain that ran; where that is not this machine's CPU, nothing is tuned,
-    and that is said.  What was tuned last with the same champion and trials is said once more, unless ``again``.
+    and that is said.  What was tuned last with the same graph, champion and trials is said once more, unless ``again``.
 
     Raises UsageError for a platform on which this machine tunes nothing, RegistryError where there is no champion.
     """
@@ -170,7 +170,7 @@ def run_tune(
     version, folder = registry.champion(platform)
     trials = trials or project.params.tune.trials
     asked = {"network": network, "platform": platform, "champion_version": version, "trials": trials}
-    asked |= _bytes_of(network)
+    asked |= _bytes_of(network) | {"graph": asdict(project.params.graph)}
     last = kept(TUNED, "it is tuned anew")
     if not again and asked.items() <= last.items():
         return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
@@ -209,6 +209,7 @@ def _tune(project: Project, network: str, platform: str, champion: Path, trials:
     with measuring_alone(), timed("tune"):
         result = tune_network(
             network,
+            project.params.graph,
             model=catalogue.load(champion),
             hardware=read_saved_hardware(champion).vector(),
             setup=setup_of(project, platform),

@@ -18,9 +18,10 @@ from tcl_core.measure.job import Protocol, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
+from tcl_core.programs.graph import Graph, apply_database, fuse
 from tcl_core.programs.network_files import median_ms
 from tcl_core.programs.networks import import_network
-from tcl_core.programs.tasks import describe, fuse
+from tcl_core.programs.tasks import describe
 from tcl_core.tuning.adapters import SearchSettings, decision_search, ranker
 from tcl_core.tuning.measuring import module_builder, worker_runner
 
@@ -45,21 +46,20 @@ class Tuned:
 
 
 def tune_network(
-    network: str, model: CostModel, hardware: Sequence[float], setup: Setup, trials: int, seed: int
+    network: str, graph: Graph, model: CostModel, hardware: Sequence[float], setup: Setup, trials: int, seed: int
 ) -> Tuned:
-    """Spend ``trials`` measured programs on the network's tasks inside MetaSchedule and time the result.
+    """Spend ``trials`` measured programs on the tasks of the network, its graph so prepared, and time the result.
 
     Raises PlatformError if the tuned network computes something else than PyTorch.
     """
     target = make_target(setup.target)
     with quiet_compiler():
         imported = import_network(network, setup.protocol.threads)
-        module, inputs = fuse(imported.module, target), imported.inputs
+        module, inputs = fuse(imported.module, target, graph), imported.inputs
     start = time.monotonic()
     database, tasks = search_tasks(module, model, hardware, setup, trials, seed)
     search_s = time.monotonic() - start
-    with target, database:
-        applied = load_tvm().relax.transform.MetaScheduleApplyDatabase()(module)
+    applied = apply_database(module, target, database)
     with _as_measured(setup.protocol):
         untuned, untuned_ms = _build_and_time(module, target, inputs)
         output, tuned_ms = _build_and_time(applied, target, inputs)

@@ -78,7 +78,7 @@ def test_integers_are_compared_too():
 
 def difference_of(worker, job, function):
     """What the check says of another function in the program's place."""
-    worker.built[1] = (job, function)
+    worker.built[1] = worker.built[0]._replace(function=function)
     try:
         return worker.check(1)
     finally:

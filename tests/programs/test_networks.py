@@ -12,6 +12,7 @@ from tcl_core.network_names import NETWORKS, TEXT, Network
 from tcl_core.programs import networks
 from tcl_core.programs.network_files import load_onnx, onnx_inputs
 from tcl_core.programs.networks import import_network, load_exported, load_relax
+from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.tasks import extract_tasks
 
 # --- names ---
@@ -50,7 +51,7 @@ def test_a_named_network_through_a_tiny_configuration(monkeypatch):
     assert first.shape == (1, 128, 16) and torch.equal(first, second)
     program, example = load_exported("bert-nano")
     torch.testing.assert_close(program.module()(*example), first)
-    operators = {task.operator for task, _ in extract_tasks("bert-nano")}
+    operators = {task.operator for task, _ in extract_tasks("bert-nano", PREPARED)}
     assert {"matmul", "softmax", "take"} <= operators
 
 
@@ -121,7 +122,7 @@ def test_an_onnx_file(tmp_path):
     module = load_relax(relu_model(tmp_path))
     (x,) = module["main"].params
     assert [int(d) for d in x.ty.shape] == [4, 3]
-    ((task, weight),) = extract_tasks(str(tmp_path / "model.onnx"))
+    ((task, weight),) = extract_tasks(str(tmp_path / "model.onnx"), PREPARED)
     assert (task.operator, weight) == ("elementwise", 1)
 
 

@@ -12,6 +12,7 @@ from conftest import matmul_module, onnx_model
 
 from tcl_core.compat import load_tvm, structural_key
 from tcl_core.errors import UsageError
+from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.tasks import argument_types, describe, extract_tasks, operator_type
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def found(tiny_network):
-    return extract_tasks(tiny_network)
+    return extract_tasks(tiny_network, PREPARED)
 
 
 def test_the_tasks_of_a_tiny_network(found):
@@ -56,14 +57,15 @@ def test_keys_are_the_same_in_a_fresh_process(tmp_path):
     path = onnx_model(tmp_path / "net.onnx", nodes, {"x": (1, 8, 8, 8)}, {"y": (1, 8, 6, 6)}, weights)
     code = (
         "import sys, json; from tcl_core.compat import load_tvm; load_tvm(without_torch=True); "
+        "from tcl_core.programs.graph import PREPARED; "
         "from tcl_core.programs.tasks import extract_tasks; "
-        "print(json.dumps([[t.key, t.operator, w] for t, w in extract_tasks(sys.argv[1])]))"
+        "print(json.dumps([[t.key, t.operator, w] for t, w in extract_tasks(sys.argv[1], PREPARED)]))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "123"}
     done = subprocess.run(
         [sys.executable, "-c", code, path], env=environment, capture_output=True, text=True, check=True, cwd="/"
     )
-    here = [[t.key, t.operator, w] for t, w in extract_tasks(path)]
+    here = [[t.key, t.operator, w] for t, w in extract_tasks(path, PREPARED)]
     assert {"conv2d", "softmax"} <= {operator for _, operator, _ in here}
     assert json.loads(done.stdout.splitlines()[-1]) == here
 
@@ -141,4 +143,4 @@ def test_argument_types(conv):
 
 def test_an_unknown_network():
     with pytest.raises(UsageError, match="^unknown network 'resnet-81'; did you mean 'resnet-18'"):
-        extract_tasks("resnet-81")
+        extract_tasks("resnet-81", PREPARED)

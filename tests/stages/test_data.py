@@ -73,7 +73,7 @@ def networks(monkeypatch, matmul, conv, softmax):
         "b.pt2": [(conv.task, 1), (matmul.task, 4)],
         "c.pt2": [(softmax.task, 3)],
     }
-    monkeypatch.setattr(data, "extract_tasks", found.__getitem__)
+    monkeypatch.setattr(data, "extract_tasks", lambda network, graph: found[network])
 
 
 @pytest.fixture(scope="module")

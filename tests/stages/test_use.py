@@ -278,7 +278,7 @@ def tuner(project, monkeypatch):
         calls: list[tuple[str, int]] = []
         pytorch_ms: float | None = 24.6
 
-        def __call__(self, name, model, hardware, setup, trials, seed) -> Tuned:
+        def __call__(self, name, graph, model, hardware, setup, trials, seed) -> Tuned:
             self.calls.append((name, trials))
             return Tuned(trials, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0)
 
@@ -301,11 +301,14 @@ def test_nothing_new_is_tuned_once(project, tuner):
     assert tuner.calls == [("resnet-18", 200)]
 
 
-@pytest.mark.parametrize("change", ["network", "trials", "champion", "again"])
+@pytest.mark.parametrize("change", ["network", "trials", "graph", "champion", "again"])
 def test_what_is_new_is_tuned(project, tuner, change):
     use.run_tune(project, "resnet-18", P, 200)
     if change == "champion":
         registry.promote(P, registry.register(P, saved_elsewhere(), {}, {}, {}), True, "better", 1)
+    if change == "graph":
+        graph = dataclasses.replace(project.params.graph, layout="NCHW")
+        project = dataclasses.replace(project, params=dataclasses.replace(project.params, graph=graph))
     network, trials = ("bert-tiny" if change == "network" else "resnet-18"), (64 if change == "trials" else 200)
     use.run_tune(project, network, P, trials, again=change == "again")
     assert tuner.calls == [("resnet-18", 200), (network, trials)]

@@ -17,7 +17,8 @@ from tcl_core.errors import PlatformError, UsageError
 from tcl_core.programs import network_files
 from tcl_core.programs.network_files import load_onnx, random_inputs
 from tcl_core.programs.networks import import_network, load_relax
-from tcl_core.programs.tasks import EXTRACTION_TARGET, fuse
+from tcl_core.programs.graph import PREPARED, fuse
+from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import network
 from tcl_core.tuning.network import TOLERANCE, _difference, _trials_per_round
 
@@ -28,6 +29,7 @@ import json, os, sys
 sys.path.insert(0, "tests")
 import conftest
 from tcl_core.errors import TclError
+from tcl_core.programs.graph import PREPARED
 from tcl_core.tuning import network
 
 class Sum:
@@ -36,11 +38,11 @@ class Sum:
         return samples.tokens.sum(axis=(1, 2)).astype("float32")
 
 cores = os.sched_getaffinity(0)
-print(json.dumps(vars(network.tune_network(sys.argv[1], Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0))))
+print(json.dumps(vars(network.tune_network(sys.argv[1], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0))))
 assert os.sched_getaffinity(0) == cores, "still pinned"
 network.TOLERANCE = -1.0
 try:
-    network.tune_network(sys.argv[2], Sum(), (1.0,) * 11, conftest.quick_setup(), 1, 0)
+    network.tune_network(sys.argv[2], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 1, 0)
 except TclError as error:
     print(type(error).__name__, error)
 """
@@ -93,7 +95,7 @@ def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_network, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(network.Runner, "measure", stopped)
     with quiet_compiler():
-        module = fuse(load_relax(tiny_network), make_target(EXTRACTION_TARGET))
+        module = fuse(load_relax(tiny_network), make_target(EXTRACTION_TARGET), PREPARED)
     with pytest.raises(type(stop)) as raised:
         network.search_tasks(module, Sum(), (1.0,) * 11, make_setup(), 40, 0)
     assert raised.value.args == (stop.args or ("",))  # as it was raised, so that `tcl` can tell how it ended
@@ -113,13 +115,13 @@ def test_a_bad_onnx_file_is_the_users_to_mend(tmp_path, content, make_setup):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match="bad.onnx (does not exist|is not a readable ONNX model)"):
-        network.tune_network(str(path), Sum(), (1.0,) * 11, make_setup(), 1, 0)
+        network.tune_network(str(path), PREPARED, Sum(), (1.0,) * 11, make_setup(), 1, 0)
 
 
 def test_an_onnx_file_with_dynamic_shapes_is_refused_before_anything_runs(tmp_path, make_setup):
     path = onnx_model(tmp_path / "free.onnx", [("Relu", ["x"], ["y"])], {"x": ("n", 3)}, {"y": ("n", 3)})
     with pytest.raises(UsageError, match="input 'x' has a dynamic shape; export it with fixed shapes"):
-        network.tune_network(path, Sum(), (1.0,) * 11, make_setup(), 1, 0)
+        network.tune_network(path, PREPARED, Sum(), (1.0,) * 11, make_setup(), 1, 0)
 
 
 @pytest.mark.parametrize(("seconds", "runs"), [(4.0, 3), (1.0, 5), (0.001, 30)])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -191,9 +191,27 @@ def write_database(
                 except InvalidProgram:
                     counts["refused"] += 1
                     continue
-                records.write(_line([written[key], record.as_json()]))
+                records.write(_line([written[key], _record_json(record)]))
                 counts["written"] += 1
     return counts["written"], counts["refused"]
+
+
+def _record_json(record: Any) -> Any:
+    """What MetaSchedule writes of a TuningRecord; its own ``as_json`` cannot tell of a weight's new order."""
+    from tvm.s_tir.meta_schedule import _ffi_api
+
+    return _plain(_ffi_api.TuningRecordAsJSON(record))
+
+
+def _plain(value: Any) -> Any:
+    tvm = load_tvm()
+    if isinstance(value, tvm.tirx.IndexMap):
+        return tvm.ir.save_json(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(entry) for entry in value]
+    return value.value if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm) else value
 
 
 def _line(entry: Any) -> bytes:

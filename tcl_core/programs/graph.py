@@ -1,0 +1,179 @@
+"""A network's graph before its tasks are cut from it: what is folded away, how data lies, which weights may move.
+
+All that decides which tasks a network has, in one place; measuring and tuning both go through ``fuse``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tcl_core.compat import load_tvm, structural_key
+from tcl_core.params import Graph
+
+WEIGHTS = {"NHWC": "HWIO"}  # how weights lie where data lies so
+
+# TVM has these in one layout only, and would not build what it had turned into another.
+AS_THEY_ARE = {"relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
+COMMUTATIVE = ("relax.add", "relax.multiply")
+ELEMENTWISE = (*COMMUTATIVE, "relax.subtract", "relax.divide")
+
+AS_GIVEN = Graph(layout="NCHW", fold=False, pack=False)  # as the network's author wrote it
+PREPARED = Graph(layout="NHWC", fold=True, pack=True)  # as params.yaml comes
+
+
+def fuse(module: Any, target: Any, graph: Graph) -> Any:
+    """Lower a Relax module to fused TIR functions: what MetaSchedule calls its tasks."""
+    tvm = load_tvm()
+    transform = tvm.relax.transform
+    passes = []
+    if graph.fold:
+        passes += [fold_padding, transform.FoldBatchnormToConv2D(), transform.FoldConstant()]
+    if graph.layout != "NCHW":
+        wanted = {"relax.nn.conv2d": [graph.layout, WEIGHTS[graph.layout]], **AS_THEY_ARE}
+        passes += [ready_for_layout, transform.ConvertLayout(wanted), merge_transposes]
+    passes += [
+        transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        transform.FoldConstant(),
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+    ]
+    if graph.pack:
+        passes += [transform.AttachAttrLayoutFreeBuffers()]
+    with target:
+        for each in passes:
+            module = each(module)
+    return module
+
+
+def apply_database(fused: Any, target: Any, database: Any) -> Any:
+    """A fused module with the programs that a MetaSchedule database has for its tasks, and its weights as they want them."""
+    transform = load_tvm().relax.transform
+    with target, database:
+        applied = transform.MetaScheduleApplyDatabase()(fused)
+        for each in (transform.SplitLayoutRewritePreproc(), transform.FoldConstant(), transform.DeadCodeElimination()):
+            applied = each(applied)
+    return applied
+
+
+def fold_padding(module: Any) -> Any:
+    """Zero padding before a convolution becomes the convolution's own.
+
+    Networks that pad by hand otherwise move all data once more, and no layout passes through ``pad``.
+    """
+    relax, dpl = _relax()
+    pad = dpl.is_op("relax.nn.pad")(dpl.wildcard())
+    convolution = dpl.is_op("relax.nn.conv2d")(pad, dpl.wildcard())
+
+    def folded(call: Any, matched: Any) -> Any:
+        padding, attributes = matched[pad].attrs, call.attrs
+        *others, top, bottom, left, right = (int(width) for width in padding.pad_width)
+        zeros = padding.pad_mode == "constant" and float(padding.pad_value) == 0
+        if not zeros or any(others) or attributes.data_layout != "NCHW":
+            return call
+        widths = [int(own) + more for own, more in zip(attributes.padding, (top, left, bottom, right), strict=True)]
+        kept = {name: attributes[name] for name in ("strides", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")}
+        return relax.op.nn.conv2d(matched[pad].args[0], call.args[1], padding=widths, out_dtype=attributes.out_dtype or None, **kept)
+
+    return _rewritten(module, convolution, folded)
+
+
+def ready_for_layout(module: Any) -> Any:
+    """What no layout passes through, in words through which it does: bounds as minimum and maximum, constants of full rank."""
+    relax, dpl = _relax()
+    clip = dpl.is_op("relax.clip")(dpl.wildcard(), dpl.wildcard(), dpl.wildcard())
+
+    def bounded(call: Any, _: Any) -> Any:
+        data, low, high = call.args
+        dtype = data.ty.dtype
+        low, high = (relax.const(float(getattr(bound, "value", bound)), dtype) for bound in (low, high))
+        return relax.op.minimum(relax.op.maximum(data, low), high)
+
+    module = _rewritten(module, clip, bounded)
+    for name in ELEMENTWISE:
+        module = _rewritten(module, dpl.is_op(name)(dpl.wildcard(), dpl.wildcard()), _full_rank)
+    return module
+
+
+def _full_rank(call: Any, _: Any) -> Any:
+    """An elementwise operator whose constants have as many dimensions as its result, and stand behind what varies."""
+    tvm, rank = load_tvm(), call.ty.ndim
+
+    def of_full_rank(given: Any) -> Any:
+        if not isinstance(given, tvm.ir.GenericConst) or not 0 < given.ty.ndim < rank:
+            return given
+        array = given.value.numpy()
+        return tvm.relax.const(array.reshape((1,) * (rank - array.ndim) + array.shape), given.ty.dtype)
+
+    arguments = [of_full_rank(given) for given in call.args]
+    if call.op.name in COMMUTATIVE and isinstance(arguments[0], tvm.ir.GenericConst):
+        arguments.reverse()
+    return tvm.relax.Call(call.op, arguments, call.attrs)
+
+
+def merge_transposes(module: Any) -> Any:
+    """Transpositions move behind elementwise operators, meet there, and become one or none."""
+    before = None
+    while (now := structural_key(module)) != before:
+        module, before = _cancelled(_behind_elementwise(module)), now
+    return module
+
+
+def _behind_elementwise(module: Any) -> Any:
+    """``op(transpose(a), transpose(b))`` becomes ``transpose(op(a, b))`` where both transpose alike."""
+    relax, dpl = _relax()
+
+    for name in ELEMENTWISE:
+        left, right = (dpl.is_op("relax.permute_dims")(dpl.wildcard()) for _ in range(2))
+
+        def moved(call: Any, matched: Any, left: Any = left, right: Any = right) -> Any:
+            first, second = matched[left], matched[right]
+            axes = _axes(first)
+            if _axes(second) != axes or list(first.args[0].ty.shape) != list(second.args[0].ty.shape):
+                return call
+            return relax.op.permute_dims(relax.Call(call.op, [first.args[0], second.args[0]], call.attrs), axes)
+
+        module = _rewritten(module, dpl.is_op(name)(left, right), moved)
+    return module
+
+
+def _cancelled(module: Any) -> Any:
+    """A transposition of a transposition is one; one that changes nothing is none."""
+    relax, dpl = _relax()
+    inner = dpl.is_op("relax.permute_dims")(dpl.wildcard())
+
+    def merged(call: Any, matched: Any) -> Any:
+        first = _axes(matched[inner])
+        return relax.op.permute_dims(matched[inner].args[0], [first[axis] for axis in _axes(call)])
+
+    def gone(call: Any, _: Any) -> Any:
+        axes = _axes(call)
+        return call.args[0] if axes == sorted(axes) else call
+
+    module = _rewritten(module, dpl.is_op("relax.permute_dims")(inner), merged)
+    return _rewritten(module, dpl.is_op("relax.permute_dims")(dpl.wildcard()), gone)
+
+
+def _axes(call: Any) -> list[int]:
+    rank = call.args[0].ty.ndim
+    return list(reversed(range(rank))) if call.attrs.axes is None else [int(axis) % rank for axis in call.attrs.axes]
+
+
+def _rewritten(module: Any, pattern: Any, function: Any) -> Any:
+    """A copy of the module in which what the pattern matches is what ``function(call, matched)`` makes of it."""
+    relax, dpl = _relax()
+    module = module.clone() if hasattr(module, "clone") else load_tvm().IRModule(module.functions, attrs=module.attrs)
+    for name, found in list(module.functions.items()):
+        if isinstance(found, relax.Function):
+            module.update_func(name, dpl.rewrite_call(pattern, function, found))
+    return module
+
+
+def _relax() -> tuple[Any, Any]:
+    relax = load_tvm().relax
+    from tvm.relax import dpl
+
+    return relax, dpl
