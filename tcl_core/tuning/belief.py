@@ -141,8 +141,6 @@ class Belief:
 
     def _reach(self, points: Points) -> np.ndarray:
         """(M, N) how far the M records speak of the points."""
-        if not len(self.known):
-            return np.zeros((0, len(points)))
         return np.linalg.solve(self._root, self._covariance(self.known, points))
 
     def has_opinion(self, points: Points) -> bool:
@@ -160,7 +158,7 @@ class Picker:
     """
 
     def __init__(self, belief: Belief, points: Points, curiosity: float) -> None:
-        self._mean, self._covariance = belief.joint(points) if len(points) else (np.zeros(0), np.zeros((0, 0)))
+        self._mean, self._covariance = belief.joint(points)
         self._noise, self._curiosity = belief.noise, curiosity
         self._open = np.ones(len(points), dtype=bool)
 
@@ -182,6 +180,8 @@ def _trend(left: Points, right: Points) -> np.ndarray:
 
 def _distances(left: Points, right: Points) -> np.ndarray:
     """(N, M) Euclidean distances; the subtraction of near-equal squares may fall a rounding below 0."""
+    if not len(left) or not len(right):  # no points have no features either
+        return np.zeros((len(left), len(right)))
     a, b = left.features, right.features
     return np.sqrt(np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2.0 * a @ b.T, 0.0))
 

@@ -61,9 +61,10 @@ class DecisionSearch:
             self._scale = Scale(views)
             self._remember(fresh, views)
         belief = self._belief()
-        alive, merits = self._best(self._first_generation(fresh), belief)
+        merits: dict[Candidate, float] = {}  # what each candidate met in this proposal may gain
+        alive = self._best(self._first_generation(fresh), belief, merits)
         for _ in range(self.generations):
-            alive, merits = self._best([*alive, *self._children(alive, merits)], belief)
+            alive = self._best([*alive, *self._children(alive)], belief, merits)
         kept = {*alive, *self.measured}
         self._alive, self._seen = alive, {c: point for c, point in self._seen.items() if c in kept}
         return self._batch([c for c in alive if self._is_new(c)], belief, count)
@@ -95,13 +96,13 @@ class DecisionSearch:
         rows = worth_learning(latencies_s)
         return Belief(self._points([candidates[row] for row in rows]), gains_of(latencies_s)[rows])
 
-    def _best(self, candidates: Sequence[Candidate], belief: Belief) -> tuple[list[Candidate], np.ndarray]:
-        """The distinct candidates that promise most, and what each may gain."""
+    def _best(self, candidates: Sequence[Candidate], belief: Belief, merits: dict[Candidate, float]) -> list[Candidate]:
+        """The distinct candidates that promise most, best first; ``merits`` grows by those that are new."""
         distinct = list(dict.fromkeys(candidates))
-        mean, deviation = belief.of(self._points(distinct))
-        merits = mean + CURIOSITY * deviation
-        rows = np.argsort(-merits, kind="stable")[: self.population]
-        return [distinct[row] for row in rows], merits[rows]
+        new = [candidate for candidate in distinct if candidate not in merits]
+        mean, deviation = belief.of(self._points(new))
+        merits |= zip(new, (mean + CURIOSITY * deviation).tolist(), strict=True)
+        return sorted(distinct, key=lambda candidate: -merits[candidate])[: self.population]
 
     def _first_generation(self, fresh: Sequence[Candidate]) -> list[Candidate]:
         """The fastest measured programs, those that lived on from the last proposal, and fresh ones."""
@@ -150,10 +151,9 @@ class DecisionSearch:
         distinct = list(dict.fromkeys(found))
         return [distinct[row] for row in self.rng.permutation(len(distinct))]
 
-    def _children(self, alive: Sequence[Candidate], merits: np.ndarray) -> list[Candidate]:
+    def _children(self, alive: Sequence[Candidate]) -> list[Candidate]:
         """Parents drawn by rank; all children are mutated, half of them after a cross with a parent of their sketch."""
-        rank = np.argsort(np.argsort(-merits, kind="stable"), kind="stable")
-        weight = 1.0 / (2.0 + rank)
+        weight = 1.0 / (2.0 + np.arange(len(alive)))
         parents = self.rng.choice(len(alive), size=self.population, p=weight / weight.sum())
         children: list[Candidate] = []
         for sketch in self.sketches:
