@@ -41,6 +41,11 @@ TABLES = {
     ),
     "reference": (),
     "samplers": tuple(f"figures.*.*.{judge}.{key}" for judge in ("mamba", "trees") for key in ("top1", "top5", "pairs")),
+    "search": (
+        *(f"summary.{key}" for key in ("candidates_x", "best_vs_stock", "best_vs_random", "scratch_vs_stock", "scratch_vs_random")),
+        *(f"rows.*.{key}" for key in ("operator", "units", "best_vs_stock", "best_vs_random")),
+        *(f"units.*.{key}" for key in ("task", "seed", "best_s", "candidates.*", "search_s.*")),
+    ),
     "store": tuple(
         f"figures.{key}"
         for key in ("write_records_per_s", "scan_records_per_s", "training_columns_per_s", "encoded_programs_per_s", "write_peak_mb")

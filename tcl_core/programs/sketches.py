@@ -17,6 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ KINDS = {
 PARALLEL = "meta_schedule.parallel"
 # Replays with fresh random choices that show where blocks go beside loops, and which tile extents vary.
 PROBES = 6
+# One mutation of a tiling in so many draws it anew.
+REDRAWN = 4
 
 
 class InvalidProgram(Exception):
@@ -59,6 +62,26 @@ class Slot:
     def columns(self) -> slice:
         return slice(self.offset, self.offset + self.width)
 
+    @cached_property
+    def _offered(self) -> frozenset[tuple[int, ...]]:
+        return frozenset(map(tuple, self.choices.tolist()))
+
+    def neighbour(self, tiling: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The (width,) tiling with one prime factor at another level; any of the choices where none of these is one."""
+        factors = [int(factor) for factor in tiling]
+        moves = [
+            (source, target, prime)
+            for source, target in permutations(range(self.width), 2)
+            for prime in _primes(factors[source])
+        ]
+        for place in rng.permutation(len(moves)):
+            source, target, prime = moves[place]
+            moved = list(factors)
+            moved[source], moved[target] = moved[source] // prime, moved[target] * prime
+            if tuple(moved) in self._offered:
+                return np.array(moved, dtype=np.int32)
+        return self.choices[rng.integers(len(self.choices))]
+
 
 @dataclass(frozen=True)
 class Sketch:
@@ -80,7 +103,11 @@ class Sketch:
         return np.concatenate(columns, axis=1).astype(np.int32) if columns else np.zeros((count, 0), np.int32)
 
     def mutate(self, decisions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A copy of (N, width) vectors in which each row has one slot, of those with a choice, drawn anew."""
+        """A copy of (N, width) vectors in which each row has one slot, of those with a choice, changed.
+
+        Of most tilings one prime factor moves to another level, which keeps what was good about the rest; all other slots
+        are drawn anew, and one tiling in ``REDRAWN``.
+        """
         free = [slot for slot in self.slots if len(slot.choices) > 1]
         mutated = decisions.copy()
         if free:
@@ -88,6 +115,9 @@ class Sketch:
             for number, slot in enumerate(free):
                 rows = np.flatnonzero(which == number)
                 mutated[rows, slot.columns] = slot.choices[rng.integers(len(slot.choices), size=len(rows))]
+                if slot.kind == "tile":
+                    for row in rows[rng.integers(REDRAWN, size=len(rows)) > 0]:
+                        mutated[row, slot.columns] = slot.neighbour(decisions[row, slot.columns], rng)
         return mutated
 
     def crossover(self, left: np.ndarray, right: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -280,6 +310,12 @@ def _ordered_factors(extent: int, parts: int) -> tuple[tuple[int, ...], ...]:
 def _divisors(number: int) -> tuple[int, ...]:
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+@lru_cache(maxsize=65536)
+def _primes(number: int) -> tuple[int, ...]:
+    """The different primes that divide a number."""
+    return tuple(d for d in _divisors(number)[1:] if len(_divisors(d)) == 2)
 
 
 def trace_to_json(trace: Any) -> str:

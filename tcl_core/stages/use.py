@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +17,12 @@ from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
+from tcl_core.measure.job import Setup
 from tcl_core.models import catalogue
-from tcl_core.platforms import why_not
+from tcl_core.platforms import host_fingerprint, why_not
 from tcl_core.stages.data import check_platform, setup_of
 from tcl_core.stages.project import (
+    DATA,
     REPORTS,
     Project,
     judged_now,
@@ -32,6 +36,7 @@ from tcl_core.stages.project import (
 )
 
 TUNED = REPORTS / "tuned.json"
+TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
 EVALUATION = REPORTS / "evaluation.json"
 FIRST_CONFIDENCE = 0.5
 ELSEWHERE = {"rpc": "a device behind RPC", "cuda": "an NVIDIA GPU"}  # kinds of platform on which nothing is tuned
@@ -174,7 +179,7 @@ def run_tune(
     last = kept(TUNED, "it is tuned anew")
     if not again and asked.items() <= last.items():
         return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
-    tuned = {**_tune(project, network, platform, folder, trials), **asked}
+    tuned = {**_tune(project, asked, folder), **asked}
     write_json(TUNED, tuned)
     reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
     return (
@@ -203,20 +208,32 @@ def _local(project: Project) -> list[str]:
     return [name for name in project.platforms_that_ran() if project.params.platforms[name].kind == "local"]
 
 
-def _tune(project: Project, network: str, platform: str, champion: Path, trials: int) -> dict[str, Any]:
+def _tune(project: Project, asked: Mapping[str, Any], champion: Path) -> dict[str, Any]:
+    """Tune, or go on where the same was stopped."""
     from tcl_core.tuning.network import tune_network
 
+    setup = setup_of(project, asked["platform"])
+    folder = _unfinished(asked, setup)
     with measuring_alone(), timed("tune"):
         result = tune_network(
-            network,
+            asked["network"],
             project.params.graph,
             model=catalogue.load(champion),
             hardware=read_saved_hardware(champion).vector(),
-            setup=setup_of(project, platform),
-            trials=trials,
+            setup=setup,
+            trials=asked["trials"],
             seed=project.params.seed,
+            folder=folder,
         )
+        shutil.rmtree(folder, ignore_errors=True)
     return asdict(result)
+
+
+def _unfinished(asked: Mapping[str, Any], setup: Setup) -> Path:
+    """The folder of what was measured for just that, by this host and protocol; however many trials were asked for."""
+    what = {name: value for name, value in asked.items() if name != "trials"}
+    told = json.dumps([what, setup.protocol_json(), host_fingerprint()], sort_keys=True)
+    return TUNING / hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def _bytes_of(network: str) -> dict[str, str]:

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tcl_core.compat import load_tvm, meta_schedule, structural_key
-from tcl_core.features.encode import Encoder
 from tcl_core.features.tokens import program_tokens
 from tcl_core.features.batches import Samples
 from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.primitives import trace_primitives
-from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch
 from tcl_core.programs.tasks import Task, operator_type
 from tcl_core.programs.workload import read_workload
-from tcl_core.tuning.search import Candidate, DecisionSearch, Score
+from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 
 
 def ranker(model: CostModel, hardware: Sequence[float]) -> Any:
@@ -77,76 +74,6 @@ def _as_samples(rows: Sequence[np.ndarray]) -> Samples:
     )
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """How the search of one task goes; see ``DecisionSearch``."""
-
-    population: int = 256
-    generations: int = 3
-    explore: float = 0.1
-    seed: int = 0
-
-
-class ScheduleSearch(DecisionSearch):
-    """The search of one task as MetaSchedule wants it: proposals are schedules, results come in their order.
-
-    space    replays what is proposed
-    waiting  candidates whose results are due
-    """
-
-    def __init__(
-        self, task: Task, model: CostModel, hardware: Sequence[float], target: dict[str, Any], settings: SearchSettings
-    ) -> None:
-        self.space = DesignSpace(task.key, task.module(), target)
-        self.waiting: list[Candidate] = []
-        sketches = self.space.sketches()
-        rng = np.random.default_rng([settings.seed, int(task.key[:8], 16)])
-        shape = (settings.population, settings.generations, settings.explore)
-        super().__init__(sketches, _scorer(task, sketches, model, hardware), rng, *shape)
-
-    def schedules(self, count: int) -> list[Any]:
-        """Up to ``count`` valid proposals, replayed; none when the design space is exhausted."""
-        self.waiting, found = [], []
-        while len(found) < count:
-            proposed = self.propose(2 * count)
-            for candidate in proposed:
-                if len(found) < count:
-                    found += self._replayed(candidate)
-            if found or not proposed:
-                break  # invalid proposals count as measured, so the next ones are others
-        return found
-
-    def _replayed(self, candidate: Candidate) -> list[Any]:
-        """The candidate's schedule, unless it is invalid or the same as another one's."""
-        sketch = self.sketches[candidate[0]]
-        try:
-            schedule = self.space.materialise(sketch, candidate[1])
-            decisions = sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
-        except InvalidProgram:
-            self.tell(candidate, math.inf)
-            return []
-        canonical = (candidate[0], tuple(decisions.tolist()))
-        if canonical != candidate:
-            self.tell(candidate, math.inf)  # the same program under a name that TVM moves
-        if canonical in self.measured or canonical in self.waiting:
-            return []
-        self.waiting.append(canonical)
-        return [schedule]
-
-    def tell_results(self, results: Sequence[Any]) -> None:
-        """Remember MetaSchedule's ``RunnerResult`` of each schedule that ``schedules`` returned last."""
-        for candidate, result in zip(self.waiting, results, strict=True):
-            self.tell(candidate, _latency_s(result))
-
-
-def _scorer(task: Task, sketches: Sequence[Sketch], model: CostModel, hardware: Sequence[float]) -> Score:
-    """What the model predicts of a task's candidates; their tokens come from the decisions alone."""
-    encoder = Encoder([task], [])
-    for sketch in sketches:
-        encoder.add(sketch)
-    return lambda candidates: model.predict(encoder.encode([(task.key, *c) for c in candidates], hardware))
-
-
 def _latency_s(result: Any) -> float:
     """Median over the repeats, seconds; inf for a program that failed."""
     if result.error_msg or not result.run_secs:
@@ -155,9 +82,12 @@ def _latency_s(result: Any) -> float:
 
 
 def decision_search(
-    task: Task, model: CostModel, hardware: Sequence[float], target: dict[str, Any], settings: SearchSettings
+    task: Task, model: CostModel | None, hardware: Sequence[float], target: dict[str, Any], settings: SearchSettings
 ) -> Any:
-    """A MetaSchedule ``SearchStrategy`` that evolves decision vectors of one task and replays only what it proposes."""
+    """A MetaSchedule ``SearchStrategy`` that evolves decision vectors of one task and replays only what it proposes.
+
+    It learns from what is measured, on top of the model's scores; from that alone where ``model`` is None.
+    """
     load_tvm()
     ms = meta_schedule()
     from tvm.ir.utils import derived_object
@@ -188,7 +118,8 @@ def decision_search(
             return [MeasureCandidate(schedule, arguments) for schedule in schedules] or None
 
         def notify_runner_results(self, measure_candidates: list[Any], results: list[Any]) -> None:
-            self.search.tell_results(results)
+            for candidate, result in zip(self.search.waiting, results, strict=True):
+                self.search.tell(candidate, _latency_s(result))
 
         def clone(self) -> Any:
             return decision_search(task, model, hardware, target, settings)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tcl_core.compat import calling_thread_pinned, load_tvm, make_target, meta_schedule, quiet_compiler, set_threads
-from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
@@ -22,8 +21,8 @@ from tcl_core.programs.graph import Graph, apply_database, fuse
 from tcl_core.programs.network_files import median_ms
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe
-from tcl_core.tuning.adapters import SearchSettings, decision_search, ranker
-from tcl_core.tuning.measuring import module_builder, worker_runner
+from tcl_core.tuning.database import open_database
+from tcl_core.tuning.tuner import Tunable, Tuner
 
 # A tuned network whose output differs by more, relative to the output's magnitude, is refused.
 TOLERANCE = 1e-3
@@ -46,10 +45,19 @@ class Tuned:
 
 
 def tune_network(
-    network: str, graph: Graph, model: CostModel, hardware: Sequence[float], setup: Setup, trials: int, seed: int
+    network: str,
+    graph: Graph,
+    model: CostModel | None,
+    hardware: Sequence[float],
+    setup: Setup,
+    trials: int,
+    seed: int,
+    folder: Path | None = None,
 ) -> Tuned:
     """Spend ``trials`` measured programs on the tasks of the network, its graph so prepared, and time the result.
 
+    With a ``folder`` what is measured is kept there as a MetaSchedule database, round by round, and what it holds of an
+    earlier run counts among the trials.  Without a model the search learns from its own measurements alone.
     Raises PlatformError if the tuned network computes something else than PyTorch.
     """
     target = make_target(setup.target)
@@ -57,7 +65,7 @@ def tune_network(
         imported = import_network(network, setup.protocol.threads)
         module, inputs = fuse(imported.module, target, graph), imported.inputs
     start = time.monotonic()
-    database, tasks = search_tasks(module, model, hardware, setup, trials, seed)
+    database, tasks = search_tasks(module, model, hardware, setup, trials, seed, folder)
     search_s = time.monotonic() - start
     applied = apply_database(module, target, database)
     with _as_measured(setup.protocol):
@@ -78,81 +86,26 @@ def _as_measured(protocol: Protocol) -> Iterator[None]:
 
 
 def search_tasks(
-    module: Any, model: CostModel, hardware: Sequence[float], setup: Setup, trials: int, seed: int
+    module: Any,
+    model: CostModel | None,
+    hardware: Sequence[float],
+    setup: Setup,
+    trials: int,
+    seed: int,
+    folder: Path | None = None,
 ) -> tuple[Any, int]:
-    """A MetaSchedule database with the best programs found for the tasks of a fused module, and their number."""
-    ms = meta_schedule()
-    target = make_target(setup.target)
-    extracted = ms.relax_integration.extract_tasks(module, target, {})
-    contexts = [_context(e, model, hardware, setup.target, seed + n) for n, e in enumerate(extracted)]
-    database = ms.database.MemoryDatabase()
-    callbacks = [ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()]
-    with (
-        Runner(setup) as runner,
-        progress("tuning", trials) as shown,
-        tempfile.TemporaryDirectory() as work_dir,
-        quiet_compiler(),
-        _errors_as_raised(),
-    ):
-        ms.tune.tune_tasks(
-            tasks=contexts,
-            task_weights=[float(e.weight) for e in extracted],
-            work_dir=work_dir,
-            max_trials_global=trials,
-            num_trials_per_iter=_trials_per_round(trials, len(contexts)),
-            builder=module_builder(work_dir),
-            runner=worker_runner(runner, lambda outcome: shown.advance(_short(outcome))),
-            database=database,
-            cost_model=ranker(model, hardware),
-            measure_callbacks=callbacks,
-            task_scheduler=ms.task_scheduler.GradientBased(seed=max(1, seed)),
-        )
-    return database, len(contexts)
-
-
-@contextmanager
-def _errors_as_raised() -> Iterator[None]:
-    """What a callback raises for the user, and Ctrl-C, pass through TVM as they are; else all would be RuntimeError."""
-    from tvm_ffi import register_error
-
-    for kind in (KeyboardInterrupt, SystemExit, UsageError, DataError, PlatformError):
-        register_error(kind.__name__, kind)
-    try:
-        yield
-    except SystemExit as end:  # TVM made text of its code
-        raise SystemExit(int(str(end))) from None
-
-
-def _trials_per_round(trials: int, tasks: int) -> int:
-    """About two rounds per task, of four programs or more, as each costs a search; one round must reach all tasks."""
-    return min(max(4, trials // (2 * tasks)), max(1, trials // tasks))
+    """A MetaSchedule database with the best program found for each task of a fused module, and the number of tasks."""
+    extracted = meta_schedule().relax_integration.extract_tasks(module, make_target(setup.target), {})
+    with quiet_compiler():
+        tunables = [Tunable(describe(e.task_name, e.dispatched[0]), float(e.weight), e.dispatched[0]) for e in extracted]
+        tuner = Tuner(tunables, model, hardware, setup.target, trials, seed, open_database(folder))
+    with Runner(setup) as runner, progress("tuning", tuner.budget.left) as shown, quiet_compiler():
+        tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"))
+    return tuner.winners(), len(tunables)
 
 
 def _short(outcome: Any) -> str:
     return f"{min(outcome.latencies_s) * 1e3:.3f} ms" if outcome.latencies_s else outcome.error
-
-
-def _context(extracted: Any, model: CostModel, hardware: Sequence[float], target: dict[str, Any], seed: int) -> Any:
-    ms = meta_schedule()
-    module = extracted.dispatched[0]
-    task = describe(extracted.task_name, module)
-    quiet = logging.getLogger("tcl.tuning.metaschedule")
-    quiet.setLevel(logging.CRITICAL)
-    space = ms.space_generator.PostOrderApply(
-        sch_rules=ms.ScheduleRule.create("llvm"),
-        postprocs=ms.Postproc.create("llvm"),
-        mutator_probs=ms.Mutator.create("llvm"),
-    )
-    return ms.TuneContext(
-        mod=module,
-        target=make_target(target),
-        space_generator=space,
-        search_strategy=decision_search(task, model, hardware, target, SearchSettings(seed=seed)),
-        task_name=task.name,
-        rand_state=seed + 1,
-        num_threads=1,
-        logger=quiet,
-    )
 
 
 def _build_and_time(module: Any, target: Any, inputs: list[np.ndarray]) -> tuple[np.ndarray, float]:

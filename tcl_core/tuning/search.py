@@ -5,74 +5,155 @@ Stock MetaSchedule replays a schedule for every candidate it scores; here only t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tcl_core.programs.sketches import Sketch
+from tcl_core.tuning.belief import Belief, Picker, Points, Scale, Views, gains_of, joined, worth_learning
 
 Candidate = tuple[int, tuple[int, ...]]
 """(sketch index, decisions)."""
-Score = Callable[[Sequence[Candidate]], np.ndarray]
+View = Callable[[Sequence[Candidate]], Views]
+
+CURIOSITY = 0.5  # standard deviations of a belief that count as gain
+# Unrolling so many steps takes half of all building time and gained nothing at the median: one program in ten may.
+COSTLY_UNROLL, COSTLY_SHARE = 512, 0.1
 
 
 @dataclass
 class DecisionSearch:
-    """Proposes programs of one task.
+    """Proposes programs of one task, and learns from what is told of them.
 
-    score        (N,) predictions of candidates, higher is better
+    view         what the champion says of candidates, and their features
     population   candidates alive in a generation
     generations  rounds of mutation and crossover per proposal
     explore      share of proposals that are drawn at random, so that the model's blind spots get measured too
+    unroll       steps that a candidate unrolls: what its build costs
+    measured     candidate -> seconds, inf where it failed
+    excluded     candidates that are no programs, or others' by another name
     """
 
     sketches: Sequence[Sketch]
-    score: Score
+    view: View
     rng: np.random.Generator
-    population: int = 512
-    generations: int = 4
+    population: int = 256
+    generations: int = 3
     explore: float = 0.1
+    unroll: Callable[[Candidate], int] = lambda candidate: 0
     measured: dict[Candidate, float] = field(default_factory=dict)
+    excluded: set[Candidate] = field(default_factory=set)
+    _scale: Scale | None = None
+    _alive: list[Candidate] = field(default_factory=list)
+    _seen: dict[Candidate, Points] = field(default_factory=dict)  # points of those alive and measured
 
     def propose(self, count: int) -> list[Candidate]:
-        """Up to ``count`` distinct candidates that were not measured, best first, then the random ones."""
-        alive = self._first_generation()
-        scores = self._scores(alive)
+        """Up to ``count`` distinct candidates that were not measured, the most promising first.
+
+        The random ones stand among the others at even distances, and so do those that cost much to build: any part of the
+        proposals, from the first one on, has its share of both.
+        """
+        fresh = self._random(self.population)
+        if self._scale is None:
+            views = self.view(fresh)
+            self._scale = Scale(views)
+            self._remember(fresh, views)
+        belief = self._belief()
+        merits: dict[Candidate, float] = {}  # what each candidate met in this proposal may gain
+        alive = self._best(self._first_generation(fresh), belief, merits)
         for _ in range(self.generations):
-            children = self._children(alive, scores)
-            alive = list(dict.fromkeys([*alive, *children]))
-            scores = self._scores(alive)
-            best = np.argsort(-scores, kind="stable")[: self.population]
-            alive, scores = [alive[i] for i in best], scores[best]
-        fresh = [candidate for candidate in alive if candidate not in self.measured]
-        at_random = [c for c in self._random(4 * count) if c not in self.measured]
-        greedy = count - min(int(round(self.explore * count)), len(at_random))
-        return list(dict.fromkeys([*fresh[:greedy], *at_random, *fresh[greedy:]]))[:count]
+            alive = self._best([*alive, *self._children(alive)], belief, merits)
+        kept = {*alive, *self.measured}
+        self._alive, self._seen = alive, {c: point for c, point in self._seen.items() if c in kept}
+        return self._batch([c for c in alive if self._is_new(c)], belief, count)
 
     def tell(self, candidate: Candidate, latency_s: float) -> None:
-        """Remember a measurement; inf for a candidate that failed or is invalid."""
+        """Remember a measurement; inf for a candidate that failed.  The best of several counts."""
         self.measured[candidate] = min(latency_s, self.measured.get(candidate, np.inf))
 
-    def _scores(self, candidates: Sequence[Candidate]) -> np.ndarray:
-        return np.asarray(self.score(candidates)) if candidates else np.zeros(0)
+    def exclude(self, candidate: Candidate) -> None:
+        """Never propose this one, and learn nothing from it."""
+        self.excluded.add(candidate)
 
-    def _first_generation(self) -> list[Candidate]:
-        """The fastest measured programs, and fresh ones for the rest."""
+    def _is_new(self, candidate: Candidate) -> bool:
+        return candidate not in self.measured and candidate not in self.excluded
+
+    def _points(self, candidates: Sequence[Candidate]) -> Points:
+        """Each candidate is viewed once for as long as it lives: that is nearly all of a search's time."""
+        if unseen := [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._seen]:
+            self._remember(unseen, self.view(unseen))
+        return joined([self._seen[candidate] for candidate in candidates])
+
+    def _remember(self, candidates: Sequence[Candidate], views: Views) -> None:
+        points = self._scale(views)
+        self._seen |= {candidate: points.take([row]) for row, candidate in enumerate(candidates)}
+
+    def _belief(self) -> Belief:
+        """What the measured programs tell."""
+        latencies_s, candidates = list(self.measured.values()), list(self.measured)
+        rows = worth_learning(latencies_s)
+        return Belief(self._points([candidates[row] for row in rows]), gains_of(latencies_s)[rows])
+
+    def _best(self, candidates: Sequence[Candidate], belief: Belief, merits: dict[Candidate, float]) -> list[Candidate]:
+        """The distinct candidates that promise most, best first; ``merits`` grows by those that are new."""
+        distinct = list(dict.fromkeys(candidates))
+        new = [candidate for candidate in distinct if candidate not in merits]
+        mean, deviation = belief.of(self._points(new))
+        merits |= zip(new, (mean + CURIOSITY * deviation).tolist(), strict=True)
+        return sorted(distinct, key=lambda candidate: -merits[candidate])[: self.population]
+
+    def _first_generation(self, fresh: Sequence[Candidate]) -> list[Candidate]:
+        """The fastest measured programs, those that lived on from the last proposal, and fresh ones."""
         fastest = sorted((s, c) for c, s in self.measured.items() if np.isfinite(s))[: self.population // 8]
-        return list(dict.fromkeys([*(c for _, c in fastest), *self._random(self.population)]))
+        return [*(c for _, c in fastest), *self._alive[: self.population // 2], *fresh[: self.population]]
+
+    def _batch(self, promising: list[Candidate], belief: Belief, count: int) -> list[Candidate]:
+        """Promising and random candidates by turns, within the quota of costly ones as long as there are others."""
+        picker, places = Picker(belief, self._points(promising), CURIOSITY), {c: n for n, c in enumerate(promising)}
+        cheap = np.array([not self._is_costly(candidate) for candidate in promising], dtype=bool)
+        draws = [candidate for candidate in self._random(4 * count) if self._is_new(candidate)]
+
+        def by_merit(cheap_only: bool) -> Candidate | None:
+            place = picker.best(cheap | (not cheap_only))
+            return None if place is None else promising[place]
+
+        def by_chance(cheap_only: bool) -> Candidate | None:
+            left = (c for c in draws if c not in picked and not (cheap_only and self._is_costly(c)))
+            return next(left, None)
+
+        picked: dict[Candidate, None] = {}
+        costly = sum(map(self._is_costly, self.measured))
+        blind = not self.measured and not belief.has_opinion(self._points(promising))
+        for turn in range(len(self.measured), len(self.measured) + count):
+            explores = blind or int((turn + 1) * self.explore + 0.5) > int(turn * self.explore + 0.5)
+            sources = (by_chance, by_merit) if explores else (by_merit, by_chance)
+            spent = costly >= math.ceil(COSTLY_SHARE * (turn + 1))
+            offers = (source(cheap_only) for cheap_only in ((True, False) if spent else (False,)) for source in sources)
+            candidate = next((offer for offer in offers if offer is not None), None)
+            if candidate is None:
+                break
+            picked[candidate] = None
+            costly += self._is_costly(candidate)
+            if candidate in places:
+                picker.take(places[candidate])
+        return list(picked)
+
+    def _is_costly(self, candidate: Candidate) -> bool:
+        return self.unroll(candidate) >= COSTLY_UNROLL
 
     def _random(self, count: int) -> list[Candidate]:
         which = self.rng.integers(len(self.sketches), size=count)
         found: list[Candidate] = []
         for number, sketch in enumerate(self.sketches):
             found += _candidates(sketch, sketch.sample(int((which == number).sum()), self.rng))
-        return list(dict.fromkeys(found))
+        distinct = list(dict.fromkeys(found))
+        return [distinct[row] for row in self.rng.permutation(len(distinct))]
 
-    def _children(self, alive: Sequence[Candidate], scores: np.ndarray) -> list[Candidate]:
-        """Parents drawn by rank; half of the children are mutated, half crossed with another parent of their sketch."""
-        rank = np.argsort(np.argsort(-scores, kind="stable"), kind="stable")
-        weight = 1.0 / (2.0 + rank)
+    def _children(self, alive: Sequence[Candidate]) -> list[Candidate]:
+        """Parents drawn by rank; all children are mutated, half of them after a cross with a parent of their sketch."""
+        weight = 1.0 / (2.0 + np.arange(len(alive)))
         parents = self.rng.choice(len(alive), size=self.population, p=weight / weight.sum())
         children: list[Candidate] = []
         for sketch in self.sketches:

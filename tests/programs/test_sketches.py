@@ -250,6 +250,26 @@ def test_mutation_changes_at_most_one_slot_and_stays_within_choices(tiny_tasks, 
     assert changes > 20
 
 
+def test_most_mutations_of_a_tiling_move_one_prime_factor_to_another_level():
+    """Of 60 = 2 * 2 * 3 * 5 in four levels; a tiling drawn anew would nearly never be a neighbour."""
+    tilings = sketches.perfect_tilings(60, 4, 16)
+    sketch = sketches.Sketch("key", 0, None, (sketches.Slot("tile", 0, 0, 4, tilings),))
+    rng = np.random.default_rng(0)
+    before = sketch.sample(1000, rng)
+    after = sketch.mutate(before, rng)
+    assert (after.prod(axis=1) == 60).all() and within_choices(sketch, after)
+    changed = [sorted({*(a / b).tolist()} - {1.0}) for a, b in zip(after, before, strict=True)]
+    near = [ratio in ([1 / p, float(p)] for p in (2, 3, 5)) for ratio in changed]
+    assert 0.72 < np.mean(near) < 0.95  # three quarters, and what is drawn anew and happens to be near
+
+
+def test_a_tiling_without_neighbours_is_drawn_anew():
+    """What replays showed of a loop whose extent varies."""
+    slot = sketches.Slot("tile", 0, 0, 2, np.array([[1, 8], [4, 16], [3, 3]], np.int32))
+    drawn = {tuple(slot.neighbour(np.array([1, 8]), np.random.default_rng(seed)).tolist()) for seed in range(30)}
+    assert drawn == {(1, 8), (4, 16), (3, 3)}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_child_has_each_slot_of_one_parent(tiny_tasks, name):
     rng = np.random.default_rng(2)

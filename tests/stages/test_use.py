@@ -270,7 +270,7 @@ def test_a_model_of_another_platform_is_said(project):
 
 @pytest.fixture
 def tuner(project, monkeypatch):
-    """Stands in for the search: counts its calls; PyTorch's time as told."""
+    """Stands in for the search: counts its calls and keeps its folders; PyTorch's time as told."""
     from tcl_core.tuning import network
     from tcl_core.tuning.network import Tuned
 
@@ -278,12 +278,20 @@ def tuner(project, monkeypatch):
         calls: list[tuple[str, int]] = []
         pytorch_ms: float | None = 24.6
 
-        def __call__(self, name, graph, model, hardware, setup, trials, seed) -> Tuned:
+        folders: list[Path] = []
+        stopped = False
+
+        def __call__(self, name, graph, model, hardware, setup, trials, seed, folder) -> Tuned:
             self.calls.append((name, trials))
+            self.folders.append(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"measured-{len(self.calls)}").touch()
+            if self.stopped:
+                raise KeyboardInterrupt
             return Tuned(trials, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0)
 
     tuner = Tuner()
-    tuner.calls = []
+    tuner.calls, tuner.folders = [], []
     monkeypatch.setattr(network, "tune_network", tuner)
     monkeypatch.setattr(use, "why_not", lambda mcpu: None)
     made_and_promoted(project, "best")
@@ -315,6 +323,19 @@ def test_what_is_new_is_tuned(project, tuner, change):
     tuned = json.loads(use.TUNED.read_text())
     assert tuned["champion_version"] == (2 if change == "champion" else 1)
     assert use.run_tune(project, network, P, trials).startswith("unchanged")
+
+
+def test_what_a_stopped_run_measured_is_found_again(project, tuner):
+    """By the same command, and by one with more trials; not by another network's.  A run that ends well leaves nothing."""
+    tuner.stopped = True
+    for network, trials in (("resnet-18", 200), ("resnet-18", 300), ("bert-tiny", 200)):
+        with pytest.raises(KeyboardInterrupt):
+            use.run_tune(project, network, P, trials)
+    mine, again, other = tuner.folders
+    assert mine == again != other and sorted(p.name for p in mine.iterdir()) == ["measured-1", "measured-2"]
+    tuner.stopped = False
+    use.run_tune(project, "resnet-18", P, 200)
+    assert tuner.folders[-1] == mine and not mine.exists() and other.exists()
 
 
 def saved_elsewhere() -> Path:

@@ -16,8 +16,9 @@ from tcl_core.compat import load_tvm, make_target, meta_schedule
 from tcl_core.features.tokens import ALL_OPERATORS, KINDS, WIDTH
 from tcl_core.measure.pool import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
-from tcl_core.tuning.adapters import SearchSettings, decision_search, ranker
+from tcl_core.tuning.adapters import decision_search, ranker
 from tcl_core.tuning.measuring import module_builder, worker_runner
+from tcl_core.tuning.schedules import SearchSettings
 
 HARDWARE = (1.0,) * 11
 SMALL = SearchSettings(population=32, generations=2, explore=0.2, seed=1)
@@ -34,6 +35,9 @@ class SumModel:
     def predict(self, samples):
         self.seen.append(samples)
         return samples.tokens.sum(axis=(1, 2)).astype(np.float32)
+
+    def embed(self, samples):
+        return samples.tokens.sum(axis=1)
 
 
 @pytest.fixture(scope="module")

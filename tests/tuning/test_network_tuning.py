@@ -20,7 +20,7 @@ from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import network
-from tcl_core.tuning.network import TOLERANCE, _difference, _trials_per_round
+from tcl_core.tuning.network import TOLERANCE, _difference
 
 ROOT = Path(__file__).parents[2]
 # In a process of its own: the runtime's threads stay as they were set.
@@ -36,6 +36,8 @@ class Sum:
     name = "sum"
     def predict(self, samples):
         return samples.tokens.sum(axis=(1, 2)).astype("float32")
+    def embed(self, samples):
+        return samples.tokens.sum(axis=1)
 
 cores = os.sched_getaffinity(0)
 print(json.dumps(vars(network.tune_network(sys.argv[1], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0))))
@@ -81,14 +83,16 @@ class Sum:
     def predict(self, samples):
         return samples.tokens.sum(axis=(1, 2)).astype("float32")
 
+    def embed(self, samples):
+        return samples.tokens.sum(axis=1)
+
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), PlatformError("the measuring process hung")])
 def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_network, monkeypatch, make_setup, stop):
-    """Stopped at the first program of a batch: those that were built and not measured are gone as well."""
+    """Stopped while the first batch is measured: no file stays, and it ends as it was stopped."""
 
     def stopped(runner, jobs):
-        next(jobs)
-        assert len(list((tmp_path / "temporary").glob("*/tcl-artifact-*"))) > 1
+        assert len(jobs) > 1
         raise stop
 
     (tmp_path / "temporary").mkdir()
@@ -98,15 +102,8 @@ def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_network, monkeypa
         module = fuse(load_relax(tiny_network), make_target(EXTRACTION_TARGET), PREPARED)
     with pytest.raises(type(stop)) as raised:
         network.search_tasks(module, Sum(), (1.0,) * 11, make_setup(), 40, 0)
-    assert raised.value.args == (stop.args or ("",))  # as it was raised, so that `tcl` can tell how it ended
+    assert raised.value.args == stop.args  # as it was raised, so that `tcl` can tell how it ended
     assert list((tmp_path / "temporary").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("trials", "tasks", "wanted"), [(200, 19, 5), (64, 10, 4), (64, 19, 3), (10, 19, 1), (1000, 2, 250)]
-)
-def test_a_round_is_large_enough_to_pay_and_small_enough_for_all_tasks(trials, tasks, wanted):
-    assert _trials_per_round(trials, tasks) == wanted
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no protobuf"])

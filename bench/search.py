@@ -1,0 +1,355 @@
+"""Searching: TCL's search over decision vectors beside random programs and TVM's own evolutionary search.
+
+    python bench/search.py [--quick] [--model FOLDER]
+
+Four systems spend equally many measured programs on each task, in equal rounds, measured by the same runner: random programs
+of the design space; our search with a model; our search from scratch, without one; MetaSchedule's EvolutionarySearch with its
+XGBoost model, which learns from the first round on (by default only after 100 programs, more than are measured here).  Then
+the best programs of all four are measured once more, side by side, twice, and these latencies are compared.
+
+The model is trained on the reference data set, by boosted trees, unless --model names another one; the tasks are of networks
+that it has not seen.  Each task and seed is a unit; what is finished is kept in the results file, and a run that was stopped
+goes on with the same command.  --quick: fewer tasks, seeds and programs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from _tables import ROOT, arguments, markdown, result_file, save
+
+from tcl_core import environment, store  # noqa: F401  (before torch is imported)
+
+import numpy as np
+from _datasets import Reference
+
+from tcl_core.compat import make_target, meta_schedule, quiet_compiler
+from tcl_core.errors import TclError
+from tcl_core.measure.job import Job, Protocol, Setup
+from tcl_core.measure.pool import Runner
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import CostModel
+from tcl_core.platforms import host_fingerprint, why_not
+from tcl_core.programs.pool import cost
+from tcl_core.programs.tasks import Task
+from tcl_core.progress import progress
+from tcl_core.stages.data import setup_of
+from tcl_core.stages.project import Project, measuring_alone, read_saved_hardware
+from tcl_core.tuning.database import Shelf, open_database
+from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
+from tcl_core.tuning.search import Candidate
+
+COMMAND = "python bench/search.py"
+RANDOM, OURS, SCRATCH, STOCK = SYSTEMS = ("random", "ours", "ours from scratch", "MetaSchedule")
+OPERATORS = ("conv2d", "depthwise_conv2d", "matmul", "softmax", "norm")
+DRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured.
+
+    operators, per_operator  the tasks: the costliest of each type
+    seeds, trials, round     of each task and system; programs measured in all and at a time
+    stock, ours              settings of MetaSchedule's search and of ours, where not their defaults
+    """
+
+    operators: int = len(OPERATORS)
+    per_operator: int = 3
+    seeds: int = 5
+    trials: int = 64
+    round: int = 8
+    stock: Mapping[str, Any] = field(default_factory=dict)
+    ours: Mapping[str, Any] = field(default_factory=dict)
+
+
+FULL = Size()
+QUICK = Size(operators=4, per_operator=1, seeds=2, trials=32)
+SMALLEST = Size(
+    operators=2, per_operator=1, seeds=1, trials=4, round=2,
+    stock={"population_size": 8, "init_min_unmeasured": 4, "genetic_num_iters": 1, "max_fail_count": 5},
+    ours={"population": 16, "generations": 1},
+)  # fmt: skip
+
+
+@dataclass
+class Searched:
+    """What one system did: latencies of its programs in order (inf: failed), candidates scored, seconds of search."""
+
+    jobs: list[Job]
+    latencies_s: list[float]
+    candidates: int
+    search_s: float
+
+    def best(self) -> Job | None:
+        latency_s, row = min((s, n) for n, s in enumerate(self.latencies_s))
+        return self.jobs[row] if math.isfinite(latency_s) else None
+
+
+class Bench:
+    """All that the systems share."""
+
+    def __init__(self, runner: Runner, setup: Setup, model: CostModel, hardware: Sequence[float], size: Size) -> None:
+        self.runner, self.target, self.model, self.hardware, self.size = runner, setup.target, model, hardware, size
+
+    def unit(self, task: Task, seed: int) -> dict[str, Any]:
+        """One task by all systems, another one first each time, and their best programs side by side."""
+        shift = seed % len(SYSTEMS)
+        searched = {system: self._search(system, task, seed) for system in SYSTEMS[shift:] + SYSTEMS[:shift]}
+        return {
+            "task": task.key,
+            "operator": task.operator,
+            "seed": seed,
+            "best_s": self._side_by_side({system: found.best() for system, found in searched.items()}),
+            "candidates": {system: found.candidates for system, found in searched.items()},
+            "search_s": {system: found.search_s for system, found in searched.items()},
+            "failed": {system: sum(map(math.isinf, found.latencies_s)) for system, found in searched.items()},
+        }
+
+    def _search(self, system: str, task: Task, seed: int) -> Searched:
+        if system == STOCK:
+            return self._stock(task, seed)
+        settings = SearchSettings(**{**self.size.ours, "seed": seed, **({"explore": 1.0} if system == RANDOM else {})})
+        return self._ours(task, self.model if system == OURS else None, settings)
+
+    def _ours(self, task: Task, model: CostModel | None, settings: SearchSettings) -> Searched:
+        search = ScheduleSearch(task, model, self.hardware, self.target, settings)
+        found = Searched([], [], 0, 0.0)
+        while len(found.jobs) < self.size.trials:
+            began = time.perf_counter()
+            search.schedules(min(self.size.round, self.size.trials - len(found.jobs)))
+            found.search_s += time.perf_counter() - began
+            if not search.waiting:
+                break
+            for candidate, latency_s in zip(search.waiting, self._measure(search, task, search.waiting, found), strict=True):
+                search.tell(candidate, latency_s)
+        found.candidates = search.viewed
+        return found
+
+    def _stock(self, task: Task, seed: int) -> Searched:
+        """MetaSchedule's search, driven step by step; its candidates are programs of the same sketches as ours."""
+        ms, module, target = meta_schedule(), task.module(), make_target(self.target)
+        read = ScheduleSearch(task, None, self.hardware, self.target, SearchSettings())
+        context = ms.TuneContext(
+            mod=module,
+            target=target,
+            space_generator=ms.space_generator.PostOrderApply(
+                sch_rules=ms.ScheduleRule.create("llvm"),
+                postprocs=ms.Postproc.create("llvm"),
+                mutator_probs=ms.Mutator.create("llvm"),
+            ),
+            search_strategy=ms.search_strategy.EvolutionarySearch(**self.size.stock),
+            task_name=task.name,
+            rand_state=seed + 1,
+            num_threads=1,
+        )
+        model, database, found = _counting_xgboost(), open_database(None), Searched([], [], 0, 0.0)
+        shelf = Shelf(database, module, target)
+        began = time.perf_counter()
+        context.pre_tuning(self.size.trials, self.size.round, None, database, model)
+        while candidates := context.generate_measure_candidates():
+            found.search_s += time.perf_counter() - began
+            known = [read.candidate_of(candidate.sch.trace) for candidate in candidates]
+            seconds = self._measure(read, task, known, found)
+            for candidate, latency_s in zip(candidates, seconds, strict=True):
+                shelf.put(candidate.sch.trace, [latency_s] if math.isfinite(latency_s) else [])
+            results = [ms.runner.RunnerResult([s], None) if math.isfinite(s) else ms.runner.RunnerResult(None, "failed") for s in seconds]
+            began = time.perf_counter()
+            context.notify_runner_results(candidates, results)
+            model.update(context, candidates, results)
+        context.post_tuning()
+        found.candidates = model._inst.candidates
+        return found
+
+    def _measure(self, search: ScheduleSearch, task: Task, candidates: Sequence[Candidate], found: Searched) -> list[float]:
+        jobs = [Job(task.key, task.module_json, search.traces_json[sketch], decisions) for sketch, decisions in candidates]
+        seconds = [_median(outcome.latencies_s) for outcome in self.runner.measure(jobs)]
+        found.jobs += jobs
+        found.latencies_s += seconds
+        return seconds
+
+    def _side_by_side(self, best: Mapping[str, Job | None]) -> dict[str, float | None]:
+        """Each system's best program measured twice more, the systems in turns; None where none ran."""
+        there = [system for system, job in best.items() if job is not None] * 2
+        readings: dict[str, list[float]] = {system: [] for system in best}
+        for system, outcome in zip(there, self.runner.measure([best[system] for system in there]), strict=True):
+            readings[system] += outcome.latencies_s
+        return {system: _median(found) if found else None for system, found in readings.items()}
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) if seconds else math.inf
+
+
+def _counting_xgboost() -> Any:
+    """MetaSchedule's XGBoost model, told to learn at once, with a count of what it scored."""
+    ms = meta_schedule()
+    from tvm.ir.utils import derived_object
+
+    @derived_object
+    class Counting(ms.cost_model.PyCostModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = ms.cost_model.XGBModel(num_warmup_samples=1, num_tuning_cores=1)
+            self.candidates = 0
+
+        def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
+            self.candidates += len(candidates)
+            return self.model.predict(context, candidates)
+
+        def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
+            self.model.update(context, candidates, results)
+
+        def load(self, path: str) -> None:
+            """Nothing is kept from one task to the next."""
+
+        def save(self, path: str) -> None:
+            """As for ``load``."""
+
+    return Counting()
+
+
+# --- figures ---
+
+
+def ratio(units: Sequence[Mapping[str, Any]], ours: str, other: str) -> list[float] | None:
+    """[geometric mean, low, high] of our best latency / theirs; 95 % over draws of tasks, each with its mean over the seeds."""
+    by_task: dict[str, list[float]] = {}
+    for unit in units:
+        mine, theirs = unit["best_s"][ours], unit["best_s"][other]
+        if mine and theirs:
+            by_task.setdefault(unit["task"], []).append(math.log(mine / theirs))
+    if not by_task:
+        return None
+    means = np.array([statistics.fmean(values) for values in by_task.values()])
+    draws = np.random.default_rng(0).integers(0, len(means), (DRAWS, len(means)))
+    return [math.exp(x) for x in (means.mean(), *np.quantile(means[draws].mean(axis=1), [0.025, 0.975]))]
+
+
+def rate(units: Sequence[Mapping[str, Any]], system: str) -> float:
+    """Candidates scored per second of search."""
+    return sum(unit["candidates"][system] for unit in units) / sum(unit["search_s"][system] for unit in units)
+
+
+def compared(units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "best_vs_stock": ratio(units, OURS, STOCK),
+        "best_vs_random": ratio(units, OURS, RANDOM),
+        "scratch_vs_stock": ratio(units, SCRATCH, STOCK),
+        "scratch_vs_random": ratio(units, SCRATCH, RANDOM),
+    }
+
+
+def figures(units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary over all tasks, and rows per operator type."""
+    of_type = {op: [unit for unit in units if unit["operator"] == op] for op in OPERATORS}
+    rates = {"candidates_per_s": rate(units, OURS), "stock_candidates_per_s": rate(units, STOCK)}
+    x = rates["candidates_per_s"] / rates["stock_candidates_per_s"]
+    rows = [{"operator": op, "units": len(some), **compared(some)} for op, some in of_type.items() if some]
+    return {"summary": {"candidates_x": x, **rates, **compared(units)}, "rows": rows}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    header = ("operator", "tasks x seeds", "ours / MetaSchedule", "ours / random", "from scratch / MetaSchedule", "from scratch / random")
+    rows = [*found["rows"], {"operator": "all", "units": sum(row["units"] for row in found["rows"]), **found["summary"]}]
+    names = ("best_vs_stock", "best_vs_random", "scratch_vs_stock", "scratch_vs_random")
+    return markdown(header, [[row["operator"], row["units"], *(_interval(row[name]) for name in names)] for row in rows])
+
+
+def _interval(found: Sequence[float] | None) -> str:
+    return "-" if found is None else f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"
+
+
+# --- the whole comparison ---
+
+
+def best_platform(project: Project, reference: Reference) -> str:
+    """The last platform of the reference data that this machine can run."""
+    specs = project.params.platforms
+    runnable = [p for p in reference.platforms if p in specs and specs[p].kind == "local" and why_not(specs[p].mcpu) is None]
+    if not runnable:
+        sys.exit("search: this machine can run no platform of the reference data set")
+    return runnable[-1]
+
+
+def tasks_of(reference: Reference, size: Size) -> list[Task]:
+    """The costliest tasks of each type that only held-out networks have."""
+    numbers = set(reference.case(reference.platforms[-1], "tokens").test.tasks.tolist())
+    tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in numbers]
+    there = [op for op in OPERATORS if any(task.operator == op for task in tasks)][: size.operators]
+    by_cost = sorted(tasks, key=lambda task: (-cost(task), task.key))
+    return [task for op in there for task in [t for t in by_cost if t.operator == op][: size.per_operator]]
+
+
+def model_of(folder: Path | None, reference: Reference, platform: str) -> CostModel:
+    if folder is not None:
+        return catalogue.load(folder)
+    model = catalogue.create("trees", catalogue.own_settings("trees"))
+    model.fit(reference.case(platform, "tokens").train)
+    return model
+
+
+def run(size: Size, command: str, folder: Path | None, reference: Reference, setup: Callable[[Setup], Setup]) -> None:
+    project = Project.here()
+    platform = best_platform(project, reference)
+    setting = setup(setup_of(project, platform))
+    about = {"platform": platform, "model": str(folder or "trees of data/reference"), "size": asdict(size), "protocol": setting.protocol_json()}
+    units = unfinished(about)
+    done = {(unit["task"], unit["seed"]) for unit in units}
+    todo = [(task, seed) for seed in range(size.seeds) for task in tasks_of(reference, size)]
+    left = [(task, seed) for task, seed in todo if (task.key, seed) not in done]
+    hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
+    model = model_of(folder, reference, platform)
+    with measuring_alone(), Runner(setting) as runner, progress("searching", len(left)) as shown, quiet_compiler():
+        bench = Bench(runner, setting, model, hardware, size)
+        for task, seed in left:
+            units.append(bench.unit(task, seed))
+            save("search", {**about, "finished": len(units) == len(todo), **figures(units), "units": units}, command)
+            shown.advance(f"{task.operator}, seed {seed}")
+    found = figures(units)
+    summary = found["summary"]
+    print(table(found))
+    print(f"\nCandidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's.")
+
+
+def unfinished(about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Units of a run with just these settings, on this host, that was stopped; none of a finished one."""
+    file = result_file("search.json")
+    found = json.loads(file.read_text()) if file.exists() else {}
+    same = all(found.get(key) == value for key, value in {**about, "host": host_fingerprint(), "finished": False}.items())
+    return found["units"] if same else []
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer tasks, seeds and programs")
+    parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else trees are trained")
+    given = parser.parse_args()
+    try:
+        if given.smallest:
+            run_smallest()
+        else:
+            options = " --quick" * given.quick + (f" --model {given.model}" if given.model else "")
+            whole = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+            run(QUICK if given.quick else FULL, COMMAND + options, given.model, whole, lambda setup: setup)
+    except TclError as error:
+        sys.exit(f"search: {error}")
+
+
+def run_smallest() -> None:
+    from _smallest import reference
+
+    fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
+    run(SMALLEST, f"{COMMAND} --smallest", None, reference(), lambda setup: replace(setup, protocol=fast))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What tuning measured, as a MetaSchedule database: in memory, or in a folder from which a later run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tcl_core.compat import meta_schedule
+from tcl_core.errors import DataError
+
+FAILED_S = 1e10  # what MetaSchedule writes for a program that failed, and never chooses
+WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+
+
+def open_database(folder: Path | None) -> Any:
+    """A ``JSONDatabase`` in the folder, which is made; None: a ``MemoryDatabase``.
+
+    A kill can tear a file's last line, which is cut off.  Raises DataError where TVM cannot read the rest.
+    """
+    ms = meta_schedule()
+    if folder is None:
+        return ms.database.MemoryDatabase()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (RECORDS, WORKLOADS):
+        _cut_torn_line(folder / name)
+    try:
+        return ms.database.JSONDatabase(work_dir=str(folder))
+    except Exception as error:  # TVM reports a damaged file by several types
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise DataError(f"TVM cannot read the database in {folder} ({reason}); remove the folder to begin anew") from error
+
+
+def _cut_torn_line(path: Path) -> None:
+    if path.exists():
+        text = path.read_bytes()
+        if whole := text[: text.rfind(b"\n") + 1]:
+            if whole != text:
+                path.write_bytes(whole)
+        else:
+            path.unlink()
+
+
+class Shelf:
+    """One task's records in a database.
+
+    module  the task as the compiler asks for it
+    """
+
+    def __init__(self, database: Any, module: Any, target: Any) -> None:
+        self._database, self._target = database, target
+        self._workload = database.commit_workload(module)
+        self._arguments = meta_schedule().arg_info.ArgInfo.from_entry_func(module, remove_preproc=True)
+
+    def put(self, trace: Any, latencies_s: Sequence[float]) -> None:
+        """Add a program; no latencies: it failed."""
+        record = meta_schedule().database.TuningRecord(
+            trace, self._workload, list(latencies_s) or [FAILED_S], self._target, self._arguments
+        )
+        self._database.commit_tuning_record(record)
+
+    def programs(self) -> list[tuple[Any, tuple[float, ...]]]:
+        """Traces and latencies in the order in which they were added; no latencies: it failed."""
+        found = []
+        for record in self._database.get_all_tuning_records():
+            if record.workload.same_as(self._workload):
+                seconds = tuple(float(s) for s in record.run_secs or ())
+                found.append((record.trace, () if not seconds or max(seconds) >= FAILED_S else seconds))
+        return found

@@ -1,0 +1,148 @@
+"""The search of one real task: decision vectors in, schedules that can be built out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tcl_core.features.encode import Encoder
+from tcl_core.models.cost_model import CostModel
+from tcl_core.models.trees import TreesModel
+from tcl_core.programs.primitives import Hole, sketch_primitives
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
+from tcl_core.programs.tasks import Task
+from tcl_core.programs.workload import Workload
+from tcl_core.tuning.belief import Views
+from tcl_core.tuning.search import Candidate, DecisionSearch, View
+
+UNROLL = "unroll_explicit"
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How the search of one task goes; see ``DecisionSearch``."""
+
+    population: int = 256
+    generations: int = 3
+    explore: float = 0.1
+    seed: int = 0
+
+
+class ScheduleSearch(DecisionSearch):
+    """The search of one task: proposals are schedules, results come in their order.
+
+    space    replays what is proposed
+    waiting  candidates whose results are due
+    viewed   candidates that were scored so far
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: CostModel | None,
+        hardware: Sequence[float],
+        target: dict[str, Any],
+        settings: SearchSettings,
+    ) -> None:
+        """``model`` is the champion; None: the search learns from its own measurements alone."""
+        self.space = DesignSpace(task.key, task.module(), target)
+        self.waiting: list[Candidate] = []
+        self.viewed = 0
+        sketches = self.space.sketches()
+        encoder = Encoder([task], [])
+        for sketch in sketches:
+            encoder.add(sketch)
+        rng = np.random.default_rng([settings.seed, int(task.key[:8], 16)])
+        shape = (settings.population, settings.generations, settings.explore)
+        view = self._counted(_view(task, encoder, model, hardware))
+        super().__init__(sketches, view, rng, *shape, _unroll(sketches, encoder.workload(task.key)))
+
+    def _counted(self, view: View) -> View:
+        def counted(candidates: Sequence[Candidate]) -> Views:
+            self.viewed += len(candidates)
+            return view(candidates)
+
+        return counted
+
+    def schedules(self, count: int) -> list[Any]:
+        """Up to ``count`` valid proposals, replayed; none when the design space is exhausted."""
+        self.waiting, found = [], []
+        while len(found) < count:
+            proposed = self.propose(2 * count)
+            for candidate in proposed:
+                if len(found) < count:
+                    found += self._replayed(candidate)
+            if found or not proposed:
+                break  # what is no program of its own is excluded now, so the next proposals are others
+        return found
+
+    def _replayed(self, candidate: Candidate) -> list[Any]:
+        """The candidate's schedule, unless it is invalid or the same as another one's."""
+        sketch = self.sketches[candidate[0]]
+        try:
+            schedule = self.space.materialise(sketch, candidate[1])
+            decisions = sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
+        except InvalidProgram:
+            self.exclude(candidate)
+            return []
+        canonical = (candidate[0], tuple(decisions.tolist()))
+        if canonical != candidate:
+            self.exclude(candidate)  # the same program under a name that TVM moves
+        if canonical in self.measured or canonical in self.waiting:
+            return []
+        self.waiting.append(canonical)
+        return [schedule]
+
+    @cached_property
+    def traces_json(self) -> list[str]:
+        """Each sketch as text, for the worker that replays its programs."""
+        return [trace_to_json(sketch.trace) for sketch in self.sketches]
+
+    def candidate_of(self, trace: Any) -> Candidate | None:
+        """The candidate that a schedule's trace, such as a database's, is a program of; None for another space's."""
+        bare = trace.simplified(remove_postproc=True)
+        for sketch in self.sketches:
+            try:
+                decisions = sketch.decisions_of(bare)
+            except InvalidProgram:
+                continue
+            if str(sketch.trace_with(decisions)) == str(bare):  # sketches may differ in arguments alone
+                return sketch.index, tuple(decisions.tolist())
+        return None
+
+
+def _view(task: Task, encoder: Encoder, model: CostModel | None, hardware: Sequence[float]) -> View:
+    """Candidates as the champion sees them, and as trees would; their tokens come from the decisions alone."""
+
+    def view(candidates: Sequence[Candidate]) -> Views:
+        samples = encoder.encode([(task.key, *candidate) for candidate in candidates], hardware)
+        rows, _ = TreesModel.rows(samples)
+        if model is None:
+            return Views(np.zeros(len(samples)), (rows,))
+        return Views(model.predict(samples), (model.embed(samples), rows))
+
+    return view
+
+
+def _unroll(sketches: Sequence[Sketch], workload: Workload) -> Callable[[Candidate], int]:
+    """How many steps a candidate unrolls at most."""
+    holes = [_unroll_hole(sketch, workload) for sketch in sketches]
+
+    def unroll(candidate: Candidate) -> int:
+        hole = holes[candidate[0]]
+        if not isinstance(hole, Hole):
+            return hole
+        value = candidate[1][hole.column]
+        return value if hole.table is None else hole.table[value]
+
+    return unroll
+
+
+def _unroll_hole(sketch: Sketch, workload: Workload) -> int | Hole:
+    """Where the sketch decides it; 0 for one that unrolls nothing."""
+    found = (p.numbers[0] for p in sketch_primitives(sketch, workload) if p.key.endswith(UNROLL) and p.numbers)
+    return next(found, 0)

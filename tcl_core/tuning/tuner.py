@@ -1,0 +1,212 @@
+"""The tuner's loop: a budget says which task is next, its search which programs, the runner how fast they are.
+
+Every measured program goes to a MetaSchedule database, and what such a database holds is told to the searches first: a
+run that was stopped goes on.  A trial is one program; what is measured again, because the machine was not quiet or to
+choose among the best, is no trial.  A program that fails is a result like any other.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tcl_core.compat import make_target, meta_schedule
+from tcl_core.measure.job import Job, Outcome
+from tcl_core.measure.pool import Runner
+from tcl_core.models.cost_model import CostModel
+from tcl_core.programs.pool import cost
+from tcl_core.programs.tasks import Task
+from tcl_core.tuning.budget import Account, Budget
+from tcl_core.tuning.database import Shelf
+from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
+from tcl_core.tuning.search import Candidate
+
+# Programs measured again because the machine was not quiet: each at most so often, all at most this share of the trials.
+AGAIN, AGAIN_SHARE = 2, 0.25
+# Programs of a task that are measured again in the end: so many, none slower than this times the fastest.
+FINALISTS, CLOSE = 3, 1.1
+FINALS = 3  # rounds of finals, where all finalists of one fail
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """A task of a network, how often the network runs it, and its module as the compiler will ask the database for it."""
+
+    task: Task
+    weight: float
+    module: Any
+
+
+class TaskRun:
+    """One task under way.
+
+    readings  candidate -> all latencies measured of it, seconds; none: it failed
+    final     candidates that were measured again and found right
+    """
+
+    def __init__(self, tunable: Tunable, search: ScheduleSearch, shelf: Shelf) -> None:
+        self.task, self.search = tunable.task, search
+        self.readings: dict[Candidate, tuple[float, ...]] = {}
+        self.final: set[Candidate] = set()
+        self._traces: dict[Candidate, Any] = {}
+        self._shelf = shelf
+
+    def recall(self) -> list[float]:
+        """Learn what the database holds; the latency of each program (inf: failed)."""
+        for trace, latencies_s in self._shelf.programs():
+            if (candidate := self.search.candidate_of(trace)) is not None:
+                earlier = self.readings.get(candidate)
+                both = () if earlier == () or not latencies_s else (*(earlier or ()), *latencies_s)
+                self.readings[candidate], self._traces[candidate] = both, trace
+        for candidate in self.readings:
+            self.search.tell(candidate, self.latency_s(candidate))
+        return [self.latency_s(candidate) for candidate in self.readings]
+
+    def propose(self, count: int) -> list[Candidate]:
+        """Up to ``count`` programs to measure, those that take long to build first; none when there are no more."""
+        schedules = self.search.schedules(count)
+        proposed = dict(zip(self.search.waiting, schedules, strict=True))
+        self._traces |= {candidate: schedule.trace for candidate, schedule in proposed.items()}
+        return sorted(proposed, key=lambda candidate: -self.search.unroll(candidate))
+
+    def job(self, candidate: Candidate, check: bool = False) -> Job:
+        sketch, decisions = candidate
+        return Job(
+            task_key=self.task.key,
+            module_json=self.task.module_json,
+            trace_json=self.search.traces_json[sketch],
+            decisions=decisions,
+            best_s=min(map(self.latency_s, self.readings), default=math.inf),
+            check=check,
+        )
+
+    def tell(self, candidate: Candidate, outcome: Outcome) -> float:
+        """Keep a measurement; its latency."""
+        self.readings[candidate] = outcome.latencies_s
+        self._shelf.put(self._traces[candidate], outcome.latencies_s)
+        self.search.tell(candidate, self.latency_s(candidate))
+        return self.latency_s(candidate)
+
+    def latency_s(self, candidate: Candidate) -> float:
+        """Median of all that was measured of it."""
+        readings = self.readings[candidate]
+        return statistics.median(readings) if readings else math.inf
+
+    def finalists(self) -> list[Candidate]:
+        """The few best, unless one was found right already."""
+        ran = sorted((self.latency_s(c), c) for c, readings in self.readings.items() if readings)
+        return [] if self.final else [c for latency_s, c in ran[:FINALISTS] if latency_s <= CLOSE * ran[0][0]]
+
+    def confirm(self, candidate: Candidate, outcome: Outcome) -> None:
+        """Keep a finalist's second measurement; one that failed now is none."""
+        self._shelf.put(self._traces[candidate], outcome.latencies_s)
+        ok = bool(outcome.latencies_s)
+        self.readings[candidate] = (*self.readings[candidate], *outcome.latencies_s) if ok else ()
+        if ok:
+            self.final.add(candidate)
+
+    def winner(self) -> tuple[Any, float] | None:
+        """The trace and latency of the best program that was found right; None where there is none."""
+        best = min(self.final, key=lambda candidate: (self.latency_s(candidate), candidate), default=None)
+        return None if best is None else (self._traces[best], self.latency_s(best))
+
+
+class Tuner:
+    """Tunes the tasks of a network together.
+
+    model      the champion; None: each search learns from its own measurements alone
+    database   a MetaSchedule database, which gets every measured program
+    """
+
+    def __init__(
+        self,
+        tunables: Sequence[Tunable],
+        model: CostModel | None,
+        hardware: Sequence[float],
+        target: dict[str, Any],
+        trials: int,
+        seed: int,
+        database: Any,
+    ) -> None:
+        self.tunables = list(tunables)
+        self.budget = Budget([Account(t.weight, cost(t.task)) for t in self.tunables], trials)
+        self._search = lambda task: ScheduleSearch(task, model, hardware, target, SearchSettings(seed=seed))
+        self._target, self._database = make_target(target), database
+        self._again = int(AGAIN_SHARE * trials)
+        self._runs: dict[int, TaskRun] = {}
+        if len(database):
+            for number in range(len(self.tunables)):
+                if told := self._run(number).recall():
+                    self.budget.tell(number, told)
+
+    def _run(self, number: int) -> TaskRun:
+        """Made when first needed: finding a design space takes a moment."""
+        if number not in self._runs:
+            tunable = self.tunables[number]
+            shelf = Shelf(self._database, tunable.module, self._target)
+            self._runs[number] = TaskRun(tunable, self._search(tunable.task), shelf)
+        return self._runs[number]
+
+    def run(self, runner: Runner, on_trial: Callable[[Outcome], Any] = lambda outcome: None) -> None:
+        """Spend the trials, then measure the best programs of each task again and compare their output."""
+        while turn := self.budget.next():
+            run = self._run(turn.task)
+            candidates = run.propose(turn.count)
+            outcomes = self._measured(runner, [run.job(candidate) for candidate in candidates])
+            told = [run.tell(candidate, outcome) for candidate, outcome in zip(candidates, outcomes, strict=True)]
+            self.budget.tell(turn.task, told)
+            for outcome in outcomes:
+                on_trial(outcome)
+        for _ in range(FINALS):
+            self._finals(runner)
+
+    def _measured(self, runner: Runner, jobs: Sequence[Job]) -> list[Outcome]:
+        """Their outcomes; those that were disturbed are measured again, as far as the share for that goes."""
+        outcomes = list(runner.measure(jobs))
+        for _ in range(AGAIN):
+            disturbed = [number for number, outcome in enumerate(outcomes) if outcome.disturbed][: self._again]
+            self._again -= len(disturbed)
+            again = runner.measure([jobs[number] for number in disturbed]) if disturbed else ()
+            for number, outcome in zip(disturbed, again, strict=True):
+                outcomes[number] = _steadier(outcomes[number], outcome)
+        return outcomes
+
+    def _finals(self, runner: Runner) -> None:
+        """One more measurement of the few best of each task, side by side, with a check of their output."""
+        pairs = [(run, candidate) for run in self._runs.values() for candidate in run.finalists()]
+        outcomes = self._measured(runner, [run.job(candidate, check=True) for run, candidate in pairs])
+        for (run, candidate), outcome in zip(pairs, outcomes, strict=True):
+            run.confirm(candidate, outcome)
+
+    def winners(self) -> Any:
+        """A database of nothing but each task's best program that was found right, for the compiler to apply."""
+        database = meta_schedule().database.MemoryDatabase()
+        for number, (trace, latency_s) in self._won():
+            Shelf(database, self.tunables[number].module, self._target).put(trace, [latency_s])
+        return database
+
+    def tuned_tasks(self) -> int:
+        """Tasks that have such a program."""
+        return sum(1 for _ in self._won())
+
+    def _won(self) -> Iterator[tuple[int, tuple[Any, float]]]:
+        found = ((number, run.winner()) for number, run in self._runs.items())
+        return ((number, winner) for number, winner in found if winner is not None)
+
+    def said(self) -> str:
+        """How fast the network is as far as it is known: the sum of weight and best latency."""
+        network_s = self.budget.network_s()
+        if math.isfinite(network_s):
+            return f"network {network_s * 1e3:.2f} ms"
+        return f"{sum(account.ran for account in self.budget.accounts)} of {len(self.tunables)} tasks run"
+
+
+def _steadier(first: Outcome, second: Outcome) -> Outcome:
+    """The undisturbed one; of two disturbed ones the faster, for what disturbs makes nothing faster."""
+    if not second.disturbed:
+        return second
+    ran = [outcome for outcome in (first, second) if outcome.latencies_s]
+    return min(ran, key=lambda outcome: statistics.median(outcome.latencies_s), default=second)

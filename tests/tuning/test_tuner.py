@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tcl_core.compat import load_tvm, make_target, meta_schedule, structural_key
+from tcl_core.errors import DataError
+from tcl_core.measure.job import Outcome
+from tcl_core.measure.pool import Runner
+from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.tuning.database import RECORDS, open_database
+from tcl_core.tuning.tuner import AGAIN, Tunable, Tuner
+
+HARDWARE = (1.0,) * 11
+
+
+class FakeRunner:
+    """Latencies by a hash of the decisions, or as ``answer`` says; keeps the batches of jobs that it was given."""
+
+    def __init__(self, answer=None):
+        self.batches, self.answer = [], answer or (lambda job: None)
+
+    @property
+    def jobs(self):
+        return [job for batch in self.batches for job in batch]
+
+    def measure(self, jobs):
+        self.batches.append(list(jobs))
+        return [self.answer(job) or self.usual(job) for job in self.batches[-1]]
+
+    def usual(self, job):
+        return Outcome("ok", (latency_s(job),) * 3, checked=job.check)
+
+
+def latency_s(job):
+    return (100 + zlib.crc32(repr((job.trace_json, job.decisions)).encode()) % 900) * 1e-6
+
+
+def key_of(job):
+    return job.task_key, job.trace_json, job.decisions
+
+
+def tuner_of(tasks, trials, database=None, seed=0):
+    tunables = [Tunable(t.task, weight, t.module) for t, weight in tasks]
+    database = open_database(None) if database is None else database  # an empty one is false
+    return Tuner(tunables, None, HARDWARE, EXTRACTION_TARGET, trials, seed, database)
+
+
+@pytest.fixture
+def tasks(matmul, conv):
+    return [(conv, 3.0), (matmul, 1.0)]
+
+
+def trials_of(runner):
+    return [job for job in runner.jobs if not job.check]
+
+
+@pytest.mark.parametrize("trials", [1, 7, 20])
+def test_exactly_the_trials_are_measured_and_no_program_twice(tasks, trials):
+    runner, told = FakeRunner(), []
+    tuner = tuner_of(tasks, trials)
+    tuner.run(runner, told.append)
+    measured = trials_of(runner)
+    assert len(measured) == trials == len(told) == len(set(map(key_of, measured)))
+
+
+def test_the_worker_finds_a_task_in_its_caches_and_knows_its_best(tasks, matmul, conv):
+    """The task's own key and its unscheduled module, a sketch and decisions, and the fastest latency so far."""
+    runner = FakeRunner()
+    tuner_of(tasks, 40).run(runner)
+    modules, best = {t.task.key: t.task.module_json for t in (matmul, conv)}, {}
+    for batch in runner.batches[:-1]:
+        for job in batch:
+            assert job.module_json == modules[job.task_key] and job.trace_json and job.decisions
+            assert job.best_s == best.get(job.task_key, math.inf)
+        for job in batch:
+            best[job.task_key] = min(latency_s(job), best.get(job.task_key, math.inf))
+    assert {job.task_key for job in runner.jobs} == set(modules)
+
+
+def test_the_longest_builds_come_first(matmul):
+    """By what they unroll, as the sketch says."""
+    runner, tuner = FakeRunner(), tuner_of([(matmul, 1.0)], 16)
+    tuner.run(runner)
+    search = tuner._runs[0].search
+    for batch in runner.batches[:-1]:
+        steps = [search.unroll((search.traces_json.index(job.trace_json), job.decisions)) for job in batch]
+        assert steps == sorted(steps, reverse=True)
+
+
+def test_a_task_whose_first_round_failed_is_tried_again(tasks, conv):
+    """All first eight convolutions crash."""
+    seen = []
+
+    def answer(job):
+        seen.append(job.task_key)
+        return Outcome("crash", message="SIGSEGV") if job.task_key == conv.task.key and seen.count(job.task_key) <= 8 else None
+
+    tuner = tuner_of(tasks, 40)
+    tuner.run(FakeRunner(answer))
+    assert Counter(seen)[conv.task.key] > 10 and tuner.tuned_tasks() == 2
+
+
+def test_nothing_but_failures_is_no_winner(tasks):
+    tuner = tuner_of(tasks, 20)
+    tuner.run(FakeRunner(lambda job: Outcome("timeout", message="not run")))
+    assert tuner.tuned_tasks() == 0 and len(tuner.winners()) == 0
+    assert tuner.said() == "0 of 2 tasks run"
+
+
+def test_what_was_disturbed_is_measured_again(matmul):
+    """The undisturbed reading counts; a program that is disturbed each time is measured three times, and the faster counts."""
+    times, restless = Counter(), []
+
+    def answer(job):
+        times[key_of(job)] += 1
+        if len(times) == 1:
+            restless[:] = [key_of(job)]
+        if key_of(job) in restless:
+            return Outcome("ok", ((4 - times[key_of(job)]) * 1e-3,), disturbed=True)
+        return Outcome("ok", (9e-3 if times[key_of(job)] == 1 else 5e-4,), disturbed=times[key_of(job)] == 1)
+
+    tuner = tuner_of([(matmul, 1.0)], 40)
+    tuner.run(FakeRunner(answer))
+    run = tuner._runs[0]
+    again = [run.latency_s(candidate) for candidate in run.readings]
+    assert max(times.values()) <= 1 + AGAIN + 1 + AGAIN and times[restless[0]] >= 1 + AGAIN
+    assert sum(times.values()) - 40 <= 10 + 3 + 10  # a quarter of the trials, and the finals
+    assert 5e-4 in again and min(again) == 5e-4
+
+
+def test_the_winner_is_the_one_of_the_better_median_of_both_measurements(matmul):
+    """The luckiest of the first measurements is behind in the second; the others that are close are measured again as well."""
+    first, again = {}, Counter()
+
+    def answer(job):
+        if not job.check:
+            first[key_of(job)] = 1e-3 + 1e-5 * len(first)
+            return Outcome("ok", (first[key_of(job)],) * 3)
+        again[key_of(job)] += 1
+        lucky = first[key_of(job)] == 1e-3
+        return Outcome("ok", (2e-3 if lucky else first[key_of(job)],) * 4, checked=True)
+
+    tuner = tuner_of([(matmul, 1.0)], 12)
+    tuner.run(FakeRunner(answer))
+    ((_, (_, winner_s)),) = tuner._won()
+    assert len(again) == 3 and set(again.values()) == {1}
+    assert winner_s == pytest.approx(1.01e-3)
+    (record,) = tuner.winners().get_all_tuning_records()
+    assert [float(s) for s in record.run_secs] == [winner_s]
+
+
+def test_a_winner_whose_output_is_wrong_loses_to_the_next_one(matmul):
+    """The three fastest compute something else."""
+    wrong = []
+
+    def answer(job):
+        if job.check and len(wrong) < 3:
+            wrong.append(latency_s(job))
+            return Outcome("wrong-result", message="differs by 0.3")
+        return None
+
+    runner, tuner = FakeRunner(answer), tuner_of([(matmul, 1.0)], 24)
+    tuner.run(runner)
+    ((_, (_, winner_s)),) = tuner._won()
+    assert len(wrong) == 3 and winner_s not in wrong
+    assert winner_s == min({latency_s(job) for job in runner.jobs} - set(wrong))
+
+
+def test_a_run_repeats_with_its_seed(tasks):
+    def measured(seed):
+        runner = FakeRunner()
+        tuner_of(tasks, 24, seed=seed).run(runner)
+        return list(map(key_of, runner.jobs))
+
+    assert measured(1) == measured(1) != measured(2)
+
+
+class Stopped(Exception):
+    pass
+
+
+def stopped_after(count):
+    def answer(job):
+        if answer.left == 0:
+            raise Stopped
+        answer.left -= 1
+
+    answer.left = count
+    return answer
+
+
+def test_a_stopped_run_goes_on(tasks, tmp_path):
+    """What its finished rounds measured is not measured again, failed programs neither, and the trials are those of one run."""
+    failing = FakeRunner(stopped_after(21))
+    usual = failing.usual
+    failing.usual = lambda job: Outcome("crash") if latency_s(job) < 2e-4 else usual(job)
+    with pytest.raises(Stopped):
+        tuner_of(tasks, 40, open_database(tmp_path)).run(failing)
+    kept = {key_of(job) for batch in failing.batches[:-1] for job in batch}
+    with (tmp_path / RECORDS).open("a") as file:
+        file.write('[0,[[["GetSB')  # torn by the kill
+    runner, told = FakeRunner(), []
+    tuner = tuner_of(tasks, 40, open_database(tmp_path))
+    tuner.run(runner, told.append)
+    fresh = {key_of(job) for job in trials_of(runner)}
+    assert len(kept) >= 16 and not fresh & kept and len(fresh) == 40 - len(kept) == len(told)
+    slow = [latency_s(job) for batch in failing.batches[:-1] for job in batch if latency_s(job) >= 2e-4]
+    assert min(job.best_s for job in trials_of(runner)) <= min(slow)
+    assert len(open_database(tmp_path)) >= 40
+
+
+def test_a_damaged_database_is_a_sentence(tmp_path):
+    (tmp_path / RECORDS).write_text("no json\n")
+    with pytest.raises(DataError, match="remove the folder to begin anew"):
+        open_database(tmp_path)
+
+
+def test_real_programs_are_tuned_checked_and_applied(matmul, make_setup):
+    """With the real runner: the database's program is the winner, and computes what the task does."""
+    tvm, ms = load_tvm(), meta_schedule()
+    tuner = tuner_of([(matmul, 1.0)], 10)
+    outcomes = []
+    with Runner(make_setup(), lanes=1) as runner:
+        tuner.run(runner, outcomes.append)
+    assert len(outcomes) == 10 and {o.error for o in outcomes} == {"ok"} and tuner.tuned_tasks() == 1
+    with make_target(EXTRACTION_TARGET), tuner.winners() as database:
+        module = ms.Database.current().query_ir_module(matmul.module, make_target(EXTRACTION_TARGET), "main")
+    assert structural_key(module) != structural_key(matmul.module) and len(database) == 1
+    arrays = [np.random.default_rng(n).normal(size=(32, 32)).astype(np.float32) for n in range(2)]
+    tensors = [tvm.runtime.tensor(a) for a in (*arrays, np.zeros((32, 32), np.float32))]
+    tvm.tirx.build(module, target=make_target(EXTRACTION_TARGET))["main"](*tensors)
+    np.testing.assert_allclose(tensors[2].numpy(), np.maximum(arrays[0] @ arrays[1], 0), rtol=1e-4, atol=1e-4)
