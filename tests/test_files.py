@@ -198,3 +198,25 @@ def test_what_nobody_foresaw_is_still_a_sentence():
 def test_foreign_text_is_escaped_and_short():
     assert shown("a\nb\x1b[31m\udc80") == "a\\nb\\x1b[31m\\udc80"
     assert len(shown("x" * 10_000)) < 250 and shown("ä 漢") == "ä 漢"
+
+
+NO_BYTE = """
+import resource, signal, tempfile
+from tcl_core.files import refusal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    tempfile.TemporaryFile()
+except OSError as error:
+    said = refusal(error)
+    import os; os.write(1, f"{type(said).__name__}: {said}".encode())
+"""
+
+
+def test_no_room_for_temporary_files_names_their_folders(tmp_path):
+    """Where no file may hold a byte, Python finds no folder for temporary ones, and has no file to name."""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    root = Path(files.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", NO_BYTE], env=environment, cwd=root, stdout=subprocess.PIPE, timeout=60)
+    said = done.stdout.decode()
+    assert said.startswith("PlatformError: cannot write a temporary file") and str(tmp_path) in said and "TMPDIR" in said
