@@ -97,8 +97,11 @@ class DecisionSearch:
         return Belief(self._points([candidates[row] for row in rows]), gains_of(latencies_s)[rows])
 
     def _best(self, candidates: Sequence[Candidate], belief: Belief, merits: dict[Candidate, float]) -> list[Candidate]:
-        """The distinct candidates that promise most, best first; ``merits`` grows by those that are new."""
-        distinct = list(dict.fromkeys(candidates))
+        """The distinct candidates that promise most, best first; ``merits`` grows by those that are new.
+
+        Excluded ones would promise what the programs do that they are other names of, and crowd these out.
+        """
+        distinct = [candidate for candidate in dict.fromkeys(candidates) if candidate not in self.excluded]
         new = [candidate for candidate in distinct if candidate not in merits]
         mean, deviation = belief.of(self._points(new))
         merits |= zip(new, (mean + CURIOSITY * deviation).tolist(), strict=True)
@@ -154,7 +157,7 @@ class DecisionSearch:
     def _children(self, alive: Sequence[Candidate]) -> list[Candidate]:
         """Parents drawn by rank; all children are mutated, half of them after a cross with a parent of their sketch."""
         weight = 1.0 / (2.0 + np.arange(len(alive)))
-        parents = self.rng.choice(len(alive), size=self.population, p=weight / weight.sum())
+        parents = self.rng.choice(len(alive), size=self.population, p=weight / weight.sum()) if alive else ()
         children: list[Candidate] = []
         for sketch in self.sketches:
             rows = [alive[p][1] for p in parents if alive[p][0] == sketch.index]
