@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, structural_key
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, TclError
 from tcl_core.measure.job import Outcome
 from tcl_core.measure.pool import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
@@ -218,6 +218,12 @@ def test_a_damaged_database_is_a_sentence(tmp_path):
     (tmp_path / RECORDS).write_text("no json\n")
     with pytest.raises(DataError, match="remove the folder to begin anew"):
         open_database(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(TclError, match="file"):
+        open_database(tmp_path / "file" / "folder")
 
 
 def test_real_programs_are_tuned_checked_and_applied(matmul, make_setup):
