@@ -4,7 +4,7 @@ A task matters while it takes ``SMALL`` of the network's time, by what was measu
 computes and moves.  Each task that matters gets ``ENOUGH`` trials, the others (reshapes, transposes and the like) the
 first program that runs.  All further rounds go to the task that promises to shorten the network most per trial:
 
-    gain = weight * best latency * max(its fall per trial in the latest rounds, HOPE / its trials)
+    gain = weight * best latency * max(its fall per trial in the latest rounds, HOPE / max(ENOUGH, its trials))
 
 The second term is a guess for what has not been seen to fall lately, so that no task is given up, and a task whose
 programs all failed is tried again.  Pure policy: no task, program or clock is known here.
@@ -64,7 +64,7 @@ class Account:
         before = self.bests[max(ENOUGH, self.trials - LATELY) - 1] if self.trials > ENOUGH else self.best_s
         steps = min(LATELY, self.trials - ENOUGH)
         lately = math.log(before / self.best_s) / steps if steps > 0 and math.isfinite(before) else 0.0
-        return max(lately, HOPE / max(1, self.trials))
+        return max(lately, HOPE / max(ENOUGH, self.trials))
 
 
 class Budget:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tcl_core.compat import meta_schedule
 from tcl_core.errors import DataError
+from tcl_core.files import writing
 
 FAILED_S = 1e10  # what MetaSchedule writes for a program that failed, and never chooses
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
@@ -16,14 +17,16 @@ WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 def open_database(folder: Path | None) -> Any:
     """A ``JSONDatabase`` in the folder, which is made; None: a ``MemoryDatabase``.
 
-    A kill can tear a file's last line, which is cut off.  Raises DataError where TVM cannot read the rest.
+    A kill can tear a file's last line, which is cut off.  Raises DataError where TVM cannot read the rest, and what
+    ``files.writing`` raises where nothing can be written.
     """
     ms = meta_schedule()
     if folder is None:
         return ms.database.MemoryDatabase()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (RECORDS, WORKLOADS):
-        _cut_torn_line(folder / name)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (RECORDS, WORKLOADS):
+            _cut_torn_line(folder / name)
     try:
         return ms.database.JSONDatabase(work_dir=str(folder))
     except Exception as error:  # TVM reports a damaged file by several types

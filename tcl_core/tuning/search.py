@@ -18,7 +18,8 @@ Candidate = tuple[int, tuple[int, ...]]
 """(sketch index, decisions)."""
 View = Callable[[Sequence[Candidate]], Views]
 
-CURIOSITY = 0.5  # standard deviations of a belief that count as gain
+CURIOSITY = 1.0  # standard deviations of a belief that count as gain
+FOUNDERS = 4  # of the fastest measured programs, that have children whatever the others promise
 # Unrolling so many steps takes half of all building time and gained nothing at the median: one program in ten may.
 COSTLY_UNROLL, COSTLY_SHARE = 512, 0.1
 
@@ -97,8 +98,11 @@ class DecisionSearch:
         return Belief(self._points([candidates[row] for row in rows]), gains_of(latencies_s)[rows])
 
     def _best(self, candidates: Sequence[Candidate], belief: Belief, merits: dict[Candidate, float]) -> list[Candidate]:
-        """The distinct candidates that promise most, best first; ``merits`` grows by those that are new."""
-        distinct = list(dict.fromkeys(candidates))
+        """The distinct candidates that promise most, best first; ``merits`` grows by those that are new.
+
+        Excluded ones would promise what the programs do that they are other names of, and crowd these out.
+        """
+        distinct = [candidate for candidate in dict.fromkeys(candidates) if candidate not in self.excluded]
         new = [candidate for candidate in distinct if candidate not in merits]
         mean, deviation = belief.of(self._points(new))
         merits |= zip(new, (mean + CURIOSITY * deviation).tolist(), strict=True)
@@ -106,8 +110,12 @@ class DecisionSearch:
 
     def _first_generation(self, fresh: Sequence[Candidate]) -> list[Candidate]:
         """The fastest measured programs, those that lived on from the last proposal, and fresh ones."""
-        fastest = sorted((s, c) for c, s in self.measured.items() if np.isfinite(s))[: self.population // 8]
-        return [*(c for _, c in fastest), *self._alive[: self.population // 2], *fresh[: self.population]]
+        return [*self._fastest(self.population // 8), *self._alive[: self.population // 2], *fresh]
+
+    def _fastest(self, count: int) -> list[Candidate]:
+        """The fastest measured programs, best first."""
+        ran = sorted((s, c) for c, s in self.measured.items() if np.isfinite(s))
+        return [candidate for _, candidate in ran[:count]]
 
     def _batch(self, promising: list[Candidate], belief: Belief, count: int) -> list[Candidate]:
         """Promising and random candidates by turns, within the quota of costly ones as long as there are others."""
@@ -152,12 +160,16 @@ class DecisionSearch:
         return [distinct[row] for row in self.rng.permutation(len(distinct))]
 
     def _children(self, alive: Sequence[Candidate]) -> list[Candidate]:
-        """Parents drawn by rank; all children are mutated, half of them after a cross with a parent of their sketch."""
-        weight = 1.0 / (2.0 + np.arange(len(alive)))
-        parents = self.rng.choice(len(alive), size=self.population, p=weight / weight.sum())
+        """Parents drawn by rank; all children are mutated, half of them after a cross with a parent of their sketch.
+
+        The fastest measured programs come first: being known, they promise less than they are worth as parents.
+        """
+        ranked = list(dict.fromkeys([*self._fastest(FOUNDERS), *alive]))
+        weight = 1.0 / (2.0 + np.arange(len(ranked)))
+        parents = self.rng.choice(len(ranked), size=self.population, p=weight / weight.sum()) if ranked else ()
         children: list[Candidate] = []
         for sketch in self.sketches:
-            rows = [alive[p][1] for p in parents if alive[p][0] == sketch.index]
+            rows = [ranked[p][1] for p in parents if ranked[p][0] == sketch.index]
             if not rows or not sketch.width:
                 continue
             matrix = np.array(rows, dtype=np.int32)

@@ -161,7 +161,8 @@ class Tuner:
             for outcome in outcomes:
                 on_trial(outcome)
         for _ in range(FINALS):
-            self._finals(runner)
+            if pairs := [(run, candidate) for run in self._runs.values() for candidate in run.finalists()]:
+                self._finals(runner, pairs)
 
     def _measured(self, runner: Runner, jobs: Sequence[Job]) -> list[Outcome]:
         """Their outcomes; those that were disturbed are measured again, as far as the share for that goes."""
@@ -174,9 +175,8 @@ class Tuner:
                 outcomes[number] = _steadier(outcomes[number], outcome)
         return outcomes
 
-    def _finals(self, runner: Runner) -> None:
+    def _finals(self, runner: Runner, pairs: Sequence[tuple[TaskRun, Candidate]]) -> None:
         """One more measurement of the few best of each task, side by side, with a check of their output."""
-        pairs = [(run, candidate) for run in self._runs.values() for candidate in run.finalists()]
         outcomes = self._measured(runner, [run.job(candidate, check=True) for run, candidate in pairs])
         for (run, candidate), outcome in zip(pairs, outcomes, strict=True):
             run.confirm(candidate, outcome)

@@ -232,6 +232,18 @@ def test_what_is_excluded_is_neither_proposed_nor_learned_from():
     search.exclude((0, (0, 0)))
     assert set(search.propose(20)) == {(0, d) for d in product(range(3), range(2))} - {(0, (0, 0))}
     assert search.measured == {}
+    for decisions in product(range(3), range(2)):
+        search.exclude((0, decisions))
+    assert search.propose(4) == []
+
+
+def test_excluded_candidates_do_not_crowd_out_others():
+    """The champion likes nothing but names that are other programs'; the search proposes programs all the same, and no random ones."""
+    search = search_of([sketch_of(0, 4, 64, 64)], lambda c: 100.0 * (c[1][0] == 3) - sum(c[1]), population=64, generations=6)
+    for pair in product(range(64), range(64)):
+        search.exclude((0, (3, *pair)))
+    found = search.propose(8)
+    assert len(found) == 8 and all(decisions[0] < 3 and sum(decisions) < 20 for _, decisions in found)
 
 
 def test_proposals_repeat_with_the_seed(sketches):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, structural_key
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, TclError
 from tcl_core.measure.job import Outcome
 from tcl_core.measure.pool import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
@@ -55,6 +55,11 @@ def tasks(matmul, conv):
     return [(conv, 3.0), (matmul, 1.0)]
 
 
+def rounds_of(runner):
+    """Without the finals."""
+    return [batch for batch in runner.batches if not any(job.check for job in batch)]
+
+
 def trials_of(runner):
     return [job for job in runner.jobs if not job.check]
 
@@ -73,7 +78,7 @@ def test_the_worker_finds_a_task_in_its_caches_and_knows_its_best(tasks, matmul,
     runner = FakeRunner()
     tuner_of(tasks, 40).run(runner)
     modules, best = {t.task.key: t.task.module_json for t in (matmul, conv)}, {}
-    for batch in runner.batches[:-1]:
+    for batch in rounds_of(runner):
         for job in batch:
             assert job.module_json == modules[job.task_key] and job.trace_json and job.decisions
             assert job.best_s == best.get(job.task_key, math.inf)
@@ -87,7 +92,7 @@ def test_the_longest_builds_come_first(matmul):
     runner, tuner = FakeRunner(), tuner_of([(matmul, 1.0)], 16)
     tuner.run(runner)
     search = tuner._runs[0].search
-    for batch in runner.batches[:-1]:
+    for batch in rounds_of(runner):
         steps = [search.unroll((search.traces_json.index(job.trace_json), job.decisions)) for job in batch]
         assert steps == sorted(steps, reverse=True)
 
@@ -218,6 +223,12 @@ def test_a_damaged_database_is_a_sentence(tmp_path):
     (tmp_path / RECORDS).write_text("no json\n")
     with pytest.raises(DataError, match="remove the folder to begin anew"):
         open_database(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(TclError, match="file"):
+        open_database(tmp_path / "file" / "folder")
 
 
 def test_real_programs_are_tuned_checked_and_applied(matmul, make_setup):

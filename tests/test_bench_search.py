@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import math
+
+import _tables
+import pytest
+import search
+from search import OURS, RANDOM, SCRATCH, STOCK, figures, ratio, unfinished
+
+
+def unit(task, seed, ours, stock, operator="conv2d"):
+    return {
+        "task": task,
+        "operator": operator,
+        "seed": seed,
+        "best_s": {OURS: ours, STOCK: stock, RANDOM: 4e-3, SCRATCH: None},
+        "candidates": {OURS: 6000, STOCK: 1000},
+        "search_s": {OURS: 2.0, STOCK: 4.0},
+    }
+
+
+def test_ratios_by_hand():
+    """Seeds of a task are averaged first; a system without a program that ran takes no part."""
+    units = [unit("a", 0, 1e-3, 2e-3), unit("a", 1, 2e-3, 2e-3), unit("b", 0, 2e-3, 2e-3)]
+    mean, low, high = ratio(units, OURS, STOCK)
+    assert mean == pytest.approx(math.sqrt(math.sqrt(0.5)))  # of a: sqrt(1/2), of b: 1
+    assert (low, high) == pytest.approx((math.sqrt(0.5), 1.0))
+    assert ratio(units, SCRATCH, STOCK) is None
+
+
+def test_the_summary_and_its_rows():
+    found = figures([unit("a", 0, 1e-3, 2e-3), unit("b", 0, 3e-3, 2e-3, "matmul")])
+    assert found["summary"]["candidates_x"] == pytest.approx(12.0)
+    assert found["summary"]["best_vs_random"][0] == pytest.approx(math.sqrt(1 / 4 * 3 / 4))
+    assert [(row["operator"], row["best_vs_stock"][0]) for row in found["rows"]] == [
+        ("conv2d", pytest.approx(0.5)),
+        ("matmul", pytest.approx(1.5)),
+    ]
+
+
+def test_only_a_stopped_run_of_the_same_settings_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "result_file", lambda name: tmp_path / name)
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
+    about = {"platform": "host-avx2", "size": {"seeds": 5}}
+    assert unfinished(about) == []
+    for finished, wanted in ((False, [{"task": "a"}]), (True, [])):
+        _tables.save("search", {**about, "finished": finished, "units": [{"task": "a"}]}, "python bench/search.py")
+        assert unfinished(about) == wanted
+    kept = json.loads((tmp_path / "search.json").read_text()) | {"finished": False}
+    (tmp_path / "search.json").write_text(json.dumps(kept))
+    assert unfinished(about) == [{"task": "a"}] and unfinished({**about, "size": {"seeds": 2}}) == []
