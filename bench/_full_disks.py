@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 
 import _tiny_project as tiny
-from _kills import compared
+from _kills import DVC_FAILED, compared, remove_torn_lock
 from _lanes import DISK_FULL, Harm, Lane, Outcome
-from _state import differences, processes_left, state
+from _state import DVCS, differences, processes_left, state
 from _trials import SENTENCES, Finding, Result, Workshop, judged
 
 PART = "full-disk"
@@ -68,6 +68,8 @@ def fill(shop: Workshop, lane: Lane, wanted: FullDisk) -> Result:
         if not line.endswith(" is new") and now.get(name) != ready.state.get(name):
             findings.append(Finding(PART, wanted.name, "lost", f"on the full disk {line}"))
     again = lane.run(*ready.command.argv, limit_s=ready.command.limit_s)
+    if again.code == DVC_FAILED and remove_torn_lock(lane.project):
+        again = lane.run(*ready.command.argv, limit_s=ready.command.limit_s)
     findings += judged(again, PART, wanted.name)
     if processes_left(lane.folder):
         findings.append(Finding(PART, wanted.name, "leftovers", "a process is left"))
@@ -78,9 +80,13 @@ def fill(shop: Workshop, lane: Lane, wanted: FullDisk) -> Result:
 
 
 def said_well(full: Outcome, name: str) -> list[Finding]:
-    """DVC has its own words and exit code for it, and its stage's sentence is among them."""
+    """DVC has its own words and exit code for it, and its stage's sentence is among them.
+
+    Where it is DVC itself that found no room, for its locks or a link of its own, it may say nothing of where.
+    """
     codes = (*SENTENCES, 1, 255) if name.startswith("dvc") else SENTENCES
     findings = judged(full, PART, name, also=codes)
-    if full.code and not findings and not NAMES_A_FILE.search(full.sentence):
+    its_own = name.startswith("dvc") and (" .dvc/" in full.hit or DVCS.fullmatch(full.hit.rpartition("/")[2]))
+    if full.code and not findings and not its_own and not NAMES_A_FILE.search(full.sentence):
         findings.append(Finding(PART, name, "unforeseen", f"no file is named: {full.sentence}"))
     return findings
