@@ -24,8 +24,9 @@ run: setup
 	@$(if $(PROFILE),python -m tcl_core.cli profile $(PROFILE))
 	@python -m flows.pipeline
 
+# Two processes, since one leaves nearly half of two CPUs idle; what the tests of a file share is made once.
 test: setup
-	@python -m pytest
+	@python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	@ruff check

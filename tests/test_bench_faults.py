@@ -133,6 +133,21 @@ def test_a_kill_at_a_moment(lane):
     assert outcome.code == -9 and outcome.seconds < 10
 
 
+@pytest.mark.parametrize(
+    ("name", "hit", "kinds"),
+    [
+        ("evaluate, call 7", "write data/reports/evaluation.json", ["unforeseen"]),
+        ("dvc repro, call 7", "write data/reports/evaluation.json", ["unforeseen"]),
+        ("dvc repro, call 7", "open .dvc/tmp/rwlock.lock", []),
+        ("dvc repro, call 7", "rename data/reports/.s3cr3t-Name_of_22_char.tmp", []),
+        ("evaluate, call 7", "open .dvc/tmp/rwlock.lock", ["unforeseen"]),
+    ],
+)
+def test_only_where_dvc_itself_found_no_room_no_file_needs_a_name(name, hit, kinds):
+    full = _lanes.Outcome(code=4, said="tcl: no room", seconds=1.0, hit=hit)
+    assert [finding.kind for finding in _full_disks.said_well(full, name)] == kinds
+
+
 def test_only_a_torn_lock_of_dvc_is_removed_and_only_its_own_temporary_files_are_passed_over(tmp_path):
     lock = tmp_path / ".dvc/tmp/rwlock"
     lock.parent.mkdir(parents=True)
