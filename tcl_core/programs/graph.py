@@ -14,6 +14,7 @@ WEIGHTS = {"NHWC": "HWIO"}  # how weights lie where data lies so
 
 # TVM has these in one layout only, and would not build what it had turned into another.
 AS_THEY_ARE = {"relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
+FREE = "layout_free_buffers"  # TVM's attribute of a function: the numbers of the arguments that may be packed
 COMMUTATIVE = ("relax.add", "relax.multiply")
 ELEMENTWISE = (*COMMUTATIVE, "relax.subtract", "relax.divide")
 
@@ -42,7 +43,7 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
         transform.FuseTIR(),
     ]
     if graph.pack:
-        passes += [transform.AttachAttrLayoutFreeBuffers()]
+        passes += [transform.AttachAttrLayoutFreeBuffers(), only_matrices]
     with target:
         for each in passes:
             module = each(module)
@@ -57,6 +58,20 @@ def apply_database(fused: Any, target: Any, database: Any) -> Any:
         for each in (transform.SplitLayoutRewritePreproc(), transform.FoldConstant(), transform.DeadCodeElimination()):
             applied = each(applied)
     return applied
+
+
+def only_matrices(module: Any) -> Any:
+    """Of a task's weights only those with two extents or more may be packed.
+
+    The order of a row of biases or scales gains nothing, and RewriteLayout fails on some, such as a group norm's.
+    """
+    tvm = load_tvm()
+    for var, function in list(module.functions.items()):
+        if isinstance(function, tvm.tirx.PrimFunc) and FREE in (function.attrs or {}):
+            shapes = {int(number): function.params[int(number)].shape for number in function.attrs[FREE]}
+            kept = [number for number, shape in shapes.items() if sum(int(extent) > 1 for extent in shape) > 1]
+            module.update_func(var, function.with_attr(FREE, kept) if kept else function.without_attr(FREE))
+    return module
 
 
 def fold_padding(module: Any) -> Any:

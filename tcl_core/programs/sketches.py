@@ -251,7 +251,11 @@ class DesignSpace:
         except Exception as error:  # TVM reports an impossible decision by several types
             raise InvalidProgram(str(error).strip().splitlines()[-1]) from error
         for postproc in self.context.space_generator.postprocs:
-            if not postproc.apply(schedule):
+            try:
+                accepted = postproc.apply(schedule)
+            except Exception as error:  # one that fails inside TVM
+                raise InvalidProgram(f"{type(postproc).__name__}: {str(error).strip().splitlines()[-1]}") from error
+            if not accepted:
                 raise InvalidProgram(f"rejected by {type(postproc).__name__}")
         return schedule
 
