@@ -26,7 +26,7 @@ run: setup
 
 # Two processes, since one leaves nearly half of two CPUs idle; what the tests of a file share is made once.
 test: setup
-	@python -m pytest -n 2 --dist loadfile
+	@python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	@ruff check

@@ -21,7 +21,12 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, describe
 from tcl_core.programs.workload import Workload, read_workload
 
 
+LONG = ("test_end_to_end.py", "test_bench_scripts.py")  # begin first, so that no process is left alone with one of them
 USABLE = os.sched_getaffinity(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def interruptible() -> None:

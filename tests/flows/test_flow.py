@@ -89,7 +89,7 @@ def run(**arguments):
 
     state = module.pipeline(**arguments, return_state=True)
     run_id = state.state_details.flow_run_id
-    module.wait_until_recorded(run_id)
+    module.wait_until_recorded(run_id, patience_s=60)
     with get_client(sync_client=True) as client:
         runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
     return state, {task_run.name: task_run for task_run in runs}
