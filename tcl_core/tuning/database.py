@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tcl_core.compat import meta_schedule
-from tcl_core.errors import DataError
-from tcl_core.files import writing
+from tcl_core.errors import DataError, PlatformError
+from tcl_core.files import shown, writing
 
 FAILED_S = 1e10  # what MetaSchedule writes for a program that failed, and never chooses
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
@@ -44,15 +45,26 @@ def _cut_torn_line(path: Path) -> None:
             path.unlink()
 
 
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Turn what TVM raises where it cannot write a file, an internal error that names it, into a sentence."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # TVM reports it by either
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise PlatformError(f"what was measured cannot be kept ({shown(reason)}); free some space and run again") from error
+
+
 class Shelf:
-    """One task's records in a database.
+    """One task's records in a database; PlatformError where its files cannot be written.
 
     module  the task as the compiler asks for it
     """
 
     def __init__(self, database: Any, module: Any, target: Any) -> None:
         self._database, self._target = database, target
-        self._workload = database.commit_workload(module)
+        with _kept():
+            self._workload = database.commit_workload(module)
         self._arguments = meta_schedule().arg_info.ArgInfo.from_entry_func(module, remove_preproc=True)
 
     def put(self, trace: Any, latencies_s: Sequence[float]) -> None:
@@ -60,7 +72,8 @@ class Shelf:
         record = meta_schedule().database.TuningRecord(
             trace, self._workload, list(latencies_s) or [FAILED_S], self._target, self._arguments
         )
-        self._database.commit_tuning_record(record)
+        with _kept():
+            self._database.commit_tuning_record(record)
 
     def programs(self) -> list[tuple[Any, tuple[float, ...]]]:
         """Traces and latencies in the order in which they were added; no latencies: it failed."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import zlib
 from collections import Counter
 
@@ -8,11 +9,11 @@ import numpy as np
 import pytest
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, structural_key
-from tcl_core.errors import DataError, TclError
+from tcl_core.errors import DataError, PlatformError, TclError
 from tcl_core.measure.job import Outcome
 from tcl_core.measure.pool import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
-from tcl_core.tuning.database import RECORDS, open_database
+from tcl_core.tuning.database import RECORDS, Shelf, open_database
 from tcl_core.tuning.tuner import AGAIN, Tunable, Tuner
 
 HARDWARE = (1.0,) * 11
@@ -246,3 +247,14 @@ def test_real_programs_are_tuned_checked_and_applied(matmul, make_setup):
     tensors = [tvm.runtime.tensor(a) for a in (*arrays, np.zeros((32, 32), np.float32))]
     tvm.tirx.build(module, target=make_target(EXTRACTION_TARGET))["main"](*tensors)
     np.testing.assert_allclose(tensors[2].numpy(), np.maximum(arrays[0] @ arrays[1], 0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_database_that_cannot_be_written_is_a_sentence(matmul, tmp_path):
+    folder = tmp_path / "database"
+    database = open_database(folder)
+    shelf = Shelf(database, matmul.module, make_target(EXTRACTION_TARGET))
+    trace = matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]).trace
+    shelf.put(trace, [1e-3])
+    shutil.rmtree(folder)  # a disk that takes nothing more
+    with pytest.raises(PlatformError, match=r"cannot be kept \(.*database_tuning_record\.json.*; free some space"):
+        shelf.put(trace, [1e-3])
