@@ -8,8 +8,7 @@ lets the data shift and stretch the scores s, and depart from them where program
 record the champion decides alone; each record takes from its weight, and from the uncertainty near the program.
 Without a champion all scores are 0, and the records alone speak.  Length, amplitude and noise are those of a small grid
 that make the records likeliest, so that a champion which is right is left alone (amplitude) and a rough task is not
-believed too well (noise).  On the reference data's held-out tasks, with 8 to 32 records of each, it ranked the other programs
-as well as four boosted trees fitted to the champion's residuals (four, for their disagreement), in a hundredth of the time.
+believed too well (noise).
 
 Source: GP-BUCB (Desautels et al., JMLR 15, 2014) for batches, where each pick counts as measured for the next one:
 diversity and uncertainty are then one term.

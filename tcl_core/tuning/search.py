@@ -20,7 +20,7 @@ View = Callable[[Sequence[Candidate]], Views]
 
 CURIOSITY = 1.0  # standard deviations of a belief that count as gain
 FOUNDERS = 4  # of the fastest measured programs, that have children whatever the others promise
-# Unrolling so many steps takes half of all building time and gained nothing at the median: one program in ten may.
+# Programs that unroll so many steps take several times as long to build as others: one in ten may.
 COSTLY_UNROLL, COSTLY_SHARE = 512, 0.1
 
 
