@@ -77,11 +77,13 @@ class Chain:
 class Graph:
     """What is done to a network's graph before its tasks are cut (``programs.graph``); other choices give other tasks.
 
-    layout  of two-dimensional convolutions: NHWC puts channels side by side, where vectors find enough of them
-    fold    batch norms and zero padding become part of the convolution beside them
-    pack    a program may want weights in the order in which it reads them: they are reordered when the network is built
+    simplify  operators that only exporters need are gone: reshapes between products, masks of zeros
+    layout    of two-dimensional convolutions: NHWC puts channels side by side, where vectors find enough of them
+    fold      batch norms and zero padding become part of the convolution beside them
+    pack      a program may want weights in the order in which it reads them: they are reordered when the network is built
     """
 
+    simplify: bool
     layout: Annotated[str, OneOf(("NHWC", "NCHW"))]
     fold: bool
     pack: bool

@@ -9,6 +9,8 @@ from typing import Any
 
 from tcl_core.compat import load_tvm, structural_key
 from tcl_core.params import Graph
+from tcl_core.programs.rewriting import relax_and_patterns, rewritten
+from tcl_core.programs.simplify import simplify
 
 WEIGHTS = {"NHWC": "HWIO"}  # how weights lie where data lies so
 
@@ -18,8 +20,8 @@ FREE = "layout_free_buffers"  # TVM's attribute of a function: the numbers of th
 COMMUTATIVE = ("relax.add", "relax.multiply")
 ELEMENTWISE = (*COMMUTATIVE, "relax.subtract", "relax.divide")
 
-AS_GIVEN = Graph(layout="NCHW", fold=False, pack=False)  # as the network's author wrote it
-PREPARED = Graph(layout="NHWC", fold=True, pack=True)  # as params.yaml comes
+AS_GIVEN = Graph(simplify=False, layout="NCHW", fold=False, pack=False)  # as the network's author wrote it
+PREPARED = Graph(simplify=True, layout="NHWC", fold=True, pack=True)  # as params.yaml comes
 
 
 def fuse(module: Any, target: Any, graph: Graph) -> Any:
@@ -27,6 +29,8 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
     tvm = load_tvm()
     transform = tvm.relax.transform
     passes = []
+    if graph.simplify:
+        passes += [simplify]
     if graph.fold:
         passes += [fold_padding, transform.FoldBatchnormToConv2D(), transform.FoldConstant()]
     if graph.layout != "NCHW":
@@ -79,7 +83,7 @@ def fold_padding(module: Any) -> Any:
 
     Networks that pad by hand otherwise move all data once more, and no layout passes through ``pad``.
     """
-    relax, dpl = _relax()
+    relax, dpl = relax_and_patterns()
     pad = dpl.is_op("relax.nn.pad")(dpl.wildcard())
     convolution = dpl.is_op("relax.nn.conv2d")(pad, dpl.wildcard())
 
@@ -93,12 +97,12 @@ def fold_padding(module: Any) -> Any:
         kept = {name: attributes[name] for name in ("strides", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")}
         return relax.op.nn.conv2d(matched[pad].args[0], call.args[1], padding=widths, out_dtype=attributes.out_dtype or None, **kept)
 
-    return _rewritten(module, convolution, folded)
+    return rewritten(module, convolution, folded)
 
 
 def ready_for_layout(module: Any) -> Any:
     """What no layout passes through, in words through which it does: bounds as minimum and maximum, constants of full rank."""
-    relax, dpl = _relax()
+    relax, dpl = relax_and_patterns()
     clip = dpl.is_op("relax.clip")(dpl.wildcard(), dpl.wildcard(), dpl.wildcard())
 
     def bounded(call: Any, _: Any) -> Any:
@@ -107,9 +111,9 @@ def ready_for_layout(module: Any) -> Any:
         low, high = (relax.const(float(getattr(bound, "value", bound)), dtype) for bound in (low, high))
         return relax.op.minimum(relax.op.maximum(data, low), high)
 
-    module = _rewritten(module, clip, bounded)
+    module = rewritten(module, clip, bounded)
     for name in ELEMENTWISE:
-        module = _rewritten(module, dpl.is_op(name)(dpl.wildcard(), dpl.wildcard()), _full_rank)
+        module = rewritten(module, dpl.is_op(name)(dpl.wildcard(), dpl.wildcard()), _full_rank)
     return module
 
 
@@ -139,7 +143,7 @@ def merge_transposes(module: Any) -> Any:
 
 def _behind_elementwise(module: Any) -> Any:
     """``op(transpose(a), transpose(b))`` becomes ``transpose(op(a, b))`` where both transpose alike."""
-    relax, dpl = _relax()
+    relax, dpl = relax_and_patterns()
 
     for name in ELEMENTWISE:
         left, right = (dpl.is_op("relax.permute_dims")(dpl.wildcard()) for _ in range(2))
@@ -151,13 +155,13 @@ def _behind_elementwise(module: Any) -> Any:
                 return call
             return relax.op.permute_dims(relax.Call(call.op, [first.args[0], second.args[0]], call.attrs), axes)
 
-        module = _rewritten(module, dpl.is_op(name)(left, right), moved)
+        module = rewritten(module, dpl.is_op(name)(left, right), moved)
     return module
 
 
 def _cancelled(module: Any) -> Any:
     """A transposition of a transposition is one; one that changes nothing is none."""
-    relax, dpl = _relax()
+    relax, dpl = relax_and_patterns()
     inner = dpl.is_op("relax.permute_dims")(dpl.wildcard())
 
     def merged(call: Any, matched: Any) -> Any:
@@ -168,27 +172,10 @@ def _cancelled(module: Any) -> Any:
         axes = _axes(call)
         return call.args[0] if axes == sorted(axes) else call
 
-    module = _rewritten(module, dpl.is_op("relax.permute_dims")(inner), merged)
-    return _rewritten(module, dpl.is_op("relax.permute_dims")(dpl.wildcard()), gone)
+    module = rewritten(module, dpl.is_op("relax.permute_dims")(inner), merged)
+    return rewritten(module, dpl.is_op("relax.permute_dims")(dpl.wildcard()), gone)
 
 
 def _axes(call: Any) -> list[int]:
     rank = call.args[0].ty.ndim
     return list(reversed(range(rank))) if call.attrs.axes is None else [int(axis) % rank for axis in call.attrs.axes]
-
-
-def _rewritten(module: Any, pattern: Any, function: Any) -> Any:
-    """A copy of the module in which what the pattern matches is what ``function(call, matched)`` makes of it."""
-    relax, dpl = _relax()
-    module = module.clone() if hasattr(module, "clone") else load_tvm().IRModule(module.functions, attrs=module.attrs)
-    for name, found in list(module.functions.items()):
-        if isinstance(found, relax.Function):
-            module.update_func(name, dpl.rewrite_call(pattern, function, found))
-    return module
-
-
-def _relax() -> tuple[Any, Any]:
-    relax = load_tvm().relax
-    from tvm.relax import dpl
-
-    return relax, dpl

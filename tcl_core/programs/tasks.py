@@ -47,14 +47,20 @@ def extract_tasks(network: str, graph: Graph) -> list[tuple[Task, int]]:
     """
     target = make_target(EXTRACTION_TARGET)
     with quiet_compiler():
-        module = fuse(load_relax(network), target, graph)
-        fused = meta_schedule().relax_integration.extract_tasks(module, target, {})
+        fused = fused_tasks(fuse(load_relax(network), target, graph), target)
     found: dict[str, tuple[Task, int]] = {}
     for extracted in fused:
         task = describe(extracted.task_name, extracted.dispatched[0])
         weight = int(extracted.weight) + (found[task.key][1] if task.key in found else 0)
         found[task.key] = (task, weight)
     return list(found.values())
+
+
+def fused_tasks(module: Any, target: Any) -> list[Any]:
+    """What MetaSchedule extracts from a fused module, but for reshapes: TVM makes views of these, unless they are scheduled."""
+    extracted = meta_schedule().relax_integration.extract_tasks(module, target, {})
+    is_reshape = load_tvm().relax.analysis.has_reshape_pattern
+    return [each for each in extracted if not is_reshape(each.dispatched[0]["main"])]
 
 
 def describe(name: str, module: Any) -> Task:

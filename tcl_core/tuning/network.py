@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core.compat import calling_thread_pinned, load_tvm, make_target, meta_schedule, quiet_compiler, set_threads
+from tcl_core.compat import calling_thread_pinned, load_tvm, make_target, quiet_compiler, set_threads
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.measure.pool import Runner
@@ -20,8 +20,9 @@ from tcl_core.progress import progress
 from tcl_core.programs.graph import Graph, apply_database, fuse
 from tcl_core.programs.network_files import median_ms
 from tcl_core.programs.networks import import_network
-from tcl_core.programs.tasks import describe
+from tcl_core.programs.tasks import describe, fused_tasks
 from tcl_core.tuning.database import open_database
+from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.tuner import Tunable, Tuner
 
 # A tuned network whose output differs by more, relative to the output's magnitude, is refused.
@@ -95,13 +96,18 @@ def search_tasks(
     folder: Path | None = None,
 ) -> tuple[Any, int]:
     """A MetaSchedule database with the best program found for each task of a fused module, and the number of tasks."""
-    extracted = meta_schedule().relax_integration.extract_tasks(module, make_target(setup.target), {})
     with quiet_compiler():
-        tunables = [Tunable(describe(e.task_name, e.dispatched[0]), float(e.weight), e.dispatched[0]) for e in extracted]
-        tuner = Tuner(tunables, model, hardware, setup.target, trials, seed, open_database(folder))
+        tunables, settings = tunables_of(module, setup.target), SearchSettings(seed=seed)
+        tuner = Tuner(tunables, model, hardware, setup.target, trials, settings, open_database(folder))
     with Runner(setup) as runner, progress("tuning", tuner.budget.left) as shown, quiet_compiler():
         tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"))
     return tuner.winners(), len(tunables)
+
+
+def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:
+    """The tasks of a fused module."""
+    extracted = fused_tasks(module, make_target(target))
+    return [Tunable(describe(each.task_name, each.dispatched[0]), float(each.weight), each.dispatched[0]) for each in extracted]
 
 
 def _short(outcome: Any) -> str:

@@ -118,6 +118,7 @@ class Tuner:
     """Tunes the tasks of a network together.
 
     model      the champion; None: each search learns from its own measurements alone
+    settings   of every task's search
     database   a MetaSchedule database, which gets every measured program
     """
 
@@ -128,12 +129,12 @@ class Tuner:
         hardware: Sequence[float],
         target: dict[str, Any],
         trials: int,
-        seed: int,
+        settings: SearchSettings,
         database: Any,
     ) -> None:
         self.tunables = list(tunables)
         self.budget = Budget([Account(t.weight, cost(t.task)) for t in self.tunables], trials)
-        self._search = lambda task: ScheduleSearch(task, model, hardware, target, SearchSettings(seed=seed))
+        self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings)
         self._target, self._database = make_target(target), database
         self._again = int(AGAIN_SHARE * trials)
         self._runs: dict[int, TaskRun] = {}

@@ -18,7 +18,7 @@ from tcl_core.programs.sketches import DesignSpace
 from tcl_core.programs.tasks import argument_types, describe
 
 TARGET = {"kind": "llvm", "num-cores": 1}
-WAYS = [Graph(layout, fold, pack) for layout, fold, pack in product(("NCHW", "NHWC"), (False, True), (False, True))]
+WAYS = [Graph(*way) for way in product((False, True), ("NCHW", "NHWC"), (False, True), (False, True))]
 
 
 class Network(torch.nn.Module):
@@ -106,7 +106,7 @@ def test_operators_are_told_in_either_layout(network, graph):
 
 def test_only_packed_graphs_say_which_weights_may_move(network):
     """And of these only matrices and more: the order of a row of biases gains nothing."""
-    unpacked = tasks_of(fuse(network[0], make_target(TARGET), Graph("NHWC", True, False)))
+    unpacked = tasks_of(fuse(network[0], make_target(TARGET), Graph(True, "NHWC", True, False)))
     assert not any("layout_free_buffers" in task.module()["main"].attrs for task in unpacked)
     free = {
         (task.operator, tuple(argument_types(task.module())[int(number)][0]))

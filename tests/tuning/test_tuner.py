@@ -14,6 +14,7 @@ from tcl_core.measure.job import Outcome
 from tcl_core.measure.pool import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning.database import RECORDS, Shelf, open_database
+from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.tuner import AGAIN, Tunable, Tuner
 
 HARDWARE = (1.0,) * 11
@@ -48,7 +49,7 @@ def key_of(job):
 def tuner_of(tasks, trials, database=None, seed=0):
     tunables = [Tunable(t.task, weight, t.module) for t, weight in tasks]
     database = open_database(None) if database is None else database  # an empty one is false
-    return Tuner(tunables, None, HARDWARE, EXTRACTION_TARGET, trials, seed, database)
+    return Tuner(tunables, None, HARDWARE, EXTRACTION_TARGET, trials, SearchSettings(seed=seed), database)
 
 
 @pytest.fixture
