@@ -1,10 +1,12 @@
 """Transfer-Tuning: a task borrows the schedules of other, tuned networks.
 
-A donor is a program of a MetaSchedule database that ran.  It fits a task that has a sketch of the same instructions: the
-same operators, fused alike, whatever their extents.  Its decisions, adapted to the task's extents, are a candidate like
-those of the search.  A database may be anybody's: it is read as ``tcl import`` reads it, line by line, and never written to.
+A donor is a program of a MetaSchedule database that ran.  It fits a task that has a sketch of the same structure: the same
+instructions for the same operator, whatever its extents and whatever is inlined into it.  Its decisions, adapted to the
+task's extents, are a candidate like those of the search.  A database may be anybody's: it is read as ``tcl import`` reads
+it, line by line, and never written to.
 
-Source: Transfer-Tuning (PACT 2022, arXiv 2201.05587), which measures all that fit; here the cost model chooses a few.
+Source: Transfer-Tuning (PACT 2022, arXiv 2201.05587).  There kernels are of one class where all their operators are the
+same, and all that fit are measured; here what is inlined may differ, and the cost model chooses a few.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tcl_core.compat import make_target
 from tcl_core.errors import DataError, UsageError
 from tcl_core.files import shown
 from tcl_core.programs.sketches import InvalidProgram, Sketch, Slot, trace_to_json
-from tcl_core.programs.tuning_logs.known import Known, identity
+from tcl_core.programs.tuning_logs.known import Known, blank_instructions
 from tcl_core.programs.tuning_logs.metaschedule import DatabaseLog
 from tcl_core.programs.tuning_logs.opening import open_log
 from tcl_core.store import Columns, Ragged
@@ -32,7 +34,12 @@ from tcl_core.tuning.schedules import ScheduleSearch
 from tcl_core.tuning.search import Candidate
 
 FEW = 4  # donors of each task that was tuned, its fastest: slower ones would teach the same, worse
+INLINING = ("ComputeInline", "ReverseComputeInline")
 TRANSFERRED = 4  # candidates from donors that a task measures: half of its first round, for it may be unlike all donors
+
+
+_Readings = dict[tuple[bytes, tuple[int, ...]], list[tuple[float, ...]]]
+"""(structure of the sketch, decisions) -> latencies of each time that the program was measured, none where it failed."""
 
 
 class Donor(NamedTuple):
@@ -44,7 +51,7 @@ class Donor(NamedTuple):
 
 
 class Donors:
-    """The fastest programs of each task in some databases, found by what their sketches do.
+    """The fastest programs of each task in some databases, found by the structure of their sketches.
 
     most     candidates that a task is given at most
     refused  lines that are no programs
@@ -59,14 +66,14 @@ class Donors:
         readings: dict[str, _Readings] = defaultdict(dict)
         for folder in folders:
             self._read(folder, target, readings)
-        self._by_sketch: dict[bytes, list[Donor]] = defaultdict(list)
+        self._by_structure: dict[bytes, list[Donor]] = defaultdict(list)
         for task_key, programs in readings.items():
-            for (sketch, decisions), latency_s in _fastest(programs):
-                self._by_sketch[sketch].append(Donor(task_key, decisions, latency_s))
+            for (of, decisions), latency_s in _fastest(programs):
+                self._by_structure[of].append(Donor(task_key, decisions, latency_s))
 
     def of(self, sketch: Sketch) -> Sequence[Donor]:
-        """Programs of any task whose sketches have the instructions of this one."""
-        return self._by_sketch.get(identity(trace_to_json(sketch.trace)), ())
+        """Programs of any task whose sketches have the structure of this one."""
+        return self._by_structure.get(structure(trace_to_json(sketch.trace)), ())
 
     def _read(self, folder: Path, target: Mapping[str, Any], readings: dict[str, _Readings]) -> None:
         refused: list[str] = []
@@ -80,13 +87,31 @@ class Donors:
         if not blocks:
             raise DataError(f"no line of the database in {shown(folder)} is a program ({shown(refused[0])}); give another one")
         self.refused += len(refused)
-        texts = {(row["task_key"], row["sketch_id"]): identity(row["trace_json"]) for row in known.sketch_rows()}
+        structures = {(row["task_key"], row["sketch_id"]): structure(row["trace_json"]) for row in known.sketch_rows()}
         for task_key, sketch_id, decisions, latencies_s in (row for block in blocks for row in _rows(block)):
-            readings[task_key].setdefault((texts[task_key, sketch_id], decisions), []).append(latencies_s)
+            readings[task_key].setdefault((structures[task_key, sketch_id], decisions), []).append(latencies_s)
 
 
-_Readings = dict[tuple[bytes, tuple[int, ...]], list[tuple[float, ...]]]
-"""(what the sketch does, decisions) -> latencies of each time that the program was measured, none where it failed."""
+def structure(text: str) -> bytes:
+    """What a sketch, given by its ``trace_to_json``, does to the blocks that stay: sketches of one structure have the same slots.
+
+    Blocks that are inlined are left out, and variables are numbered anew without theirs.
+    """
+    instructions = blank_instructions(json.loads(text)[0])
+    inlined = {inputs[0] for kind, inputs, _, _ in instructions if kind in INLINING}
+    kept = [
+        (kind, inputs, attributes, outputs)
+        for kind, inputs, attributes, outputs in instructions
+        if kind not in INLINING and not (kind == "GetSBlock" and outputs[0] in inlined)
+    ]
+    names: dict[str, str] = {}
+    for _, _, _, outputs in kept:
+        names |= {output: f"v{len(names) + n}" for n, output in enumerate(outputs)}
+
+    def renamed(values: list[Any]) -> list[Any]:
+        return [names.get(value, value) if isinstance(value, str) else value for value in values]
+
+    return json.dumps([(kind, renamed(inputs), attributes, renamed(outputs)) for kind, inputs, attributes, outputs in kept]).encode()
 
 
 def _check_target(folder: Path, theirs: Any, target: Mapping[str, Any]) -> None:
@@ -134,14 +159,9 @@ def transferred(search: ScheduleSearch, donors: Donors) -> list[Candidate]:
     """
     offers = _offers(search, donors)
     scores = search.view(list(offers)).scores.tolist() if offers else []
-    merits = {
-        candidate: (0, 0.0, 0.0, donor.latency_s)
-        if donor.task_key == search.space.task_key
-        else (1, -score, _distance(donor.decisions, search.sketches[candidate[0]]), donor.latency_s)
-        for (candidate, donor), score in zip(offers.items(), scores, strict=True)
-    }
+    places = {c: _place(search, c, donor, score) for (c, donor), score in zip(offers.items(), scores, strict=True)}
     found: dict[Candidate, None] = {}
-    for index, decisions in sorted(merits, key=lambda candidate: (merits[candidate], candidate)):
+    for index, decisions in sorted(places, key=lambda candidate: (places[candidate], candidate)):
         try:
             canonical = search.space.canonical(search.sketches[index], decisions)
         except InvalidProgram:
@@ -152,8 +172,15 @@ def transferred(search: ScheduleSearch, donors: Donors) -> list[Candidate]:
     return list(found)
 
 
+def _place(search: ScheduleSearch, candidate: Candidate, donor: Donor, score: float) -> tuple[float, ...]:
+    """Sorts the most promising first."""
+    if donor.task_key == search.space.task_key:
+        return 0, donor.latency_s
+    return 1, -score, _distance(donor.decisions, search.sketches[candidate[0]]), donor.latency_s
+
+
 def _offers(search: ScheduleSearch, donors: Donors) -> dict[Candidate, Donor]:
-    """What donors become in the task's sketches, and from which donor; of the same task's, where several become one."""
+    """What donors become in the task's sketches, and whose it is; the same task's, where several become one."""
     offers: dict[Candidate, Donor] = {}
     for sketch in search.sketches:
         for donor in sorted(donors.of(sketch), key=lambda donor: donor.task_key != search.space.task_key):
@@ -162,7 +189,7 @@ def _offers(search: ScheduleSearch, donors: Donors) -> dict[Candidate, Donor]:
 
 
 def adapted(decisions: Sequence[int], sketch: Sketch) -> tuple[int, ...]:
-    """A donor's decisions for a sketch of the same instructions and other extents.
+    """A donor's decisions for a sketch of the same structure and other extents.
 
     Tilings are adapted (``retiled``); all else is kept.  A compute location that cannot be is moved by TVM, as are tilings of
     loops whose extents hang on other decisions.

@@ -10,10 +10,12 @@ import pytest
 from tcl_core.compat import load_tvm, make_target
 from tcl_core.errors import DataError, UsageError
 from tcl_core.measure.job import Outcome
+from tcl_core.measure.pool import Runner
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
 from tcl_core.tuning.database import INSIDE, RECORDS, Shelf, open_database
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
-from tcl_core.tuning.transfer import FEW, TRANSFERRED, Donors, adapted, retiled, transferred
+from tcl_core.tuning.transfer import FEW, TRANSFERRED, Donors, adapted, retiled, structure, transferred
 from tcl_core.tuning.tuner import Tunable, Tuner
 from tests.conftest import TinyTask, matmul_module
 
@@ -74,10 +76,10 @@ def test_inner_factors_stay_as_far_as_they_divide(factors, extent, expected):
 
 def decisions_by_hand(tiny, number, tilings, unroll):
     """Decisions of a sketch with these tilings in order; its parallel constant as it is."""
-    values = iter(tilings)
-    found = []
+    values, found = iter(tilings), []
     for slot in tiny.sketches[number].slots:
-        found += {"tile": lambda: next(values), "constant": lambda slot=slot: slot.choices[0].tolist(), "categorical": lambda: [unroll]}[slot.kind]()
+        fixed = slot.choices[0].tolist() if slot.kind == "constant" else [unroll]
+        found += next(values) if slot.kind == "tile" else fixed
     return tuple(found)
 
 
@@ -98,6 +100,32 @@ def test_sketches_meet_by_what_they_do_not_by_their_numbers(cubes, tmp_path):
     donors = donors_of(tmp_path)
     assert [len(donors.of(sketch)) for sketch in cubes[96].sketches] == [0] * last + [3]
     assert {index for index, _ in transferred(search_of(cubes[96]), donors)} == {last}
+
+
+def conv_module(channels, adds, width=8):
+    """relu(conv2d(x, w) + ...): 1 x 1 kernel, and so many arrays added."""
+    from tvm import te, topi
+
+    shape = (1, channels, width, width)
+    x, *others = (te.placeholder(shape, name=f"x{n}") for n in range(1 + adds))
+    w = te.placeholder((channels, channels, 1, 1), name="w")
+    out = topi.nn.conv2d(x, w, 1, 0, 1)
+    for other in others:
+        out = topi.add(out, other)
+    return load_tvm().IRModule({"main": te.create_prim_func([x, w, *others, topi.nn.relu(out)])})
+
+
+def test_what_is_inlined_may_differ(tmp_path):
+    """A sum more before the ReLU, and other channels: the decisions of the convolution are of use all the same."""
+    donor, task = (TinyTask(describe("fused_conv2d", conv_module(*sizes))) for sizes in ((16, 1), (24, 2)))
+    assert [structure(trace_to_json(s.trace)) for s in donor.sketches] == [structure(trace_to_json(s.trace)) for s in task.sketches]
+    assert [len(s.signature) for s in donor.sketches] != [len(s.signature) for s in task.sketches]
+    ((number, given),) = fill(tmp_path, donor, some(donor, 1, 1))
+    ((index, found),) = transferred(search_of(task), donors_of(tmp_path))
+    assert index == number == 1
+    for slot in task.sketches[1].slots:
+        factors = found[slot.columns]
+        assert factors == (retiled(given[slot.columns], int(np.prod(factors))) if slot.kind == "tile" else given[slot.columns])
 
 
 def test_other_operators_have_no_donor(matmul, conv, softmax, tmp_path):
@@ -173,8 +201,6 @@ def test_the_champion_ranks_the_donors(cubes, tmp_path):
 
 
 def test_what_tvm_refuses_is_passed_over(cubes, tmp_path, monkeypatch):
-    from tcl_core.programs.sketches import DesignSpace, InvalidProgram
-
     fill(tmp_path, cubes[128], some(cubes[128], 0, 4))
     search, donors = search_of(cubes[96]), donors_of(tmp_path)
     wanted, canonical = transferred(search, donors), DesignSpace.canonical
@@ -215,12 +241,18 @@ def test_what_is_no_database_is_a_sentence(tmp_path):
         donors_of(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["no json", '[0, [[[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []], [1.0], {"kind": "llvm"}, []]]'])
-def test_a_damaged_database_is_a_sentence(cubes, tmp_path, damage):
+def test_a_damaged_database_is_a_sentence(cubes, tmp_path):
     fill(tmp_path, cubes[128], some(cubes[128], 0, 1))
-    (tmp_path / RECORDS).write_text(damage + "\n")
-    with pytest.raises(DataError, match="(is no tuning log|no line of the database in .* is a program)"):
-        donors_of(tmp_path)
+    entry = json.loads((tmp_path / RECORDS).read_text())
+    entry[1][0][0][0] = ["GetSBlock", [], ["nowhere", "main"], ["b0"]]
+    for content, said in (
+        ("", "is empty"),
+        ("no json\n", "is no tuning log"),
+        (json.dumps(entry), r"no line of the database in .* is a program \(line 1: .*cannot be replayed .*\); give another one"),
+    ):
+        (tmp_path / RECORDS).write_text(content)
+        with pytest.raises(DataError, match=said):
+            donors_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -308,3 +340,12 @@ def test_without_a_search_only_donors_are_measured_and_the_best_wins(cubes, conv
     assert sorted(job.decisions for job in runner.trials()) == sorted(decisions for _, decisions in given) and len(given) == 3
     ((number, (_, latency_s)),) = tuner._won()
     assert (number, latency_s, tuner.tuned_tasks(), tuner.donated_tasks()) == (0, 5e-4, 1, 1)
+
+
+def test_borrowed_programs_compute_what_the_task_does(cubes, tmp_path, make_setup):
+    """With the real runner, which compares the winner's output with the unscheduled program's."""
+    fill(tmp_path, cubes[128], [program for number in range(3) for program in some(cubes[128], number, 2)])
+    tuner, outcomes = tuner_of([cubes[96]], 100, donors_of(tmp_path), searches=False), []
+    with Runner(make_setup(), lanes=1) as runner:
+        tuner.run(runner, outcomes.append)
+    assert len(outcomes) == TRANSFERRED and {outcome.error for outcome in outcomes} == {"ok"} and tuner.tuned_tasks() == 1
