@@ -140,7 +140,10 @@ def _check_tilings(decided: Mapping[int, Any]) -> None:
 def _picked(template: _Template, instructions: list[Any], decided: dict[int, Any]) -> Iterator[int]:
     for place, slot in template.slots:
         if slot.kind == "constant":
-            yield instructions[place][1][1]
+            value = instructions[place][1][1]
+            if value < 0:  # -1 would keep TVM's post-processor busy until the memory ends
+                raise Malformed(f"instruction {place} of its trace asks for {value} parallel iterations")
+            yield value
             continue
         if place not in decided:
             raise Malformed(f"instruction {place} of its trace has no decision")
