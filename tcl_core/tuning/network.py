@@ -99,14 +99,15 @@ def search_tasks(
     seed: int,
     folder: Path | None = None,
     donors: Donors | None = None,
+    searches: bool = True,
 ) -> tuple[Any, int, int]:
     """A MetaSchedule database with the best program found for each task of a fused module, and the number of tasks: all of
-    them, and those that programs of ``donors`` fit.
+    them, and those that programs of ``donors`` fit.  Without ``searches`` only those programs are measured.
     """
     extracted = meta_schedule().relax_integration.extract_tasks(module, make_target(setup.target), {})
     with quiet_compiler():
         tunables = [Tunable(describe(e.task_name, e.dispatched[0]), float(e.weight), e.dispatched[0]) for e in extracted]
-        tuner = Tuner(tunables, model, hardware, setup.target, trials, seed, open_database(folder), donors)
+        tuner = Tuner(tunables, model, hardware, setup.target, trials, seed, open_database(folder), donors, searches)
     with Runner(setup) as runner, progress("tuning", tuner.budget.left) as shown, quiet_compiler():
         tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"))
     return tuner.winners(), len(tunables), tuner.donated_tasks()

@@ -123,8 +123,10 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module
 
     first, tasks, donated = searched(60, folder=tmp_path / INSIDE)
     assert (len(first), donated) == (tasks, 0)
-    again, _, donated = searched(tasks, donors=Donors([tmp_path], EXTRACTION_TARGET))
-    assert donated == tasks and again == first
+    donors = Donors([tmp_path], EXTRACTION_TARGET)
+    for options in ({"trials": tasks}, {"trials": 1000, "searches": False}):
+        again, _, donated = searched(**options, donors=donors)
+        assert donated == tasks and again == first
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no protobuf"])
