@@ -32,6 +32,19 @@ def search_of(tiny, model=None):
     return ScheduleSearch(tiny.task, model, HARDWARE, EXTRACTION_TARGET, SearchSettings(population=32, generations=2))
 
 
+class Sum:
+    """A champion that likes large tokens, or small ones."""
+
+    def __init__(self, sign=1):
+        self.sign = sign
+
+    def predict(self, samples):
+        return self.sign * samples.tokens.sum(axis=(1, 2)).astype("float32")
+
+    def embed(self, samples):
+        return samples.tokens.sum(axis=1)
+
+
 def fill(folder, tiny, programs, target=EXTRACTION_TARGET):
     """A database of the task with these (sketch, decisions, latencies); their canonical decisions."""
     shelf = Shelf(open_database(folder), tiny.module, make_target(target))
@@ -153,13 +166,14 @@ def test_one_database_twice_is_one(cubes, tmp_path):
     assert len(Donors([tmp_path, tmp_path], EXTRACTION_TARGET).of(cubes[96].sketches[0])) == 2
 
 
-def test_the_same_task_is_given_its_very_programs(cubes, tmp_path):
-    """Before those of other tasks, however fast, and the fastest first; replayed, each is the program that was measured."""
+@pytest.mark.parametrize("champion", [None, Sum(1), Sum(-1)])
+def test_the_same_task_is_given_its_very_programs(cubes, tmp_path, champion):
+    """Before those of other tasks, however fast or well ranked, and the fastest first; each is the program that was measured."""
     tiny = cubes[128]
     own = fill(tmp_path, tiny, [(number, decisions, (1.0 - number / 9,)) for number in (0, 1) for _, decisions, _ in some(tiny, number, 1)])
     fill(tmp_path, cubes[96], some(cubes[96], 0, 4, (1e-6,)))
     donors = donors_of(tmp_path)
-    search = search_of(tiny)
+    search = search_of(tiny, champion)
     found = transferred(search, donors)
     assert found[:2] == own[::-1] and len(found) == TRANSFERRED
     traces = {search.candidate_of(record.trace): record for record in open_database(tmp_path).get_all_tuning_records()}
@@ -178,16 +192,6 @@ def test_without_a_champion_the_nearest_extents_come_first(cubes, tmp_path):
     near = {adapted(d.decisions, cubes[96].sketches[0]) for d in donors.of(cubes[96].sketches[0]) if d.task_key == cubes[112].task.key}
     assert {decisions for _, decisions in transferred(search, donors)[:2]} == near
     assert len(transferred(search, donors_of(tmp_path, most=1))) == 1
-
-
-class Sum:
-    """A champion that likes large tokens."""
-
-    def predict(self, samples):
-        return samples.tokens.sum(axis=(1, 2)).astype("float32")
-
-    def embed(self, samples):
-        return samples.tokens.sum(axis=1)
 
 
 def test_the_champion_ranks_the_donors(cubes, tmp_path):
