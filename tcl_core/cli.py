@@ -172,15 +172,19 @@ def promote(platform: Platform = None) -> None:
 
 @app.command(rich_help_panel=USE)
 def tune(
+    context: typer.Context,
     network: Annotated[Optional[str], typer.Argument(help="The network; none: params.yaml's.")] = None,
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="The platform; none: the chain's last.")] = None,
     trials: Annotated[Optional[int], typer.Option(min=1, max=MOST_TRIALS, help="Programs to measure; none: params.yaml's.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Tune anew what was tuned with this champion.")] = False,
+    warm_start: Annotated[
+        Optional[list[Path]], typer.Option(help="A folder with the database of a tuned network, whose programs are tried first.")
+    ] = None,
 ) -> None:
     """Search fast programs for a network with the champion.  Example: tcl tune resnet-18 -p host-avx2 --trials 64"""
     from tcl_core import stages
 
-    _say(stages.tune(network, platform, trials, again=again))
+    _say(stages.tune(network, platform, trials, again=again, warm_start=[context.obj / folder for folder in warm_start or ()]))
 
 
 @app.command(rich_help_panel=USE)

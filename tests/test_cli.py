@@ -58,8 +58,13 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["evaluate"], "evaluate", ()),
         (["register"], "register", (None,)),
         (["promote", "-p", "b"], "promote", ("b",)),
-        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False)),
-        (["tune", "--again"], "tune", (None, None, None, True)),
+        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False, [])),
+        (["tune", "--again"], "tune", (None, None, None, True, [])),
+        (
+            ["tune", "--warm-start", "/tuned/one", "--warm-start", "/two"],
+            "tune",
+            (None, None, None, False, [Path("/tuned/one"), Path("/two")]),
+        ),
         (["predict", "/a.log", "-p", "b"], "predict_log", (Path("/a.log"), "b", None, None, None, "", False)),
         (
             ["predict", "/a.log", "--model", "/tlp", "--to", "/a.csv", "--top", "5", "--target", "sm_75"],

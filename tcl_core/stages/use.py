@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tcl_core.stages.project import (
     records_folder,
     timed,
 )
+from tcl_core.tuning.database import database_files
 
 TUNED = REPORTS / "tuned.json"
 TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
@@ -157,14 +158,21 @@ def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.nda
 
 
 def run_tune(
-    project: Project, network: str | None, platform: str | None, trials: int | None, again: bool = False
+    project: Project,
+    network: str | None,
+    platform: str | None,
+    trials: int | None,
+    again: bool = False,
+    warm_start: Sequence[Path] = (),
 ) -> str:
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
 
     Without ``platform`` it is the last of the chain that ran; where that is not this machine's CPU, nothing is tuned,
     and that is said.  What was tuned last with the same graph, champion and trials is said once more, unless ``again``.
+    ``warm_start`` are databases of tuned networks, whose programs are tried first.
 
-    Raises UsageError for a platform on which this machine tunes nothing, RegistryError where there is no champion.
+    Raises UsageError for a platform on which this machine tunes nothing, RegistryError where there is no champion, and what
+    ``transfer.Donors`` raises for those databases.
     """
     network = network or project.params.tune.network
     if platform is None:
@@ -175,17 +183,25 @@ def run_tune(
     version, folder = registry.champion(platform)
     trials = trials or project.params.tune.trials
     asked = {"network": network, "platform": platform, "champion_version": version, "trials": trials}
-    asked |= _bytes_of(network) | {"graph": asdict(project.params.graph)}
+    asked |= _bytes_of(network) | {"graph": asdict(project.params.graph), "donors": _digests_of(warm_start)}
     last = kept(TUNED, "it is tuned anew")
     if not again and asked.items() <= last.items():
         return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
-    tuned = {**_tune(project, asked, folder), **asked}
+    tuned = {**_tune(project, asked, folder, warm_start), **asked}
     write_json(TUNED, tuned)
     reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
     return (
         f"{tuned_text(tuned)}; {trials} programs measured, "
-        f"largest difference to {reference}'s output {tuned['difference']:.1e}"
+        f"largest difference to {reference}'s output {tuned['difference']:.1e}{_donated_text(tuned)}"
     )
+
+
+def _donated_text(tuned: Mapping[str, Any]) -> str:
+    """What became of the databases to start from; nothing where there were none."""
+    if not tuned["donors"]:
+        return ""
+    refused = f" ({tuned['refused']} lines of the databases are no programs)" if tuned["refused"] else ""
+    return f"; {tuned['donated']} of {tuned['tasks']} tasks had a donor{refused}"
 
 
 def _check_tunable(project: Project, platform: str) -> None:
@@ -208,11 +224,13 @@ def _local(project: Project) -> list[str]:
     return [name for name in project.platforms_that_ran() if project.params.platforms[name].kind == "local"]
 
 
-def _tune(project: Project, asked: Mapping[str, Any], champion: Path) -> dict[str, Any]:
+def _tune(project: Project, asked: Mapping[str, Any], champion: Path, warm_start: Sequence[Path]) -> dict[str, Any]:
     """Tune, or go on where the same was stopped."""
     from tcl_core.tuning.network import tune_network
+    from tcl_core.tuning.transfer import Donors
 
     setup = setup_of(project, asked["platform"])
+    donors = Donors(warm_start, setup.target) if warm_start else None
     folder = _unfinished(asked, setup)
     with measuring_alone(), timed("tune"):
         result = tune_network(
@@ -224,9 +242,10 @@ def _tune(project: Project, asked: Mapping[str, Any], champion: Path) -> dict[st
             trials=asked["trials"],
             seed=project.params.seed,
             folder=folder,
+            donors=donors,
         )
         shutil.rmtree(folder, ignore_errors=True)
-    return asdict(result)
+    return asdict(result) | {"refused": donors.refused if donors else 0}
 
 
 def _unfinished(asked: Mapping[str, Any], setup: Setup) -> Path:
@@ -239,7 +258,16 @@ def _unfinished(asked: Mapping[str, Any], setup: Setup) -> Path:
 def _bytes_of(network: str) -> dict[str, str]:
     """What tells a changed network file from the one before; nothing for a named network."""
     file = Path(network)
-    return {"network_sha256": hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
+    return {"network_sha256": _sha256(file)} if file.is_file() else {}
+
+
+def _digests_of(databases: Sequence[Path]) -> list[str]:
+    """What tells changed databases from those before: a digest of each file."""
+    return [_sha256(file) for folder in databases for file in database_files(folder)]
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def last_tuned() -> dict[str, Any]:

@@ -10,9 +10,22 @@ from typing import Any
 from tcl_core.compat import meta_schedule
 from tcl_core.errors import DataError, PlatformError
 from tcl_core.files import shown, writing
+from tcl_core.programs.tuning_logs.opening import files_of, log_file
 
 FAILED_S = 1e10  # what MetaSchedule writes for a program that failed, and never chooses
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+INSIDE = "database"  # where a folder of a tuned network has its database
+
+
+def records_file(folder: Path) -> Path:
+    """The records of a database that is only read, in a folder or in its ``INSIDE``.  Raises UsageError where there is none."""
+    inside = folder / INSIDE
+    return log_file(inside if inside.is_dir() and not (folder / RECORDS).exists() else folder)
+
+
+def database_files(folder: Path) -> list[Path]:
+    """All files of such a database.  Raises UsageError where one is missing, DataError for what is no log."""
+    return files_of(records_file(folder))
 
 
 def open_database(folder: Path | None) -> Any:

@@ -23,6 +23,7 @@ from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe, fused_tasks
 from tcl_core.tuning.database import open_database
 from tcl_core.tuning.schedules import SearchSettings
+from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import Tunable, Tuner
 
 # A tuned network whose output differs by more, relative to the output's magnitude, is refused.
@@ -34,6 +35,7 @@ class Tuned:
     """Latencies of one inference in milliseconds (medians); difference relative to the reference's magnitude.
 
     pytorch_ms is None for a network that PyTorch did not export; then the untuned network is the reference.
+    donated are the tasks that programs of other networks fit.
     """
 
     trials: int
@@ -43,6 +45,7 @@ class Tuned:
     pytorch_ms: float | None
     difference: float
     search_s: float
+    donated: int = 0
 
 
 def tune_network(
@@ -54,11 +57,13 @@ def tune_network(
     trials: int,
     seed: int,
     folder: Path | None = None,
+    donors: Donors | None = None,
 ) -> Tuned:
     """Spend ``trials`` measured programs on the tasks of the network, its graph so prepared, and time the result.
 
     With a ``folder`` what is measured is kept there as a MetaSchedule database, round by round, and what it holds of an
-    earlier run counts among the trials.  Without a model the search learns from its own measurements alone.
+    earlier run counts among the trials.  Without a model the search learns from its own measurements alone.  Programs of
+    ``donors`` that fit a task are its first trials.
     Raises PlatformError if the tuned network computes something else than PyTorch.
     """
     target = make_target(setup.target)
@@ -66,7 +71,7 @@ def tune_network(
         imported = import_network(network, setup.protocol.threads)
         module, inputs = fuse(imported.module, target, graph), imported.inputs
     start = time.monotonic()
-    database, tasks = search_tasks(module, model, hardware, setup, trials, seed, folder)
+    database, tasks, donated = search_tasks(module, model, hardware, setup, trials, seed, folder, donors)
     search_s = time.monotonic() - start
     applied = apply_database(module, target, database)
     with _as_measured(setup.protocol):
@@ -75,7 +80,7 @@ def tune_network(
     difference = _difference(output, untuned if imported.output is None else imported.output)
     if difference > TOLERANCE:
         raise PlatformError(f"the tuned {network} differs from the reference by {difference:.2g} of its magnitude; not used")
-    return Tuned(trials, tasks, untuned_ms, tuned_ms, imported.pytorch_ms, difference, search_s)
+    return Tuned(trials, tasks, untuned_ms, tuned_ms, imported.pytorch_ms, difference, search_s, donated)
 
 
 @contextmanager
@@ -94,14 +99,18 @@ def search_tasks(
     trials: int,
     seed: int,
     folder: Path | None = None,
-) -> tuple[Any, int]:
-    """A MetaSchedule database with the best program found for each task of a fused module, and the number of tasks."""
+    donors: Donors | None = None,
+    searches: bool = True,
+) -> tuple[Any, int, int]:
+    """A MetaSchedule database with the best program found for each task of a fused module, and the number of tasks: all of
+    them, and those that programs of ``donors`` fit.  Without ``searches`` only those programs are measured.
+    """
     with quiet_compiler():
         tunables, settings = tunables_of(module, setup.target), SearchSettings(seed=seed)
-        tuner = Tuner(tunables, model, hardware, setup.target, trials, settings, open_database(folder))
+        tuner = Tuner(tunables, model, hardware, setup.target, trials, settings, open_database(folder), donors, searches)
     with Runner(setup) as runner, progress("tuning", tuner.budget.left) as shown, quiet_compiler():
         tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"))
-    return tuner.winners(), len(tunables)
+    return tuner.winners(), len(tunables), tuner.donated_tasks()
 
 
 def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:

@@ -68,9 +68,11 @@ class ScheduleSearch(DecisionSearch):
 
         return counted
 
-    def schedules(self, count: int) -> list[Any]:
-        """Up to ``count`` valid proposals, replayed; none when the design space is exhausted."""
+    def schedules(self, count: int, first: Sequence[Candidate] = ()) -> list[Any]:
+        """Up to ``count`` valid proposals, replayed; none when the design space is exhausted.  ``first`` come before its own."""
         self.waiting, found = [], []
+        for candidate in first[:count]:
+            found += self._replayed(candidate)
         while len(found) < count:
             proposed = self.propose(2 * count)
             for candidate in proposed:

@@ -23,6 +23,7 @@ from tcl_core.tuning.budget import Account, Budget
 from tcl_core.tuning.database import Shelf
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
+from tcl_core.tuning.transfer import Donors, transferred
 
 # Programs measured again because the machine was not quiet: each at most so often, all at most this share of the trials.
 AGAIN, AGAIN_SHARE = 2, 0.25
@@ -45,10 +46,16 @@ class TaskRun:
 
     readings  candidate -> all latencies measured of it, seconds; none: it failed
     final     candidates that were measured again and found right
+    donated   candidates from other networks' tasks, to be measured before the search's own
     """
 
-    def __init__(self, tunable: Tunable, search: ScheduleSearch, shelf: Shelf) -> None:
+    def __init__(
+        self, tunable: Tunable, search: ScheduleSearch, shelf: Shelf, donors: Donors | None = None, searches: bool = True
+    ) -> None:
+        """Without ``searches`` nothing but what is donated is proposed."""
         self.task, self.search = tunable.task, search
+        self.donated = transferred(search, donors) if donors else []
+        self._searches = searches
         self.readings: dict[Candidate, tuple[float, ...]] = {}
         self.final: set[Candidate] = set()
         self._traces: dict[Candidate, Any] = {}
@@ -67,7 +74,8 @@ class TaskRun:
 
     def propose(self, count: int) -> list[Candidate]:
         """Up to ``count`` programs to measure, those that take long to build first; none when there are no more."""
-        schedules = self.search.schedules(count)
+        donated = [candidate for candidate in self.donated if candidate not in self.readings][:count]
+        schedules = self.search.schedules(count if self._searches else len(donated), donated)
         proposed = dict(zip(self.search.waiting, schedules, strict=True))
         self._traces |= {candidate: schedule.trace for candidate, schedule in proposed.items()}
         return sorted(proposed, key=lambda candidate: -self.search.unroll(candidate))
@@ -120,6 +128,8 @@ class Tuner:
     model      the champion; None: each search learns from its own measurements alone
     settings   of every task's search
     database   a MetaSchedule database, which gets every measured program
+    donors     programs of other networks, which each task measures first, as trials
+    searches   False: nothing else is measured; a task without donors stays untuned (Transfer-Tuning, arXiv 2201.05587)
     """
 
     def __init__(
@@ -131,11 +141,14 @@ class Tuner:
         trials: int,
         settings: SearchSettings,
         database: Any,
+        donors: Donors | None = None,
+        searches: bool = True,
     ) -> None:
         self.tunables = list(tunables)
         self.budget = Budget([Account(t.weight, cost(t.task)) for t in self.tunables], trials)
         self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings)
         self._target, self._database = make_target(target), database
+        self._donors, self._searches = donors, searches
         self._again = int(AGAIN_SHARE * trials)
         self._runs: dict[int, TaskRun] = {}
         if len(database):
@@ -148,7 +161,7 @@ class Tuner:
         if number not in self._runs:
             tunable = self.tunables[number]
             shelf = Shelf(self._database, tunable.module, self._target)
-            self._runs[number] = TaskRun(tunable, self._search(tunable.task), shelf)
+            self._runs[number] = TaskRun(tunable, self._search(tunable.task), shelf, self._donors, self._searches)
         return self._runs[number]
 
     def run(self, runner: Runner, on_trial: Callable[[Outcome], Any] = lambda outcome: None) -> None:
@@ -192,6 +205,10 @@ class Tuner:
     def tuned_tasks(self) -> int:
         """Tasks that have such a program."""
         return sum(1 for _ in self._won())
+
+    def donated_tasks(self) -> int:
+        """Tasks that other networks' programs fit, of those that had a turn."""
+        return sum(bool(run.donated) for run in self._runs.values())
 
     def _won(self) -> Iterator[tuple[int, tuple[Any, float]]]:
         found = ((number, run.winner()) for number, run in self._runs.items())

@@ -158,6 +158,32 @@ def test_records_that_cannot_be_replayed_are_refused_one_by_one(matmul, tmp_path
     assert all(reason in found for (_, found), reason in zip(refused, reasons, strict=True)), refused
 
 
+def test_a_negative_number_of_parallel_iterations_is_refused(matmul, tmp_path):
+    """TVM's post-processor would never end with it, wherever the program is made again."""
+    sketch = matmul.sketches[0]
+    commit(plain_database(tmp_path), matmul, matmul.space.materialise(sketch, matmul.sample(sketch, 1)[0]).trace, [1e-3])
+    line = (tmp_path / RECORDS).read_text().splitlines()[0]
+    instructions = json.loads(line)[1][0][0]
+    (place,) = [n for n, (kind, _, attributes, _) in enumerate(instructions) if kind == "Annotate" and attributes == [PARALLEL]]
+    instructions[place][1][1] = -1
+    (tmp_path / RECORDS).write_text(changed(line, instructions=instructions) + "\n" + line)
+    _, rows, (refused,) = read(tmp_path)
+    assert len(rows) == 1 and f"instruction {place} of its trace asks for -1 parallel iterations" in refused[1]
+
+
+@pytest.mark.parametrize("factor", [0, -4])
+def test_a_tiling_that_would_divide_by_zero_is_refused(matmul, tmp_path, factor):
+    """As the first record of its sketch, which is replayed: TVM itself would end the process."""
+    sketch = matmul.sketches[0]
+    commit(plain_database(tmp_path), matmul, matmul.space.materialise(sketch, matmul.sample(sketch, 1)[0]).trace, [1e-3])
+    line = (tmp_path / RECORDS).read_text().splitlines()[0]
+    (place, factors), *others = json.loads(line)[1][0][1]
+    (tmp_path / RECORDS).write_text(changed(line, decisions=[[place, [*factors[:-1], factor]], *others]) + "\n" + line)
+    _, rows, refused = read(tmp_path)
+    ((number, reason),) = refused
+    assert (len(rows), number) == (1, 1) and f"instruction {place} of its trace splits a loop by {factor}" in reason
+
+
 def test_whatever_a_record_says_it_is_one_or_refused(matmul, tmp_path):
     sketch = matmul.sketches[0]
     commit(plain_database(tmp_path), matmul, matmul.space.materialise(sketch, matmul.sample(sketch, 1)[0]).trace, [1e-3])

@@ -280,8 +280,10 @@ def tuner(project, monkeypatch):
 
         folders: list[Path] = []
         stopped = False
+        donors = None
 
-        def __call__(self, name, graph, model, hardware, setup, trials, seed, folder) -> Tuned:
+        def __call__(self, name, graph, model, hardware, setup, trials, seed, folder, donors) -> Tuned:
+            self.donors = donors
             self.calls.append((name, trials))
             self.folders.append(folder)
             folder.mkdir(parents=True, exist_ok=True)
@@ -342,6 +344,52 @@ def saved_elsewhere() -> Path:
     write_model("elsewhere", "best")
     save_hardware(model_folder("elsewhere"), Hardware(cores=3))
     return model_folder("elsewhere")
+
+
+def tuned_before(folder: Path, mcpu: str) -> Path:
+    """The database of a network of one tuned task, as ``tcl tune`` leaves it."""
+    from tcl_core.compat import load_tvm, make_target
+    from tcl_core.tuning.database import Shelf, open_database
+    from tests.conftest import matmul_module
+
+    module = matmul_module(8, 8, 8)
+    trace = load_tvm().s_tir.Schedule(module).trace
+    Shelf(open_database(folder / "database"), module, make_target({"kind": "llvm", "mcpu": mcpu, "num-cores": 1})).put(trace, [1e-3])
+    return folder
+
+
+def test_databases_to_start_from_are_read_and_told_apart(project, tuner, tmp_path):
+    mcpu = project.params.platforms[P].mcpu
+    start = tuned_before(tmp_path / "tuned", mcpu)
+    said = use.run_tune(project, None, P, None, warm_start=[start])
+    assert said.endswith("; 0 of 19 tasks had a donor") and tuner.donors.refused == 0
+    assert use.run_tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
+    assert not use.run_tune(project, None, P, None).startswith("unchanged") and tuner.donors is None
+    assert not use.run_tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
+    tuned_before(start, mcpu)  # holds one more record
+    assert not use.run_tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
+    assert len(tuner.calls) == 4 and len(set(tuner.folders)) == 3
+
+
+def test_lines_that_are_no_donors_are_counted(project, tuner, tmp_path):
+    start = tuned_before(tmp_path / "tuned", project.params.platforms[P].mcpu)
+    with (start / "database" / "database_tuning_record.json").open("a") as file:
+        file.write("torn\n[]\n")
+    said = use.run_tune(project, None, P, None, warm_start=[start])
+    assert said.endswith("; 0 of 19 tasks had a donor (2 lines of the databases are no programs)")
+
+
+def test_a_bad_database_to_start_from_is_said_before_anything_is_tuned(project, tuner, tmp_path):
+    (tmp_path / "empty").mkdir()
+    ours = project.params.platforms[P].mcpu
+    with pytest.raises(UsageError, match="empty has no database_tuning_record.json; give a log file or a MetaSchedule database"):
+        use.run_tune(project, None, P, None, warm_start=[tmp_path / "empty"])
+    with pytest.raises(UsageError, match=f"measured on llvm -mcpu=penryn, and what is tuned runs on llvm -mcpu={ours}; give a"):
+        use.run_tune(project, None, P, None, warm_start=[tuned_before(tmp_path / "other", "penryn")])
+    (tuned_before(tmp_path / "damaged", ours) / "database" / "database_tuning_record.json").write_text("[0, [[[], []]\n")
+    with pytest.raises(DataError, match="is no tuning log"):
+        use.run_tune(project, None, P, None, warm_start=[tmp_path / "damaged"])
+    assert tuner.calls == []
 
 
 def test_a_changed_file_is_tuned_anew(project, tuner, tmp_path):

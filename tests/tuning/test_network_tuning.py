@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import onnx_model
+from conftest import FakeRunner, onnx_model
 
 from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import PlatformError, UsageError
@@ -20,7 +20,9 @@ from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import network
+from tcl_core.tuning.database import INSIDE
 from tcl_core.tuning.network import TOLERANCE, _difference
+from tcl_core.tuning.transfer import Donors
 
 ROOT = Path(__file__).parents[2]
 # In a process of its own: the runtime's threads stay as they were set.
@@ -77,6 +79,12 @@ def test_pytorch_runs_what_was_exported(tiny_network):
     assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)] and read.pytorch_ms > 0
 
 
+@pytest.fixture(scope="module")
+def tiny_module(tiny_network):
+    with quiet_compiler():
+        return fuse(load_relax(tiny_network), make_target(EXTRACTION_TARGET), PREPARED)
+
+
 class Sum:
     name = "sum"
 
@@ -88,7 +96,7 @@ class Sum:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), PlatformError("the measuring process hung")])
-def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_network, monkeypatch, make_setup, stop):
+def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_module, monkeypatch, make_setup, stop):
     """Stopped while the first batch is measured: no file stays, and it ends as it was stopped."""
 
     def stopped(runner, jobs):
@@ -98,12 +106,27 @@ def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_network, monkeypa
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(network.Runner, "measure", stopped)
-    with quiet_compiler():
-        module = fuse(load_relax(tiny_network), make_target(EXTRACTION_TARGET), PREPARED)
     with pytest.raises(type(stop)) as raised:
-        network.search_tasks(module, Sum(), (1.0,) * 11, make_setup(), 40, 0)
+        network.search_tasks(tiny_module, Sum(), (1.0,) * 11, make_setup(), 40, 0)
     assert raised.value.args == stop.args  # as it was raised, so that `tcl` can tell how it ended
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module, monkeypatch, make_setup):
+    """To itself: each task that ran is given its own best program, as its first trial."""
+    monkeypatch.setattr(network, "Runner", FakeRunner)
+
+    def searched(trials, **options):
+        database, tasks, donated = network.search_tasks(tiny_module, None, (1.0,) * 11, make_setup(), trials, 0, **options)
+        best = {str(r.trace): float(r.run_secs[0]) for r in database.get_all_tuning_records()}
+        return best, tasks, donated
+
+    first, tasks, donated = searched(60, folder=tmp_path / INSIDE)
+    assert (len(first), donated) == (tasks, 0)
+    donors = Donors([tmp_path], EXTRACTION_TARGET)
+    for options in ({"trials": tasks}, {"trials": 1000, "searches": False}):
+        again, _, donated = searched(**options, donors=donors)
+        assert donated == tasks and again == first
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no protobuf"])

@@ -83,6 +83,7 @@ class DatabaseLog(Log):
         kinds = [instruction[0] for instruction in instructions]
         end = kinds.index(POSTPROC) if POSTPROC in kinds else len(kinds)
         instructions, decided = instructions[:end], dict(decisions)
+        _check_tilings(decided)
         place = self._place(line.task)
         met = (line.task, orjson.dumps(blank_instructions(instructions)))
         if met not in self._templates:
@@ -129,10 +130,20 @@ class DatabaseLog(Log):
         return _Template(number, tuple(zip(places, sketch.slots, strict=True)))
 
 
+def _check_tilings(decided: Mapping[int, Any]) -> None:
+    """Raise Malformed for a factor below 1: TVM would divide by it, and the process would die."""
+    for place, value in decided.items():
+        if isinstance(value, list) and min(value, default=1) < 1:
+            raise Malformed(f"instruction {place} of its trace splits a loop by {min(value)}")
+
+
 def _picked(template: _Template, instructions: list[Any], decided: dict[int, Any]) -> Iterator[int]:
     for place, slot in template.slots:
         if slot.kind == "constant":
-            yield instructions[place][1][1]
+            value = instructions[place][1][1]
+            if value < 0:  # -1 would keep TVM's post-processor busy until the memory ends
+                raise Malformed(f"instruction {place} of its trace asks for {value} parallel iterations")
+            yield value
             continue
         if place not in decided:
             raise Malformed(f"instruction {place} of its trace has no decision")

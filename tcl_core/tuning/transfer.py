@@ -1,0 +1,228 @@
+"""Transfer-Tuning: a task borrows the schedules of other, tuned networks.
+
+A donor is a program of a MetaSchedule database that ran.  It fits a task that has a sketch of the same structure: the same
+instructions for the same operator, whatever its extents and whatever is inlined into it.  Its decisions, adapted to the
+task's extents, are a candidate like those of the search.  A database may be anybody's: it is read as ``tcl import`` reads
+it, line by line, and never written to.
+
+Source: Transfer-Tuning (PACT 2022, arXiv 2201.05587).  There kernels are of one class where all their operators are the
+same, and all that fit are measured; here what is inlined may differ, and the cost model chooses a few.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tcl_core.compat import make_target
+from tcl_core.errors import DataError, UsageError
+from tcl_core.files import shown
+from tcl_core.programs.sketches import InvalidProgram, Sketch, Slot, trace_to_json
+from tcl_core.programs.tuning_logs.known import Known, blank_instructions
+from tcl_core.programs.tuning_logs.metaschedule import DatabaseLog
+from tcl_core.programs.tuning_logs.opening import open_log
+from tcl_core.store import Columns, Ragged
+from tcl_core.tuning.database import records_file
+from tcl_core.tuning.schedules import ScheduleSearch
+from tcl_core.tuning.search import Candidate
+
+FEW = 4  # donors of each task that was tuned, its fastest: slower ones would teach the same, worse
+INLINING = ("ComputeInline", "ReverseComputeInline")
+TRANSFERRED = 4  # candidates from donors that a task measures: half of its first round, for it may be unlike all donors
+
+
+_Readings = dict[tuple[bytes, tuple[int, ...]], list[tuple[float, ...]]]
+"""(structure of the sketch, decisions) -> latencies of each time that the program was measured, none where it failed."""
+
+
+class Donor(NamedTuple):
+    """A program that ran: its task, its decisions, and the median of its latencies in seconds."""
+
+    task_key: str
+    decisions: tuple[int, ...]
+    latency_s: float
+
+
+class Donors:
+    """The fastest programs of each task in some databases, found by the structure of their sketches.
+
+    most     candidates that a task is given at most
+    refused  lines that are no programs
+    """
+
+    def __init__(self, folders: Sequence[Path], target: Mapping[str, Any], most: int = TRANSFERRED) -> None:
+        """``folders`` are MetaSchedule databases, or what ``tcl tune`` wrote, measured on the CPU of ``target``.
+
+        Raises UsageError for a folder without a database and for one of another CPU, DataError for a damaged one.
+        """
+        self.most, self.refused = most, 0
+        readings: dict[str, _Readings] = defaultdict(dict)
+        for folder in folders:
+            self._read(folder, target, readings)
+        self._by_structure: dict[bytes, list[Donor]] = defaultdict(list)
+        for task_key, programs in readings.items():
+            for (of, decisions), latency_s in _fastest(programs):
+                self._by_structure[of].append(Donor(task_key, decisions, latency_s))
+
+    def of(self, sketch: Sketch) -> Sequence[Donor]:
+        """Programs of any task whose sketches have the structure of this one."""
+        return self._by_structure.get(structure(trace_to_json(sketch.trace)), ())
+
+    def _read(self, folder: Path, target: Mapping[str, Any], readings: dict[str, _Readings]) -> None:
+        refused: list[str] = []
+        known = Known()
+        log = open_log(records_file(folder), known)
+        if not isinstance(log, DatabaseLog):
+            raise UsageError(f"{shown(folder)} is a log of {log.name}, whose programs TVM cannot replay; give a MetaSchedule database")
+        blocks = list(log.columns(lambda number, reason: refused.append(f"line {number}: {reason}")))
+        if log.target is not None:
+            _check_target(folder, json.loads(log.target), target)
+        if not blocks:
+            raise DataError(f"no line of the database in {shown(folder)} is a program ({shown(refused[0])}); give another one")
+        self.refused += len(refused)
+        structures = {(row["task_key"], row["sketch_id"]): structure(row["trace_json"]) for row in known.sketch_rows()}
+        for task_key, sketch_id, decisions, latencies_s in (row for block in blocks for row in _rows(block)):
+            readings[task_key].setdefault((structures[task_key, sketch_id], decisions), []).append(latencies_s)
+
+
+def structure(text: str) -> bytes:
+    """What a sketch, given by its ``trace_to_json``, does to the blocks that stay: sketches of one structure have the same slots.
+
+    Blocks that are inlined are left out, and variables are numbered anew without theirs.
+    """
+    instructions = blank_instructions(json.loads(text)[0])
+    inlined = {inputs[0] for kind, inputs, _, _ in instructions if kind in INLINING}
+    kept = [
+        (kind, inputs, attributes, outputs)
+        for kind, inputs, attributes, outputs in instructions
+        if kind not in INLINING and not (kind == "GetSBlock" and outputs[0] in inlined)
+    ]
+    names: dict[str, str] = {}
+    for _, _, _, outputs in kept:
+        names |= {output: f"v{len(names) + n}" for n, output in enumerate(outputs)}
+
+    def renamed(values: list[Any]) -> list[Any]:
+        return [names.get(value, value) if isinstance(value, str) else value for value in values]
+
+    return json.dumps([(kind, renamed(inputs), attributes, renamed(outputs)) for kind, inputs, attributes, outputs in kept]).encode()
+
+
+def _check_target(folder: Path, theirs: Any, target: Mapping[str, Any]) -> None:
+    ours = make_target(dict(target)).export()
+    if _cpu(theirs) != _cpu(ours):
+        raise UsageError(
+            f"the programs in {shown(folder)} were measured on {_cpu(theirs)}, and what is tuned runs on {_cpu(ours)}; "
+            "give a database of the same target"
+        )
+
+
+def _cpu(target: Any) -> str:
+    if not isinstance(target, Mapping):
+        return shown(target)
+    mcpu = target.get("mcpu")
+    return shown(f"{target.get('kind')} -mcpu={mcpu}" if mcpu else target.get("kind"))
+
+
+def _rows(columns: Columns) -> Iterator[tuple[str, int, tuple[int, ...], tuple[float, ...]]]:
+    """Task, sketch, decisions and latencies of each record."""
+    keys = columns["task_key"]
+    for n, (code, sketch_id) in enumerate(zip(keys.codes.tolist(), columns["sketch_id"].tolist(), strict=True)):
+        yield keys.names[code], sketch_id, _row(columns["decisions"], n), _row(columns["latencies_s"], n)
+
+
+def _row(lists: Ragged, n: int) -> tuple[Any, ...]:
+    return tuple(lists.values[lists.offsets[n] : lists.offsets[n + 1]].tolist())
+
+
+def _fastest(programs: _Readings) -> list[tuple[tuple[bytes, tuple[int, ...]], float]]:
+    """The few fastest of a task's programs, and their latencies; one that failed once is none."""
+    ran = {
+        program: statistics.median(seconds for latencies_s in times for seconds in latencies_s)
+        for program, times in programs.items()
+        if all(times)
+    }
+    return sorted(ran.items(), key=lambda item: (item[1], item[0]))[:FEW]
+
+
+def transferred(search: ScheduleSearch, donors: Donors) -> list[Candidate]:
+    """Up to ``donors.most`` valid candidates of a task that come from donors, the most promising first.
+
+    Programs of the very same task come first, the fastest first, for their latencies are known.  The others stand as the
+    champion ranks them; without one they are all alike to it, and those of the most similar extents come first.
+    """
+    offers = _offers(search, donors)
+    scores = search.view(list(offers)).scores.tolist() if offers else []
+    places = {c: _place(search, c, donor, score) for (c, donor), score in zip(offers.items(), scores, strict=True)}
+    found: dict[Candidate, None] = {}
+    for index, decisions in sorted(places, key=lambda candidate: (places[candidate], candidate)):
+        try:
+            canonical = search.space.canonical(search.sketches[index], decisions)
+        except InvalidProgram:
+            continue
+        found[index, tuple(canonical.tolist())] = None
+        if len(found) == donors.most:
+            break
+    return list(found)
+
+
+def _place(search: ScheduleSearch, candidate: Candidate, donor: Donor, score: float) -> tuple[float, ...]:
+    """Sorts the most promising first."""
+    if donor.task_key == search.space.task_key:
+        return 0, donor.latency_s
+    return 1, -score, _distance(donor.decisions, search.sketches[candidate[0]]), donor.latency_s
+
+
+def _offers(search: ScheduleSearch, donors: Donors) -> dict[Candidate, Donor]:
+    """What donors become in the task's sketches, and whose it is; the same task's, where several become one."""
+    offers: dict[Candidate, Donor] = {}
+    for sketch in search.sketches:
+        for donor in sorted(donors.of(sketch), key=lambda donor: donor.task_key != search.space.task_key):
+            offers.setdefault((sketch.index, adapted(donor.decisions, sketch)), donor)
+    return offers
+
+
+def adapted(decisions: Sequence[int], sketch: Sketch) -> tuple[int, ...]:
+    """A donor's decisions for a sketch of the same structure and other extents.
+
+    Tilings are adapted (``retiled``); all else is kept.  A compute location that cannot be is moved by TVM, as are tilings of
+    loops whose extents hang on other decisions.
+    """
+    values: list[int] = []
+    for slot in sketch.slots:
+        given, extent = decisions[slot.columns], _extent(slot)
+        values += given if extent is None else retiled(given, extent)
+    return tuple(values)
+
+
+def retiled(factors: Sequence[int], extent: int) -> tuple[int, ...]:
+    """Positive factors, outermost first, for a loop of another extent.
+
+    From the innermost level outwards each keeps of its factor what divides the rest of the extent; what is left goes to the
+    outermost.  So vector lengths and register tiles stay, and the loop over them grows or shrinks.
+    """
+    inner: list[int] = []
+    for factor in reversed(factors[1:]):
+        inner.append(math.gcd(factor, extent))
+        extent //= inner[-1]
+    return extent, *reversed(inner)
+
+
+def _extent(slot: Slot) -> int | None:
+    """The extent that a slot tiles; None for slots of other kinds, and where other decisions change it."""
+    if slot.kind != "tile":
+        return None
+    extents = set(np.prod(slot.choices, axis=1, dtype=np.int64).tolist())
+    return extents.pop() if len(extents) == 1 else None
+
+
+def _distance(decisions: Sequence[int], sketch: Sketch) -> float:
+    """How unlike the extents of a donor and a task are: the sum of |log ratio| over the loops that both tile."""
+    tiled = ((slot, extent) for slot in sketch.slots if (extent := _extent(slot)) is not None)
+    return sum(abs(math.log(math.prod(decisions[slot.columns]) / extent)) for slot, extent in tiled)
