@@ -40,6 +40,16 @@ class Tunable:
     module: Any
 
 
+@dataclass(frozen=True)
+class TaskTime:
+    """What tuning made of one task: latency of its best program that was found right in milliseconds, None where TVM's own stays."""
+
+    name: str
+    weight: float
+    latency_ms: float | None
+    trials: int
+
+
 class TaskRun:
     """One task under way.
 
@@ -191,6 +201,12 @@ class Tuner:
     def tuned_tasks(self) -> int:
         """Tasks that have such a program."""
         return sum(1 for _ in self._won())
+
+    def times(self) -> list[TaskTime]:
+        """What each task got, in the order of the tasks."""
+        won = {number: latency_s * 1e3 for number, (_, latency_s) in self._won()}
+        accounts = zip(self.tunables, self.budget.accounts, strict=True)
+        return [TaskTime(t.task.name, t.weight, won.get(number), account.trials) for number, (t, account) in enumerate(accounts)]
 
     def _won(self) -> Iterator[tuple[int, tuple[Any, float]]]:
         found = ((number, run.winner()) for number, run in self._runs.items())
