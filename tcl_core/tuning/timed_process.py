@@ -71,11 +71,12 @@ def _say(answers: Any, **words: Any) -> None:
 def round_ms(run: Run) -> float:
     """Median milliseconds of a round, after one run that wakes threads and fills caches."""
     run()
-    seconds: list[float] = []
-    while sum(seconds) < MOST_S and (len(seconds) < FEWEST or sum(seconds) < FOR_S):
+    seconds, spent_s = [], 0.0
+    while spent_s < MOST_S and (len(seconds) < FEWEST or spent_s < FOR_S):
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)
+        spent_s += seconds[-1]
     return statistics.median(seconds) * 1e3
 
 
