@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -63,12 +64,13 @@ def tune_network(
     model: CostModel | None,
     hardware: Sequence[float],
     setup: Setup,
-    trials: int,
+    trials: int | None,
     seed: int,
     folder: Path | None = None,
     out: Path | None = None,
+    minutes: float | None = None,
 ) -> Tuned:
-    """Spend ``trials`` measured programs on the tasks of the network, its graph so prepared, and time the result.
+    """Spend ``trials`` measured programs on the tasks of the network, its graph so prepared, or ``minutes``, and time the result.
 
     With a ``folder`` what is measured is kept there as a MetaSchedule database, round by round, and what it holds of an
     earlier run counts among the trials.  Without a model the search learns from its own measurements alone.  ``out`` is
@@ -83,7 +85,7 @@ def tune_network(
         workshop = _Workshop(network, module, target, setup, imported.inputs, imported.output, Path(scratch))
         workshop.build_untuned()
         start = time.monotonic()
-        database, times = search_tasks(module, model, hardware, setup, trials, seed, folder)
+        database, times = search_tasks(module, model, hardware, setup, trials, seed, folder, minutes)
         search_s = time.monotonic() - start
         left_out = workshop.build_tuned(database)
         threads, pin = setup.protocol.threads, setup.protocol.pin_threads
@@ -94,7 +96,7 @@ def tune_network(
             arrays = {f"input_{number}": array for number, array in enumerate(imported.inputs)}
             np.savez(out / EXAMPLE, output=workshop.expected, **arrays)
     return Tuned(
-        trials, len(times), compared.ms("untuned"), compared.ms("tuned"), compared.ms("eager"),
+        sum(each.trials for each in times), len(times), compared.ms("untuned"), compared.ms("tuned"), compared.ms("eager"),
         compared.systems["tuned"].difference, search_s, compared.ms("compile"), times, left_out, asdict(compared),
     )  # fmt: skip
 
@@ -146,17 +148,19 @@ def search_tasks(
     model: CostModel | None,
     hardware: Sequence[float],
     setup: Setup,
-    trials: int,
+    trials: int | None,
     seed: int,
     folder: Path | None = None,
+    minutes: float | None = None,
 ) -> tuple[Any, list[TaskTime]]:
     """A MetaSchedule database with the best program found for each task of a fused module, and what each task got."""
     extracted = meta_schedule().relax_integration.extract_tasks(module, make_target(setup.target), {})
     with quiet_compiler():
         tunables = [Tunable(describe(e.task_name, e.dispatched[0]), float(e.weight), e.dispatched[0]) for e in extracted]
         tuner = Tuner(tunables, model, hardware, setup.target, trials, seed, open_database(folder))
-    with Runner(setup) as runner, progress("tuning", tuner.budget.left) as shown, quiet_compiler():
-        tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"))
+    seconds = None if minutes is None else 60.0 * minutes
+    with Runner(setup) as runner, progress("tuning", tuner.budget.left, seconds) as shown, quiet_compiler():
+        tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"), math.inf if seconds is None else seconds)
     return tuner.winners(), tuner.times()
 
 
