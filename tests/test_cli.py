@@ -58,8 +58,10 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["evaluate"], "evaluate", ()),
         (["register"], "register", (None,)),
         (["promote", "-p", "b"], "promote", ("b",)),
-        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False)),
-        (["tune", "--again"], "tune", (None, None, None, True)),
+        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False, None, None, False)),
+        (["tune", "--again"], "tune", (None, None, None, True, None, None, False)),
+        (["tune", "--minutes", "2.5", "--out", "/fast", "--force"], "tune", (None, None, None, False, 2.5, Path("/fast"), True)),
+        (["run", "/fast", "--rounds", "3"], "run", (Path("/fast"), 3)),
         (["predict", "/a.log", "-p", "b"], "predict_log", (Path("/a.log"), "b", None, None, None, "", False)),
         (
             ["predict", "/a.log", "--model", "/tlp", "--to", "/a.csv", "--top", "5", "--target", "sm_75"],
@@ -142,7 +144,9 @@ def test_ctrl_c_says_that_nothing_is_lost(tcl, monkeypatch):
 def test_wrong_usage_exits_with_2_and_a_hint(tcl):
     code, _, err = tcl("trian")
     assert code == 2 and "Did you mean 'train'" in err
-    assert tcl("tune", "--trials", "0")[0] == 2
+    for words in (("tune", "--trials", "0"), ("tune", "--minutes", "0"), ("tune", "--minutes", "-1"), ("run", "x", "--rounds", "0")):
+        code, _, err = tcl(*words)
+        assert code == 2 and f"Invalid value for '{words[-2]}'" in err
 
 
 def test_it_works_below_the_project_and_nowhere_else(tcl, monkeypatch, tmp_path):

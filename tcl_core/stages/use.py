@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from tcl_core import provenance, registry, store
 from tcl_core.checked import damaged, read_json, write_json
+from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
@@ -34,6 +36,7 @@ from tcl_core.stages.project import (
     records_folder,
     timed,
 )
+from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
 
 TUNED = REPORTS / "tuned.json"
 TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
@@ -157,15 +160,26 @@ def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.nda
 
 
 def run_tune(
-    project: Project, network: str | None, platform: str | None, trials: int | None, again: bool = False
+    project: Project,
+    network: str | None,
+    platform: str | None,
+    trials: int | None,
+    again: bool = False,
+    minutes: float | None = None,
+    out: Path | None = None,
+    force: bool = False,
 ) -> str:
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
 
     Without ``platform`` it is the last of the chain that ran; where that is not this machine's CPU, nothing is tuned,
     and that is said.  What was tuned last with the same graph, champion and trials is said once more, unless ``again``.
+    ``minutes`` take the place of trials.  ``out`` is a folder that gets the tuned network (``tuned_folder``).
 
-    Raises UsageError for a platform on which this machine tunes nothing, RegistryError where there is no champion.
+    Raises UsageError for a platform on which this machine tunes nothing, for both trials and minutes, and for ``out`` where
+    it must not be written; RegistryError where there is no champion.
     """
+    if trials is not None and minutes is not None:
+        raise UsageError("trials and minutes both say how long to tune; give one of them")
     network = network or project.params.tune.network
     if platform is None:
         platform = (project.platforms_that_ran() or project.params.chain_order)[-1]
@@ -173,18 +187,22 @@ def run_tune(
             return f"nothing tuned: {reason}"
     _check_tunable(project, platform)
     version, folder = registry.champion(platform)
-    trials = trials or project.params.tune.trials
-    asked = {"network": network, "platform": platform, "champion_version": version, "trials": trials}
+    trials = trials or (None if minutes else project.params.tune.trials)
+    asked = {"network": network, "platform": platform, "champion_version": version, "minutes": minutes}
+    asked |= {} if trials is None else {"trials": trials}
     asked |= _bytes_of(network) | {"graph": asdict(project.params.graph)}
     last = kept(TUNED, "it is tuned anew")
-    if not again and asked.items() <= last.items():
+    if not again and out is None and asked.items() <= last.items():
         return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
-    tuned = {**_tune(project, asked, folder), **asked}
+    with nullcontext() if out is None else tuned_folder(out, force) as aside:
+        tuned = _tune(project, asked, folder, aside)
     write_json(TUNED, tuned)
     reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
+    left_out = f", {tuned['left_out']} tasks left to TVM, for the network failed with their programs" if tuned["left_out"] else ""
+    where = "" if out is None else f" -> {out}"
     return (
-        f"{tuned_text(tuned)}; {trials} programs measured, "
-        f"largest difference to {reference}'s output {tuned['difference']:.1e}"
+        f"{tuned_text(tuned)}; {tuned['trials']} programs measured, "
+        f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{where}"
     )
 
 
@@ -208,8 +226,8 @@ def _local(project: Project) -> list[str]:
     return [name for name in project.platforms_that_ran() if project.params.platforms[name].kind == "local"]
 
 
-def _tune(project: Project, asked: Mapping[str, Any], champion: Path) -> dict[str, Any]:
-    """Tune, or go on where the same was stopped."""
+def _tune(project: Project, asked: Mapping[str, Any], champion: Path, out: Path | None) -> dict[str, Any]:
+    """Tune, or go on where the same was stopped; what there is to report."""
     from tcl_core.tuning.network import tune_network
 
     setup = setup_of(project, asked["platform"])
@@ -221,17 +239,36 @@ def _tune(project: Project, asked: Mapping[str, Any], champion: Path) -> dict[st
             model=catalogue.load(champion),
             hardware=read_saved_hardware(champion).vector(),
             setup=setup,
-            trials=asked["trials"],
+            trials=asked.get("trials"),
             seed=project.params.seed,
             folder=folder,
+            out=out,
+            minutes=asked["minutes"],
         )
+        report = {**asdict(result), **asked}
+        if out is not None:
+            fill(out, folder, {**report, **_circumstances(project, setup, result)})
         shutil.rmtree(folder, ignore_errors=True)
-    return asdict(result)
+    return report
+
+
+def _circumstances(project: Project, setup: Setup, result: Any) -> dict[str, Any]:
+    """What else a folder with a tuned network tells: of the machine, the compiler and the way it was measured."""
+    return {
+        "tasks_ms": tasks_ms(asdict(result)["task_times"]),
+        "target": setup.target,
+        "threads": setup.protocol.threads,
+        "pin_threads": setup.protocol.pin_threads,
+        "protocol": asdict(setup.protocol),
+        "seed": project.params.seed,
+        "host": host_fingerprint(),
+        "tvm_version": TVM_VERSION,
+    }
 
 
 def _unfinished(asked: Mapping[str, Any], setup: Setup) -> Path:
     """The folder of what was measured for just that, by this host and protocol; however many trials were asked for."""
-    what = {name: value for name, value in asked.items() if name != "trials"}
+    what = {name: value for name, value in asked.items() if name not in ("trials", "minutes")}
     told = json.dumps([what, setup.protocol_json(), host_fingerprint()], sort_keys=True)
     return TUNING / hashlib.sha256(told.encode()).hexdigest()[:16]
 
@@ -255,11 +292,12 @@ def last_tuned() -> dict[str, Any]:
 
 
 def tuned_text(tuned: Mapping[str, Any]) -> str:
-    """One line; PyTorch's time is unknown for an ONNX file."""
+    """One line; PyTorch's time is unknown for an ONNX file, torch.compile's for any file."""
     pytorch = "-" if tuned["pytorch_ms"] is None else f"{tuned['pytorch_ms']:.2f} ms"
+    compiled = "" if tuned.get("compile_ms") is None else f", torch.compile {tuned['compile_ms']:.2f} ms"
     return (
         f"{tuned['network']} on {tuned['platform']}: {tuned['untuned_ms']:.2f} ms untuned, "
-        f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}"
+        f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}{compiled}"
     )
 
 
