@@ -311,7 +311,7 @@ def test_a_log_of_a_bug_overwrites_nothing(tcl, monkeypatch, tmp_path):
     assert (tmp_path / "params.yaml").read_text() == "seed: 0\n"
 
 
-AT_ONCE = ("words", "import", "list", "serve", "collect", "holdout", "export", "profile", "predict n", "predict e", "predict z", "top")
+AT_ONCE = ("words", "import", "list", "serve", "collect", "holdout", "export", "profile", "predict n", "predict e", "predict z", "top", "run ", "rounds")
 
 
 def test_wrong_command_lines_end_as_they_should(tcl, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -180,6 +181,8 @@ def run_tune(
     """
     if trials is not None and minutes is not None:
         raise UsageError("trials and minutes both say how long to tune; give one of them")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise UsageError(f"the minutes to tune are {minutes}; give a number above 0")
     network = network or project.params.tune.network
     if platform is None:
         platform = (project.platforms_that_ran() or project.params.chain_order)[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -411,6 +412,9 @@ def test_without_a_platform_the_last_one_that_ran_is_tuned(project, tuner):
 def test_trials_or_minutes(project, tuner):
     with pytest.raises(UsageError, match="trials and minutes both say how long to tune; give one of them"):
         use.run_tune(project, None, P, 5, minutes=1.0)
+    for minutes in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match=f"the minutes to tune are {minutes}; give a number above 0"):
+            use.run_tune(project, None, P, None, minutes=minutes)
     assert "; 151 programs measured" in use.run_tune(project, None, P, None, minutes=1.0)
     assert tuner.calls == [("resnet-18", None)]
     assert use.run_tune(project, None, P, None, minutes=1.0).startswith("unchanged")
