@@ -90,6 +90,8 @@ def _names() -> Iterator[tuple[str, list[str]]]:
 def _numbers() -> Iterator[tuple[str, list[str]]]:
     for number in NUMBERS:
         yield f"trials {number[:9]}", ["tune", "--trials", number, "-p", "nosuch"]
+        yield f"minutes {number[:9]}", ["tune", "--minutes", number, "-p", "nosuch"]
+        yield f"rounds {number[:9]}", ["run", "nosuch", "--rounds", number]
         yield f"top {number[:9]}", ["predict", "nosuch.log", "-p", "host-avx2", "--top", number]
         yield f"port {number[:9]}", ["device", "serve", "--key", "a b", "--port", number]
 
@@ -116,6 +118,10 @@ def _places(files: dict[str, Path], scratch: Path) -> Iterator[tuple[str, list[s
     yield "predict to the log by force", ["predict", log, "-p", "host-avx2", "--to", log, "--force"]
     for to in ("", LONG, "/proc/database", "/dev/null", log, f"{log}/below", f"{scratch}/loop", f"{scratch}/database", f"{scratch}/pipe"):
         yield f"export to {Path(to).name[:20]}", ["export", "-p", "host-avx2", "--to", to]
+        yield f"tune out {Path(to).name[:20]}", ["tune", "-p", "host-avx2", "--out", to, "--trials", "1"]
+    for folder in ("", "gone", LONG, log, "/dev/null", "/", f"{scratch}/loop", f"{scratch}/database", f"{scratch}/model", f"{scratch}/pipe"):
+        yield f"run {Path(folder).name[:20]}", ["run", folder]
+    yield "trials and minutes", ["tune", "-p", "host-avx2", "--trials", "1", "--minutes", "1"]
 
 
 def _models(files: dict[str, Path], project: Path) -> Iterator[tuple[str, list[str]]]:

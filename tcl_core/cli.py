@@ -30,6 +30,7 @@ ANSWER_FILE = "TCL_ANSWER_FILE"
 HELP = ("-h", "--help")
 INTERRUPTED = "stopped; what was measured and finished is kept, the same command goes on from here"
 MOST_TRIALS = 10_000_000
+MOST_MINUTES = 100_000.0
 SENTENCE = 2_000  # characters of an error that are printed
 
 app = typer.Typer(
@@ -176,15 +177,31 @@ def tune(
     network: Annotated[Optional[str], typer.Argument(help="The network; none: params.yaml's.")] = None,
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="The platform; none: the chain's last.")] = None,
     trials: Annotated[Optional[int], typer.Option(min=1, max=MOST_TRIALS, help="Programs to measure; none: params.yaml's.")] = None,
+    minutes: Annotated[Optional[float], typer.Option(min=0.1, max=MOST_MINUTES, help="Tune for so long instead of --trials.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Tune anew what was tuned with this champion.")] = False,
     warm_start: Annotated[
         Optional[list[Path]], typer.Option(help="A folder with the database of a tuned network, whose programs are tried first.")
     ] = None,
+    out: Annotated[Optional[Path], typer.Option(help="A folder that gets the tuned network as a library, and a report.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what --out names, if tcl tune wrote it.")] = False,
 ) -> None:
-    """Search fast programs for a network with the champion.  Example: tcl tune resnet-18 -p host-avx2 --trials 64"""
+    """Search fast programs for a network with the champion.  Example: tcl tune resnet-18 -p host-avx2 --minutes 10 --out fast"""
     from tcl_core import stages
 
-    _say(stages.tune(network, platform, trials, again=again, warm_start=[context.obj / folder for folder in warm_start or ()]))
+    warm = [context.obj / folder for folder in warm_start or ()]
+    _say(stages.tune(network, platform, trials, again=again, minutes=minutes, out=out and context.obj / out, force=force, warm_start=warm))
+
+
+@app.command(rich_help_panel=USE)
+def run(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="A folder that tcl tune --out wrote.")],
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of a third of a second or more in which it is timed.")] = 7,
+) -> None:
+    """Run a tuned network: check its output and time it.  Example: tcl run fast"""
+    from tcl_core import stages
+
+    _say(stages.run(context.obj / folder, rounds))
 
 
 @app.command(rich_help_panel=USE)

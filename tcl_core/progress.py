@@ -29,10 +29,10 @@ def say(text: str, to: TextIO | None = None) -> None:
 
 
 class Progress:
-    """Counts finished units; ``note`` is shown beside the count."""
+    """Counts finished units, of ``total`` or of as many as there will be in ``seconds``; ``note`` is shown beside the count."""
 
-    def __init__(self, title: str, total: int) -> None:
-        self.title, self.total, self.done, self.note = title, total, 0, ""
+    def __init__(self, title: str, total: int, seconds: float | None = None) -> None:
+        self.title, self.total, self.seconds, self.done, self.note = title, total, seconds, 0, ""
         self.start = self._said = time.monotonic()
         self.out = _standard_error()
 
@@ -43,35 +43,41 @@ class Progress:
             self.show()
 
     def show(self) -> None:
-        seconds = time.monotonic() - self.start
-        left = seconds / max(self.done, 1) * (self.total - self.done)
+        spent = time.monotonic() - self.start
+        if self.seconds is None:
+            count, left = f"{self.done} of {self.total}", spent / max(self.done, 1) * (self.total - self.done)
+        else:
+            count, left = f"{self.done}", max(0.0, self.seconds - spent)
         ending = f", {self.note}" if self.note else ""
-        say(f"{self.title}: {self.done} of {self.total}, about {left:.0f} s left{ending}", self.out)
+        say(f"{self.title}: {count}, about {left:.0f} s left{ending}", self.out)
 
 
 class _Bar(Progress):
-    def __init__(self, title: str, total: int) -> None:
+    """On a clock it fills with the seconds."""
+
+    def __init__(self, title: str, total: int, seconds: float | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        super().__init__(title, total)
+        super().__init__(title, total, seconds)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         note = TextColumn("{task.fields[note]}", style="dim")
         self.bar = RichProgress(*columns, TimeRemainingColumn(), note, console=Console(file=self.out))
-        self.task = self.bar.add_task(title, total=total, note="")
+        self.task = self.bar.add_task(title, total=total if seconds is None else int(seconds), note="")
 
     def advance(self, note: str = "") -> None:
         self.done += 1
-        self.bar.update(self.task, advance=1, note=note)
+        completed = self.done if self.seconds is None else int(time.monotonic() - self.start)
+        self.bar.update(self.task, completed=completed, note=note)
 
 
 @contextmanager
-def progress(title: str, total: int) -> Iterator[Progress]:
-    """``with progress("measuring", 100) as p: p.advance()``"""
+def progress(title: str, total: int, seconds: float | None = None) -> Iterator[Progress]:
+    """``with progress("measuring", 100) as p: p.advance()``; with ``seconds`` the clock says how much is left."""
     if not sys.stderr.isatty():
-        yield Progress(title, total)
+        yield Progress(title, total, seconds)
         return
-    shown = _Bar(title, total)
+    shown = _Bar(title, total, seconds)
     with shown.bar:
         yield shown

@@ -58,12 +58,14 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["evaluate"], "evaluate", ()),
         (["register"], "register", (None,)),
         (["promote", "-p", "b"], "promote", ("b",)),
-        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False, [])),
-        (["tune", "--again"], "tune", (None, None, None, True, [])),
+        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False, None, None, False, [])),
+        (["tune", "--again"], "tune", (None, None, None, True, None, None, False, [])),
+        (["tune", "--minutes", "2.5", "--out", "/fast", "--force"], "tune", (None, None, None, False, 2.5, Path("/fast"), True, [])),
+        (["run", "/fast", "--rounds", "3"], "run", (Path("/fast"), 3)),
         (
             ["tune", "--warm-start", "/tuned/one", "--warm-start", "/two"],
             "tune",
-            (None, None, None, False, [Path("/tuned/one"), Path("/two")]),
+            (None, None, None, False, None, None, False, [Path("/tuned/one"), Path("/two")]),
         ),
         (["predict", "/a.log", "-p", "b"], "predict_log", (Path("/a.log"), "b", None, None, None, "", False)),
         (
@@ -147,7 +149,9 @@ def test_ctrl_c_says_that_nothing_is_lost(tcl, monkeypatch):
 def test_wrong_usage_exits_with_2_and_a_hint(tcl):
     code, _, err = tcl("trian")
     assert code == 2 and "Did you mean 'train'" in err
-    assert tcl("tune", "--trials", "0")[0] == 2
+    for words in (("tune", "--trials", "0"), ("tune", "--minutes", "0"), ("tune", "--minutes", "-1"), ("run", "x", "--rounds", "0")):
+        code, _, err = tcl(*words)
+        assert code == 2 and f"Invalid value for '{words[-2]}'" in err
 
 
 def test_it_works_below_the_project_and_nowhere_else(tcl, monkeypatch, tmp_path):
@@ -312,7 +316,7 @@ def test_a_log_of_a_bug_overwrites_nothing(tcl, monkeypatch, tmp_path):
     assert (tmp_path / "params.yaml").read_text() == "seed: 0\n"
 
 
-AT_ONCE = ("words", "import", "list", "serve", "collect", "holdout", "export", "profile", "predict n", "predict e", "predict z", "top")
+AT_ONCE = ("words", "import", "list", "serve", "collect", "holdout", "export", "profile", "predict n", "predict e", "predict z", "top", "run ", "rounds")
 
 
 def test_wrong_command_lines_end_as_they_should(tcl, tmp_path):

@@ -45,3 +45,16 @@ def test_progress_is_a_line_every_few_seconds(capfd, monkeypatch):
     with progress.progress("measuring", 4) as shown:
         shown.advance("1.5 ms")
     assert capfd.readouterr().err == "measuring: 1 of 4, about 0 s left, 1.5 ms\n"
+
+
+def test_progress_on_the_clock_says_what_is_left_of_it(capfd, monkeypatch):
+    from tcl_core import progress
+
+    now = [50.0]
+    monkeypatch.setattr(progress, "QUIET_S", -1.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress("tuning", 1 << 60, seconds=90.0) as shown:
+        for _ in range(2):
+            now[0] += 60.0
+            shown.advance("network 1.50 ms")
+    assert capfd.readouterr().err == "tuning: 1, about 30 s left, network 1.50 ms\ntuning: 2, about 0 s left, network 1.50 ms\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 from tcl_core.compat import load_tvm, structural_key
 from tcl_core.params import Graph
+from tcl_core.programs.booleans import spell_out_booleans
 from tcl_core.programs.rewriting import relax_and_patterns, rewritten
 from tcl_core.programs.simplify import simplify
 
@@ -28,7 +29,7 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
     """Lower a Relax module to fused TIR functions: what MetaSchedule calls its tasks."""
     tvm = load_tvm()
     transform = tvm.relax.transform
-    passes = []
+    passes = [spell_out_booleans]
     if graph.simplify:
         passes += [simplify]
     if graph.fold:

@@ -3,7 +3,7 @@
 The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.programs.network_files FD MEMORY_BYTES FILE NAME THREADS``; the
 answer, in the file FD, is an ``.npz`` of plain arrays:
 
-    facts     JSON as bytes: {"kind", "refused"} where it is refused; else {"inputs": n, "pytorch_ms"}
+    facts     JSON as bytes: {"kind", "refused"} where it is refused; else {"inputs": n}
     module    the Relax module with its weights as constants, TVM's JSON as bytes
     input_N   example inputs: a .pt2 file's own; numbers from 0 to 1, seeded, for an .onnx file
     output    PyTorch's first output on these inputs, where THREADS is not 0 and the file is PyTorch's
@@ -15,11 +15,9 @@ import json
 import math
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,38 +35,33 @@ from tcl_core.sandbox import Rights, command
 
 READ_S = 900.0
 READER_BYTES = 16 << 30  # of memory, beside what its file needs
-# One rule for all that is timed: as many runs as fit in the time, within bounds (an untuned network may take seconds).
-RUNS, RUN_FOR_S = (3, 30), 5.0
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A network and what it needs to be compared: ``output`` and ``pytorch_ms`` only where PyTorch has run it."""
+    """A network and what it needs to be compared: ``output`` only where PyTorch has run it."""
 
     module: Any
     inputs: list[np.ndarray]
     output: np.ndarray | None = None
-    pytorch_ms: float | None = None
 
 
 # --- outside: who asks ---
 
 
 def read_network_file(name: str, threads: int = 0) -> Imported:
-    """The network in a ``.pt2`` or ``.onnx`` file; with ``threads`` PyTorch runs it too, on so many, and is timed.
+    """The network in a ``.pt2`` or ``.onnx`` file; with ``threads`` PyTorch runs it too, on so many.
 
     Raises UsageError: a missing or damaged file, one that holds code, dynamic shapes, operators that TVM lacks.
     """
-    path = _existing(name)
-    folder = [str(path.parent)] if name.endswith(".onnx") else []  # weights may lie beside it
-    size = path.stat().st_size
+    path = existing(name)
     with (
         tempfile.TemporaryDirectory(prefix="tcl-reader-") as scratch,  # PyTorch does not load without one
         tempfile.TemporaryFile() as answer,
         tempfile.TemporaryFile() as log,
     ):
-        rights = Rights(scratch, (os.path.realpath(path), *folder), file_bytes=READER_BYTES + 4 * size)
-        asked = [str(answer.fileno()), str(READER_BYTES + 16 * size), str(path), name, str(threads)]
+        memory_bytes, rights = memory_and_rights(path, scratch)
+        asked = [str(answer.fileno()), str(memory_bytes), str(path), name, str(threads)]
         try:
             done = subprocess.run(
                 [*command("tcl_core.programs.network_files", rights), *asked],
@@ -82,7 +75,14 @@ def read_network_file(name: str, threads: int = 0) -> Imported:
         return _answered(answer, f"{shown(name)} cannot be read ({why})")
 
 
-def _existing(name: str) -> Path:
+def memory_and_rights(path: Path, scratch: str) -> tuple[int, Rights]:
+    """What a process that reads a network file may have: bytes of memory, and ``scratch`` to write to."""
+    folder = [str(path.parent)] if path.suffix == ".onnx" else []  # weights may lie beside it
+    size = path.stat().st_size
+    return READER_BYTES + 16 * size, Rights(scratch, (os.path.realpath(path), *folder), file_bytes=READER_BYTES + 4 * size)
+
+
+def existing(name: str) -> Path:
     """An absolute path, for the reader works in another folder."""
     path = Path(name)
     with reading(path):
@@ -106,7 +106,7 @@ def _answered(answer: Any, otherwise: str) -> Imported:
             inputs = [said[f"input_{n}"] for n in range(int(facts["inputs"]))]
             output = said["output"] if "output" in said else None
             module = load_tvm().ir.load_json(said["module"].tobytes().decode())
-            return Imported(module, inputs, output, facts["pytorch_ms"])
+            return Imported(module, inputs, output)
     except TclError:
         raise
     except Exception:  # no answer, or half of one
@@ -124,9 +124,7 @@ def _last_words(log: Any) -> str:
 
 def main() -> None:
     answer, memory, path, name, threads = sys.argv[1:]
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = int(memory) if hard == resource.RLIM_INFINITY else min(int(memory), hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit = limit_memory(int(memory))
     try:
         said = _read(path, name, int(threads))
     except TclError as error:
@@ -137,6 +135,14 @@ def main() -> None:
         np.savez(file, **said)
 
 
+def limit_memory(wanted: int) -> int:
+    """Give this process so many bytes of address space at most, and no more than it may have already; the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return limit
+
+
 def _facts(**facts: Any) -> dict[str, np.ndarray]:
     return {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
 
@@ -145,39 +151,27 @@ def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
     if path.endswith(".onnx"):
         load_tvm(without_torch=True)
         model = load_onnx(Path(path), name)
-        inputs, output, pytorch_ms, module = random_inputs(model), None, None, relax_from_onnx(model, name)
+        inputs, output, module = random_inputs(model), None, relax_from_onnx(model, name)
     else:
         with open(path, "rb") as file:
             program, tensors = load_pt2(file, name)
-        output, pytorch_ms = run_pytorch(program.module(), tensors, threads) if threads else (None, None)
+        output = run_pytorch(program.module(), tensors, threads) if threads else None
         inputs, module = [tensor.detach().numpy() for tensor in tensors], relax_from_exported(program, name)
     check_declared(module, name)
     text = load_tvm().ir.save_json(module).encode()
     said = {"module": np.frombuffer(text, np.uint8)} | {f"input_{n}": array for n, array in enumerate(inputs)}
     said |= {} if output is None else {"output": output}
-    return said | _facts(inputs=len(inputs), pytorch_ms=pytorch_ms)
+    return said | _facts(inputs=len(inputs))
 
 
-def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) -> tuple[np.ndarray, float]:
-    """The first output, and median milliseconds."""
+def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) -> np.ndarray:
+    """The first output."""
     import torch
 
     torch.set_num_threads(threads)
     with torch.inference_mode():
         output = run(*inputs)
-        milliseconds = median_ms(lambda: run(*inputs))
-    first = output[0] if isinstance(output, tuple | list) else output
-    return first.numpy(), milliseconds
-
-
-def median_ms(run: Callable[[], Any]) -> float:
-    seconds: list[float] = []
-    fewest, most = RUNS
-    while len(seconds) < fewest or (len(seconds) < most and sum(seconds) < RUN_FOR_S):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) * 1e3
+    return (output[0] if isinstance(output, tuple | list) else output).numpy()
 
 
 # --- to Relax ---

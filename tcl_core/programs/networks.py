@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
+
 from tcl_core.errors import unknown_name
 from tcl_core.network_names import NETWORKS, TEXT
 from tcl_core.programs.network_files import Imported, read_network_file, relax_from_exported, run_pytorch
@@ -29,14 +31,27 @@ def import_network(network: str, threads: int = 0) -> Imported:
     if network.endswith(FILES):
         return read_network_file(network, threads)
     program, inputs = load_exported(network)
-    output, pytorch_ms = run_pytorch(build_torch(network)[0], inputs, threads) if threads else (None, None)
-    return Imported(relax_from_exported(program, network), [i.numpy() for i in inputs], output, pytorch_ms)
+    output = run_pytorch(build_torch(network)[0], inputs, threads) if threads else None
+    return Imported(relax_from_exported(program, network), [i.numpy() for i in inputs], output)
+
+
+def example_inputs(network: str) -> list[np.ndarray]:
+    """What the network is compared on; raises as ``load_relax``."""
+    if network.endswith(FILES):
+        return read_network_file(network).inputs
+    check_name(network)
+    return [tensor.numpy() for tensor in build_torch(network)[1]]
+
+
+def check_name(network: str) -> None:
+    """Raise UsageError for an unknown name."""
+    if network not in NETWORKS:
+        raise unknown_name("network", network, NETWORKS)
 
 
 def load_exported(network: str) -> tuple[Any, tuple[Any, ...]]:
     """A ``torch.export`` program and example inputs of a named network.  Raises UsageError for an unknown name."""
-    if network not in NETWORKS:
-        raise unknown_name("network", network, NETWORKS)
+    check_name(network)
     model, inputs = build_torch(network)
     import torch
 

@@ -101,12 +101,21 @@ def tune(
     platform: str | None = None,
     trials: int | None = None,
     again: bool = False,
+    minutes: float | None = None,
+    out: Path | None = None,
+    force: bool = False,
     warm_start: Sequence[Path] = (),
 ) -> str:
     from tcl_core.stages.use import run_tune
 
     _refuse_empty(network=network, platform=platform)
-    return run_tune(_project(), network, platform, trials, again, warm_start)
+    return run_tune(_project(), network, platform, trials, again, minutes, out, force, warm_start)
+
+
+def run(folder: Path, rounds: int = 7) -> str:
+    from tcl_core.stages.tuned_folder import run_tuned
+
+    return run_tuned(folder, rounds)
 
 
 def import_logs(logs: Sequence[Path], platform: str, target: str = "") -> str:

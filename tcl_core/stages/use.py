@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 
 from tcl_core import provenance, registry, store
 from tcl_core.checked import damaged, read_json, write_json
+from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
@@ -34,6 +37,7 @@ from tcl_core.stages.project import (
     records_folder,
     timed,
 )
+from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
 from tcl_core.tuning.database import database_files
 
 TUNED = REPORTS / "tuned.json"
@@ -163,17 +167,25 @@ def run_tune(
     platform: str | None,
     trials: int | None,
     again: bool = False,
+    minutes: float | None = None,
+    out: Path | None = None,
+    force: bool = False,
     warm_start: Sequence[Path] = (),
 ) -> str:
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
 
     Without ``platform`` it is the last of the chain that ran; where that is not this machine's CPU, nothing is tuned,
     and that is said.  What was tuned last with the same graph, champion and trials is said once more, unless ``again``.
-    ``warm_start`` are databases of tuned networks, whose programs are tried first.
+    ``minutes`` take the place of trials.  ``out`` is a folder that gets the tuned network (``tuned_folder``).  ``warm_start``
+    are databases of tuned networks, whose programs are tried first.
 
-    Raises UsageError for a platform on which this machine tunes nothing, RegistryError where there is no champion, and what
-    ``transfer.Donors`` raises for those databases.
+    Raises UsageError for a platform on which this machine tunes nothing, for both trials and minutes, and for ``out`` where
+    it must not be written; RegistryError where there is no champion; and what ``transfer.Donors`` raises for those databases.
     """
+    if trials is not None and minutes is not None:
+        raise UsageError("trials and minutes both say how long to tune; give one of them")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise UsageError(f"the minutes to tune are {minutes}; give a number above 0")
     network = network or project.params.tune.network
     if platform is None:
         platform = (project.platforms_that_ran() or project.params.chain_order)[-1]
@@ -181,18 +193,22 @@ def run_tune(
             return f"nothing tuned: {reason}"
     _check_tunable(project, platform)
     version, folder = registry.champion(platform)
-    trials = trials or project.params.tune.trials
-    asked = {"network": network, "platform": platform, "champion_version": version, "trials": trials}
+    trials = trials or (None if minutes else project.params.tune.trials)
+    asked = {"network": network, "platform": platform, "champion_version": version, "minutes": minutes}
+    asked |= {} if trials is None else {"trials": trials}
     asked |= _bytes_of(network) | {"graph": asdict(project.params.graph), "donors": _digests_of(warm_start)}
     last = kept(TUNED, "it is tuned anew")
-    if not again and asked.items() <= last.items():
+    if not again and out is None and asked.items() <= last.items():
         return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
-    tuned = {**_tune(project, asked, folder, warm_start), **asked}
+    with nullcontext() if out is None else tuned_folder(out, force) as aside:
+        tuned = _tune(project, asked, folder, aside, warm_start)
     write_json(TUNED, tuned)
     reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
+    left_out = f", {tuned['left_out']} tasks left to TVM, for the network failed with their programs" if tuned["left_out"] else ""
+    where = "" if out is None else f" -> {out}"
     return (
-        f"{tuned_text(tuned)}; {trials} programs measured, "
-        f"largest difference to {reference}'s output {tuned['difference']:.1e}{_donated_text(tuned)}"
+        f"{tuned_text(tuned)}; {tuned['trials']} programs measured, "
+        f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{_donated_text(tuned)}{where}"
     )
 
 
@@ -224,8 +240,8 @@ def _local(project: Project) -> list[str]:
     return [name for name in project.platforms_that_ran() if project.params.platforms[name].kind == "local"]
 
 
-def _tune(project: Project, asked: Mapping[str, Any], champion: Path, warm_start: Sequence[Path]) -> dict[str, Any]:
-    """Tune, or go on where the same was stopped."""
+def _tune(project: Project, asked: Mapping[str, Any], champion: Path, out: Path | None, warm_start: Sequence[Path]) -> dict[str, Any]:
+    """Tune, or go on where the same was stopped; what there is to report."""
     from tcl_core.tuning.network import tune_network
     from tcl_core.tuning.transfer import Donors
 
@@ -239,18 +255,37 @@ def _tune(project: Project, asked: Mapping[str, Any], champion: Path, warm_start
             model=catalogue.load(champion),
             hardware=read_saved_hardware(champion).vector(),
             setup=setup,
-            trials=asked["trials"],
+            trials=asked.get("trials"),
             seed=project.params.seed,
             folder=folder,
+            out=out,
+            minutes=asked["minutes"],
             donors=donors,
         )
+        report = {**asdict(result), "refused": donors.refused if donors else 0, **asked}
+        if out is not None:
+            fill(out, folder, {**report, **_circumstances(project, setup, result)})
         shutil.rmtree(folder, ignore_errors=True)
-    return asdict(result) | {"refused": donors.refused if donors else 0}
+    return report
+
+
+def _circumstances(project: Project, setup: Setup, result: Any) -> dict[str, Any]:
+    """What else a folder with a tuned network tells: of the machine, the compiler and the way it was measured."""
+    return {
+        "tasks_ms": tasks_ms(asdict(result)["task_times"]),
+        "target": setup.target,
+        "threads": setup.protocol.threads,
+        "pin_threads": setup.protocol.pin_threads,
+        "protocol": asdict(setup.protocol),
+        "seed": project.params.seed,
+        "host": host_fingerprint(),
+        "tvm_version": TVM_VERSION,
+    }
 
 
 def _unfinished(asked: Mapping[str, Any], setup: Setup) -> Path:
     """The folder of what was measured for just that, by this host and protocol; however many trials were asked for."""
-    what = {name: value for name, value in asked.items() if name != "trials"}
+    what = {name: value for name, value in asked.items() if name not in ("trials", "minutes")}
     told = json.dumps([what, setup.protocol_json(), host_fingerprint()], sort_keys=True)
     return TUNING / hashlib.sha256(told.encode()).hexdigest()[:16]
 
@@ -283,11 +318,12 @@ def last_tuned() -> dict[str, Any]:
 
 
 def tuned_text(tuned: Mapping[str, Any]) -> str:
-    """One line; PyTorch's time is unknown for an ONNX file."""
+    """One line; PyTorch's time is unknown for an ONNX file, torch.compile's for any file."""
     pytorch = "-" if tuned["pytorch_ms"] is None else f"{tuned['pytorch_ms']:.2f} ms"
+    compiled = "" if tuned.get("compile_ms") is None else f", torch.compile {tuned['compile_ms']:.2f} ms"
     return (
         f"{tuned['network']} on {tuned['platform']}: {tuned['untuned_ms']:.2f} ms untuned, "
-        f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}"
+        f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}{compiled}"
     )
 
 

@@ -97,13 +97,20 @@ class Budget:
         """Seconds of the network, as far as it is measured: inf while a task has no program that ran."""
         return sum(account.weight * account.best_s for account in self.accounts)
 
+    def estimate_s(self) -> float:
+        """As ``network_s``, with tasks that did not run judged by their operations: inf while none ran."""
+        return sum(self._times()) if any(account.ran for account in self.accounts) else math.inf
+
     def shares(self) -> list[float]:
         """Each task's part of the network's time; of those that did not run, judged by their operations."""
+        times = self._times()
+        return [time / max(sum(times), 1e-30) for time in times]
+
+    def _times(self) -> list[float]:
         ran = [account for account in self.accounts if account.ran]
         seconds = sum(a.best_s for a in ran)
         rate = seconds / max(sum(a.operations for a in ran), 1.0) if ran else 1.0
-        times = [a.weight * (a.best_s if a.ran else rate * a.operations) for a in self.accounts]
-        return [time / max(sum(times), 1e-30) for time in times]
+        return [a.weight * (a.best_s if a.ran else rate * a.operations) for a in self.accounts]
 
     def _unmeasured(self, tasks: list[int], shares: list[float]) -> Turn | None:
         """Tasks that got nothing yet, the costliest first; all must get one trial before any gets its second round."""

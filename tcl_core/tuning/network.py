@@ -1,41 +1,51 @@
-"""Tune a whole network with a cost model, build it, check it against PyTorch, and time all three."""
+"""Tune a whole network with a cost model, build it, check it against PyTorch, and time it beside PyTorch."""
 
 from __future__ import annotations
 
+import math
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tcl_core.compat import calling_thread_pinned, load_tvm, make_target, quiet_compiler, set_threads
+from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import PlatformError
-from tcl_core.measure.job import Protocol, Setup
+from tcl_core.measure.job import Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
 from tcl_core.programs.graph import Graph, apply_database, fuse
-from tcl_core.programs.network_files import median_ms
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe, fused_tasks
+from tcl_core.tuning import latency
 from tcl_core.tuning.database import open_database
+from tcl_core.tuning.library import database_of, export, without_spoilers
 from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.transfer import Donors
-from tcl_core.tuning.tuner import Tunable, Tuner
+from tcl_core.tuning.tuner import TaskTime, Tunable, Tuner
 
 # A tuned network whose output differs by more, relative to the output's magnitude, is refused.
 TOLERANCE = 1e-3
+
+
+LIBRARY, EXAMPLE = "network.so", "example.npz"
 
 
 @dataclass(frozen=True)
 class Tuned:
     """Latencies of one inference in milliseconds (medians); difference relative to the reference's magnitude.
 
-    pytorch_ms is None for a network that PyTorch did not export; then the untuned network is the reference.
-    donated are the tasks that programs of other networks fit.
+    pytorch_ms   PyTorch eager's; None for a network that PyTorch did not export: then the untuned network is the reference
+    compile_ms   torch.compile's; None where it did not run
+    task_times   what each task got
+    left_out     tasks whose best program was not used, for the network would not be built with it, or computes something else
+    compared     ``latency.Latencies`` as plain data
+    donated      tasks that programs of other networks fit
     """
 
     trials: int
@@ -45,6 +55,10 @@ class Tuned:
     pytorch_ms: float | None
     difference: float
     search_s: float
+    compile_ms: float | None = None
+    task_times: Sequence[TaskTime] = ()
+    left_out: int = 0
+    compared: Mapping[str, Any] = field(default_factory=dict)
     donated: int = 0
 
 
@@ -54,41 +68,85 @@ def tune_network(
     model: CostModel | None,
     hardware: Sequence[float],
     setup: Setup,
-    trials: int,
+    trials: int | None,
     seed: int,
     folder: Path | None = None,
+    out: Path | None = None,
+    minutes: float | None = None,
     donors: Donors | None = None,
 ) -> Tuned:
-    """Spend ``trials`` measured programs on the tasks of the network, its graph so prepared, and time the result.
+    """Spend ``trials`` measured programs on the tasks of the network, its graph so prepared, or ``minutes``, and time the result.
 
     With a ``folder`` what is measured is kept there as a MetaSchedule database, round by round, and what it holds of an
     earlier run counts among the trials.  Without a model the search learns from its own measurements alone.  Programs of
-    ``donors`` that fit a task are its first trials.
-    Raises PlatformError if the tuned network computes something else than PyTorch.
+    ``donors`` that fit a task are its first trials.  ``out`` is a folder that takes the tuned library, and inputs with the
+    reference's output.
+    Raises PlatformError, before anything is searched, if TVM cannot build the network or makes something else of it.
     """
     target = make_target(setup.target)
     with quiet_compiler():
         imported = import_network(network, setup.protocol.threads)
-        module, inputs = fuse(imported.module, target, graph), imported.inputs
-    start = time.monotonic()
-    database, tasks, donated = search_tasks(module, model, hardware, setup, trials, seed, folder, donors)
-    search_s = time.monotonic() - start
-    applied = apply_database(module, target, database)
-    with _as_measured(setup.protocol):
-        untuned, untuned_ms = _build_and_time(module, target, inputs)
-        output, tuned_ms = _build_and_time(applied, target, inputs)
-    difference = _difference(output, untuned if imported.output is None else imported.output)
-    if difference > TOLERANCE:
-        raise PlatformError(f"the tuned {network} differs from the reference by {difference:.2g} of its magnitude; not used")
-    return Tuned(trials, tasks, untuned_ms, tuned_ms, imported.pytorch_ms, difference, search_s, donated)
+        module = fuse(imported.module, target, graph)
+    with tempfile.TemporaryDirectory(prefix="tcl-tuned-") as scratch:
+        workshop = _Workshop(network, module, target, setup, imported.inputs, imported.output, Path(scratch))
+        workshop.build_untuned()
+        start = time.monotonic()
+        database, times, donated = search_tasks(module, model, hardware, setup, trials, seed, folder, minutes, donors)
+        search_s = time.monotonic() - start
+        left_out = workshop.build_tuned(database)
+        threads, pin = setup.protocol.threads, setup.protocol.pin_threads
+        libraries = {"untuned": workshop.untuned, "tuned": workshop.tuned}
+        compared = latency.compare(network, libraries, threads, pin, inputs=imported.inputs)
+        if out is not None:
+            shutil.move(workshop.tuned, out / LIBRARY)
+            arrays = {f"input_{number}": array for number, array in enumerate(imported.inputs)}
+            np.savez(out / EXAMPLE, output=workshop.expected, **arrays)
+    return Tuned(
+        sum(each.trials for each in times), len(times), compared.ms("untuned"), compared.ms("tuned"), compared.ms("eager"),
+        compared.systems["tuned"].difference, search_s, compared.ms("compile"), times, left_out, asdict(compared), donated,
+    )  # fmt: skip
 
 
-@contextmanager
-def _as_measured(protocol: Protocol) -> Iterator[None]:
-    """TVM's runtime with the threads that programs were measured with, each on a core of its own where they were."""
-    set_threads(protocol.threads, protocol.pin_threads)
-    with calling_thread_pinned() if protocol.pin_threads else nullcontext():
-        yield
+class _Workshop:
+    """Builds a network's libraries and sees that they compute what the reference does, each in a process of its own."""
+
+    def __init__(
+        self, network: str, module: Any, target: Any, setup: Setup, inputs: Sequence[np.ndarray], expected: np.ndarray | None, folder: Path
+    ) -> None:
+        self.network, self.module, self.target, self.setup, self.inputs, self.expected = network, module, target, setup, inputs, expected
+        self.untuned, self.tuned = folder / "untuned.so", folder / "tuned.so"
+
+    def build_untuned(self) -> None:
+        """Before anything is searched, for what cannot be built costs no trials then."""
+        export(self.module, self.target, self.untuned)
+        found = self._output(self.untuned)
+        self.expected = found if self.expected is None else self.expected  # nothing else is known of an ONNX file
+        if (differs := latency.difference(found, self.expected)) > TOLERANCE:
+            raise PlatformError(
+                f"what TVM makes of {self.network} differs from the reference by {differs:.2g} of its magnitude; nothing was searched"
+            )
+
+    def build_tuned(self, database: Any) -> int:
+        """Apply each task's best program, but for those with which the network fails; how many these are."""
+        records = database.get_all_tuning_records()
+        kept = without_spoilers(records, self._is_sound)
+        if not kept:
+            self._apply(kept)
+        return len(records) - len(kept)
+
+    def _is_sound(self, records: Sequence[Any]) -> bool:
+        try:
+            self._apply(records)
+            return latency.difference(self._output(self.tuned), self.expected) <= TOLERANCE
+        except PlatformError:
+            return False
+
+    def _apply(self, records: Sequence[Any]) -> None:
+        export(apply_database(self.module, self.target, database_of(records)), self.target, self.tuned)
+
+    def _output(self, library: Path) -> np.ndarray:
+        with latency.running(library, self.setup.protocol.threads, self.setup.protocol.pin_threads, self.inputs) as process:
+            return process.output
 
 
 def search_tasks(
@@ -96,21 +154,23 @@ def search_tasks(
     model: CostModel | None,
     hardware: Sequence[float],
     setup: Setup,
-    trials: int,
+    trials: int | None,
     seed: int,
     folder: Path | None = None,
+    minutes: float | None = None,
     donors: Donors | None = None,
     searches: bool = True,
-) -> tuple[Any, int, int]:
-    """A MetaSchedule database with the best program found for each task of a fused module, and the number of tasks: all of
-    them, and those that programs of ``donors`` fit.  Without ``searches`` only those programs are measured.
+) -> tuple[Any, list[TaskTime], int]:
+    """A MetaSchedule database with the best program found for each task of a fused module, what each task got, and how many of
+    them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.
     """
     with quiet_compiler():
         tunables, settings = tunables_of(module, setup.target), SearchSettings(seed=seed)
         tuner = Tuner(tunables, model, hardware, setup.target, trials, settings, open_database(folder), donors, searches)
-    with Runner(setup) as runner, progress("tuning", tuner.budget.left) as shown, quiet_compiler():
-        tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"))
-    return tuner.winners(), len(tunables), tuner.donated_tasks()
+    seconds = None if minutes is None else 60.0 * minutes
+    with Runner(setup) as runner, progress("tuning", tuner.budget.left, seconds) as shown, quiet_compiler():
+        tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"), math.inf if seconds is None else seconds)
+    return tuner.winners(), tuner.times(), tuner.donated_tasks()
 
 
 def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:
@@ -121,20 +181,3 @@ def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:
 
 def _short(outcome: Any) -> str:
     return f"{min(outcome.latencies_s) * 1e3:.3f} ms" if outcome.latencies_s else outcome.error
-
-
-def _build_and_time(module: Any, target: Any, inputs: list[np.ndarray]) -> tuple[np.ndarray, float]:
-    """Compile a Relax module, run it; its first output and median milliseconds."""
-    tvm = load_tvm()
-    machine = tvm.relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
-    arguments = [tvm.runtime.tensor(array) for array in inputs]
-    output = machine["main"](*arguments)
-    milliseconds = median_ms(lambda: machine["main"](*arguments))
-    first = output if isinstance(output, tvm.runtime.Tensor) else output[0]
-    return first.numpy(), milliseconds
-
-
-def _difference(found: np.ndarray, expected: np.ndarray) -> float:
-    if found.shape != expected.shape or not np.isfinite(found).all():
-        return float("inf")
-    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +41,16 @@ class Tunable:
     task: Task
     weight: float
     module: Any
+
+
+@dataclass(frozen=True)
+class TaskTime:
+    """What tuning made of one task: latency of its best program that was found right in milliseconds, None where TVM's own stays."""
+
+    name: str
+    weight: float
+    latency_ms: float | None
+    trials: int
 
 
 class TaskRun:
@@ -126,6 +138,7 @@ class Tuner:
     """Tunes the tasks of a network together.
 
     model      the champion; None: each search learns from its own measurements alone
+    trials     programs to measure; None: as many as the time of ``run`` allows
     settings   of every task's search
     database   a MetaSchedule database, which gets every measured program
     donors     programs of other networks, which each task measures first, as trials
@@ -138,19 +151,21 @@ class Tuner:
         model: CostModel | None,
         hardware: Sequence[float],
         target: dict[str, Any],
-        trials: int,
+        trials: int | None,
         settings: SearchSettings,
         database: Any,
         donors: Donors | None = None,
         searches: bool = True,
     ) -> None:
         self.tunables = list(tunables)
+        trials = sys.maxsize if trials is None else trials
         self.budget = Budget([Account(t.weight, cost(t.task)) for t in self.tunables], trials)
         self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings)
         self._target, self._database = make_target(target), database
         self._donors, self._searches = donors, searches
         self._again = int(AGAIN_SHARE * trials)
         self._runs: dict[int, TaskRun] = {}
+        self._gain = 0.0  # share of the network's time that went with the latest turn that made it faster
         if len(database):
             for number in range(len(self.tunables)):
                 if told := self._run(number).recall():
@@ -164,19 +179,33 @@ class Tuner:
             self._runs[number] = TaskRun(tunable, self._search(tunable.task), shelf, self._donors, self._searches)
         return self._runs[number]
 
-    def run(self, runner: Runner, on_trial: Callable[[Outcome], Any] = lambda outcome: None) -> None:
-        """Spend the trials, then measure the best programs of each task again and compare their output."""
+    def run(self, runner: Runner, on_trial: Callable[[Outcome], Any] = lambda outcome: None, seconds: float = math.inf) -> None:
+        """Spend the trials, then measure the best programs of each task again and compare their output.
+
+        With ``seconds`` the last turn begins early enough for all that to end in time, as far as the turns before tell.
+        """
+        start, measured = time.monotonic(), 0
         while turn := self.budget.next():
+            spent_s = time.monotonic() - start
+            if measured and spent_s + spent_s / measured * (turn.count + self._finalists()) > seconds:
+                break
+            before_s = self.budget.network_s()
             run = self._run(turn.task)
             candidates = run.propose(turn.count)
             outcomes = self._measured(runner, [run.job(candidate) for candidate in candidates])
             told = [run.tell(candidate, outcome) for candidate, outcome in zip(candidates, outcomes, strict=True)]
             self.budget.tell(turn.task, told)
+            measured += len(told)
+            if math.isfinite(before_s) and self.budget.network_s() < before_s:
+                self._gain = 1.0 - self.budget.network_s() / before_s
             for outcome in outcomes:
                 on_trial(outcome)
         for _ in range(FINALS):
             if pairs := [(run, candidate) for run in self._runs.values() for candidate in run.finalists()]:
                 self._finals(runner, pairs)
+
+    def _finalists(self) -> int:
+        return sum(len(run.finalists()) for run in self._runs.values())
 
     def _measured(self, runner: Runner, jobs: Sequence[Job]) -> list[Outcome]:
         """Their outcomes; those that were disturbed are measured again, as far as the share for that goes."""
@@ -210,16 +239,24 @@ class Tuner:
         """Tasks that other networks' programs fit, of those that had a turn."""
         return sum(bool(run.donated) for run in self._runs.values())
 
+    def times(self) -> list[TaskTime]:
+        """What each task got, in the order of the tasks."""
+        won = {number: latency_s * 1e3 for number, (_, latency_s) in self._won()}
+        accounts = zip(self.tunables, self.budget.accounts, strict=True)
+        return [TaskTime(t.task.name, t.weight, won.get(number), account.trials) for number, (t, account) in enumerate(accounts)]
+
     def _won(self) -> Iterator[tuple[int, tuple[Any, float]]]:
         found = ((number, run.winner()) for number, run in self._runs.items())
         return ((number, winner) for number, winner in found if winner is not None)
 
     def said(self) -> str:
-        """How fast the network is as far as it is known: the sum of weight and best latency."""
-        network_s = self.budget.network_s()
-        if math.isfinite(network_s):
-            return f"network {network_s * 1e3:.2f} ms"
-        return f"{sum(account.ran for account in self.budget.accounts)} of {len(self.tunables)} tasks run"
+        """How fast the network is as far as it is known, the sum of weight and best latency; and what came last, or is still to come."""
+        network_s, ran = self.budget.estimate_s(), sum(account.ran for account in self.budget.accounts)
+        if ran == len(self.tunables):
+            return f"network {network_s * 1e3:.2f} ms, last gain {self._gain:.1%}"
+        untouched = sum(not account.trials for account in self.budget.accounts)
+        about = f"network about {network_s * 1e3:.2f} ms, " if ran else ""
+        return f"{about}{ran} of {len(self.tunables)} tasks run" + (f", {untouched} untouched" if untouched else "")
 
 
 def _steadier(first: Outcome, second: Outcome) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,13 +14,13 @@ import pytest
 
 from tcl_core import provenance, registry, store
 from tcl_core.checked import write_json, read_json
-from tcl_core.errors import DataError, RegistryError, UsageError
+from tcl_core.errors import DataError, RegistryError, TclError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import FORMAT
 from tcl_core.params import Chain, Link, Platform, load_params
 from tcl_core.platforms import Hardware
-from tcl_core.stages import overview, use
+from tcl_core.stages import overview, tuned_folder, use
 from tcl_core.stages.project import JOURNAL, Project, judged_now, model_folder, records_folder, save_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -267,22 +268,32 @@ def test_a_model_of_another_platform_is_said(project):
 
 # --- tuning ---
 
+COMPARED = {
+    "systems": {"tuned": {"median_ms": 87.619, "rounds_ms": [87.0, 87.619, 90.0], "difference": 6e-8, "waiting": ""}},
+    "missing": {"compile": "it has no compiler"},
+    "ratios": {"tuned/eager": {"value": 3.5, "low": 3.4, "high": 3.6}},
+    "reference": "eager",
+}
+
 
 @pytest.fixture
 def tuner(project, monkeypatch):
     """Stands in for the search: counts its calls and keeps its folders; PyTorch's time as told."""
     from tcl_core.tuning import network
     from tcl_core.tuning.network import Tuned
+    from tcl_core.tuning.tuner import TaskTime
 
     class Tuner:
         calls: list[tuple[str, int]] = []
         pytorch_ms: float | None = 24.6
+        compile_ms: float | None = None
+        left_out = 0
 
         folders: list[Path] = []
         stopped = False
         donors = None
 
-        def __call__(self, name, graph, model, hardware, setup, trials, seed, folder, donors) -> Tuned:
+        def __call__(self, name, graph, model, hardware, setup, trials, seed, folder, out=None, minutes=None, donors=None) -> Tuned:
             self.donors = donors
             self.calls.append((name, trials))
             self.folders.append(folder)
@@ -290,7 +301,11 @@ def tuner(project, monkeypatch):
             (folder / f"measured-{len(self.calls)}").touch()
             if self.stopped:
                 raise KeyboardInterrupt
-            return Tuned(trials, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0)
+            if out is not None:
+                for name in ("network.so", "example.npz"):
+                    (out / name).write_text("built")
+            times = (TaskTime("fused_conv2d", 2.0, 1.5, 150), TaskTime("reshape", 1.0, None, 1))
+            return Tuned(trials or 151, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0, self.compile_ms, times, self.left_out, COMPARED)
 
     tuner = Tuner()
     tuner.calls, tuner.folders = [], []
@@ -440,6 +455,73 @@ def test_a_chain_without_this_machine_names_what_to_add(project, tuner):
 def test_without_a_platform_the_last_one_that_ran_is_tuned(project, tuner):
     store.write_skipped(records_folder("b"), "b", "no AVX-512 here")
     assert use.run_tune(project, None, None, None).startswith(f"resnet-18 on {P}: ")
+
+
+def test_trials_or_minutes(project, tuner):
+    with pytest.raises(UsageError, match="trials and minutes both say how long to tune; give one of them"):
+        use.run_tune(project, None, P, 5, minutes=1.0)
+    for minutes in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match=f"the minutes to tune are {minutes}; give a number above 0"):
+            use.run_tune(project, None, P, None, minutes=minutes)
+    assert "; 151 programs measured" in use.run_tune(project, None, P, None, minutes=1.0)
+    assert tuner.calls == [("resnet-18", None)]
+    assert use.run_tune(project, None, P, None, minutes=1.0).startswith("unchanged")
+    use.run_tune(project, None, P, 151)
+    assert len(tuner.calls) == 2
+
+
+def test_torch_compile_and_what_was_left_out_are_said(project, tuner):
+    tuner.compile_ms, tuner.left_out = 12.3, 2
+    said = use.run_tune(project, None, P, None)
+    assert "PyTorch 24.60 ms, torch.compile 12.30 ms; 200 programs" in said
+    assert said.endswith("6.0e-08, 2 tasks left to TVM, for the network failed with their programs")
+
+
+def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):
+    """The library, what was measured, and a report in figures and in words; said once more, it is tuned once more."""
+    out = tmp_path / "below" / "fast"
+    said = use.run_tune(project, None, P, 64, out=out)
+    assert said.endswith(f" -> {out}") and [p.name for p in out.parent.iterdir()] == ["fast"]
+    names = {"network.so", "example.npz", "database", "report.json", "report.md", "contents.json"}
+    assert {path.name for path in out.iterdir()} == names and (out / "database" / "measured-1").is_file()
+    report = read_json(out / "report.json", "")
+    assert (report["network"], report["platform"], report["champion_version"], report["trials"]) == ("resnet-18", P, 1, 64)
+    assert report["tasks_ms"] == 3.0 and report["compared"] == COMPARED and report["target"] and report["graph"]
+    text = (out / "report.md").read_text()
+    assert "| fused_conv2d | 2 | 1.5000 | 150 |" in text and "| reshape | 1 | TVM's own | 1 |" in text
+    assert "| tuned | 87.619 | 87.000 to 90.000 | 6.0e-08 |" in text and "| compile | - | - | it has no compiler |" in text
+    with pytest.raises(UsageError, match="fast exists; name another folder, or --force to overwrite it"):
+        use.run_tune(project, None, P, 64, out=out)
+    use.run_tune(project, None, P, 65, out=out, force=True)
+    assert read_json(out / "report.json", "")["trials"] == 65 and len(tuner.calls) == 2
+
+
+def test_a_folder_that_is_not_ours_is_never_overwritten(project, tuner, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    (tmp_path / "file").touch()
+    for name in ("mine", "file"):
+        with pytest.raises(UsageError, match=f"{name} is there and is no folder that tcl tune wrote; name another one"):
+            use.run_tune(project, None, P, 64, out=tmp_path / name, force=True)
+    with pytest.raises(TclError, match="cannot write .*file/below"):
+        use.run_tune(project, None, P, 64, out=tmp_path / "file" / "below")
+    assert tuner.calls == [] and (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+
+
+def test_two_tunings_into_one_folder(project, tuner, tmp_path):
+    """The second is refused before it measures; the first one's is whole."""
+    with tuned_folder.tuned_folder(tmp_path / "fast", force=False) as aside:
+        with pytest.raises(UsageError, match="another tuning is writing .*fast; wait for its end, or name another folder"):
+            use.run_tune(project, None, P, 64, out=tmp_path / "fast")
+        (aside / "mine").touch()
+    assert tuner.calls == [] and (tmp_path / "fast" / "mine").is_file()
+
+
+def test_a_stopped_tuning_leaves_no_half_folder(project, tuner, tmp_path):
+    tuner.stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        use.run_tune(project, None, P, 64, out=tmp_path / "below" / "fast")
+    assert list((tmp_path / "below").iterdir()) == []
 
 
 # --- the summary ---

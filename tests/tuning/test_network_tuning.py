@@ -14,20 +14,21 @@ from conftest import FakeRunner, onnx_model
 
 from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.programs import network_files
 from tcl_core.programs.network_files import load_onnx, random_inputs
 from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.tasks import EXTRACTION_TARGET
-from tcl_core.tuning import network
+from tcl_core.tuning import latency, network
 from tcl_core.tuning.database import INSIDE
-from tcl_core.tuning.network import TOLERANCE, _difference
+from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
 from tcl_core.tuning.transfer import Donors
 
 ROOT = Path(__file__).parents[2]
 # In a process of its own: the runtime's threads stay as they were set.
 TUNE = """
 import json, os, sys
+from dataclasses import asdict
+from pathlib import Path
 sys.path.insert(0, "tests")
 import conftest
 from tcl_core.errors import TclError
@@ -42,7 +43,7 @@ class Sum:
         return samples.tokens.sum(axis=1)
 
 cores = os.sched_getaffinity(0)
-print(json.dumps(vars(network.tune_network(sys.argv[1], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0))))
+print(json.dumps(asdict(network.tune_network(sys.argv[1], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0, out=Path(sys.argv[3])))))
 assert os.sched_getaffinity(0) == cores, "still pinned"
 network.TOLERANCE = -1.0
 try:
@@ -61,22 +62,29 @@ def test_a_whole_network(tmp_path):
     other = onnx_model(tmp_path / "net.onnx", [("Softmax", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", TUNE, network, other], env=environment, capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", TUNE, network, other, tmp_path], env=environment, capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     first, refused = (line for line in done.stdout.splitlines() if line.startswith(("{", "PlatformError")))
     tuned = json.loads(first)
     assert (tuned["trials"], tuned["tasks"]) == (3, 1)
     assert 0 <= tuned["difference"] < 1e-5 < TOLERANCE
-    assert min(tuned["tuned_ms"], tuned["untuned_ms"], tuned["pytorch_ms"]) > 0
-    assert refused.startswith(f"PlatformError the tuned {other} differs from the reference by ")
+    assert min(tuned["tuned_ms"], tuned["untuned_ms"], tuned["pytorch_ms"]) > 0 and tuned["left_out"] == 0
+    (task,) = tuned["task_times"]
+    assert (task["weight"], task["trials"]) == (1.0, 3) and task["latency_ms"] > 0 and "matmul" in task["name"]
+    assert tuned["compile_ms"] is None and set(tuned["compared"]["systems"]) == {"untuned", "tuned", "eager"}
+    with np.load(tmp_path / EXAMPLE) as example:
+        assert example["input_0"].shape == (4, 16) and example["output"].shape == (4, 8)
+    with latency.running(tmp_path / LIBRARY, 1, False, [np.zeros((4, 16), np.float32)]) as process:
+        np.testing.assert_allclose(process.output, np.maximum(np.tile(model[0].bias.detach(), (4, 1)), 0), atol=1e-6)
+    assert refused.startswith(f"PlatformError what TVM makes of {other} differs from the reference by ")
 
 
 def test_pytorch_runs_what_was_exported(tiny_network):
     threads = torch.get_num_threads()
     read = import_network(tiny_network, threads)
     assert read.output.shape == (1, 10) and read.output.sum() == pytest.approx(1.0)
-    assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)] and read.pytorch_ms > 0
+    assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)]
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +125,9 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module
     monkeypatch.setattr(network, "Runner", FakeRunner)
 
     def searched(trials, **options):
-        database, tasks, donated = network.search_tasks(tiny_module, None, (1.0,) * 11, make_setup(), trials, 0, **options)
+        database, times, donated = network.search_tasks(tiny_module, None, (1.0,) * 11, make_setup(), trials, 0, **options)
         best = {str(r.trace): float(r.run_secs[0]) for r in database.get_all_tuning_records()}
-        return best, tasks, donated
+        return best, len(times), donated
 
     first, tasks, donated = searched(60, folder=tmp_path / INSIDE)
     assert (len(first), donated) == (tasks, 0)
@@ -144,18 +152,6 @@ def test_an_onnx_file_with_dynamic_shapes_is_refused_before_anything_runs(tmp_pa
         network.tune_network(path, PREPARED, Sum(), (1.0,) * 11, make_setup(), 1, 0)
 
 
-@pytest.mark.parametrize(("seconds", "runs"), [(4.0, 3), (1.0, 5), (0.001, 30)])
-def test_slow_and_fast_networks_are_timed_by_one_rule(monkeypatch, seconds, runs):
-    clock, calls = [0.0], []
-    monkeypatch.setattr(network_files.time, "perf_counter", lambda: clock[0])
-
-    def run():
-        calls.append(1)
-        clock[0] += seconds
-
-    assert network_files.median_ms(run) == pytest.approx(seconds * 1e3) and len(calls) == runs
-
-
 def test_inputs_of_an_onnx_file(tmp_path):
     weight = {"w": np.eye(3, dtype=np.float32)}
     path = onnx_model(
@@ -164,9 +160,3 @@ def test_inputs_of_an_onnx_file(tmp_path):
     (given,) = random_inputs(load_onnx(Path(path), path))
     assert given.shape == (4, 3) and given.dtype == np.float32 and 0 <= given.min() <= given.max() <= 1
     assert import_network(path, 1).output is None
-
-
-def test_differences_by_hand():
-    assert _difference(np.array([1.0, 2.0]), np.array([1.0, 4.0])) == 0.5
-    assert _difference(np.array([1.0, np.nan]), np.array([1.0, 4.0])) == np.inf
-    assert _difference(np.array([1.0]), np.array([1.0, 4.0])) == np.inf

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import zlib
 from collections import Counter
@@ -13,6 +14,7 @@ from tcl_core.errors import DataError, PlatformError, TclError
 from tcl_core.measure.job import Outcome
 from tcl_core.measure.pool import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.tuning import tuner as tuner_module
 from tcl_core.tuning.database import RECORDS, Shelf, open_database
 from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.tuner import AGAIN, Tunable, Tuner
@@ -117,6 +119,7 @@ def test_nothing_but_failures_is_no_winner(tasks):
     tuner.run(FakeRunner(lambda job: Outcome("timeout", message="not run")))
     assert tuner.tuned_tasks() == 0 and len(tuner.winners()) == 0
     assert tuner.said() == "0 of 2 tasks run"
+    assert [time.latency_ms for time in tuner.times()] == [None, None]
 
 
 def test_what_was_disturbed_is_measured_again(matmul):
@@ -176,6 +179,48 @@ def test_a_winner_whose_output_is_wrong_loses_to_the_next_one(matmul):
     ((_, (_, winner_s)),) = tuner._won()
     assert len(wrong) == 3 and winner_s not in wrong
     assert winner_s == min({latency_s(job) for job in runner.jobs} - set(wrong))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stands still unless told."""
+    now = [1000.0]
+    monkeypatch.setattr(tuner_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_run_on_the_clock_ends_in_time_with_its_finals(tasks, clock):
+    """A program takes a second: after 20 of them 8 more and up to six finalists would be too late."""
+
+    def answer(job):
+        clock[0] += 1.0
+
+    runner, tuner = FakeRunner(answer), tuner_of(tasks, None)
+    tuner.run(runner, seconds=30.0)
+    assert len(trials_of(runner)) >= 8 and len(runner.jobs) <= 30 and tuner.tuned_tasks() == 2
+    assert len(runner.jobs) + 8 + len(trials_of(runner)) > 30  # and does not end long before
+
+
+def test_a_run_that_goes_on_has_minutes_of_its_own(tasks, clock, tmp_path):
+    def answer(job):
+        clock[0] += 1.0
+
+    counts = []
+    for _ in range(2):
+        runner = FakeRunner(answer)
+        tuner_of(tasks, None, open_database(tmp_path)).run(runner, seconds=40.0)
+        counts.append(len(trials_of(runner)))
+    assert min(counts) >= 8 and len({key_of(job) for job in trials_of(runner)}) == counts[1]
+
+
+def test_what_is_said_while_tuning(tasks):
+    runner, tuner, said = FakeRunner(), tuner_of(tasks, 40), []
+    tuner.run(runner, lambda outcome: said.append(tuner.said()))
+    assert re.fullmatch(r"network about \d+\.\d\d ms, 1 of 2 tasks run, 1 untouched", said[0])
+    assert re.fullmatch(r"network \d+\.\d\d ms, last gain \d+\.\d%", said[-1])
+    times = tuner.times()
+    assert [(time.weight, time.trials > 7) for time in times] == [(3.0, True), (1.0, True)]
+    assert sum(time.trials for time in times) == 40 and min(time.latency_ms for time in times) >= 0.1
 
 
 def test_a_run_repeats_with_its_seed(tasks):

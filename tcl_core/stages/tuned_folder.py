@@ -1,0 +1,157 @@
+"""The folder that `tcl tune --out` writes, and `tcl run` reads.
+
+    network.so     the tuned network, its weights inside; TVM's runtime is all it needs
+    example.npz    input_0, input_1, ... and output: the inputs it was compared on, and the reference's output
+    database/      what was measured, as a MetaSchedule database
+    report.json    how it was tuned and how fast it is, task by task
+    report.md      the same to read
+    contents.json  checksums of all that
+
+It appears when all of it is there.  Until then it is written aside, in a folder that is locked.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcl_core.checked import check_contents, damaged, read_json, write_contents, write_json
+from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.files import shown, whole_folder, writing
+from tcl_core.platforms import why_not
+from tcl_core.stages.project import measuring_alone
+from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
+
+FORMAT = "tuned network 1"
+REPORT, TEXT, DATABASE = "report.json", "report.md", "database"
+ROUNDS = 7
+AGAIN = "tune again: tcl tune --out"
+
+
+@contextmanager
+def tuned_folder(out: Path, force: bool) -> Iterator[Path]:
+    """A folder to write into, which takes the place of ``out`` when the block ends well.
+
+    Made at once, so that one that cannot be written is found before anything is measured.  Raises UsageError: ``out`` is
+    there and must not be overwritten, or another tuning writes it; PlatformError: the system refuses.
+    """
+    out = Path(os.path.abspath(out))
+    _check_place(out, force)
+    with whole_folder(out) as aside:
+        others = set(out.parent.glob(f".{glob.escape(out.name)}.*.new")) - {aside}
+        if others:
+            raise UsageError(f"another tuning is writing {shown(out)}; wait for its end, or name another folder")
+        yield aside
+        with writing(out):
+            write_contents(aside)
+
+
+def _check_place(out: Path, force: bool) -> None:
+    if not os.path.lexists(out):
+        return
+    if not out.is_dir() or not (_is_ours(out) or not any(out.iterdir())):
+        raise UsageError(f"{shown(out)} is there and is no folder that tcl tune wrote; name another one")
+    if _is_ours(out) and not force:
+        raise UsageError(f"{shown(out)} exists; name another folder, or --force to overwrite it")
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return read_json(folder / REPORT, AGAIN).get("format") == FORMAT
+    except (DataError, FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def fill(aside: Path, measured: Path, report: Mapping[str, Any]) -> None:
+    """Add the database and the report to the library and the example that are there."""
+    if measured.is_dir():
+        shutil.copytree(measured, aside / DATABASE)
+    write_json(aside / REPORT, {"format": FORMAT, **report})
+    with writing(aside / TEXT):
+        (aside / TEXT).write_text(_as_text(report))
+
+
+def _as_text(report: Mapping[str, Any]) -> str:
+    compared = report["compared"]
+    lines = [f"# {report['network']} on {report['platform']}", ""]
+    lines += [f"{report['trials']} programs measured, champion version {report['champion_version']}, threads {report['threads']}.", ""]
+    lines += ["| system | ms | rounds | difference to the reference |", "|---|---|---|---|"]
+    for name, timed in compared["systems"].items():
+        rounds = f"{min(timed['rounds_ms']):.3f} to {max(timed['rounds_ms']):.3f}"
+        lines.append(f"| {name} | {timed['median_ms']:.3f} | {rounds} | {timed['difference']:.1e} |")
+    lines += [f"| {name} | - | - | {why} |" for name, why in compared["missing"].items()]
+    lines.append("")
+    for name, interval in compared["ratios"].items():
+        lines.append(f"- {name}: {interval['value']:.3f} of its time ({interval['low']:.3f} to {interval['high']:.3f})")
+    lines += ["", "| task | times | ms | programs measured |", "|---|---|---|---|"]
+    for task in sorted(report["task_times"], key=lambda task: -task["weight"] * (task["latency_ms"] or 0.0)):
+        latency = "TVM's own" if task["latency_ms"] is None else f"{task['latency_ms']:.4f}"
+        lines.append(f"| {task['name']} | {task['weight']:g} | {latency} | {task['trials']} |")
+    lines.append(f"| all, of those measured | | {report['tasks_ms']:.4f} | {report['trials']} |")
+    return "\n".join([*lines, "", EXAMPLE_OF_USE])
+
+
+EXAMPLE_OF_USE = f"""To run it, with TVM and NumPy alone:
+
+```python
+import numpy as np, tvm
+machine = tvm.relax.VirtualMachine(tvm.runtime.load_module("{LIBRARY}"), tvm.cpu())
+example = np.load("{EXAMPLE}")
+output = machine["main"](*(tvm.runtime.tensor(example[f"input_{{n}}"]) for n in range(len(example.files) - 1)))
+```
+"""
+
+
+def tasks_ms(times: list[Mapping[str, Any]]) -> float:
+    """Sum of weight * latency over the tasks that have a program."""
+    return sum(time["weight"] * time["latency_ms"] for time in times if time["latency_ms"] is not None)
+
+
+def run_tuned(folder: Path, rounds: int = ROUNDS) -> str:
+    """Run the network of such a folder in a process of its own: check its output, and time it.
+
+    Raises UsageError for a folder of another kind, DataError for a damaged one, PlatformError where this CPU cannot run
+    the network, or computes something else.
+    """
+    from tcl_core.tuning import latency
+
+    report = _report(folder)
+    inputs, expected = _example(folder / EXAMPLE)
+    with measuring_alone(), latency.running(folder / LIBRARY, report["threads"], report["pin_threads"], inputs) as process:
+        differs = latency.difference(process.output, expected)
+        if differs > TOLERANCE:
+            raise PlatformError(f"{shown(folder)} computes something else here: its output differs by {differs:.2g} of its magnitude")
+        rounds_ms = [process.round_ms() for _ in range(rounds)]
+    return (
+        f"{report['network']} on {report['platform']}: {statistics.median(rounds_ms):.3f} ms (rounds {min(rounds_ms):.3f} to "
+        f"{max(rounds_ms):.3f}), {report['tuned_ms']:.3f} ms when it was tuned; difference to the reference's output {differs:.1e}"
+    )
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    if not (folder / REPORT).is_file():
+        raise UsageError(f"{shown(folder)} is no folder that tcl tune --out wrote (it has no {REPORT}); name one")
+    report = read_json(folder / REPORT, AGAIN)
+    if report.get("format") != FORMAT:
+        raise UsageError(f"{shown(folder)} is no folder that this version of tcl tune --out wrote; {AGAIN}")
+    check_contents(folder, AGAIN)
+    mcpu = report["target"].get("mcpu")
+    if mcpu and (reason := why_not(mcpu)):
+        raise PlatformError(f"{shown(folder)} was tuned for {report['platform']}, which cannot run here ({reason}); tune it here")
+    return report
+
+
+def _example(path: Path) -> tuple[list[np.ndarray], np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as example:
+            return [example[f"input_{number}"] for number in range(len(example.files) - 1)], example["output"]
+    except Exception:  # NumPy and zipfile raise types of their own
+        raise damaged(path, "it is no example", AGAIN) from None

@@ -1,0 +1,303 @@
+"""How fast a network is, honestly: each system in a process of its own, set up as suits it best, all of them by turns.
+
+    library   a library that ``library.export`` wrote, in TVM's runtime, its threads as programs were measured
+    eager     PyTorch, with threads that wait asleep and with such that spin for a while: the faster of both counts
+    compile   torch.compile, its compiler's time left out; both ways as well
+
+In each round every system runs for a moment, in another order each time; so what disturbs the machine for longer
+disturbs all of them, and ratios are taken within a round.  Whoever has no turn is stopped, threads and all: waiting
+threads of OpenMP spin on the others' cores.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcl_core.errors import PlatformError
+from tcl_core.evaluation.intervals import Interval
+from tcl_core.files import shown
+from tcl_core.network_names import is_file_name
+from tcl_core.programs.network_files import existing, memory_and_rights
+from tcl_core.programs.networks import example_inputs
+from tcl_core.sandbox import Rights, command
+
+ROUNDS = 7
+PYTORCH = ("eager", "compile")
+SLEEPING, SPINNING = POLICIES = ("sleeping", "spinning")  # how threads of OpenMP wait
+START_S, ROUND_S = 900.0, 300.0  # torch.compile of a large network takes minutes
+LONGEST_ANSWER = 1 << 14
+DRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One system.
+
+    median_ms, rounds_ms  milliseconds of one inference: median of the rounds, and each round's own median
+    difference            largest of its first output to the reference's, relative to the reference's magnitude
+    waiting               how its OpenMP's threads wait, which was the faster way; "" without OpenMP
+    """
+
+    median_ms: float
+    rounds_ms: tuple[float, ...]
+    difference: float
+    waiting: str = ""
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """What was timed.
+
+    systems    each library by the name that it was given; eager and compile where they ran
+    missing    eager and compile where they did not: why, in words
+    ratios     "LIBRARY/eager" and "LIBRARY/compile": median of the rounds' ratios and its 95 % interval; below 1 the library is faster
+    reference  whose output the others are compared with: PyTorch's, else the first library's
+    """
+
+    systems: Mapping[str, Timed]
+    missing: Mapping[str, str]
+    ratios: Mapping[str, Interval]
+    reference: str
+
+    def ms(self, system: str) -> float | None:
+        return self.systems[system].median_ms if system in self.systems else None
+
+
+def compare(
+    network: str,
+    libraries: Mapping[str, Path],
+    threads: int,
+    pin: bool,
+    rounds: int = ROUNDS,
+    inputs: Sequence[np.ndarray] | None = None,
+) -> Latencies:
+    """Time libraries of a network beside PyTorch's, all on ``threads`` threads and the same inputs; none: the network's own.
+
+    A file from elsewhere is run by a process of few rights, which may start no compiler: for it torch.compile is missing.
+    Raises UsageError for a bad network, PlatformError for a library that does not run.
+    """
+    inputs = example_inputs(network) if inputs is None else inputs
+    missing: dict[str, str] = {}
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tcl-compare-"))
+        systems = {(name, ""): stack.enter_context(_library(path, threads, pin, inputs)) for name, path in libraries.items()}
+        for kind in PYTORCH:
+            if why := _why_not(kind, network):
+                missing[kind] = why
+                continue
+            try:
+                both = [stack.enter_context(_pytorch(kind, way, network, threads, scratch, inputs)) for way in POLICIES]
+                systems |= zip(((kind, way) for way in POLICIES), both, strict=True)
+            except ProcessFailed as failed:
+                missing[kind] = f"it {failed}"
+        rounds_ms = _by_turns(systems, rounds)
+        outputs = {key: system.output for key, system in systems.items()}
+    return _summed_up(rounds_ms, outputs, missing)
+
+
+@contextmanager
+def running(library: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray]) -> Iterator[Process]:
+    """A library alone in its process.  Raises PlatformError where it does not run."""
+    with _library(library, threads, pin, inputs) as process:
+        yield process
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest, relative to the magnitude of what is expected; inf for another shape, or what is no number."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return math.inf
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    return float(np.abs(found - expected).max(initial=0.0) / max(np.abs(expected).max(initial=0.0), 1e-30))
+
+
+def ratio(ours_ms: Sequence[float], theirs_ms: Sequence[float], seed: int = 0) -> Interval:
+    """Median of the rounds' ratios, and its 95 % interval over rounds drawn with replacement."""
+    ratios = np.asarray(ours_ms) / np.asarray(theirs_ms)
+    rows = np.random.default_rng(seed).integers(0, len(ratios), (DRAWS, len(ratios)))
+    return Interval(float(np.median(ratios)), *np.percentile(np.median(ratios[rows], axis=1), [2.5, 97.5]).tolist())
+
+
+Key = tuple[str, str]  # a system's name, and how its threads wait
+
+
+def _by_turns(systems: Mapping[Key, Process], rounds: int) -> dict[Key, list[float]]:
+    order, found = np.random.default_rng(0), {key: [] for key in systems}
+    for _ in range(rounds):
+        for place in order.permutation(len(systems)):
+            key = list(systems)[place]
+            try:
+                found[key].append(systems[key].round_ms())
+            except ProcessFailed as failed:
+                raise PlatformError(f"{key[0]} ran first and then {failed}; nothing was compared, run again") from None
+    return found
+
+
+def _summed_up(rounds_ms: Mapping[Key, Sequence[float]], outputs: Mapping[Key, np.ndarray], missing: Mapping[str, str]) -> Latencies:
+    best: dict[str, Key] = {}  # of the ways to wait
+    for key in sorted(rounds_ms, key=lambda key: statistics.median(rounds_ms[key])):
+        best.setdefault(key[0], key)
+    names = list(dict.fromkeys(name for name, _ in rounds_ms))  # as they were given
+    reference = "eager" if "eager" in best else names[0]
+    expected = outputs[best[reference]]
+    systems = {
+        name: Timed(statistics.median(rounds_ms[key]), tuple(rounds_ms[key]), difference(outputs[key], expected), key[1])
+        for name, key in ((name, best[name]) for name in names)
+    }
+    ratios = {
+        f"{name}/{kind}": ratio(systems[name].rounds_ms, systems[kind].rounds_ms)
+        for kind in PYTORCH if kind in systems
+        for name in names if name not in PYTORCH
+    }  # fmt: skip
+    return Latencies(systems, dict(missing), ratios, reference)
+
+
+# --- processes ---
+
+
+class ProcessFailed(Exception):
+    """What became of a process, as the end of a sentence."""
+
+
+class Process:
+    """A ``timed_process``, stopped whenever it is not asked.
+
+    output  its first output
+    """
+
+    def __init__(self, order: Mapping[str, Any], rights: Rights, inputs: Sequence[np.ndarray], environment: Mapping[str, str]) -> None:
+        self._log, self._heard, self._last_words = tempfile.TemporaryFile(), b"", ""
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+            np.savez(given, **{f"input_{number}": array for number, array in enumerate(inputs)})
+            given.seek(0)
+            files = {"inputs": given.fileno(), "output": output.fileno()}
+            self._process = subprocess.Popen(
+                [*command("tcl_core.tuning.timed_process", rights), json.dumps({**order, **files})],
+                pass_fds=files.values(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+                cwd=Path(__file__).parents[2], env=environment, process_group=0,
+            )  # fmt: skip
+            try:
+                self._answer(START_S, "ready")
+                output.seek(0)
+                self.output = _read_array(output)
+            except BaseException:
+                self.close()
+                raise
+        self._signal(signal.SIGSTOP)
+
+    def round_ms(self) -> float:
+        """Median milliseconds of a round of runs.  Raises ProcessFailed."""
+        self._signal(signal.SIGCONT)
+        try:
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
+            return float(self._answer(ROUND_S, "ms"))
+        except (TypeError, ValueError, BrokenPipeError):
+            raise ProcessFailed(self._death()) from None
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _answer(self, timeout_s: float, word: str) -> Any:
+        end = time.monotonic() + timeout_s
+        while b"\n" not in self._heard:
+            readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))
+            if not readable:
+                raise ProcessFailed(f"gave no answer within {timeout_s:.0f} s")
+            heard = os.read(self._process.stdout.fileno(), LONGEST_ANSWER)
+            self._heard += heard
+            if not heard or len(self._heard) > LONGEST_ANSWER:
+                raise ProcessFailed(self._death())
+        line, _, self._heard = self._heard.partition(b"\n")
+        try:
+            said = json.loads(line)
+            if "refused" in said:
+                raise ProcessFailed(f"was refused ({shown(said['refused'], 500)})")
+            return said[word]
+        except (ValueError, TypeError, KeyError):
+            raise ProcessFailed("gave an answer that is none") from None
+
+    def _death(self) -> str:
+        self.close()
+        return f"ended with {self._process.returncode} ({self._last_words})"
+
+    def _signal(self, number: int) -> None:
+        """To it and to whatever it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def close(self) -> None:
+        if self._log.closed:
+            return
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+        with suppress(BrokenPipeError):  # a question that it did not read
+            self._process.stdin.close()
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4096))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        self._last_words = shown(lines[-1]) if lines else "no word"
+        self._log.close()
+
+
+def _read_array(file: Any) -> np.ndarray:
+    try:
+        return np.load(file, allow_pickle=False)
+    except Exception:  # whoever made the network may have written it
+        raise ProcessFailed("gave an output that is none") from None
+
+
+@contextmanager
+def _started(*given: Any) -> Iterator[Process]:
+    process = Process(*given)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@contextmanager
+def _library(path: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray]) -> Iterator[Process]:
+    path = Path(os.path.realpath(path))
+    order = {"kind": "library", "network": str(path), "threads": threads, "pin": pin, "memory_bytes": 0}
+    with ExitStack() as stack:
+        try:
+            yield stack.enter_context(_started(order, Rights(readable=(str(path),)), inputs, os.environ))
+        except ProcessFailed as failed:
+            raise PlatformError(f"the library {shown(path)} {failed}; build it again") from None
+
+
+@contextmanager
+def _pytorch(kind: str, waiting: str, network: str, threads: int, scratch: str, inputs: Sequence[np.ndarray]) -> Iterator[Process]:
+    memory_bytes, rights = 0, Rights(scratch, outside=True)
+    if is_file_name(network):
+        path = existing(network)
+        network, (memory_bytes, rights) = str(path), memory_and_rights(path, scratch)
+    order = {"kind": kind, "network": network, "threads": threads, "pin": False, "memory_bytes": memory_bytes}
+    environment = os.environ | dict.fromkeys(("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR"), scratch)
+    environment |= {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment.pop("OMP_WAIT_POLICY", None)  # OpenMP's default is to spin for a while, then to sleep
+    with _started(order, rights, inputs, environment | ({"OMP_WAIT_POLICY": "PASSIVE"} if waiting == SLEEPING else {})) as process:
+        yield process
+
+
+def _why_not(kind: str, network: str) -> str:
+    """Why PyTorch cannot run a network so; "": it may."""
+    if network.endswith(".onnx"):
+        return "an ONNX file is no PyTorch network"
+    if kind == "compile" and is_file_name(network):
+        return "a network file is run by a process that may start no compiler"
+    return ""

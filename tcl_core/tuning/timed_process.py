@@ -1,0 +1,115 @@
+"""A process that runs one network for ``latency.compare``: the first output at once, then a round of runs each time it is asked.
+
+The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.tuning.timed_process ORDER``, ORDER being JSON:
+
+    kind      library, eager or compile
+    network   the library's file; else a network's name or .pt2 file
+    threads, pin, memory_bytes (0: any)
+    inputs    descriptor of an .npz file with input_0, input_1, ...
+    output    descriptor of the file that takes the first output, as .npy
+
+On its standard output it says, as lines of JSON, {"ready": true} or {"refused": why}; then for each line of its standard
+input {"ms": median of a round}.  It imports nothing that sets OpenMP's policy: whoever starts it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from tcl_core.compat import calling_thread_pinned, load_tvm, set_threads
+from tcl_core.errors import TclError
+from tcl_core.files import shown
+from tcl_core.programs.network_files import limit_memory
+from tcl_core.programs.pt2_archive import last_line, load_pt2
+
+# A round: as many runs as fit in the time, within bounds; of an untuned network of seconds a single one.
+FEWEST, FOR_S, MOST_S = 3, 0.3, 3.0
+WARM_UP = 3  # runs before the first round
+
+Run = Callable[[], Any]
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)  # for what libraries print
+        if order["memory_bytes"]:
+            limit_memory(order["memory_bytes"])
+        try:
+            with np.load(os.fdopen(order["inputs"], "rb"), allow_pickle=False) as given:
+                inputs = [given[f"input_{number}"] for number in range(len(given.files))]
+            KINDS[order["kind"]](order, inputs, answers)
+        except TclError as error:
+            _say(answers, refused=str(error))
+        except Exception as error:  # of a compiler, a runtime or a network: each raises types of its own
+            _say(answers, refused=last_line(error))
+
+
+def _serve(run: Run, first: Callable[[Any], np.ndarray], order: Mapping[str, Any], answers: Any) -> None:
+    with os.fdopen(order["output"], "wb") as file:
+        np.save(file, first(run()), allow_pickle=False)
+    for _ in range(WARM_UP):
+        run()
+    _say(answers, ready=True)
+    for _ in sys.stdin:
+        _say(answers, ms=round_ms(run))
+
+
+def _say(answers: Any, **words: Any) -> None:
+    answers.write(f"{json.dumps(words)}\n")
+
+
+def round_ms(run: Run) -> float:
+    """Median milliseconds of a round, after one run that wakes threads and fills caches."""
+    run()
+    seconds, spent_s = [], 0.0
+    while spent_s < MOST_S and (len(seconds) < FEWEST or spent_s < FOR_S):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+        spent_s += seconds[-1]
+    return statistics.median(seconds) * 1e3
+
+
+def _library(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: Any) -> None:
+    """With the threads that programs were measured with, each on a core of its own where they were."""
+    tvm = load_tvm(without_torch=True)
+    set_threads(order["threads"], order["pin"])
+    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(order["network"]), tvm.cpu())
+    main, arguments = machine["main"], [tvm.runtime.tensor(array) for array in inputs]
+    with calling_thread_pinned() if order["pin"] else nullcontext():
+        _serve(lambda: main(*arguments), lambda found: (found if isinstance(found, tvm.runtime.Tensor) else found[0]).numpy(), order, answers)
+
+
+def _torch(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: Any) -> None:
+    import torch
+
+    torch.set_num_threads(order["threads"])
+    model, tensors = _module(order["network"]), [torch.from_numpy(array) for array in inputs]
+    with torch.inference_mode():
+        run = torch.compile(model) if order["kind"] == "compile" else model
+        _serve(lambda: run(*tensors), lambda found: (found[0] if isinstance(found, tuple | list) else found).numpy(), order, answers)
+
+
+def _module(network: str) -> Any:
+    from tcl_core.programs.networks import build_torch
+
+    if not network.endswith(".pt2"):
+        return build_torch(network)[0]
+    with open(network, "rb") as file:
+        return load_pt2(file, shown(network))[0].module()
+
+
+KINDS = {"library": _library, "eager": _torch, "compile": _torch}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""A tuned network's folder, run again: in a process of its own, by whoever has it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+
+from tcl_core.checked import write_contents
+from tcl_core.compat import make_target, quiet_compiler
+from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.programs.graph import PREPARED, fuse
+from tcl_core.programs.networks import import_network
+from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.stages import tuned_folder
+from tcl_core.stages.tuned_folder import fill, run_tuned
+from tcl_core.tuning.library import export
+
+REPORT = {
+    "network": "tiny", "platform": "here", "champion_version": 1, "trials": 8, "tuned_ms": 0.5, "tasks_ms": 0.4, "target": EXTRACTION_TARGET,
+    "threads": 1, "pin_threads": False, "compared": {"systems": {}, "missing": {}, "ratios": {}}, "task_times": [],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tiny_network, tmp_path_factory):
+    folder, target = tmp_path_factory.mktemp("tuned") / "fast", make_target(EXTRACTION_TARGET)
+    with quiet_compiler():
+        imported = import_network(tiny_network, threads=1)
+        module = fuse(imported.module, target, PREPARED)
+    with tuned_folder.tuned_folder(folder, force=False) as aside:
+        export(module, target, aside / "network.so")
+        np.savez(aside / "example.npz", output=imported.output, input_0=imported.inputs[0])
+        fill(aside, folder / "nothing was measured", REPORT)
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path, monkeypatch):
+    """A copy, for tests that spoil it; and a machine of the test's own to measure on."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return shutil.copytree(made, tmp_path / "fast")
+
+
+def rewritten(folder, **changes) -> None:
+    shutil.rmtree(folder / "database", ignore_errors=True)
+    (folder / "report.json").unlink()
+    fill(folder, folder / "nothing was measured", {**REPORT, **changes})
+    write_contents(folder)
+
+
+def test_it_runs_again(folder):
+    said = run_tuned(folder, rounds=2)
+    assert said.startswith("tiny on here: ") and ", 0.500 ms when it was tuned; difference to the reference's output " in said
+    assert float(said.split()[-1]) < 1e-5
+
+
+def test_another_output_is_refused(folder):
+    with np.load(folder / "example.npz") as example:
+        arrays = {name: example[name] for name in example.files}
+    np.savez(folder / "example.npz", **arrays | {"output": arrays["output"] + 1})
+    write_contents(folder)
+    with pytest.raises(PlatformError, match="fast computes something else here: its output differs by"):
+        run_tuned(folder)
+
+
+@pytest.mark.parametrize("name", ["network.so", "example.npz", "report.json", "report.md"])
+def test_a_damaged_file_is_named(folder, name):
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(DataError, match=r"is damaged \(.*\); tune again"):
+        run_tuned(folder)
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "file", "other"])
+def test_a_folder_of_another_kind(folder, what, tmp_path):
+    place = {"missing": tmp_path / "none", "empty": tmp_path / "empty", "file": folder / "report.md", "other": folder}[what]
+    if what == "empty":
+        place.mkdir()
+    if what == "other":
+        rewritten(folder, format="tuned network 0")
+    with pytest.raises(UsageError, match="is no folder that .*tcl tune --out wrote"):
+        run_tuned(place)
+
+
+def test_what_was_tuned_for_another_cpu_is_refused(folder, monkeypatch):
+    rewritten(folder, target={"kind": "llvm", "mcpu": "x86-64-v4"}, platform="host-avx512")
+    monkeypatch.setattr(tuned_folder, "why_not", lambda mcpu: f"this CPU lacks what {mcpu} needs")
+    why = r"fast was tuned for host-avx512, which cannot run here \(this CPU lacks what x86-64-v4 needs\); tune it here"
+    with pytest.raises(PlatformError, match=why):
+        run_tuned(folder)
+
+
+def test_it_can_be_run_as_its_report_says(folder, monkeypatch):
+    """By the lines of report.md, without the project."""
+    text = (folder / "report.md").read_text()
+    monkeypatch.chdir(folder)
+    variables: dict = {}
+    exec(text.split("```python\n")[1].split("```")[0], variables)
+    np.testing.assert_allclose(variables["output"].numpy(), variables["example"]["output"], atol=1e-5)

@@ -1,0 +1,174 @@
+"""Systems side by side, each in a process of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from conftest import onnx_model
+
+from tcl_core.compat import make_target, quiet_compiler
+from tcl_core.errors import PlatformError, UsageError
+from tcl_core.programs.graph import PREPARED, fuse
+from tcl_core.programs.networks import example_inputs, load_relax
+from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.tuning import latency, timed_process
+from tcl_core.tuning.latency import compare, difference, ratio
+from tcl_core.tuning.library import export
+
+
+@pytest.fixture(scope="module")
+def library(tiny_network, tmp_path_factory) -> Path:
+    """The tiny network, untuned."""
+    path, target = tmp_path_factory.mktemp("library") / "tiny.so", make_target(EXTRACTION_TARGET)
+    with quiet_compiler():
+        module = fuse(load_relax(tiny_network), target, PREPARED)
+    export(module, target, path)
+    return path
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_libraries_beside_pytorch(tiny_network, library):
+    """Every system has a median for each round and computes what PyTorch does; a stranger's file is never compiled."""
+    before = children()
+    found = compare(tiny_network, {"one": library, "other": library}, threads=1, pin=False, rounds=3)
+    assert set(found.systems) == {"one", "other", "eager"} and found.reference == "eager"
+    assert found.missing == {"compile": "a network file is run by a process that may start no compiler"}
+    for timed in found.systems.values():
+        assert len(timed.rounds_ms) == 3 and min(timed.rounds_ms) > 0 and timed.difference < 1e-5
+        assert timed.median_ms == sorted(timed.rounds_ms)[1]
+    assert found.systems["eager"].waiting in latency.POLICIES and found.systems["one"].waiting == ""
+    assert set(found.ratios) == {"one/eager", "other/eager"}
+    assert found.ms("one") == found.systems["one"].median_ms and found.ms("compile") is None
+    assert children() == before
+
+
+def test_an_onnx_file_has_no_pytorch(tmp_path):
+    network = onnx_model(tmp_path / "net.onnx", [("Softmax", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
+    target, path = make_target(EXTRACTION_TARGET), tmp_path / "net.so"
+    with quiet_compiler():
+        export(fuse(load_relax(network), target, PREPARED), target, path)
+    found = compare(network, {"first": path}, threads=1, pin=True, rounds=1)
+    why = "an ONNX file is no PyTorch network"
+    assert found.missing == {"eager": why, "compile": why} and found.ratios == {}
+    assert found.reference == "first" and found.systems["first"].difference == 0.0
+
+
+def test_who_has_no_turn_is_stopped(tiny_network, library):
+    """So that its waiting threads spin on nobody's core; it goes on when it is asked."""
+    with latency.running(library, 2, False, example_inputs(tiny_network)) as process:
+        (child,) = (psutil.Process(pid) for pid in children() if str(library) in " ".join(psutil.Process(pid).cmdline()))
+        assert process.output.shape == (1, 10)
+        assert wait_for(lambda: child.status() == psutil.STATUS_STOPPED)
+        assert process.round_ms() > 0
+        assert wait_for(lambda: child.status() == psutil.STATUS_STOPPED)
+    assert not child.is_running()
+
+
+def wait_for(condition) -> bool:
+    import time
+
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.parametrize("content", [None, b"no library"])
+def test_a_library_that_does_not_run_is_a_sentence(tmp_path, tiny_network, content):
+    path, before = tmp_path / "bad.so", children()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(PlatformError, match=r"^the library .*bad.so was refused \(.*\); build it again$"):
+        compare(tiny_network, {"bad": path}, threads=1, pin=False, inputs=example_inputs(tiny_network))
+    assert children() == before
+
+
+def test_a_process_that_dies_in_a_round_is_a_sentence(tiny_network, library, monkeypatch):
+    asked = latency.Process.round_ms
+
+    def killed(self):
+        os.kill(self._process.pid, signal.SIGKILL)
+        return asked(self)
+
+    monkeypatch.setattr(latency.Process, "round_ms", killed)
+    with pytest.raises(PlatformError, match=r"^one ran first and then ended with -9 \(no word\); nothing was compared"):
+        latency._by_turns({("one", ""): started(library, tiny_network)}, 1)
+
+
+def test_a_process_that_hangs_is_given_up(tiny_network, library, monkeypatch):
+    monkeypatch.setattr(latency, "ROUND_S", 0.2)
+    process = started(library, tiny_network)
+    monkeypatch.setattr(process, "_signal", lambda number: None)  # it stays stopped
+    with pytest.raises(latency.ProcessFailed, match="gave no answer within 0 s"):
+        process.round_ms()
+    monkeypatch.undo()
+    process.close()
+
+
+def started(library: Path, network: str) -> latency.Process:
+    order = {"kind": "library", "network": str(library), "threads": 1, "pin": False, "memory_bytes": 0}
+    return latency.Process(order, latency.Rights(readable=(str(library),)), example_inputs(network), os.environ)
+
+
+@pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b'{"else": 1}\n', b"x" * 20_000])
+def test_an_answer_that_is_none(line):
+    """Whoever made the network may have written it."""
+    process = latency.Process.__new__(latency.Process)
+    process._heard = line if line.endswith(b"\n") else b""
+    reader, writer = os.pipe()
+    os.write(writer, line)
+    process._process = type("Child", (), {"stdout": os.fdopen(reader, "rb"), "returncode": 0, "pid": 0})
+    process._death = lambda: "said too much"
+    with pytest.raises(latency.ProcessFailed, match="gave an answer that is none|said too much"):
+        process._answer(5.0, "ms")
+    os.close(writer)
+
+
+def test_an_unknown_network_is_the_users_to_mend(library):
+    with pytest.raises(UsageError, match="unknown network 'resnet-19'"):
+        compare("resnet-19", {"one": library}, threads=1, pin=False)
+
+
+def test_ratios_are_taken_within_a_round():
+    """One side is twice as fast in every round, however the machine's speed changes between them."""
+    found = ratio([1.0, 5.0, 2.0, 8.0], [2.0, 10.0, 4.0, 16.0])
+    assert (found.value, found.low, found.high) == (0.5, 0.5, 0.5)
+    spread = ratio([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    assert (spread.value, spread.low, spread.high) == (0.5, 0.5, 1.0)
+
+
+def test_the_faster_way_to_wait_counts():
+    rounds_ms = {("tuned", ""): [3.0, 3.0], ("eager", "sleeping"): [9.0, 9.0], ("eager", "spinning"): [6.0, 6.0]}
+    outputs = {key: np.ones(3, np.float32) for key in rounds_ms}
+    outputs[("tuned", "")] = np.array([1.0, 1.0, 1.5], np.float32)
+    found = latency._summed_up(rounds_ms, outputs, {"compile": "it failed"})
+    assert found.systems["eager"].waiting == "spinning" and found.ms("eager") == 6.0
+    assert found.ratios["tuned/eager"].value == 0.5 and found.systems["tuned"].difference == 0.5
+
+
+def test_differences_by_hand():
+    assert difference(np.array([1.0, 2.0]), np.array([1.0, 4.0])) == 0.5
+    assert difference(np.array([1.0, np.nan]), np.array([1.0, 4.0])) == math.inf
+    assert difference(np.array([1.0]), np.array([1.0, 4.0])) == math.inf
+    assert difference(np.array([True, False]), np.array([True, True])) == 1.0
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(4.0, 1), (1.0, 3), (0.02, 15), (0.2, 3)])
+def test_slow_and_fast_networks_are_timed_by_one_rule(monkeypatch, seconds, runs):
+    clock, calls = [0.0], []
+    monkeypatch.setattr(timed_process.time, "perf_counter", lambda: clock[0])
+
+    def run():
+        calls.append(1)
+        clock[0] += seconds
+
+    assert timed_process.round_ms(run) == pytest.approx(seconds * 1e3) and len(calls) == runs + 1

@@ -1,0 +1,116 @@
+"""Libraries of networks: what cannot be built, and what is left out so that the rest can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tcl_core.compat import make_target, meta_schedule, quiet_compiler
+from tcl_core.errors import PlatformError
+from tcl_core.programs import graph
+from tcl_core.programs.graph import PREPARED, fuse
+from tcl_core.programs.network_files import Imported, relax_from_exported
+from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.tuning import network
+from tcl_core.tuning.database import Shelf
+from tcl_core.tuning.library import database_of, export, without_spoilers
+
+
+@pytest.mark.parametrize("spoilers", ["", "d", "a", "be", "abcdefg", "g"])
+def test_what_spoils_the_others_is_left_out(spoilers):
+    asked = []
+
+    def is_sound(parts):
+        asked.append(list(parts))
+        return not set(parts) & set(spoilers)
+
+    assert without_spoilers("abcdefg", is_sound) == [part for part in "abcdefg" if part not in spoilers]
+    assert len(asked) <= 1 + 4 * len(spoilers)  # by bisection
+
+
+def test_two_that_spoil_each_other_lose_one():
+    assert without_spoilers("abcd", lambda parts: not {"b", "d"} <= set(parts)) == ["a", "b", "c"]
+
+
+class Compares(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x > 0) == (x > 1)).float()
+
+
+def relax_of(model: torch.nn.Module, *shape: int):
+    with quiet_compiler():
+        return relax_from_exported(torch.export.export(model.eval(), (torch.ones(shape),)), "network")
+
+
+@pytest.fixture
+def no_build(monkeypatch):
+    """A network with a function that LLVM refuses, as it would be without its spelling out."""
+    monkeypatch.setattr(graph, "spell_out_booleans", lambda module: module)
+    return relax_of(Compares(), 2, 3)
+
+
+def test_what_cannot_be_built_names_the_function(no_build, tmp_path):
+    target = make_target(EXTRACTION_TARGET)
+    with quiet_compiler():
+        module = fuse(no_build, target, PREPARED)
+    with pytest.raises(PlatformError, match=r"^TVM cannot build the function \w*equal\w* \(.*\); give another network$"):
+        export(module, target, tmp_path / "network.so")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_built_costs_no_trial(no_build, monkeypatch, make_setup):
+    monkeypatch.setattr(network, "import_network", lambda name, threads: Imported(no_build, [np.ones((2, 3), np.float32)]))
+    monkeypatch.setattr(network, "search_tasks", lambda *_: pytest.fail("it was searched"))
+    with pytest.raises(PlatformError, match="TVM cannot build the function"):
+        network.tune_network("compares", PREPARED, None, (), make_setup(), 8, 0)
+
+
+def test_a_library_that_cannot_be_linked_is_a_sentence(tmp_path):
+    target = make_target(EXTRACTION_TARGET)
+    with quiet_compiler():
+        module = fuse(relax_of(torch.nn.ReLU(), 2, 3), target, PREPARED)
+    with pytest.raises(PlatformError, match=r"none/network.so cannot be linked \(.*\); is there a C\+\+ compiler \(g\+\+\), and space\?"):
+        export(module, target, tmp_path / "none" / "network.so")
+
+
+def test_a_database_of_some_records(matmul, softmax):
+    """Each finds its own task again."""
+    ms, target = meta_schedule(), make_target(EXTRACTION_TARGET)
+    database = ms.database.MemoryDatabase()
+    for number, task in enumerate((matmul, softmax)):
+        sketch = task.sketches[0]
+        trace = task.space.materialise(sketch, task.sample(sketch, 1)[0]).trace
+        Shelf(database, task.module, target).put(trace, [1e-3 * (number + 1)])
+    records = database.get_all_tuning_records()
+    some = database_of([record for record in records if float(record.run_secs[0]) == 2e-3])
+    assert len(some) == 1
+    assert some.query_tuning_record(softmax.module, target, "main") is not None
+    assert some.query_tuning_record(matmul.module, target, "main") is None
+
+
+class Records:
+    def __init__(self, names: str) -> None:
+        self.names = names
+
+    def get_all_tuning_records(self) -> str:
+        return self.names
+
+
+@pytest.mark.parametrize(("broken", "wrong", "left_out"), [("", "", 0), ("b", "", 1), ("", "c", 1), ("a", "d", 2), ("abcd", "", 4)])
+def test_a_wrong_winner_never_spoils_the_rest(monkeypatch, make_setup, broken, wrong, left_out):
+    """Programs of ``broken`` cannot be built, those of ``wrong`` compute something else; the others are used all the same."""
+    workshop = network._Workshop("net", None, None, make_setup(), [], np.ones(2), Path("folder"))
+    applied = []
+
+    def apply(records):
+        applied[:] = records
+        if set(records) & set(broken):
+            raise PlatformError("TVM cannot build it")
+
+    monkeypatch.setattr(workshop, "_apply", apply)
+    monkeypatch.setattr(workshop, "_output", lambda library: np.full(2, 2.0 if set(applied) & set(wrong) else 1.0))
+    assert workshop.build_tuned(Records("abcd")) == left_out
+    assert applied == [name for name in "abcd" if name not in broken + wrong]
