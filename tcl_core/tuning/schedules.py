@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import TreesModel
@@ -117,15 +118,15 @@ class ScheduleSearch(DecisionSearch):
 
 def _view(task: Task, encoder: Encoder, model: CostModel | None, hardware: Sequence[float]) -> View:
     """Candidates as the champion sees them, and as trees would; their tokens come from the decisions alone."""
+    return lambda candidates: views_of(model, encoder.encode([(task.key, *candidate) for candidate in candidates], hardware))
 
-    def view(candidates: Sequence[Candidate]) -> Views:
-        samples = encoder.encode([(task.key, *candidate) for candidate in candidates], hardware)
-        rows, _ = TreesModel.rows(samples)
-        if model is None:
-            return Views(np.zeros(len(samples)), (rows,))
-        return Views(model.predict(samples), (model.embed(samples), rows))
 
-    return view
+def views_of(model: CostModel | None, samples: Samples) -> Views:
+    """Programs as a model sees them, and as trees would; without a model their scores are 0."""
+    rows, _ = TreesModel.rows(samples)
+    if model is None:
+        return Views(np.zeros(len(samples)), (rows,))
+    return Views(model.predict(samples), (model.embed(samples), rows))
 
 
 def _unroll(sketches: Sequence[Sketch], workload: Workload) -> Callable[[Candidate], int]:
