@@ -172,15 +172,17 @@ def promote(platform: Platform = None) -> None:
 
 @app.command(rich_help_panel=USE)
 def tune(
+    context: typer.Context,
     network: Annotated[Optional[str], typer.Argument(help="The network; none: params.yaml's.")] = None,
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="The platform; none: the chain's last.")] = None,
     trials: Annotated[Optional[int], typer.Option(min=1, max=MOST_TRIALS, help="Programs to measure; none: params.yaml's.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Tune anew what was tuned with this champion.")] = False,
+    model: Annotated[Optional[Path], typer.Option(help="Rank with the saved model in this folder, not with the champion.")] = None,
 ) -> None:
     """Search fast programs for a network with the champion.  Example: tcl tune resnet-18 -p host-avx2 --trials 64"""
     from tcl_core import stages
 
-    _say(stages.tune(network, platform, trials, again=again))
+    _say(stages.tune(network, platform, trials, again, model and context.obj / model))
 
 
 @app.command(rich_help_panel=USE)

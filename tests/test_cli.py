@@ -58,8 +58,9 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["evaluate"], "evaluate", ()),
         (["register"], "register", (None,)),
         (["promote", "-p", "b"], "promote", ("b",)),
-        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False)),
-        (["tune", "--again"], "tune", (None, None, None, True)),
+        (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False, None)),
+        (["tune", "--again"], "tune", (None, None, None, True, None)),
+        (["tune", "-p", "b", "--model", "/tlp"], "tune", (None, "b", None, False, Path("/tlp"))),
         (["predict", "/a.log", "-p", "b"], "predict_log", (Path("/a.log"), "b", None, None, None, "", False)),
         (
             ["predict", "/a.log", "--model", "/tlp", "--to", "/a.csv", "--top", "5", "--target", "sm_75"],

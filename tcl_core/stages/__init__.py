@@ -97,12 +97,16 @@ def promote(platform: str | None = None) -> str:
 
 
 def tune(
-    network: str | None = None, platform: str | None = None, trials: int | None = None, again: bool = False
+    network: str | None = None,
+    platform: str | None = None,
+    trials: int | None = None,
+    again: bool = False,
+    model: Path | None = None,
 ) -> str:
     from tcl_core.stages.use import run_tune
 
     _refuse_empty(network=network, platform=platform)
-    return run_tune(_project(), network, platform, trials, again)
+    return run_tune(_project(), network, platform, trials, again, model)
 
 
 def import_logs(logs: Sequence[Path], platform: str, target: str = "") -> str:

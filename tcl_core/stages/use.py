@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from tcl_core import provenance, registry, store
 from tcl_core.checked import damaged, read_json, write_json
+from tcl_core.compat import make_target
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
@@ -30,10 +31,10 @@ from tcl_core.stages.project import (
     learning_curve,
     measuring_alone,
     model_folder,
-    read_saved_hardware,
     records_folder,
     timed,
 )
+from tcl_core.tuning.trained import Trained, load_trained
 
 TUNED = REPORTS / "tuned.json"
 TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
@@ -157,14 +158,22 @@ def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.nda
 
 
 def run_tune(
-    project: Project, network: str | None, platform: str | None, trials: int | None, again: bool = False
+    project: Project,
+    network: str | None,
+    platform: str | None,
+    trials: int | None,
+    again: bool = False,
+    model: Path | None = None,
 ) -> str:
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
+
+    model  the folder of a saved model that takes the champion's place
 
     Without ``platform`` it is the last of the chain that ran; where that is not this machine's CPU, nothing is tuned,
     and that is said.  What was tuned last with the same graph, champion and trials is said once more, unless ``again``.
 
-    Raises UsageError for a platform on which this machine tunes nothing, RegistryError where there is no champion.
+    Raises UsageError for a platform on which this machine tunes nothing, RegistryError where there is no champion, and as
+    ``load_trained`` and ``Trained.check_target`` for a model that cannot be its successor.
     """
     network = network or project.params.tune.network
     if platform is None:
@@ -172,20 +181,29 @@ def run_tune(
         if reason := _why_elsewhere(project, platform):
             return f"nothing tuned: {reason}"
     _check_tunable(project, platform)
-    version, folder = registry.champion(platform)
+    ranking, load = _ranking(platform, model)
     trials = trials or project.params.tune.trials
-    asked = {"network": network, "platform": platform, "champion_version": version, "trials": trials}
+    asked = {"network": network, "platform": platform, **ranking, "trials": trials}
     asked |= _bytes_of(network) | {"graph": asdict(project.params.graph)}
     last = kept(TUNED, "it is tuned anew")
     if not again and asked.items() <= last.items():
         return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
-    tuned = {**_tune(project, asked, folder), **asked}
+    tuned = {**_tune(project, asked, load()), **asked}
     write_json(TUNED, tuned)
     reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
     return (
         f"{tuned_text(tuned)}; {trials} programs measured, "
         f"largest difference to {reference}'s output {tuned['difference']:.1e}"
     )
+
+
+def _ranking(platform: str, model: Path | None) -> tuple[dict[str, Any], Callable[[], Trained]]:
+    """Which model is to rank, as the report names it, and what loads it: a champion only if it is needed."""
+    if model is None:
+        version, folder = registry.champion(platform)
+        return {"champion_version": version}, lambda: load_trained(folder)
+    trained = load_trained(model)
+    return {"model": trained.origin, "model_sha256": store.data_digest(model)}, lambda: trained
 
 
 def _check_tunable(project: Project, platform: str) -> None:
@@ -208,18 +226,19 @@ def _local(project: Project) -> list[str]:
     return [name for name in project.platforms_that_ran() if project.params.platforms[name].kind == "local"]
 
 
-def _tune(project: Project, asked: Mapping[str, Any], champion: Path) -> dict[str, Any]:
+def _tune(project: Project, asked: Mapping[str, Any], trained: Trained) -> dict[str, Any]:
     """Tune, or go on where the same was stopped."""
     from tcl_core.tuning.network import tune_network
 
     setup = setup_of(project, asked["platform"])
+    trained.check_target(make_target(setup.target))
     folder = _unfinished(asked, setup)
     with measuring_alone(), timed("tune"):
         result = tune_network(
             asked["network"],
             project.params.graph,
-            model=catalogue.load(champion),
-            hardware=read_saved_hardware(champion).vector(),
+            model=trained.model,
+            hardware=trained.hardware.vector(),
             setup=setup,
             trials=asked["trials"],
             seed=project.params.seed,
@@ -257,8 +276,9 @@ def last_tuned() -> dict[str, Any]:
 def tuned_text(tuned: Mapping[str, Any]) -> str:
     """One line; PyTorch's time is unknown for an ONNX file."""
     pytorch = "-" if tuned["pytorch_ms"] is None else f"{tuned['pytorch_ms']:.2f} ms"
+    by = f", by {tuned['model']}" if "model" in tuned else ""
     return (
-        f"{tuned['network']} on {tuned['platform']}: {tuned['untuned_ms']:.2f} ms untuned, "
+        f"{tuned['network']} on {tuned['platform']}{by}: {tuned['untuned_ms']:.2f} ms untuned, "
         f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}"
     )
 

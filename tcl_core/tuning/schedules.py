@@ -13,6 +13,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import TreesModel
+from tcl_core.programs.gpu_threads import launchable
 from tcl_core.programs.primitives import Hole, sketch_primitives
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tasks import Task
@@ -61,6 +62,8 @@ class ScheduleSearch(DecisionSearch):
         shape = (settings.population, settings.generations, settings.explore)
         view = self._counted(_view(task, encoder, model, hardware))
         super().__init__(sketches, view, rng, *shape, _unroll(sketches, encoder.workload(task.key)))
+        if target["kind"] == "cuda":
+            self.fits = launchable
 
     def _counted(self, view: View) -> View:
         def counted(candidates: Sequence[Candidate]) -> Views:
@@ -73,12 +76,12 @@ class ScheduleSearch(DecisionSearch):
         """Up to ``count`` valid proposals, replayed; none when the design space is exhausted."""
         self.waiting, found = [], []
         while len(found) < count:
-            proposed = self.propose(2 * count)
-            for candidate in proposed:
+            before = len(self.excluded), len(found)
+            for candidate in self.propose(2 * count):
                 if len(found) < count:
                     found += self._replayed(candidate)
-            if found or not proposed:
-                break  # what is no program of its own is excluded now, so the next proposals are others
+            if (len(self.excluded), len(found)) == before:
+                break  # nothing is left; else what is no program of its own is excluded now, and the next proposals are others
         return found
 
     def _replayed(self, candidate: Candidate) -> list[Any]:

@@ -85,8 +85,10 @@ def load_trained(folder: Path, origin: str = "") -> Trained:
     """The saved model of a folder and the hardware that was saved beside it.
 
     Raises DataError where either is missing or damaged, and for a model of other tokens than this version makes; UsageError
-    for a model that reads no tokens, since the search lowers no program before it is measured.
+    for a file, and for a model that reads no tokens, since the search lowers no program before it is measured.
     """
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise UsageError(f"{shown(folder)} is no folder; give the folder that a model was saved in")
     description = read_description(folder)
     name, arguments = description["class"], description["arguments"]
     origin = origin or f"the {name} model in {shown(folder)}"
