@@ -238,9 +238,9 @@ def test_what_the_database_holds_is_not_proposed_again(matmul):
 @pytest.mark.parametrize(
     ("hardware", "target", "message"),
     [
-        (Hardware(simd_bytes=64), {"mcpu": "haswell"}, r"for vectors of 64 bytes, and those of the target \(haswell\) have 32; give the mcpu"),
-        (Hardware(simd_bytes=32), {}, r"for vectors of 32 bytes, and those of the target \(no mcpu\) have 16; give the mcpu"),
-        (Hardware(simd_bytes=16), {"mcpu": "znver4"}, r"for vectors of 16 bytes, and those of the target \(znver4\) have 64; give the mcpu"),
+        (Hardware(simd_bytes=64), {"mcpu": "haswell"}, r"of 64 bytes, and those of the target \(haswell\) have 32; give the mcpu"),
+        (Hardware(simd_bytes=32), {}, r"of 32 bytes, and those of the target \(no mcpu\) have 16; give the mcpu"),
+        (Hardware(simd_bytes=16), {"mcpu": "znver4"}, r"of 16 bytes, and those of the target \(znver4\) have 64; give the mcpu"),
         (GpuHardware(cuda_cores=16896), {}, "of kind cuda, and the target is of kind llvm; give a model of its hardware"),
     ],
 )  # fmt: skip

@@ -156,8 +156,8 @@ def test_tune_relax(tmp_path, measuring, way):
 def test_a_model_has_several_names(champion, tmp_path, monkeypatch):
     """Its platform's, its registered name, its folder's, whether absolute or not."""
     monkeypatch.chdir(champion.parent)
-    names = {P: f"the champion of {P} (version 1)", f"tcl-{P}": f"the champion of {P} (version 1)"}
-    names |= {str(champion): f"the trees model in {champion}", "trees": "the trees model in trees", champion: f"the trees model in {champion}"}
+    names = dict.fromkeys((P, f"tcl-{P}"), f"the champion of {P} (version 1)")
+    names |= dict.fromkeys((champion, str(champion)), f"the trees model in {champion}") | {"trees": "the trees model in trees"}
     for name, origin in names.items():
         found = find_trained(name)
         assert (found.origin, found.hardware, type(found.model)) == (origin, HARDWARE, TreesModel)
@@ -206,5 +206,5 @@ def test_a_model_of_lowered_programs(tmp_path, folder):
     facts = read_json(tmp_path / "model" / "model.json", "")
     write_json(tmp_path / "model" / "model.json", facts | {"class": "xgboost"})
     assert catalogue.reads("xgboost") == "statements"
-    with pytest.raises(UsageError, match="^the xgboost model in .* reads statements of lowered programs, .*; give a model that reads tokens"):
+    with pytest.raises(UsageError, match="^the xgboost model in .* reads statements of lowered programs, .*; give a model that reads"):
         search_strategy(tmp_path / "model")
