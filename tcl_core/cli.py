@@ -179,6 +179,7 @@ def tune(
     trials: Annotated[Optional[int], typer.Option(min=1, max=MOST_TRIALS, help="Programs to measure; none: params.yaml's.")] = None,
     minutes: Annotated[Optional[float], typer.Option(min=0.1, max=MOST_MINUTES, help="Tune for so long instead of --trials.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Tune anew what was tuned with this champion.")] = False,
+    model: Annotated[Optional[Path], typer.Option(help="Rank with the saved model in this folder, not with the champion.")] = None,
     warm_start: Annotated[
         Optional[list[Path]], typer.Option(help="A folder with the database of a tuned network, whose programs are tried first.")
     ] = None,
@@ -189,7 +190,7 @@ def tune(
     from tcl_core import stages
 
     warm = [context.obj / folder for folder in warm_start or ()]
-    _say(stages.tune(network, platform, trials, again=again, minutes=minutes, out=out and context.obj / out, force=force, warm_start=warm))
+    _say(stages.tune(network, platform, trials, again=again, minutes=minutes, out=out and context.obj / out, force=force, warm_start=warm, model=model and context.obj / model))
 
 
 @app.command(rich_help_panel=USE)

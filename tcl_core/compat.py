@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import sys
 import threading
 import types
@@ -21,7 +22,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from tcl_core.errors import PlatformError
+from tcl_core.errors import PlatformError, TclError
 from tcl_core.gpu import cuda_compiler
 
 TVM_VERSION = "0.27.0.post1"
@@ -82,6 +83,25 @@ def _stand_in_for_intrinsics(tvm: types.ModuleType) -> None:
         package = types.ModuleType(name)
         package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]  # type: ignore[attr-defined]
         sys.modules[name] = tvm.s_tir.tensor_intrin = package
+
+
+def load_intrinsics(kind: str) -> None:
+    """Register the tensor intrinsics that MetaSchedule's own rules for a target kind ask for: of CUDA (10 s), or of this CPU.
+
+    Our design spaces (``programs.sketches``) need none.
+    """
+    load_tvm()
+    machine = "arm_cpu" if platform.machine() == "aarch64" else "x86"
+    importlib.import_module(f"tvm.s_tir.tensor_intrin.{'cuda' if kind == 'cuda' else machine}")
+
+
+def hand_on_errors() -> None:
+    """Let our errors pass through TVM as what they are: of errors that it does not know it makes a RuntimeError."""
+    load_tvm()
+    import tvm_ffi
+
+    for kind in TclError.__subclasses__():
+        tvm_ffi.register_error(kind)
 
 
 def meta_schedule() -> types.ModuleType:

@@ -12,13 +12,17 @@ import platform as host_platform
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tcl_core.errors import unknown_name
+from tcl_core.checked import damaged, read_json, write_json
+from tcl_core.errors import DataError, unknown_name
+from tcl_core.files import shown
 from tcl_core.gpu import DESIGN_SPACES, POOL_LIMITS, GpuHardware
+
+AGAIN = "delete it and run its stage again, or fetch it with: dvc checkout"  # what is to be done about a stage's damaged file
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,29 @@ def hardware_under(mcpu: str, told: Mapping[str, float], given: Mapping[str, flo
 def saved_hardware(saved: Mapping[str, float]) -> Hardware | GpuHardware:
     """The vector whose fields were saved, of a CPU or of a GPU."""
     return GpuHardware(**saved) if "cuda_cores" in saved else Hardware(**saved)
+
+
+def save_hardware(folder: Path, hardware: Hardware | GpuHardware) -> None:
+    write_json(folder / "hardware.json", {**_place(folder), **asdict(hardware)})
+
+
+def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
+    """The hardware row of records or of a model.  Raises DataError when it is not there."""
+    path = folder / "hardware.json"
+    try:
+        found = read_json(path, AGAIN)
+    except FileNotFoundError:
+        raise DataError(f"there is no {path}; the stage that writes {folder} writes it: run dvc repro") from None
+    platform = found.pop("platform", None)
+    if platform is not None and _place(folder).get("platform", platform) != platform:
+        raise damaged(path, f"it is that of {shown(platform)}", AGAIN)
+    return saved_hardware(found)
+
+
+def _place(folder: Path) -> dict[str, str]:
+    """What a file of ``platform=P/`` says of its place, so that another platform's is noticed there."""
+    name = folder.absolute().name
+    return {"platform": name.removeprefix("platform=")} if name.startswith("platform=") else {}
 
 
 def host_fields() -> dict[str, float]:

@@ -60,6 +60,12 @@ def where() -> str:
     return str(_database() or _without_password(_uri()))
 
 
+def is_there() -> bool:
+    """Whether there is a store to read; to ask a local one that is not there would make it.  A server is taken to be there."""
+    database = _database()
+    return database is None or database.exists()
+
+
 def register(
     platform: str,
     model_folder: Path,

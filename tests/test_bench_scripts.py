@@ -34,6 +34,10 @@ TABLES = {
         *(f"figures.*.{key}" for key in ("candidates", "bad", "events", "recorded", "lost", "doubled", "misjudged", "leftovers")),
     ),
     "model_speed": ("programs_per_s.*.*.train", "programs_per_s.*.*.infer", "cold_start_s.mamba.*.first", "cold_start_s.mamba.*.later"),
+    "networks": (
+        *(f"summary.{key}" for key in ("networks", "cut", "tuned", "faster_than_pytorch")),
+        *(f"rows.*.{key}" for key in ("network", "tasks", "untuned_ms", "tuned_ms", "pytorch_ms", "ratio")),
+    ),
     "pipeline": (
         *(f"summary.platforms.*.{key}" for key in ("programs_measured", "top1", "top5", "random_top1", "pairwise_accuracy")),
         *(f"summary.tuned.{key}" for key in ("network", "platform", "trials", "untuned_ms", "tuned_ms", "pytorch_ms")),

@@ -105,11 +105,12 @@ def tune(
     out: Path | None = None,
     force: bool = False,
     warm_start: Sequence[Path] = (),
+    model: Path | None = None,
 ) -> str:
     from tcl_core.stages.use import run_tune
 
     _refuse_empty(network=network, platform=platform)
-    return run_tune(_project(), network, platform, trials, again, minutes, out, force, warm_start)
+    return run_tune(_project(), network, platform, trials, again, minutes, out, force, warm_start, model)
 
 
 def run(folder: Path, rounds: int = 7) -> str:

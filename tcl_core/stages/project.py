@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -24,16 +24,17 @@ from tcl_core.features.groups import COLUMNS
 from tcl_core.features.statements import with_statements
 from tcl_core.features.states import with_states
 from tcl_core.files import lock_if_there, shown, writing
-from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
 from tcl_core.params import Params, load_params
 from tcl_core.platforms import (
+    AGAIN,
     Hardware,
     copy_bandwidth_gbs,
     host_fingerprint,
     pool_target,
     read_hardware,
-    saved_hardware,
+    read_saved_hardware,
+    save_hardware as save_hardware,
     threads,
 )
 from tcl_core.programs.pool import Program
@@ -50,7 +51,6 @@ REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
 SET_ASIDE = DATA / "set_aside"  # records of platforms that this machine had to skip later; no stage's output
 SPLITS = ("train", "held_out")
-AGAIN = "delete it and run its stage again, or fetch it with: dvc checkout"
 ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # of the catalogue: the chain's models, and chance
 
 
@@ -273,29 +273,6 @@ def _holder(path: Path) -> str:
         if (kind, locked) == ("FLOCK", where) and int(holder) > 0:
             return f"process {holder}"
     return "another process"
-
-
-def save_hardware(folder: Path, hardware: Hardware | GpuHardware) -> None:
-    write_json(folder / "hardware.json", {**_place(folder), **asdict(hardware)})
-
-
-def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
-    """The hardware row of records or of a model.  Raises DataError when it is not there."""
-    path = folder / "hardware.json"
-    try:
-        found = read_json(path, AGAIN)
-    except FileNotFoundError:
-        raise DataError(f"there is no {path}; the stage that writes {folder} writes it: run dvc repro") from None
-    platform = found.pop("platform", None)
-    if platform is not None and _place(folder).get("platform", platform) != platform:
-        raise damaged(path, f"it is that of {shown(platform)}", AGAIN)
-    return saved_hardware(found)
-
-
-def _place(folder: Path) -> dict[str, str]:
-    """What a file of ``platform=P/`` says of its place, so that another platform's is noticed there."""
-    name = folder.absolute().name
-    return {"platform": name.removeprefix("platform=")} if name.startswith("platform=") else {}
 
 
 def learning_curve(folder: Path) -> list[dict]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from tcl_core import provenance, registry, store
 from tcl_core.checked import damaged, read_json, write_json
-from tcl_core.compat import TVM_VERSION
+from tcl_core.compat import TVM_VERSION, make_target
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
@@ -33,12 +33,12 @@ from tcl_core.stages.project import (
     learning_curve,
     measuring_alone,
     model_folder,
-    read_saved_hardware,
     records_folder,
     timed,
 )
 from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
 from tcl_core.tuning.database import database_files
+from tcl_core.tuning.trained import Trained, load_trained
 
 TUNED = REPORTS / "tuned.json"
 TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
@@ -171,8 +171,11 @@ def run_tune(
     out: Path | None = None,
     force: bool = False,
     warm_start: Sequence[Path] = (),
+    model: Path | None = None,
 ) -> str:
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
+
+    model  the folder of a saved model that takes the champion's place
 
     Without ``platform`` it is the last of the chain that ran; where that is not this machine's CPU, nothing is tuned,
     and that is said.  What was tuned last with the same graph, champion and trials is said once more, unless ``again``.
@@ -180,7 +183,8 @@ def run_tune(
     are databases of tuned networks, whose programs are tried first.
 
     Raises UsageError for a platform on which this machine tunes nothing, for both trials and minutes, and for ``out`` where
-    it must not be written; RegistryError where there is no champion; and what ``transfer.Donors`` raises for those databases.
+    it must not be written; RegistryError where there is no champion; and as ``transfer.Donors`` for those databases, and as
+    ``load_trained`` and ``Trained.check_target`` for a model that cannot be the champion's successor.
     """
     if trials is not None and minutes is not None:
         raise UsageError("trials and minutes both say how long to tune; give one of them")
@@ -192,16 +196,16 @@ def run_tune(
         if reason := _why_elsewhere(project, platform):
             return f"nothing tuned: {reason}"
     _check_tunable(project, platform)
-    version, folder = registry.champion(platform)
+    ranking, load = _ranking(platform, model)
     trials = trials or (None if minutes else project.params.tune.trials)
-    asked = {"network": network, "platform": platform, "champion_version": version, "minutes": minutes}
+    asked = {"network": network, "platform": platform, **ranking, "minutes": minutes}
     asked |= {} if trials is None else {"trials": trials}
     asked |= _bytes_of(network) | {"graph": asdict(project.params.graph), "donors": _digests_of(warm_start)}
     last = kept(TUNED, "it is tuned anew")
     if not again and out is None and asked.items() <= last.items():
         return f"unchanged: {tuned_text(last)}; to tune it once more: tcl tune --again"
     with nullcontext() if out is None else tuned_folder(out, force) as aside:
-        tuned = _tune(project, asked, folder, aside, warm_start)
+        tuned = _tune(project, asked, load(), aside, warm_start)
     write_json(TUNED, tuned)
     reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
     left_out = f", {tuned['left_out']} tasks left to TVM, for the network failed with their programs" if tuned["left_out"] else ""
@@ -218,6 +222,15 @@ def _donated_text(tuned: Mapping[str, Any]) -> str:
         return ""
     refused = f" ({tuned['refused']} lines of the databases are no programs)" if tuned["refused"] else ""
     return f"; {tuned['donated']} of {tuned['tasks']} tasks had a donor{refused}"
+
+
+def _ranking(platform: str, model: Path | None) -> tuple[dict[str, Any], Callable[[], Trained]]:
+    """Which model is to rank, as the report names it, and what loads it: a champion only if it is needed."""
+    if model is None:
+        version, folder = registry.champion(platform)
+        return {"champion_version": version}, lambda: load_trained(folder)
+    trained = load_trained(model)
+    return {"model": trained.origin, "model_sha256": store.data_digest(model)}, lambda: trained
 
 
 def _check_tunable(project: Project, platform: str) -> None:
@@ -240,20 +253,21 @@ def _local(project: Project) -> list[str]:
     return [name for name in project.platforms_that_ran() if project.params.platforms[name].kind == "local"]
 
 
-def _tune(project: Project, asked: Mapping[str, Any], champion: Path, out: Path | None, warm_start: Sequence[Path]) -> dict[str, Any]:
+def _tune(project: Project, asked: Mapping[str, Any], trained: Trained, out: Path | None, warm_start: Sequence[Path]) -> dict[str, Any]:
     """Tune, or go on where the same was stopped; what there is to report."""
     from tcl_core.tuning.network import tune_network
     from tcl_core.tuning.transfer import Donors
 
     setup = setup_of(project, asked["platform"])
+    trained.check_target(make_target(setup.target))
     donors = Donors(warm_start, setup.target) if warm_start else None
     folder = _unfinished(asked, setup)
     with measuring_alone(), timed("tune"):
         result = tune_network(
             asked["network"],
             project.params.graph,
-            model=catalogue.load(champion),
-            hardware=read_saved_hardware(champion).vector(),
+            model=trained.model,
+            hardware=trained.hardware.vector(),
             setup=setup,
             trials=asked.get("trials"),
             seed=project.params.seed,
@@ -321,8 +335,9 @@ def tuned_text(tuned: Mapping[str, Any]) -> str:
     """One line; PyTorch's time is unknown for an ONNX file, torch.compile's for any file."""
     pytorch = "-" if tuned["pytorch_ms"] is None else f"{tuned['pytorch_ms']:.2f} ms"
     compiled = "" if tuned.get("compile_ms") is None else f", torch.compile {tuned['compile_ms']:.2f} ms"
+    by = f", by {tuned['model']}" if "model" in tuned else ""
     return (
-        f"{tuned['network']} on {tuned['platform']}: {tuned['untuned_ms']:.2f} ms untuned, "
+        f"{tuned['network']} on {tuned['platform']}{by}: {tuned['untuned_ms']:.2f} ms untuned, "
         f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}{compiled}"
     )
 

@@ -1,66 +1,85 @@
-"""The cost model and the search as parts of MetaSchedule, so that any of its tuning entry points can use them.
+"""A trained model and the search as parts of MetaSchedule, for any of its entry points, with its own builder and runner:
 
-    with a promoted model:  tune_tir(mod, target, cost_model=ranker(model, hardware), ...)
+    ms.tune_tir(mod, target, ..., cost_model=cost_model("host-avx512"))
+    ms.tune_tir(mod, target, ..., strategy=search_strategy("host-avx512"))
+
+Either learns while it tunes.  The first ranks what MetaSchedule's own search finds in whatever design space it was given,
+and replays each program for that; the second proposes programs of the design space that the model was trained in, and
+replays only those.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tcl_core.compat import load_tvm, meta_schedule, structural_key
-from tcl_core.features.tokens import program_tokens
+from tcl_core.compat import hand_on_errors, load_intrinsics, load_tvm, meta_schedule, structural_key
 from tcl_core.features.batches import Samples
-from tcl_core.models.cost_model import CostModel
+from tcl_core.features.tokens import program_tokens
+from tcl_core.gpu import GpuHardware
 from tcl_core.programs.primitives import trace_primitives
-from tcl_core.programs.tasks import Task, operator_type
-from tcl_core.programs.workload import read_workload
+from tcl_core.programs.tasks import describe, operator_type
+from tcl_core.programs.workload import Workload, read_workload
+from tcl_core.tuning.database import Shelf
+from tcl_core.tuning.ranking import TaskRanking
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
+from tcl_core.tuning.trained import Trained, find_trained
+
+USUAL = SearchSettings()
 
 
-def ranker(model: CostModel, hardware: Sequence[float]) -> Any:
-    """A MetaSchedule ``CostModel`` that ranks candidates with a TCL model.
+def cost_model(source: str | Path | Trained) -> Any:
+    """A MetaSchedule ``CostModel`` that ranks candidates with a trained model and what is measured of their task.
 
-    It reads each candidate's trace literally, whatever search made it, and does not learn while tuning.
+    source  a platform or its name in the registry, whose champion it is; or the folder of a saved model
+
+    It reads each candidate's trace literally, whatever search made it.  Raises as ``find_trained``; while tuning, UsageError
+    for a target of other features than the model's hardware.
     """
-    load_tvm()
-    ms = meta_schedule()
+    trained, ms = _ready(source), meta_schedule()
     from tvm.ir.utils import derived_object
 
     @derived_object
-    class TclRanker(ms.cost_model.PyCostModel):
+    class TclCostModel(ms.cost_model.PyCostModel):
         def __init__(self) -> None:
             super().__init__()
-            self.workloads: dict[str, Any] = {}
+            self.tasks: dict[str, tuple[Workload, TaskRanking]] = {}
 
         def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
-            workload = self._workload(context)
-            none = np.zeros((1, 0), dtype=np.int32)
-            rows = [
-                program_tokens(trace_primitives(c.sch.trace, workload), workload, hardware, none)[0] for c in candidates
-            ]
-            return model.predict(_as_samples(rows)).astype("float64")
-
-        def _workload(self, context: Any) -> Any:
-            key = structural_key(context.mod)
-            if key not in self.workloads:
-                flops = float(load_tvm().s_tir.analysis.estimate_tir_flops(context.mod))
-                self.workloads[key] = read_workload(operator_type(context.task_name, context.mod), flops, context.mod)
-            return self.workloads[key]
+            """(N,) above 0, for MetaSchedule's evolution takes what is below for 0."""
+            workload, ranking = self._task(context)
+            return ranking.speeds(self._samples(workload, candidates))
 
         def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
-            """The model came trained; what tuning measures can join the next collection."""
+            if candidates:
+                workload, ranking = self._task(context)
+                ranking.tell(self._samples(workload, candidates), [_latency_s(result) for result in results])
+
+        def _task(self, context: Any) -> tuple[Workload, TaskRanking]:
+            key = structural_key(context.mod)
+            if key not in self.tasks:
+                trained.check_target(context.target)
+                flops = float(load_tvm().s_tir.analysis.estimate_tir_flops(context.mod))
+                workload = read_workload(operator_type(context.task_name, context.mod), flops, context.mod)
+                self.tasks[key] = workload, TaskRanking(trained.model)
+            return self.tasks[key]
+
+        def _samples(self, workload: Workload, candidates: list[Any]) -> Samples:
+            none, hardware = np.zeros((1, 0), dtype=np.int32), trained.hardware.vector()
+            return _as_samples([program_tokens(trace_primitives(c.sch.trace, workload), workload, hardware, none)[0] for c in candidates])
 
         def load(self, path: str) -> None:
-            """Nothing to load: the model came with the ranker."""
+            """Nothing to load: the model came trained."""
 
         def save(self, path: str) -> None:
             """Nothing to save, as for ``load``."""
 
-    return TclRanker()
+    return TclCostModel()
 
 
 def _as_samples(rows: Sequence[np.ndarray]) -> Samples:
@@ -81,31 +100,49 @@ def _latency_s(result: Any) -> float:
     return float(np.median([float(s) for s in result.run_secs]))
 
 
-def decision_search(
-    task: Task, model: CostModel | None, hardware: Sequence[float], target: dict[str, Any], settings: SearchSettings
-) -> Any:
-    """A MetaSchedule ``SearchStrategy`` that evolves decision vectors of one task and replays only what it proposes.
+def search_strategy(source: str | Path | Trained, settings: SearchSettings = USUAL) -> Any:
+    """A MetaSchedule ``SearchStrategy`` that evolves decision vectors and replays only what it proposes.
 
-    It learns from what is measured, on top of the model's scores; from that alone where ``model`` is None.
+    source  as for ``cost_model``
+
+    It learns from what is measured, and from what the database holds of the task when tuning begins.  Its programs are of
+    TCL's design space (``DesignSpace``), whichever one the context has, since its model was trained in that one; the context
+    says the seed.  MetaSchedule's cost model is not asked: give ``cost_model="none"``, lest one be trained for nothing.
+    Raises as ``find_trained``, and UsageError, when tuning begins, for a target of other features than the model's hardware.
     """
-    load_tvm()
-    ms = meta_schedule()
+    trained, ms = _ready(source), meta_schedule()
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
     @derived_object
     class TclSearch(ms.search_strategy.PySearchStrategy):
+        """One task's search, made when it is tuned: MetaSchedule makes a strategy for each, by ``clone``."""
+
         def __init__(self) -> None:
             super().__init__()
-            self.search = ScheduleSearch(task, model, hardware, target, settings)
+            self.search: ScheduleSearch | None = None
             self.per_round, self.left = 0, 0
 
         def _initialize_with_tune_context(self, context: Any) -> None:
-            """All that the search needs came with the task."""
+            trained.check_target(context.target)
+            self.name, self.module, self.target = str(context.task_name), context.mod, context.target
+            self.seed = int(context.rand_state)
 
         def pre_tuning(self, max_trials, num_trials_per_iter, design_spaces, database=None, cost_model=None) -> None:
             self.per_round, self.left = num_trials_per_iter, max_trials
+            self.arguments = ArgInfo.from_entry_func(self.module, remove_preproc=True)
+            own = replace(settings, seed=self.seed)
+            self.search = ScheduleSearch(
+                describe(self.name, self.module), trained.model, trained.hardware.vector(), dict(self.target.export()), own
+            )
+            if database is not None:
+                self._recall(Shelf(database, self.module, self.target))
+
+        def _recall(self, shelf: Shelf) -> None:
+            for trace, latencies_s in shelf.programs():
+                if (candidate := self.search.candidate_of(trace)) is not None:
+                    self.search.tell(candidate, float(np.median(latencies_s)) if latencies_s else math.inf)
 
         def post_tuning(self) -> None:
             """What was measured stays with the search object."""
@@ -114,14 +151,21 @@ def decision_search(
             """The next proposals; None when the trials are spent or the design space is exhausted."""
             schedules = self.search.schedules(min(self.per_round, self.left))
             self.left -= len(schedules)
-            arguments = ArgInfo.from_entry_func(self.search.space.module, remove_preproc=True)
-            return [MeasureCandidate(schedule, arguments) for schedule in schedules] or None
+            return [MeasureCandidate(schedule, self.arguments) for schedule in schedules] or None
 
         def notify_runner_results(self, measure_candidates: list[Any], results: list[Any]) -> None:
             for candidate, result in zip(self.search.waiting, results, strict=True):
                 self.search.tell(candidate, _latency_s(result))
 
         def clone(self) -> Any:
-            return decision_search(task, model, hardware, target, settings)
+            return search_strategy(trained, settings)
 
     return TclSearch()
+
+
+def _ready(source: str | Path | Trained) -> Trained:
+    """The model, with TVM as its programs need it."""
+    trained = source if isinstance(source, Trained) else find_trained(source)
+    load_intrinsics("cuda" if isinstance(trained.hardware, GpuHardware) else "llvm")
+    hand_on_errors()
+    return trained

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import TreesModel
+from tcl_core.programs.gpu_threads import launchable
 from tcl_core.programs.primitives import Hole, sketch_primitives
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tasks import Task
@@ -60,6 +62,8 @@ class ScheduleSearch(DecisionSearch):
         shape = (settings.population, settings.generations, settings.explore)
         view = self._counted(_view(task, encoder, model, hardware))
         super().__init__(sketches, view, rng, *shape, _unroll(sketches, encoder.workload(task.key)))
+        if target["kind"] == "cuda":
+            self.fits = launchable
 
     def _counted(self, view: View) -> View:
         def counted(candidates: Sequence[Candidate]) -> Views:
@@ -74,12 +78,12 @@ class ScheduleSearch(DecisionSearch):
         for candidate in first[:count]:
             found += self._replayed(candidate)
         while len(found) < count:
-            proposed = self.propose(2 * count)
-            for candidate in proposed:
+            before = len(self.excluded), len(found)
+            for candidate in self.propose(2 * count):
                 if len(found) < count:
                     found += self._replayed(candidate)
-            if found or not proposed:
-                break  # what is no program of its own is excluded now, so the next proposals are others
+            if (len(self.excluded), len(found)) == before:
+                break  # nothing is left; else what is no program of its own is excluded now, and the next proposals are others
         return found
 
     def _replayed(self, candidate: Candidate) -> list[Any]:
@@ -119,15 +123,15 @@ class ScheduleSearch(DecisionSearch):
 
 def _view(task: Task, encoder: Encoder, model: CostModel | None, hardware: Sequence[float]) -> View:
     """Candidates as the champion sees them, and as trees would; their tokens come from the decisions alone."""
+    return lambda candidates: views_of(model, encoder.encode([(task.key, *candidate) for candidate in candidates], hardware))
 
-    def view(candidates: Sequence[Candidate]) -> Views:
-        samples = encoder.encode([(task.key, *candidate) for candidate in candidates], hardware)
-        rows, _ = TreesModel.rows(samples)
-        if model is None:
-            return Views(np.zeros(len(samples)), (rows,))
-        return Views(model.predict(samples), (model.embed(samples), rows))
 
-    return view
+def views_of(model: CostModel | None, samples: Samples) -> Views:
+    """Programs as a model sees them, and as trees would; without a model their scores are 0."""
+    rows, _ = TreesModel.rows(samples)
+    if model is None:
+        return Views(np.zeros(len(samples)), (rows,))
+    return Views(model.predict(samples), (model.embed(samples), rows))
 
 
 def _unroll(sketches: Sequence[Sketch], workload: Workload) -> Callable[[Candidate], int]:

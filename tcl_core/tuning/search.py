@@ -17,11 +17,14 @@ from tcl_core.tuning.belief import Belief, Picker, Points, Scale, Views, gains_o
 Candidate = tuple[int, tuple[int, ...]]
 """(sketch index, decisions)."""
 View = Callable[[Sequence[Candidate]], Views]
+Fits = Callable[[Sketch, np.ndarray], np.ndarray]
+"""Which of (N, width) decision vectors of a sketch may be programs at all: (N,) truth values."""
 
 CURIOSITY = 1.0  # standard deviations of a belief that count as gain
 FOUNDERS = 4  # of the fastest measured programs, that have children whatever the others promise
 # Programs that unroll so many steps take several times as long to build as others: one in ten may.
 COSTLY_UNROLL, COSTLY_SHARE = 512, 0.1
+REDRAWS = 16  # vectors drawn anew for one that was wanted, where some of the first ones do not fit
 
 
 @dataclass
@@ -33,6 +36,7 @@ class DecisionSearch:
     generations  rounds of mutation and crossover per proposal
     explore      share of proposals that are drawn at random, so that the model's blind spots get measured too
     unroll       steps that a candidate unrolls: what its build costs
+    fits         tells vectors that are no programs without a replay; these are never met
     measured     candidate -> seconds, inf where it failed
     excluded     candidates that are no programs, or others' by another name
     """
@@ -44,6 +48,7 @@ class DecisionSearch:
     generations: int = 3
     explore: float = 0.1
     unroll: Callable[[Candidate], int] = lambda candidate: 0
+    fits: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
     measured: dict[Candidate, float] = field(default_factory=dict)
     excluded: set[Candidate] = field(default_factory=set)
     _scale: Scale | None = None
@@ -155,9 +160,18 @@ class DecisionSearch:
         which = self.rng.integers(len(self.sketches), size=count)
         found: list[Candidate] = []
         for number, sketch in enumerate(self.sketches):
-            found += _candidates(sketch, sketch.sample(int((which == number).sum()), self.rng))
+            found += _candidates(sketch, self._drawn(sketch, int((which == number).sum())))
         distinct = list(dict.fromkeys(found))
         return [distinct[row] for row in self.rng.permutation(len(distinct))]
+
+    def _drawn(self, sketch: Sketch, count: int) -> np.ndarray:
+        """(count, width) vectors that fit, drawn uniformly; fewer where few do."""
+        drawn = sketch.sample(count, self.rng)
+        fitting = drawn[self.fits(sketch, drawn)]
+        if len(fitting) == count:
+            return fitting
+        more = sketch.sample(REDRAWS * count, self.rng)
+        return np.concatenate([fitting, more[self.fits(sketch, more)]])[:count]
 
     def _children(self, alive: Sequence[Candidate]) -> list[Candidate]:
         """Parents drawn by rank; all children are mutated, half of them after a cross with a parent of their sketch.
@@ -176,7 +190,8 @@ class DecisionSearch:
             half = len(matrix) // 2
             partners = matrix[self.rng.integers(len(matrix), size=half)]
             crossed = sketch.crossover(matrix[:half], partners, self.rng)
-            children += _candidates(sketch, sketch.mutate(np.concatenate([crossed, matrix[half:]]), self.rng))
+            mutated = sketch.mutate(np.concatenate([crossed, matrix[half:]]), self.rng)
+            children += _candidates(sketch, mutated[self.fits(sketch, mutated)])
         return children
 
 

@@ -285,6 +285,7 @@ def tuner(project, monkeypatch):
 
     class Tuner:
         calls: list[tuple[str, int]] = []
+        models: list[Known]
         pytorch_ms: float | None = 24.6
         compile_ms: float | None = None
         left_out = 0
@@ -296,6 +297,7 @@ def tuner(project, monkeypatch):
         def __call__(self, name, graph, model, hardware, setup, trials, seed, folder, out=None, minutes=None, donors=None) -> Tuned:
             self.donors = donors
             self.calls.append((name, trials))
+            self.models.append(model)
             self.folders.append(folder)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"measured-{len(self.calls)}").touch()
@@ -308,7 +310,7 @@ def tuner(project, monkeypatch):
             return Tuned(trials or 151, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0, self.compile_ms, times, self.left_out, COMPARED)
 
     tuner = Tuner()
-    tuner.calls, tuner.folders = [], []
+    tuner.calls, tuner.folders, tuner.models = [], [], []
     monkeypatch.setattr(network, "tune_network", tuner)
     monkeypatch.setattr(use, "why_not", lambda mcpu: None)
     made_and_promoted(project, "best")
@@ -355,8 +357,8 @@ def test_what_a_stopped_run_measured_is_found_again(project, tuner):
     assert tuner.folders[-1] == mine and not mine.exists() and other.exists()
 
 
-def saved_elsewhere() -> Path:
-    write_model("elsewhere", "best")
+def saved_elsewhere(how: str = "best") -> Path:
+    write_model("elsewhere", how)
     save_hardware(model_folder("elsewhere"), Hardware(cores=3))
     return model_folder("elsewhere")
 
@@ -404,6 +406,38 @@ def test_a_bad_database_to_start_from_is_said_before_anything_is_tuned(project, 
     (tuned_before(tmp_path / "damaged", ours) / "database" / "database_tuning_record.json").write_text("[0, [[[], []]\n")
     with pytest.raises(DataError, match="is no tuning log"):
         use.run_tune(project, None, P, None, warm_start=[tmp_path / "damaged"])
+
+
+def test_a_saved_model_takes_the_champions_place(project, tuner):
+    """The report names it; the champion and the same folder with other bytes are other runs."""
+    use.run_tune(project, None, P, None)
+    folder = saved_elsewhere("worst")
+    said = use.run_tune(project, None, P, None, model=folder)
+    named = f"resnet-18 on {P}, by the known model in data/models/elsewhere: 2000.00 ms untuned"
+    assert said.startswith(named) and use.run_tune(project, None, P, None, model=folder).startswith(f"unchanged: {named}")
+    assert f"- {named}" in overview.write_summary(project)
+    assert json.loads(use.TUNED.read_text()).get("champion_version") is None
+    saved_elsewhere("best")
+    use.run_tune(project, None, P, None, model=folder)
+    use.run_tune(project, None, P, None)
+    assert [model.how for model in tuner.models] == ["best", "worst", "best", "best"] and len(set(tuner.folders)) == 3
+
+
+def test_a_saved_model_needs_no_champion(project, tuner, monkeypatch):
+    monkeypatch.setattr(registry, "champion", lambda platform: pytest.fail("asked for"))
+    assert use.run_tune(project, None, P, None, model=saved_elsewhere()).startswith("resnet-18")
+
+
+def test_what_cannot_take_the_champions_place_is_said(project, tuner, tmp_path):
+    folder = saved_elsewhere()
+    save_hardware(folder, Hardware(simd_bytes=64))
+    for model, kind, message in (
+        (tmp_path / "none", DataError, r"^no model in '.*none'"),
+        (folder / "model.json", UsageError, "model.json is no folder; give the folder that a model was saved in$"),
+        (folder, UsageError, r"ranks programs for vectors of 64 bytes, and those of the target \(nehalem\) have 16"),
+    ):
+        with pytest.raises(kind, match=message):
+            use.run_tune(project, None, P, None, model=model)
     assert tuner.calls == []
 
 

@@ -13,15 +13,21 @@ from _bad_programs import ABORTS, COPIES
 from conftest import matmul_module
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule
+from tcl_core.errors import UsageError
 from tcl_core.features.tokens import ALL_OPERATORS, KINDS, WIDTH
+from tcl_core.gpu import GpuHardware
 from tcl_core.measure.pool import Runner
+from tcl_core.platforms import Hardware
 from tcl_core.programs.tasks import EXTRACTION_TARGET
-from tcl_core.tuning.adapters import decision_search, ranker
+from tcl_core.tuning import adapters
+from tcl_core.tuning.adapters import cost_model, search_strategy
+from tcl_core.tuning.database import Shelf
 from tcl_core.tuning.measuring import module_builder, worker_runner
 from tcl_core.tuning.schedules import SearchSettings
+from tcl_core.tuning.trained import Trained
 
-HARDWARE = (1.0,) * 11
-SMALL = SearchSettings(population=32, generations=2, explore=0.2, seed=1)
+HARDWARE = Hardware(*(1.0,) * 10)  # of vectors that are unknown, so that it fits any target
+SMALL = SearchSettings(population=32, generations=2, explore=0.2)
 
 
 class SumModel:
@@ -38,6 +44,10 @@ class SumModel:
 
     def embed(self, samples):
         return samples.tokens.sum(axis=1)
+
+
+def known(model):
+    return Trained(model, HARDWARE, "the model of this test")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +77,7 @@ def tune(tmp_path, runner, model, strategy, trials=8, outcomes=None):
         builder=module_builder(),
         runner=worker_runner(runner, (outcomes if outcomes is not None else []).append),
         database=ms.database.MemoryDatabase(),
-        cost_model=ranker(model, HARDWARE),
+        cost_model=cost_model(known(model)),
         measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
         strategy=strategy,
         num_tuning_cores=1,
@@ -75,7 +85,7 @@ def tune(tmp_path, runner, model, strategy, trials=8, outcomes=None):
     )
 
 
-def test_stock_evolution_with_our_ranker(tmp_path, runner):
+def test_stock_evolution_with_our_cost_model(tmp_path, runner):
     """MetaSchedule's own search, ranked by a TCL model and measured in the worker process."""
     ms, model, outcomes = meta_schedule(), SumModel(), []
     strategy = ms.search_strategy.EvolutionarySearch(
@@ -92,7 +102,7 @@ def test_stock_evolution_with_our_ranker(tmp_path, runner):
     assert (samples.tokens[:, 0, KINDS.index("hardware")] == 1).all()
 
 
-def test_a_ranker_knows_the_operator_where_the_task_has_no_telling_name(tmp_path, runner):
+def test_the_cost_model_knows_the_operator_where_the_task_has_no_telling_name(tmp_path, runner):
     """tune_tir calls every function main; the model must see the matmul that it was trained on."""
     ms, model = meta_schedule(), SumModel()
     strategy = ms.search_strategy.EvolutionarySearch(
@@ -103,7 +113,7 @@ def test_a_ranker_knows_the_operator_where_the_task_has_no_telling_name(tmp_path
     assert ALL_OPERATORS[int(workload_row.argmax())] == "matmul"
 
 
-def test_the_ranker_sees_what_collection_would_have_seen(matmul):
+def test_the_cost_model_sees_what_collection_would_have_seen(matmul):
     """Tokens of a replayed candidate are those that training had for the same decisions."""
     from tcl_core.features.encode import Encoder
 
@@ -116,8 +126,8 @@ def test_the_ranker_sees_what_collection_would_have_seen(matmul):
         decisions = matmul.space.canonical(sketch, matmul.sample(sketch, 1)[0])
         keys.append((matmul.task.key, sketch.index, tuple(decisions.tolist())))
         candidates.append(MeasureCandidate(matmul.space.materialise(sketch, decisions), []))
-    scores = ranker(model, HARDWARE).predict(context, candidates)
-    wanted = Encoder([matmul.task], matmul.rows()).encode(keys, HARDWARE)
+    scores = cost_model(known(model)).predict(context, candidates)
+    wanted = Encoder([matmul.task], matmul.rows()).encode(keys, HARDWARE.vector())
     np.testing.assert_array_equal(model.seen[0].tokens, wanted.tokens)
     np.testing.assert_array_equal(model.seen[0].lengths, wanted.lengths)
     assert scores.dtype == np.float64 and scores.shape == (3,)
@@ -125,7 +135,7 @@ def test_the_ranker_sees_what_collection_would_have_seen(matmul):
 
 def test_our_search_inside_metaschedule(tmp_path, runner, matmul):
     model, outcomes = SumModel(), []
-    strategy = decision_search(matmul.task, model, HARDWARE, EXTRACTION_TARGET, SMALL)
+    strategy = search_strategy(known(model), SMALL)
     database = tune(tmp_path, runner, model, strategy, outcomes=outcomes)
     records = database.get_all_tuning_records()
     assert len(outcomes) == 8 == len(records) and {o.error for o in outcomes} == {"ok"}
@@ -145,14 +155,21 @@ def result(seconds=None, error=None):
     return meta_schedule().runner.RunnerResult(seconds, error)
 
 
-def started(task, trials, per_iter):
-    strategy = decision_search(task, SumModel(), HARDWARE, EXTRACTION_TARGET, SMALL)
-    strategy.pre_tuning(trials, per_iter, [])
+def context_of(module, strategy, target=EXTRACTION_TARGET, seed=1):
+    return meta_schedule().TuneContext(
+        module, target=make_target(target), search_strategy=strategy, task_name="main", rand_state=seed, num_threads=1
+    )
+
+
+def started(module, trials, per_iter, database=None, seed=1):
+    strategy = search_strategy(known(SumModel()), SMALL)
+    context_of(module, strategy, seed=seed)
+    strategy.pre_tuning(trials, per_iter, [], database)
     return strategy
 
 
 def test_trials_are_spent_exactly_and_then_the_search_ends(matmul):
-    strategy = started(matmul.task, 10, 4)
+    strategy = started(matmul.module, 10, 4)
     sizes, traces = [], []
     while (candidates := strategy.generate_measure_candidates()) is not None:
         sizes.append(len(candidates))
@@ -162,7 +179,7 @@ def test_trials_are_spent_exactly_and_then_the_search_ends(matmul):
 
 
 def test_a_failed_program_is_not_proposed_again(matmul):
-    strategy = started(matmul.task, 100, 6)
+    strategy = started(matmul.module, 100, 6)
     seen = set()
     for outcome in (result(None, "crash: the process"), result([1.0], "half an error"), result([2e-3, 1e-3, 9e-3])):
         candidates = strategy.generate_measure_candidates()
@@ -175,10 +192,7 @@ def test_a_failed_program_is_not_proposed_again(matmul):
 
 def test_an_exhausted_space_ends_the_search():
     """Four programs in all, 50 trials: the search ends after the four."""
-    from tcl_core.programs.tasks import describe
-
-    task = describe("matmul", matmul_module(1, 1, 1))
-    strategy, traces = started(task, 50, 8), []
+    strategy, traces = started(matmul_module(1, 1, 1), 50, 8), []
     for _ in range(10):
         candidates = strategy.generate_measure_candidates()
         if candidates is None:
@@ -186,6 +200,77 @@ def test_an_exhausted_space_ends_the_search():
         traces += [str(c.sch.trace) for c in candidates]
         strategy.notify_runner_results(candidates, [result([1e-3])] * len(candidates))
     assert len(traces) == 4 == len(set(traces)) and candidates is None
+
+
+def traces_of(candidates):
+    return {str(candidate.sch.trace) for candidate in candidates}
+
+
+def test_metaschedules_seed_decides(matmul):
+    first, again, other = (traces_of(started(matmul.module, 8, 8, seed=seed).generate_measure_candidates()) for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_a_clone_searches_by_itself(matmul, conv):
+    """MetaSchedule makes a strategy for each task from the one that it was given."""
+    original, rounds = search_strategy(known(SumModel()), SMALL), []
+    for tiny in (matmul, conv, matmul):
+        strategy = original.clone()
+        context_of(tiny.module, strategy)
+        strategy.pre_tuning(8, 4, [])
+        rounds.append(strategy.generate_measure_candidates())
+        strategy.notify_runner_results(rounds[-1], [result([1e-3])] * 4)
+    assert [len(candidates[0].args_info) for candidates in rounds] == [3, 4, 3]
+    assert traces_of(rounds[0]) == traces_of(rounds[2]) and original._inst.search is None
+
+
+def test_what_the_database_holds_is_not_proposed_again(matmul):
+    ms, first = meta_schedule(), started(matmul.module, 100, 8)
+    database = ms.database.MemoryDatabase()
+    shelf, candidates = Shelf(database, matmul.module, make_target(EXTRACTION_TARGET)), first.generate_measure_candidates()
+    for number, candidate in enumerate(candidates):
+        shelf.put(candidate.sch.trace, [] if number == 3 else [1e-3, 3e-3, 2e-3])
+    later = started(matmul.module, 100, 8, database)
+    assert Counter(later._inst.search.measured.values()) == {2e-3: 7, np.inf: 1}
+    assert not traces_of(later.generate_measure_candidates()) & traces_of(candidates)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "target", "message"),
+    [
+        (Hardware(simd_bytes=64), {"mcpu": "haswell"}, r"of 64 bytes, and those of the target \(haswell\) have 32; give the mcpu"),
+        (Hardware(simd_bytes=32), {}, r"of 32 bytes, and those of the target \(no mcpu\) have 16; give the mcpu"),
+        (Hardware(simd_bytes=16), {"mcpu": "znver4"}, r"of 16 bytes, and those of the target \(znver4\) have 64; give the mcpu"),
+        (GpuHardware(cuda_cores=16896), {}, "of kind cuda, and the target is of kind llvm; give a model of its hardware"),
+    ],
+)  # fmt: skip
+def test_a_target_of_other_features_is_a_sentence(matmul, monkeypatch, hardware, target, message):
+    """In either form, as TVM hands it on to who called it."""
+    monkeypatch.setattr(adapters, "load_intrinsics", lambda kind: None)  # those of CUDA take ten seconds
+    given, target = Trained(SumModel(), hardware, "the model of p"), EXTRACTION_TARGET | target
+    with pytest.raises(UsageError, match=f"^the model of p ranks programs .*{message}"):
+        context_of(matmul.module, search_strategy(given, SMALL), target)
+    from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+
+    context = meta_schedule().TuneContext(matmul.module, target=make_target(target), task_name="main", num_threads=1)
+    candidate = MeasureCandidate(matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]), [])
+    with pytest.raises(UsageError, match=f"^the model of p ranks programs .*{message}"):
+        cost_model(given).predict(context, [candidate])
+
+
+def test_the_cost_model_learns_what_is_measured(matmul):
+    """Of four programs the one that the model likes least turns out to be a hundred times as fast; another task's are as before."""
+    from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+
+    sketch, learning = matmul.sketches[-1], cost_model(known(SumModel()))
+    context = meta_schedule().TuneContext(matmul.module, target=make_target(EXTRACTION_TARGET), task_name="main", num_threads=1)
+    candidates = [MeasureCandidate(matmul.space.materialise(sketch, d), []) for d in matmul.sample(sketch, 4)]
+    before = learning.predict(context, candidates)
+    assert (before > 0).all() and len(set(before)) == 4
+    seconds = [1e-5 if n == before.argmin() else 1e-3 for n in range(4)]
+    learning.update(context, candidates, [result([s]) for s in seconds])
+    assert learning.predict(context, candidates).argmax() == before.argmin()
+    learning.update(context, [], [])  # a round all of whose builds failed
 
 
 # --- measuring inside MetaSchedule ---
@@ -222,6 +307,6 @@ def test_the_builder_writes_the_module(matmul):
 def test_no_process_of_tvm_is_started(tmp_path, runner, matmul):
     """The stock builder starts processes on each call; ours starts none."""
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    strategy = decision_search(matmul.task, SumModel(), HARDWARE, EXTRACTION_TARGET, SMALL)
+    strategy = search_strategy(known(SumModel()), SMALL)
     tune(tmp_path, runner, SumModel(), strategy, trials=2)
     assert {p.pid for p in psutil.Process().children(recursive=True)} == before

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+from conftest import conv_module, matmul_module
 
-from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.compat import load_tvm, make_target
+from tcl_core.features.encode import Encoder
+from tcl_core.features.states import with_states
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models import catalogue
+from tcl_core.models.world_model import WorldModel
+from tcl_core.platforms import pool_target
+from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 
 HARDWARE = (1.0,) * 11
@@ -59,3 +69,78 @@ def test_each_candidate_that_lives_is_viewed_once(matmul, model):
         for candidate in search.waiting:
             search.tell(candidate, 1e-3)
     assert 64 < search.viewed <= 2 * 3 * 32
+
+
+# --- a world model ---
+
+
+@pytest.fixture(scope="module")
+def world(matmul, tmp_path_factory):
+    """A saved world model that was trained on real states of two dozen programs, which are faster the larger their innermost tile."""
+    sketch, folder = matmul.sketches[-1], tmp_path_factory.mktemp("world")
+    keys = [(matmul.task.key, sketch.index, tuple(row)) for row in np.unique(matmul.sample(sketch, 40), axis=0)[:24].tolist()]
+    encoder = Encoder([matmul.task], matmul.rows())
+    samples = encoder.encode(keys, HARDWARE, [1e-3 / (1 + key[2][7]) for key in keys])
+    model = WorldModel(FitSettings(epochs=3))
+    model.fit(with_states(samples, keys, encoder, folder / "states"))
+    model.save(folder / "model")
+    return folder / "model"
+
+
+def test_a_world_model_searches_from_decisions_alone(matmul, world, monkeypatch):
+    """64 trials: what is scored is not replayed, what is proposed is new, and what it has learned shows in the first batch."""
+    model = catalogue.load(world)
+    search = search_of(matmul.task, model, explore=0.1)
+    replayed, apply = [], type(search.space).apply
+    monkeypatch.setattr(type(search.space), "apply", lambda space, trace: replayed.append(trace) or apply(space, trace))
+    while len(search.measured) < 64:
+        assert (schedules := search.schedules(8))
+        for candidate in search.waiting:
+            search.tell(candidate, 1e-3 / (1 + candidate[1][7]))
+    assert len(search.measured) == 64 and len(schedules) == 8
+    assert len(replayed) < 2 * 64 < search.viewed / 4
+    blind = search_of(matmul.task, None, explore=1.0)
+    blind.schedules(8)
+    (first, at_random) = (np.mean([c[1][7] for c in list(candidates)[:8]]) for candidates in (search.measured, blind.waiting))
+    assert first > at_random
+
+
+# --- a GPU's design space, without a GPU ---
+
+
+H100 = pool_target("cuda-sm80", 1) | {"arch": "sm_90"}
+
+
+@pytest.mark.parametrize("module", [lambda: matmul_module(64, 64, 64), conv_module], ids=["matmul", "conv"])
+@pytest.mark.parametrize("model", [None, Weak()], ids=["from scratch", "with a model"])
+def test_a_gpus_programs_are_proposed_replayed_and_built(module, model):
+    """Full rounds of different programs, the second around the first; each of legal blocks, and made to CUDA source."""
+    task = describe("fused_task", module())
+    search = ScheduleSearch(task, model, HARDWARE, H100, SearchSettings(population=64, generations=2))
+    proposed = []
+    for _ in range(2):
+        schedules = search.schedules(6)
+        assert len(schedules) == 6 and [search.candidate_of(schedule.trace) for schedule in schedules] == search.waiting
+        proposed += search.waiting
+        for number, candidate in enumerate(search.waiting):
+            search.tell(candidate, (1 + number) * 1e-4)
+        for schedule in schedules:
+            threads = {int(n) for n in re.findall(r'thread_binding\((\d+), thread="threadIdx.x"\)', schedule.mod.script())}
+            assert threads and all(32 <= n <= 1024 for n in threads)
+    assert len(set(proposed)) == 12
+    target = make_target(H100)
+    with target:
+        (kernels,) = load_tvm().tirx.build(schedules[0].mod, target=target).imports
+    assert "__global__" in str(kernels.inspect_source())
+
+
+def test_what_a_gpu_could_not_launch_is_not_even_scored():
+    """Nine of ten decision vectors ask for too few threads or too many: a search that met those would find next to nothing."""
+    from tcl_core.programs.gpu_threads import launchable
+
+    task = describe("fused_task", matmul_module(64, 64, 64))
+    search = ScheduleSearch(task, None, HARDWARE, H100, SearchSettings(population=64, generations=2))
+    search.schedules(4)
+    for index, decisions in search._alive:
+        assert launchable(search.sketches[index], np.array([decisions])).all()
+    assert len(search._alive) == 64

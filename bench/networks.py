@@ -1,0 +1,186 @@
+"""Whole networks of kinds that no model was trained on: how each is tuned, beside PyTorch.
+
+    python bench/networks.py [--quick] [--cut] [--model FOLDER]
+
+Each kind (``_kinds``) is written to a ``.pt2`` file, cut into tasks and tuned as ``tcl tune`` does it, with few trials; its
+row says how many tasks it has, what one inference takes untuned, tuned and in PyTorch, or in one sentence why it could not be
+tuned.  The model is trained on the reference data set, by boosted trees, unless --model names another one.
+
+What is finished is kept in the results file, and a run that was stopped goes on with the same command.  --quick: four
+networks.  --cut: the numbers of tasks alone, of all kinds, without tuning; nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from _tables import ROOT, arguments, markdown, result_file, save
+
+from tcl_core import environment  # noqa: F401  (before torch is imported)
+
+from _datasets import Reference
+from _kinds import DENSE, KINDS, export
+from search import best_platform, model_of
+
+from tcl_core.compat import quiet_compiler
+from tcl_core.errors import TclError
+from tcl_core.measure.job import Protocol, Setup
+from tcl_core.models.cost_model import CostModel
+from tcl_core.params import Graph
+from tcl_core.platforms import host_fingerprint, read_saved_hardware
+from tcl_core.programs.tasks import extract_tasks
+from tcl_core.progress import progress
+from tcl_core.stages.data import setup_of
+from tcl_core.stages.project import Project, measuring_alone
+from tcl_core.tuning.network import tune_network
+
+COMMAND = "python bench/networks.py"
+QUICK = ("squeezenet", "conv-1d", "lstm", "llama")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Which networks are tuned, and the programs that are measured of each."""
+
+    networks: Sequence[str] = tuple(KINDS)
+    trials: int = 24
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What tuning any of the networks takes."""
+
+    graph: Graph
+    model: CostModel
+    hardware: tuple[float, ...]
+    setup: Setup
+    trials: int
+    seed: int
+
+    def row(self, kind: str) -> dict[str, Any]:
+        """The figures of a network; where it cannot be cut or tuned, how far it came and why."""
+        row: dict[str, Any] = {"network": kind}
+        with tempfile.TemporaryDirectory(prefix="tcl-networks-") as folder:
+            file = export(kind, Path(folder))
+            try:
+                row |= cut(file, self.graph)
+                tuned = tune_network(file, self.graph, self.model, self.hardware, self.setup, self.trials, self.seed)
+            except TclError as error:
+                return row | {"why": str(error).replace(f"{folder}/", "")}
+        figures = {name: getattr(tuned, name) for name in ("untuned_ms", "tuned_ms", "pytorch_ms", "difference", "search_s")}
+        return row | figures | {"ratio": tuned.pytorch_ms / tuned.tuned_ms}
+
+
+def cut(file: str, graph: Graph) -> dict[str, int]:
+    """How many tasks a network has, and how often it runs one."""
+    tasks = extract_tasks(file, graph)
+    return {"tasks": len(tasks), "runs": sum(weight for _, weight in tasks)}
+
+
+# --- figures ---
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return {
+        "networks": len(rows),
+        "cut": sum("tasks" in row for row in rows),
+        "tuned": sum("tuned_ms" in row for row in rows),
+        "faster_than_pytorch": sum(row.get("ratio", 0.0) > 1.0 for row in rows),
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ("network", "tasks", "untuned ms", "tuned ms", "PyTorch ms", "times PyTorch's speed", "why not")
+    return markdown(header, [_cells(row) for row in rows])
+
+
+def _cells(row: Mapping[str, Any]) -> list[Any]:
+    figures = (row.get(name) for name in ("untuned_ms", "tuned_ms", "pytorch_ms", "ratio"))
+    return [row["network"], row.get("tasks", "-"), *("-" if value is None else f"{value:.2f}" for value in figures), row.get("why", "")]
+
+
+# --- the whole comparison ---
+
+
+def run(size: Size, command: str, folder: Path | None, reference: Reference, setup: Callable[[Setup], Setup]) -> None:
+    project = Project.here()
+    platform = best_platform(project, reference)
+    setting = setup(setup_of(project, platform))
+    about = {
+        "platform": platform,
+        "model": str(folder or "trees of data/reference"),
+        "trials": size.trials,
+        "protocol": setting.protocol_json(),
+        "graph": asdict(project.params.graph),
+    }
+    rows = unfinished(about, size)
+    done = {row["network"] for row in rows}
+    left = [kind for kind in size.networks if kind not in done]
+    hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
+    model = model_of(folder, reference, platform)
+    tuning = Tuning(project.params.graph, model, hardware, setting, size.trials, project.params.seed)
+    with measuring_alone(), progress("networks", len(left)) as shown, quiet_compiler():
+        for kind in left:
+            rows.append(tuning.row(kind))
+            finished = len(rows) == len(size.networks)
+            save("networks", {**about, "finished": finished, "summary": summary(rows), "rows": rows}, command)
+            shown.advance(kind)
+    print(table(rows))
+
+
+def unfinished(about: Mapping[str, Any], size: Size) -> list[dict[str, Any]]:
+    """Rows of these networks in a run with just these settings, on this host, that was stopped; none of a finished one."""
+    file = result_file("networks.json")
+    found = json.loads(file.read_text()) if file.exists() else {}
+    same = all(found.get(key) == value for key, value in {**about, "host": host_fingerprint(), "finished": False}.items())
+    return [row for row in found["rows"] if row["network"] in size.networks] if same else []
+
+
+def cut_all(kinds: Sequence[str]) -> None:
+    """Print the table as far as cutting fills it."""
+    graph, rows = Project.here().params.graph, []
+    with tempfile.TemporaryDirectory(prefix="tcl-networks-") as folder, progress("networks", len(kinds)) as shown:
+        for kind in kinds:
+            try:
+                rows.append({"network": kind} | cut(export(kind, Path(folder)), graph))
+            except TclError as error:
+                rows.append({"network": kind, "why": str(error).replace(f"{folder}/", "")})
+            shown.advance(kind)
+    print(table(rows))
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="four networks")
+    parser.add_argument("--cut", action="store_true", help="only the number of tasks of each network")
+    parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else trees are trained")
+    given = parser.parse_args()
+    size = Size(QUICK) if given.quick else Size()
+    try:
+        if given.cut:
+            cut_all(size.networks)
+        elif given.smallest:
+            run_smallest()
+        else:
+            options = " --quick" * given.quick + (f" --model {given.model}" if given.model else "")
+            whole = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+            run(size, COMMAND + options, given.model, whole, lambda setup: setup)
+    except TclError as error:
+        sys.exit(f"networks: {error}")
+
+
+def run_smallest() -> None:
+    from _smallest import reference
+
+    fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
+    run(Size(tuple(DENSE), 2), f"{COMMAND} --smallest", None, reference(), lambda setup: replace(setup, protocol=fast))
+
+
+if __name__ == "__main__":
+    main()
