@@ -235,9 +235,10 @@ class Process:
         return f"ended with {self._process.returncode} ({self._last_words})"
 
     def _signal(self, number: int) -> None:
-        """To it and to whatever it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        """To it and to whatever it started, as long as its number is not another's."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def close(self) -> None:
         if self._log.closed:
