@@ -6,7 +6,8 @@
 
 In each round every system runs for a moment, in another order each time; so what disturbs the machine for longer
 disturbs all of them, and ratios are taken within a round.  Whoever has no turn is stopped, threads and all: waiting
-threads of OpenMP spin on the others' cores.
+threads of OpenMP spin on the others' cores.  After half of the rounds all processes are started anew, for where memory
+happens to lie makes one process of a program several times as slow as another.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from tcl_core.programs.network_files import existing, memory_and_rights
 from tcl_core.programs.networks import example_inputs
 from tcl_core.sandbox import Rights, command
 
-ROUNDS = 7
+ROUNDS, STARTS = 7, 2
 PYTORCH = ("eager", "compile")
 SLEEPING, SPINNING = POLICIES = ("sleeping", "spinning")  # how threads of OpenMP wait
 START_S, ROUND_S = 900.0, 300.0  # torch.compile of a large network takes minutes
@@ -86,28 +88,25 @@ def compare(
     rounds: int = ROUNDS,
     inputs: Sequence[np.ndarray] | None = None,
 ) -> Latencies:
-    """Time libraries of a network beside PyTorch's, all on ``threads`` threads and the same inputs; none: the network's own.
+    """Time libraries of a network, by the names that are given here, beside PyTorch's, all on ``threads`` threads and the same inputs; none: the network's own.
 
     A file from elsewhere is run by a process of few rights, which may start no compiler: for it torch.compile is missing.
     Raises UsageError for a bad network, PlatformError for a library that does not run.
     """
     inputs = example_inputs(network) if inputs is None else inputs
-    missing: dict[str, str] = {}
-    with ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tcl-compare-"))
-        systems = {(name, ""): stack.enter_context(_library(path, threads, pin, inputs)) for name, path in libraries.items()}
-        for kind in PYTORCH:
-            if why := _why_not(kind, network):
-                missing[kind] = why
-                continue
-            try:
-                both = [stack.enter_context(_pytorch(kind, way, network, threads, scratch, inputs)) for way in POLICIES]
-                systems |= zip(((kind, way) for way in POLICIES), both, strict=True)
-            except ProcessFailed as failed:
-                missing[kind] = f"it {failed}"
-        rounds_ms = _by_turns(systems, rounds)
-        outputs = {key: system.output for key, system in systems.items()}
-    return _summed_up(rounds_ms, outputs, missing)
+    missing = {kind: why for kind in PYTORCH if (why := _why_not(kind, network))}
+    rounds_ms: dict[Key, list[float]] = {}
+    outputs: dict[Key, np.ndarray] = {}
+    with tempfile.TemporaryDirectory(prefix="tcl-compare-") as scratch:
+        for start in range(STARTS):
+            if share := len(range(start, rounds, STARTS)):
+                with ExitStack() as stack:
+                    systems = {(name, ""): stack.enter_context(_library(path, threads, pin, inputs)) for name, path in libraries.items()}
+                    systems |= _both_of_pytorch(stack, network, threads, scratch, inputs, missing)
+                    for key, found_ms in _by_turns(systems, share, start).items():
+                        rounds_ms.setdefault(key, []).extend(found_ms)
+                    outputs |= {key: system.output for key, system in systems.items()}
+    return _summed_up({key: found_ms for key, found_ms in rounds_ms.items() if key[0] not in missing}, outputs, missing)
 
 
 @contextmanager
@@ -135,8 +134,22 @@ def ratio(ours_ms: Sequence[float], theirs_ms: Sequence[float], seed: int = 0) -
 Key = tuple[str, str]  # a system's name, and how its threads wait
 
 
-def _by_turns(systems: Mapping[Key, Process], rounds: int) -> dict[Key, list[float]]:
-    order, found = np.random.default_rng(0), {key: [] for key in systems}
+def _both_of_pytorch(
+    stack: ExitStack, network: str, threads: int, scratch: str, inputs: Sequence[np.ndarray], missing: dict[str, str]
+) -> dict[Key, Process]:
+    """Eager and compile, each with both ways to wait, but for what is missing; whatever fails becomes so."""
+    found: dict[Key, Process] = {}
+    for kind, way in product(PYTORCH, POLICIES):
+        try:
+            if kind not in missing:
+                found[kind, way] = stack.enter_context(_pytorch(kind, way, network, threads, scratch, inputs))
+        except ProcessFailed as failed:
+            missing[kind] = f"it {failed}"
+    return {key: process for key, process in found.items() if key[0] not in missing}
+
+
+def _by_turns(systems: Mapping[Key, Process], rounds: int, seed: int = 0) -> dict[Key, list[float]]:
+    order, found = np.random.default_rng(seed), {key: [] for key in systems}
     for _ in range(rounds):
         for place in order.permutation(len(systems)):
             key = list(systems)[place]
@@ -235,9 +248,10 @@ class Process:
         return f"ended with {self._process.returncode} ({self._last_words})"
 
     def _signal(self, number: int) -> None:
-        """To it and to whatever it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        """To it and to whatever it started, as long as its number is not another's."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def close(self) -> None:
         if self._log.closed:

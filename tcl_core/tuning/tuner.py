@@ -184,10 +184,10 @@ class Tuner:
 
         With ``seconds`` the last turn begins early enough for all that to end in time, as far as the turns before tell.
         """
-        start, measured = time.monotonic(), 0
+        end, rates_s = time.monotonic() + seconds, []  # seconds per program of each turn
         while turn := self.budget.next():
-            spent_s = time.monotonic() - start
-            if measured and spent_s + spent_s / measured * (turn.count + self._finalists()) > seconds:
+            began = time.monotonic()
+            if began >= end or began + _usual(rates_s) * (turn.count + self._finalists()) > end:
                 break
             before_s = self.budget.network_s()
             run = self._run(turn.task)
@@ -195,7 +195,8 @@ class Tuner:
             outcomes = self._measured(runner, [run.job(candidate) for candidate in candidates])
             told = [run.tell(candidate, outcome) for candidate, outcome in zip(candidates, outcomes, strict=True)]
             self.budget.tell(turn.task, told)
-            measured += len(told)
+            if told:
+                rates_s.append((time.monotonic() - began) / len(told))
             if math.isfinite(before_s) and self.budget.network_s() < before_s:
                 self._gain = 1.0 - self.budget.network_s() / before_s
             for outcome in outcomes:
@@ -257,6 +258,11 @@ class Tuner:
         untouched = sum(not account.trials for account in self.budget.accounts)
         about = f"network about {network_s * 1e3:.2f} ms, " if ran else ""
         return f"{about}{ran} of {len(self.tunables)} tasks run" + (f", {untouched} untouched" if untouched else "")
+
+
+def _usual(rates_s: Sequence[float]) -> float:
+    """What a program usually takes; the first turn, in which workers start, says nothing of it."""
+    return statistics.median(rates_s[1:]) if rates_s[1:] else 0.0
 
 
 def _steadier(first: Outcome, second: Outcome) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from conftest import onnx_model
 from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.programs.graph import PREPARED, fuse
-from tcl_core.programs.networks import example_inputs, load_relax
+from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import latency, timed_process
 from tcl_core.tuning.latency import compare, difference, ratio
@@ -23,21 +24,33 @@ from tcl_core.tuning.library import export
 
 
 @pytest.fixture(scope="module")
-def library(tiny_network, tmp_path_factory) -> Path:
+def imported(tiny_network):
+    with quiet_compiler():
+        return import_network(tiny_network)
+
+
+@pytest.fixture(scope="module")
+def library(imported, tmp_path_factory) -> Path:
     """The tiny network, untuned."""
     path, target = tmp_path_factory.mktemp("library") / "tiny.so", make_target(EXTRACTION_TARGET)
     with quiet_compiler():
-        module = fuse(load_relax(tiny_network), target, PREPARED)
+        module = fuse(imported.module, target, PREPARED)
     export(module, target, path)
     return path
+
+
+@pytest.fixture
+def inputs(imported):
+    return imported.inputs
 
 
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_libraries_beside_pytorch(tiny_network, library):
+def test_libraries_beside_pytorch(tiny_network, library, monkeypatch):
     """Every system has a median for each round and computes what PyTorch does; a stranger's file is never compiled."""
+    monkeypatch.setattr(latency, "STARTS", 1)
     before = children()
     found = compare(tiny_network, {"one": library, "other": library}, threads=1, pin=False, rounds=3)
     assert set(found.systems) == {"one", "other", "eager"} and found.reference == "eager"
@@ -51,20 +64,71 @@ def test_libraries_beside_pytorch(tiny_network, library):
     assert children() == before
 
 
-def test_an_onnx_file_has_no_pytorch(tmp_path):
+def count_starts(monkeypatch) -> list[str]:
+    started, start = [], latency.Process.__init__
+
+    def counted(self, order, *rest):
+        started.append(order["kind"])
+        start(self, order, *rest)
+
+    monkeypatch.setattr(latency.Process, "__init__", counted)
+    return started
+
+
+class StandIn:
+    """In the place of a process: says a time for each start, or fails at once."""
+
+    output = np.ones(3, np.float32)
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def round_ms(self) -> float:
+        return self.ms
+
+
+@pytest.mark.parametrize("failing", [None, ("compile", "sleeping"), ("compile", "spinning")])
+def test_a_compiler_that_fails_is_missing_with_its_reason(monkeypatch, tmp_path, failing):
+    """However far it came: at its first start or at a later one, with one way to wait or with both."""
+    starts = []
+
+    @contextmanager
+    def library(*_):
+        yield StandIn(2.0)
+
+    @contextmanager
+    def pytorch(kind, way, *_):
+        starts.append((kind, way))
+        if (kind, way) == failing and starts.count(failing) == 2:
+            raise latency.ProcessFailed("was refused (no working C++ compiler)")
+        yield StandIn({"eager": 4.0, "compile": 1.0}[kind] + (way == "sleeping"))
+
+    monkeypatch.setattr(latency, "_library", library)
+    monkeypatch.setattr(latency, "_pytorch", pytorch)
+    found = compare("resnet-18", {"tuned": tmp_path}, 1, False, rounds=5, inputs=[])
+    assert found.ms("eager") == 4.0 and found.systems["eager"].waiting == "spinning" and found.ratios["tuned/eager"].value == 0.5
+    if failing:
+        assert found.missing == {"compile": "it was refused (no working C++ compiler)"} and "tuned/compile" not in found.ratios
+    else:
+        assert found.missing == {} and found.ms("compile") == 1.0 and len(found.systems["compile"].rounds_ms) == 5
+
+
+def test_an_onnx_file_has_no_pytorch(tmp_path, monkeypatch):
     network = onnx_model(tmp_path / "net.onnx", [("Softmax", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
     target, path = make_target(EXTRACTION_TARGET), tmp_path / "net.so"
     with quiet_compiler():
         export(fuse(load_relax(network), target, PREPARED), target, path)
-    found = compare(network, {"first": path}, threads=1, pin=True, rounds=1)
+    started = count_starts(monkeypatch)
+    found = compare(network, {"first": path}, threads=1, pin=True, rounds=3)
+    assert len(started) == 2 and len(found.systems["first"].rounds_ms) == 3  # all processes anew after half of the rounds
     why = "an ONNX file is no PyTorch network"
     assert found.missing == {"eager": why, "compile": why} and found.ratios == {}
     assert found.reference == "first" and found.systems["first"].difference == 0.0
 
 
-def test_who_has_no_turn_is_stopped(tiny_network, library):
+def test_who_has_no_turn_is_stopped(inputs, library):
     """So that its waiting threads spin on nobody's core; it goes on when it is asked."""
-    with latency.running(library, 2, False, example_inputs(tiny_network)) as process:
+    with latency.running(library, 2, False, inputs) as process:
         (child,) = (psutil.Process(pid) for pid in children() if str(library) in " ".join(psutil.Process(pid).cmdline()))
         assert process.output.shape == (1, 10)
         assert wait_for(lambda: child.status() == psutil.STATUS_STOPPED)
@@ -83,16 +147,16 @@ def wait_for(condition) -> bool:
 
 
 @pytest.mark.parametrize("content", [None, b"no library"])
-def test_a_library_that_does_not_run_is_a_sentence(tmp_path, tiny_network, content):
+def test_a_library_that_does_not_run_is_a_sentence(tmp_path, tiny_network, inputs, content):
     path, before = tmp_path / "bad.so", children()
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(PlatformError, match=r"^the library .*bad.so was refused \(.*\); build it again$"):
-        compare(tiny_network, {"bad": path}, threads=1, pin=False, inputs=example_inputs(tiny_network))
+        compare(tiny_network, {"bad": path}, threads=1, pin=False, inputs=inputs)
     assert children() == before
 
 
-def test_a_process_that_dies_in_a_round_is_a_sentence(tiny_network, library, monkeypatch):
+def test_a_process_that_dies_in_a_round_is_a_sentence(inputs, library, monkeypatch):
     asked = latency.Process.round_ms
 
     def killed(self):
@@ -101,12 +165,12 @@ def test_a_process_that_dies_in_a_round_is_a_sentence(tiny_network, library, mon
 
     monkeypatch.setattr(latency.Process, "round_ms", killed)
     with pytest.raises(PlatformError, match=r"^one ran first and then ended with -9 \(no word\); nothing was compared"):
-        latency._by_turns({("one", ""): started(library, tiny_network)}, 1)
+        latency._by_turns({("one", ""): started(library, inputs)}, 1)
 
 
-def test_a_process_that_hangs_is_given_up(tiny_network, library, monkeypatch):
+def test_a_process_that_hangs_is_given_up(inputs, library, monkeypatch):
     monkeypatch.setattr(latency, "ROUND_S", 0.2)
-    process = started(library, tiny_network)
+    process = started(library, inputs)
     monkeypatch.setattr(process, "_signal", lambda number: None)  # it stays stopped
     with pytest.raises(latency.ProcessFailed, match="gave no answer within 0 s"):
         process.round_ms()
@@ -114,9 +178,9 @@ def test_a_process_that_hangs_is_given_up(tiny_network, library, monkeypatch):
     process.close()
 
 
-def started(library: Path, network: str) -> latency.Process:
+def started(library: Path, inputs: list) -> latency.Process:
     order = {"kind": "library", "network": str(library), "threads": 1, "pin": False, "memory_bytes": 0}
-    return latency.Process(order, latency.Rights(readable=(str(library),)), example_inputs(network), os.environ)
+    return latency.Process(order, latency.Rights(readable=(str(library),)), inputs, os.environ)
 
 
 @pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b'{"else": 1}\n', b"x" * 20_000])

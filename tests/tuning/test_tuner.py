@@ -201,6 +201,19 @@ def test_a_run_on_the_clock_ends_in_time_with_its_finals(tasks, clock):
     assert len(runner.jobs) + 8 + len(trials_of(runner)) > 30  # and does not end long before
 
 
+def test_a_slow_start_does_not_end_a_run_on_the_clock(tasks, clock):
+    """The first program takes ten seconds, for workers start; the others a tenth."""
+
+    def answer(job):
+        clock[0] += 0.1 if answer.started else 10.0
+        answer.started = True
+
+    answer.started = False
+    runner = FakeRunner(answer)
+    tuner_of(tasks, None).run(runner, seconds=30.0)
+    assert 100 < len(runner.jobs) <= 201
+
+
 def test_a_run_that_goes_on_has_minutes_of_its_own(tasks, clock, tmp_path):
     def answer(job):
         clock[0] += 1.0
