@@ -73,6 +73,8 @@ class Tuning:
                 tuned = tune_network(file, self.graph, self.model, self.hardware, self.setup, self.trials, self.seed)
             except TclError as error:
                 return row | {"why": str(error).replace(f"{folder}/", "")}
+            except Exception as error:  # what TVM cannot compile it reports by several types
+                return row | {"why": f"TVM: {str(error).strip().splitlines()[-1]}"}
         figures = {name: getattr(tuned, name) for name in ("untuned_ms", "tuned_ms", "pytorch_ms", "difference", "search_s")}
         return row | figures | {"ratio": tuned.pytorch_ms / tuned.tuned_ms}
 

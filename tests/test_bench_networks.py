@@ -68,6 +68,15 @@ def test_a_network_that_cannot_be_tuned_is_a_row_with_one_sentence(monkeypatch):
     assert tuning().row("dense") == {"network": "dense", "tasks": 1, "runs": 1, "why": said}
 
 
+def test_what_tvm_cannot_compile_is_a_row_too(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("Traceback\n  in codegen\nInternalError: no such instruction")
+
+    monkeypatch.setattr(networks, "cut", lambda file, graph: {"tasks": 1, "runs": 1})
+    monkeypatch.setattr(networks, "tune_network", fail)
+    assert tuning().row("dense")["why"] == "TVM: InternalError: no such instruction"
+
+
 def test_a_row_of_a_tuned_network(monkeypatch):
     tuned = SimpleNamespace(untuned_ms=4.0, tuned_ms=1.0, pytorch_ms=2.0, difference=1e-7, search_s=3.0)
     monkeypatch.setattr(networks, "cut", lambda file, graph: {"tasks": 1, "runs": 1})

@@ -182,7 +182,18 @@ def relax_from_exported(program: Any, name: str) -> Any:
     load_tvm()
     from tvm.relax.frontend.torch import from_exported_program
 
+    count_from_the_front(program)
     return _convert(name, from_exported_program, program, keep_params_as_input=False, unwrap_unit_return_tuple=True)
+
+
+def count_from_the_front(program: Any) -> None:
+    """Let a program select by indices of 0 and above: TVM takes those that count from the end, as in ``x[:, -1]``, for addresses."""
+    import torch
+
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.select.int and node.args[2] < 0:
+            data, axis, index = node.args
+            node.args = (data, axis, index + data.meta["val"].shape[axis])
 
 
 def relax_from_onnx(model: Any, name: str) -> Any:

@@ -7,13 +7,14 @@ import pytest
 import torch
 from conftest import onnx_model
 
+from tcl_core.compat import load_tvm, make_target
 from tcl_core.errors import UsageError
 from tcl_core.network_names import NETWORKS, TEXT, Network
 from tcl_core.programs import networks
 from tcl_core.programs.network_files import load_onnx, onnx_inputs
 from tcl_core.programs.networks import import_network, load_exported, load_relax
 from tcl_core.programs.graph import PREPARED
-from tcl_core.programs.tasks import extract_tasks
+from tcl_core.programs.tasks import EXTRACTION_TARGET, extract_tasks
 
 # --- names ---
 
@@ -56,6 +57,24 @@ def test_a_named_network_through_a_tiny_configuration(monkeypatch):
 
 
 # --- .pt2 ---
+
+
+class Ends(torch.nn.Module):
+    """The last rows of its input, counted from the end and from the front."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, -1] + 10 * x[:, :, -2].sum(dim=1) + 100 * x[:, 0]
+
+
+def test_what_counts_from_the_end_is_found_there(tmp_path):
+    """TVM alone would read outside of the tensor."""
+    tvm, given = load_tvm(), torch.arange(1.0, 17.0).reshape(1, 4, 4)
+    torch.export.save(torch.export.export(Ends(), (given,)), tmp_path / "ends.pt2")
+    read = import_network(str(tmp_path / "ends.pt2"), 1)
+    np.testing.assert_array_equal(read.output, Ends()(given).numpy())
+    machine = tvm.relax.VirtualMachine(tvm.compile(read.module, make_target(EXTRACTION_TARGET)), tvm.cpu())
+    found = machine["main"](tvm.runtime.tensor(read.inputs[0]))
+    np.testing.assert_array_equal(found.numpy(), read.output)
 
 
 class Add(torch.nn.Module):

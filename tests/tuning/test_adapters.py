@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import platform
 import tempfile
 from collections import Counter
 
@@ -256,6 +257,17 @@ def test_a_target_of_other_features_is_a_sentence(matmul, monkeypatch, hardware,
     candidate = MeasureCandidate(matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]), [])
     with pytest.raises(UsageError, match=f"^the model of p ranks programs .*{message}"):
         cost_model(given).predict(context, [candidate])
+
+
+@pytest.mark.parametrize("part", [cost_model, search_strategy])
+def test_metaschedules_own_rules_for_the_target_work(matmul, part):
+    """They tensorize for this CPU's newest instructions, and our light import of TVM does not register these."""
+    part(known(SumModel()))
+    newest = "neoverse-v1" if platform.machine() == "aarch64" else "sapphirerapids"
+    context = meta_schedule().TuneContext(
+        matmul.module, target=make_target(EXTRACTION_TARGET | {"mcpu": newest}), space_generator="post-order-apply", num_threads=1
+    )
+    assert len(context.generate_design_space()) >= 3
 
 
 def test_the_cost_model_learns_what_is_measured(matmul):
