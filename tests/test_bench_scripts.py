@@ -54,6 +54,12 @@ TABLES = {
         f"figures.{key}"
         for key in ("write_records_per_s", "scan_records_per_s", "training_columns_per_s", "encoded_programs_per_s", "write_peak_mb")
     ),
+    "tune": (
+        *(f"summary.*.{key}" for key in ("ours_ms", "random_ms", "scratch_ms", "eager_ms", "compile_ms", "speedup_over_eager")),
+        *(f"summary.*.{key}" for key in ("stock_ms", "tenset_ms", "equal_trials_x", "time_to_tenset_x", "long_ms")),
+        *(f"units.*.{key}" for key in ("tasks", "trials", "seconds", "failed", "curve.*")),
+        *(f"compared.*.{key}" for key in ("network", "systems_ms.*", "differences.*", "rounds_ms.*")),
+    ),
     "worker_memory": tuple(f"figures.*.{key}" for key in ("programs", "failed", "resident_mib.*", "workers.*")),
 }
 FILES = {

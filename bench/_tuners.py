@@ -1,0 +1,251 @@
+"""The systems that ``bench/tune.py`` compares: each spends so many programs on a network's tasks, and leaves what it found.
+
+Ours share the tuner's loop and its budget; what differs is named.  MetaSchedule's are tuned by its own loop and gradient
+scheduler, in rounds of eight like ours (its 64 would give a fourth of the tasks all trials), with its own builder and runner,
+or with our worker in their place.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tcl_core.compat import load_intrinsics, make_target, meta_schedule, quiet_compiler
+from tcl_core.measure.job import Setup
+from tcl_core.measure.pool import Runner
+from tcl_core.models.cost_model import CostModel
+from tcl_core.params import Graph
+from tcl_core.programs.graph import AS_GIVEN, PREPARED
+from tcl_core.tuning.database import Shelf
+from tcl_core.tuning.measuring import module_builder, worker_runner
+from tcl_core.tuning.network import tunables_of
+from tcl_core.tuning.schedules import SearchSettings
+from tcl_core.tuning.transfer import Donors
+from tcl_core.tuning.tuner import Tuner
+
+ROUND = 8
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a system gets: the fused network, the champion, its rival's model, donors' databases, and the machine."""
+
+    fused: Any
+    setup: Setup
+    hardware: Sequence[float]
+    champion: CostModel
+    tenset: CostModel | None
+    donors: Donors | None
+    trials: int
+    seed: int
+
+
+@dataclass
+class Spent:
+    """What a system did.
+
+    curve    [programs measured, seconds since its start, milliseconds of the network as far as it is known]
+    failed   programs that did not run
+    winners  a database of each task's best program
+    """
+
+    curve: list[list[float]] = field(default_factory=list)
+    failed: int = 0
+    winners: Any = None
+
+    def note(self, trials: int, seconds: float, network_s: float) -> None:
+        """One more point of the curve, unless the network's time is as it was, or not known."""
+        if math.isfinite(network_s) and (not self.curve or network_s * 1e3 < self.curve[-1][2]):
+            self.curve.append([trials, seconds, network_s * 1e3])
+
+
+@dataclass(frozen=True)
+class System:
+    """How one tunes, and how the network's graph is prepared for it."""
+
+    tune: Callable[[Given], Spent]
+    graph: Graph = PREPARED
+
+
+# --- ours ---
+
+
+def ours(model: bool = True, explore: float | None = None, searches: bool = True) -> Callable[[Given], Spent]:
+    """TCL's tuner: with the champion or from scratch, by search or at random (``explore`` 1), or with donors' programs alone."""
+
+    def tune(given: Given) -> Spent:
+        settings = SearchSettings(seed=given.seed, **({} if explore is None else {"explore": explore}))
+        champion = given.champion if model else None
+        database, began, spent, measured = meta_schedule().database.MemoryDatabase(), time.monotonic(), Spent(), 0
+        with quiet_compiler(), Runner(given.setup) as runner:
+            tunables = tunables_of(given.fused, given.setup.target)
+            tuner = Tuner(
+                tunables, champion, given.hardware, given.setup.target, given.trials, settings, database, given.donors, searches
+            )
+
+            def note(outcome: Any) -> None:
+                nonlocal measured
+                measured += 1
+                spent.failed += not outcome.latencies_s
+                spent.note(measured, time.monotonic() - began, tuner.budget.network_s())
+
+            tuner.run(runner, note)
+        spent.winners = tuner.winners()
+        return spent
+
+    return tune
+
+
+# --- MetaSchedule's ---
+
+
+def stock(tenset: bool = False, our_engine: bool = False) -> Callable[[Given], Spent]:
+    """MetaSchedule's evolutionary search and gradient scheduler, with its XGBoost model or a pretrained TenSet MLP."""
+
+    def tune(given: Given) -> Spent:
+        load_intrinsics(given.setup.target["kind"])
+        with tempfile.TemporaryDirectory(prefix="tcl-stock-") as folder, _quiet(), _engine(given, our_engine) as engine:
+            began, callbacks = time.monotonic(), meta_schedule().measure_callback
+            extracted = meta_schedule().relax_integration.extract_tasks(given.fused, make_target(given.setup.target), {})
+            tasks, weights = meta_schedule().relax_integration.extracted_tasks_to_tune_contexts(
+                extracted, folder, seed=given.seed + 1, num_threads="logical"
+            )
+            curve = _Curve(weights, began)
+            database = meta_schedule().tune_tasks(
+                tasks=tasks,
+                task_weights=weights,
+                work_dir=folder,
+                max_trials_global=given.trials,
+                num_trials_per_iter=ROUND,
+                database="memory",
+                cost_model=_tenset_ranker(given.tenset) if tenset else "xgb",
+                measure_callbacks=[callbacks.AddToDatabase(), callbacks.UpdateCostModel(), curve.callback(), *engine.pop("clean_up")],
+                **engine,
+            )
+            curve.spent.winners = _best_of_each(database, [each.dispatched[0] for each in extracted], given.setup.target)
+        return curve.spent
+
+    return tune
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the compiler's words, and without the table of all tasks that MetaSchedule prints after each round."""
+    logging.disable(logging.WARNING)
+    try:
+        with quiet_compiler():
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _engine(given: Given, ours_: bool) -> Iterator[dict[str, Any]]:
+    """Builder, runner and what removes their files."""
+    if not ours_:
+        yield {"builder": "local", "runner": "local", "clean_up": [meta_schedule().measure_callback.RemoveBuildArtifact()]}
+        return
+    with Runner(given.setup) as runner:
+        yield {"builder": module_builder(), "runner": worker_runner(runner), "clean_up": []}
+
+
+class _Curve:
+    """Watches MetaSchedule's measurements."""
+
+    def __init__(self, weights: Sequence[float], began: float) -> None:
+        self.spent, self._weights, self._began = Spent(), weights, began
+        self._bests, self._measured = [math.inf] * len(weights), 0
+
+    def callback(self) -> Any:
+        from tvm.ir.utils import derived_object
+
+        told = self._told
+
+        @derived_object
+        class Watch(meta_schedule().measure_callback.PyMeasureCallback):
+            def apply(self, scheduler: Any, task: int, candidates: Any, built: Any, results: Any) -> None:
+                told(task, [_seconds(result) for result in results])
+
+        return Watch()
+
+    def _told(self, task: int, seconds: Sequence[float]) -> None:
+        self._measured += len(seconds)
+        self.spent.failed += sum(map(math.isinf, seconds))
+        self._bests[task] = min(self._bests[task], *seconds)
+        network_s = sum(weight * best for weight, best in zip(self._weights, self._bests, strict=True))
+        self.spent.note(self._measured, time.monotonic() - self._began, network_s)
+
+
+def _seconds(result: Any) -> float:
+    return statistics.fmean(map(float, result.run_secs)) if result.run_secs and not result.error_msg else math.inf
+
+
+def _best_of_each(database: Any, modules: Sequence[Any], target: dict[str, Any]) -> Any:
+    """A database of the fastest record of each task, by the mean that MetaSchedule itself compares."""
+    best = meta_schedule().database.MemoryDatabase()
+    for module in modules:
+        programs = [(trace, seconds) for trace, seconds in Shelf(database, module, make_target(target)).programs() if seconds]
+        if programs:
+            trace, seconds = min(programs, key=lambda program: statistics.fmean(program[1]))
+            Shelf(best, module, make_target(target)).put(trace, seconds)
+    return best
+
+
+def _tenset_ranker(model: CostModel) -> Any:
+    """TenSet's MLP as MetaSchedule's cost model: it reads statements of the lowered candidates, and does not learn while tuning."""
+    from tvm.ir.utils import derived_object
+
+    from tcl_core.features.batches import Samples
+
+    ms = meta_schedule()
+    extractor = ms.feature_extractor.PerStoreFeature(extract_workload=True)
+
+    @derived_object
+    class TensetRanker(ms.cost_model.PyCostModel):
+        def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
+            rows = [found.numpy().astype(np.float32) for found in extractor.extract_from(context, candidates)]
+            statements = np.zeros((len(rows), max([1, *map(len, rows)]), rows[0].shape[1]), dtype=np.float32)
+            for place, found in zip(statements, rows, strict=True):
+                place[: len(found)] = found
+            samples = Samples(
+                tokens=statements,
+                lengths=np.array([len(found) for found in rows], dtype=np.int32),
+                tasks=np.zeros(len(rows), dtype=np.int32),
+                latencies_s=np.full(len(rows), np.inf),
+            )
+            return model.predict(samples).astype("float64")
+
+        def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
+            """It came trained."""
+
+        def load(self, path: str) -> None:
+            """It came trained."""
+
+        def save(self, path: str) -> None:
+            """It came trained."""
+
+    return TensetRanker()
+
+
+SYSTEMS = {
+    "MetaSchedule": System(stock()),
+    "MetaSchedule, our engine": System(stock(our_engine=True)),
+    "TenSet MLP": System(stock(tenset=True)),
+    "TenSet MLP, our engine": System(stock(tenset=True, our_engine=True)),
+    "random": System(ours(model=False, explore=1.0)),
+    "from scratch": System(ours(model=False)),
+    "TCL": System(ours()),
+    "Transfer-Tuning": System(ours(searches=False)),
+    "TCL, warm start": System(ours()),
+    "random, graph as given": System(ours(model=False, explore=1.0), AS_GIVEN),
+    "random, not packed": System(ours(model=False, explore=1.0), replace(PREPARED, pack=False)),
+}

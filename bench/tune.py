@@ -1,0 +1,389 @@
+"""Tuning whole networks: TCL beside MetaSchedule, a TenSet MLP, random programs, Transfer-Tuning and PyTorch.
+
+    python bench/tune.py [--quick] [--part NAME ...] [--minutes M] [--again]
+
+Parts, each of them resumable, and stopped before the unit that would begin after --minutes:
+
+    resnet-18, mobilenet-v2, bert-tiny, deit-small
+               all systems of `bench/_tuners.py` that need no donor, at 16 programs per task; MetaSchedule's four with one seed
+    donors     Transfer-Tuning and a warm start on those networks, with schedules of the training networks, tuned here too
+    factors    on resnet-18, where the gain comes from: graph, layout and packing, one at a time, by random programs
+    long       TCL with 1,000 programs on all four
+
+All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
+TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
+seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  --quick: bert-tiny with
+64 programs, four systems, one seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from _tables import ROOT, arguments, markdown, mean_interval, result_file, save
+
+from tcl_core import environment  # noqa: F401  (before torch is imported)
+
+from _tuners import SYSTEMS, Given, Spent
+
+from tcl_core import registry
+from tcl_core.compat import make_target, meta_schedule, quiet_compiler
+from tcl_core.errors import TclError
+from tcl_core.measure.job import Protocol, Setup
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import CostModel
+from tcl_core.platforms import host_fingerprint
+from tcl_core.programs.graph import apply_database, fuse
+from tcl_core.programs.networks import import_network
+from tcl_core.progress import progress
+from tcl_core.stages.baselines import baseline_folder, run_baseline
+from tcl_core.stages.data import setup_of
+from tcl_core.stages.project import Project, measuring_alone, read_saved_hardware
+from tcl_core.tuning.database import open_database
+from tcl_core.tuning.latency import PYTORCH, Latencies, compare
+from tcl_core.tuning.library import export
+from tcl_core.tuning.network import tunables_of
+from tcl_core.tuning.transfer import Donors
+
+COMMAND = "python bench/tune.py"
+NETWORKS = ("resnet-18", "mobilenet-v2", "bert-tiny", "deit-small")
+PER_TASK, MOST, LONG = 16, 1000, 1000
+SEEDS = 3
+OURS, RANDOM, STOCK, TENSET = "TCL", "random", "MetaSchedule", "TenSet MLP"
+SLOW = (STOCK, f"{STOCK}, our engine", TENSET, f"{TENSET}, our engine")  # one seed each
+PLAIN = (OURS, RANDOM, "from scratch", *SLOW)
+DONATED = ("Transfer-Tuning", "TCL, warm start")
+FACTORS = ("random, graph as given", "random, not packed")
+TUNED = ROOT / "data" / "tuning" / "bench"  # what each unit found
+
+
+@dataclass(frozen=True)
+class Unit:
+    """``trials`` None: 16 for each task.  ``group``: what is run side by side."""
+
+    network: str
+    system: str
+    seed: int
+    trials: int | None = None
+
+    @property
+    def group(self) -> str:
+        return f"{self.network}, seed {self.seed}" + (f", {self.trials} programs" if self.trials else "")
+
+    @property
+    def folder(self) -> Path:
+        name = "-".join(self.system.lower().replace(",", "").split())
+        beside = result_file("tuned")  # the smallest form leaves nothing here
+        return (TUNED if beside.is_relative_to(ROOT) else beside) / Path(self.network).stem / f"{name}-{self.seed}{f'-{self.trials}' if self.trials else ''}"
+
+
+def units_of(part: str, training: Sequence[str]) -> list[Unit]:
+    """In the order in which they are measured: a seed of all systems before the next seed."""
+    if part in NETWORKS:
+        return [Unit(part, system, seed) for seed in range(SEEDS) for system in PLAIN if not (seed and system in SLOW)]
+    if part == "donors":
+        donors = [Unit(network, OURS, 0) for network in training]
+        return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
+    if part == "factors":
+        return [Unit("resnet-18", system, seed) for seed in range(SEEDS) for system in FACTORS]
+    return [Unit(network, OURS, 0, LONG) for network in NETWORKS]
+
+
+PARTS = (*NETWORKS, "donors", "factors", "long")
+QUICK = [Unit("bert-tiny", system, 0, 64) for system in (OURS, RANDOM, "from scratch", STOCK)]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What all units share."""
+
+    setup: Setup
+    hardware: Sequence[float]
+    champion: CostModel
+    tenset: CostModel
+    lenders: Sequence[str]  # networks whose programs are lent
+
+
+class Bench:
+    """The units done so far, in the results file; what they found lies below ``TUNED``."""
+
+    def __init__(self, machine: Machine, about: Mapping[str, Any], command: str, again: bool) -> None:
+        self.machine, self.about, self.command = machine, dict(about), command
+        file = result_file("tune.json")
+        found = json.loads(file.read_text()) if file.exists() and not again else {}
+        if any(found.get(key) != value for key, value in {**self.about, "host": host_fingerprint()}.items()):
+            found = {}
+        self.units: dict[str, dict[str, Any]] = found.get("units", {})
+        self.compared: dict[str, dict[str, Any]] = found.get("compared", {})
+
+    def run(self, units: Sequence[Unit], until: float) -> None:
+        """Do what is not done, group by group, as far as the time goes."""
+        todo = [unit for unit in units if _name(unit) not in self.units]
+        with progress("tuning networks", len(todo)) as shown:
+            for place, unit in enumerate(todo):
+                if time.monotonic() > until:
+                    print(f"{len(todo) - place} units are left; the same command goes on with them")
+                    break
+                self._unit(unit)
+                shown.advance(_name(unit))
+                if unit.group not in {later.group for later in todo[place + 1 :]}:
+                    self._compare(unit)
+        for unit in units:  # of groups that an earlier run left in the middle
+            if _name(unit) in self.units and not self._is_compared(unit):
+                self._compare(unit)
+
+    def _unit(self, unit: Unit) -> None:
+        fused = self._fused(unit)
+        tunables = tunables_of(fused, self.machine.setup.target)
+        trials = unit.trials or min(MOST, PER_TASK * len(tunables))
+        machine, donors = self.machine, self._donors(unit)
+        began = time.monotonic()
+        spent = SYSTEMS[unit.system].tune(
+            Given(fused, machine.setup, machine.hardware, machine.champion, machine.tenset, donors, trials, unit.seed)
+        )
+        _keep(spent, unit.folder)
+        self.units[_name(unit)] = {
+            "tasks": len(tunables), "trials": trials, "seconds": time.monotonic() - began, "failed": spent.failed, "curve": spent.curve,
+        }  # fmt: skip
+        self.save()
+
+    def _donors(self, unit: Unit) -> Donors | None:
+        """What was found for the lenders, if the system takes it."""
+        if unit.system not in DONATED:
+            return None
+        return Donors([Unit(network, OURS, 0, unit.trials).folder for network in self.machine.lenders], self.machine.setup.target)
+
+    def _fused(self, unit: Unit) -> Any:
+        with quiet_compiler():
+            module = import_network(unit.network).module
+            return fuse(module, make_target(self.machine.setup.target), SYSTEMS[unit.system].graph)
+
+    def _in_group(self, unit: Unit) -> list[Unit]:
+        known = [Unit(unit.network, system, unit.seed, unit.trials) for system in SYSTEMS]
+        return [each for each in known if _name(each) in self.units]
+
+    def _is_compared(self, unit: Unit) -> bool:
+        return {each.system for each in self._in_group(unit)} <= set(self.compared.get(unit.group, {}).get("systems_ms", {}))
+
+    def _compare(self, unit: Unit) -> None:
+        """Build what each system of the group found, and run all side by side."""
+        target, protocol = make_target(self.machine.setup.target), self.machine.setup.protocol
+        with tempfile.TemporaryDirectory(prefix="tcl-compared-") as folder:
+            libraries: dict[str, Path] = {}
+            for each in self._in_group(unit):
+                applied = apply_database(self._fused(each), target, open_database(each.folder))
+                libraries[each.system] = Path(folder) / f"{len(libraries)}.so"
+                export(applied, target, libraries[each.system])
+            found = compare(unit.network, libraries, protocol.threads, protocol.pin_threads)
+        self.compared[unit.group] = {"network": unit.network, "seed": unit.seed, "trials": unit.trials, **_row(found, libraries)}
+        self.save()
+
+    def save(self) -> None:
+        networks = dict.fromkeys(group["network"] for group in self.compared.values())
+        summary = {network: found for network in networks if (found := figures(network, self.units, self.compared))}
+        save("tune", {**self.about, "summary": summary, "compared": self.compared, "units": self.units}, self.command)
+
+
+def _name(unit: Unit) -> str:
+    return f"{unit.group}: {unit.system}"
+
+
+def _keep(spent: Spent, folder: Path) -> None:
+    """The winners as a database in the folder, whatever was there."""
+    for old in folder.glob("*.json"):
+        old.unlink()
+    database = open_database(folder)
+    for record in spent.winners.get_all_tuning_records():
+        database.commit_tuning_record(
+            meta_schedule().database.TuningRecord(
+                record.trace, database.commit_workload(record.workload.mod), record.run_secs, record.target, record.args_info
+            )
+        )
+
+
+def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
+    """Medians of all rounds, ms, what did not run and why, and the rounds themselves for whoever would look closer."""
+    return {
+        "systems_ms": {system: found.ms(system) for system in libraries},
+        **{f"{kind}_ms": found.ms(kind) for kind in PYTORCH},
+        "missing": dict(found.missing),
+        "differences": {name: timed.difference for name, timed in found.systems.items()},
+        "rounds_ms": {name: list(timed.rounds_ms) for name, timed in found.systems.items()},
+    }
+
+
+# --- figures ---
+
+
+def figures(network: str, units: Mapping[str, Mapping[str, Any]], compared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The network's row of the summary; each figure as [mean, low, high] over the seeds, the ends None for a single one."""
+    mine = [group for group in compared.values() if group["network"] == network]
+    groups, long = ([group for group in mine if (group["trials"] == LONG) == is_long] for is_long in (False, True))
+    if not any(OURS in group["systems_ms"] for group in (*groups, *long)):
+        return None
+    ms = lambda system: _over(group["systems_ms"].get(system) for group in groups)  # noqa: E731
+    return {
+        "ours_ms": ms(OURS),
+        "eager_ms": _over(group["eager_ms"] for group in groups),
+        "compile_ms": _over(group["compile_ms"] for group in groups),
+        "stock_ms": ms(STOCK),
+        "tenset_ms": ms(TENSET),
+        "random_ms": ms(RANDOM),
+        "scratch_ms": ms("from scratch"),
+        "systems_ms": {system: found for system in SYSTEMS if (found := ms(system))},
+        "speedup_over_eager": _over(_ratio(group["eager_ms"], group["systems_ms"].get(OURS)) for group in groups),
+        "speedup_over_compile": _over(_ratio(group["compile_ms"], group["systems_ms"].get(OURS)) for group in groups),
+        "equal_trials_x": _over(_ratio(group["systems_ms"].get(TENSET), group["systems_ms"].get(OURS)) for group in groups),
+        "equal_trials_stock_x": _over(_ratio(group["systems_ms"].get(STOCK), group["systems_ms"].get(OURS)) for group in groups),
+        "equal_trials_random_x": _over(_ratio(group["systems_ms"].get(RANDOM), group["systems_ms"].get(OURS)) for group in groups),
+        "time_to_tenset_x": _over(time_to(TENSET, group, units) for group in groups),
+        "time_to_stock_x": _over(time_to(STOCK, group, units) for group in groups),
+        "long_ms": _over(group["systems_ms"].get(OURS) for group in long),
+        "long_speedup_over_eager": _over(_ratio(group["eager_ms"], group["systems_ms"].get(OURS)) for group in long),
+        "long_speedup_over_compile": _over(_ratio(group["compile_ms"], group["systems_ms"].get(OURS)) for group in long),
+    }
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above and below else None
+
+
+def _over(values: Iterator[float | None]) -> list[float | None] | None:
+    """Mean and 95 % interval over seeds."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return None
+    return list(mean_interval(there)) if len(there) > 1 else [there[0], None, None]
+
+
+def time_to(rival: str, group: Mapping[str, Any], units: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """How many times as long a rival took to its best as we to be as fast; None where we never were.
+
+    What tuning knows of a network is the sum over its tasks; each curve is scaled so that it ends at the latency of the whole
+    network, as measured side by side.
+    """
+    ours, theirs = (_curve(system, group, units) for system in (OURS, rival))
+    if not ours or not theirs:
+        return None
+    end = theirs[-1][2]
+    reached = next((seconds for _, seconds, ms in ours if ms <= end), None)
+    return None if reached is None else theirs[-1][1] / reached
+
+
+def _curve(system: str, group: Mapping[str, Any], units: Mapping[str, Mapping[str, Any]]) -> list[list[float]]:
+    name = _name(Unit(group["network"], system, group["seed"], group["trials"]))
+    final = group["systems_ms"].get(system)
+    if name not in units or final is None or not units[name]["curve"]:
+        return []
+    curve = units[name]["curve"]
+    return [[trials, seconds, ms * final / curve[-1][2]] for trials, seconds, ms in curve]
+
+
+def table(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each network."""
+    columns = {
+        "TCL": "ours_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
+        "TenSet MLP": "tenset_ms", "random": "random_ms", "from scratch": "scratch_ms",
+    }  # fmt: skip
+    ratios = {"eager / TCL": "speedup_over_eager", "TenSet / TCL": "equal_trials_x", "time to TenSet's": "time_to_tenset_x"}
+    rows = [
+        [network, *(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
+        for network, found in summary.items()
+    ]
+    return markdown(["network", *columns, *ratios], rows)
+
+
+def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | None:
+    """Geometric mean over the networks of the means of a figure."""
+    found = [row[key][0] for row in summary.values() if row[key]]
+    return math.exp(statistics.fmean(map(math.log, found))) if found else None
+
+
+def _shown(found: Sequence[float | None] | None, unit: str) -> str:
+    if found is None:
+        return "-"
+    mean, low, high = found
+    return f"{mean:.2f}{unit}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+
+
+# --- what it needs ---
+
+
+def machine_of(project: Project) -> tuple[Machine, dict[str, Any]]:
+    """The best platform's champion and its rival, and what tells these apart from others in the results file."""
+    params = project.params
+    if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
+        sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
+    platform = project.platforms_that_ran()[-1]
+    version, folder = registry.champion(platform)
+    rival = baseline_folder(project, "tenset-mlp", platform)
+    if not rival.exists():
+        print(run_baseline(project, "tenset-mlp", platform))
+    setup = setup_of(project, platform)
+    machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), catalogue.load(rival), params.networks.train)
+    return machine, {"platform": platform, "champion": version, "protocol": setup.protocol_json()}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one network, four systems, 64 programs")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this one; several: give it again")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
+    parser.add_argument("--again", action="store_true", help="forget what is in the results file")
+    given = parser.parse_args()
+    until = time.monotonic() + 60 * given.minutes
+    try:
+        if given.smallest:
+            run_smallest()
+            return
+        project = Project.here()
+        machine, about = machine_of(project)
+        about |= {"quick": given.quick}
+        bench = Bench(machine, about, COMMAND + " --quick" * given.quick, given.again)
+        units = QUICK if given.quick else [u for part in given.part or PARTS for u in units_of(part, project.params.networks.train)]
+        with measuring_alone():
+            bench.run(units, until)
+    except TclError as error:
+        sys.exit(f"tune: {error}")
+    show()
+
+
+def show() -> None:
+    summary = json.loads(result_file("tune.json").read_text())["summary"]
+    print(table(summary))
+    for key, name in {"speedup_over_eager": "PyTorch eager", "speedup_over_compile": "torch.compile", "equal_trials_x": "the TenSet MLP"}.items():
+        if mean := geometric(summary, key):
+            print(f"Geometric mean of {name}'s time by ours: {mean:.2f}.")
+
+
+def run_smallest() -> None:
+    """Every kind of system once, on a network of one convolution; MetaSchedule's builder takes minutes, so not with that."""
+    import _smallest
+
+    reference = _smallest.reference()
+    platform, network = reference.platforms[-1], _smallest.network()
+    models = {}
+    for name, reads in (("trees", "tokens"), ("tenset-mlp", "statements")):
+        models[name] = catalogue.create(name, catalogue.own_settings(name))
+        models[name].fit(reference.case(platform, reads).train)
+    fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
+    setup = replace(setup_of(Project.here(), platform), protocol=fast)
+    donor = Unit(network, OURS, 0, 4)
+    hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
+    machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
+    bench = Bench(machine, {"platform": platform}, f"{COMMAND} --smallest", again=True)
+    bench.run([donor, *(Unit(network, system, 0, 4) for system in SYSTEMS if system not in (OURS, STOCK, TENSET))], math.inf)
+    show()
+
+
+if __name__ == "__main__":
+    main()
