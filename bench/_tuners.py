@@ -79,8 +79,13 @@ class System:
 # --- ours ---
 
 
-def ours(model: bool = True, explore: float | None = None, searches: bool = True) -> Callable[[Given], Spent]:
-    """TCL's tuner: with the champion or from scratch, by search or at random (``explore`` 1), or with donors' programs alone."""
+def ours(
+    model: bool = True, explore: float | None = None, searches: bool = True, shares: bool = True
+) -> Callable[[Given], Spent]:
+    """TCL's tuner: with the champion or from scratch, by search or at random (``explore`` 1), or with donors' programs alone.
+
+    ``shares``: tasks of the network lend to one another, but never where programs are drawn at random.
+    """
 
     def tune(given: Given) -> Spent:
         settings = SearchSettings(seed=given.seed, **({} if explore is None else {"explore": explore}))
@@ -89,7 +94,7 @@ def ours(model: bool = True, explore: float | None = None, searches: bool = True
         with quiet_compiler(), Runner(given.setup) as runner:
             tunables = tunables_of(given.fused, given.setup.target)
             tuner = Tuner(
-                tunables, champion, given.hardware, given.setup.target, given.trials, settings, database, given.donors, searches
+                tunables, champion, given.hardware, given.setup.target, given.trials, settings, database, given.donors, searches, shares and explore is None
             )
 
             def note(outcome: Any) -> None:
@@ -244,8 +249,10 @@ SYSTEMS = {
     "random": System(ours(model=False, explore=1.0)),
     "from scratch": System(ours(model=False)),
     "TCL": System(ours()),
+    "TCL, tasks apart": System(ours(shares=False)),
     "Transfer-Tuning": System(ours(searches=False)),
     "TCL, warm start": System(ours()),
     "random, graph as given": System(ours(model=False, explore=1.0), AS_GIVEN),
+    "random, not simplified": System(ours(model=False, explore=1.0), replace(PREPARED, simplify=False)),
     "random, not packed": System(ours(model=False, explore=1.0), replace(PREPARED, pack=False)),
 }

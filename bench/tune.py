@@ -5,10 +5,12 @@
 Parts, each of them resumable, and stopped before the unit that would begin after --minutes:
 
     resnet-18, mobilenet-v2, bert-tiny, deit-small
-               all systems of `bench/_tuners.py` that need no donor, at 16 programs per task; MetaSchedule's four with one seed
-    donors     Transfer-Tuning and a warm start on those networks, with schedules of the training networks, tuned here too
-    factors    on resnet-18, where the gain comes from: graph, layout and packing, one at a time, by random programs
+               TCL, random programs and the search from scratch on that network, at 16 programs per task
     long       TCL with 1,000 programs on all four
+    stock      MetaSchedule with its XGBoost and with a pretrained TenSet MLP, on its own engine and on ours, one seed, for each takes
+               up to an hour; networks by their order
+    factors    on resnet-18, where the gain comes from, one thing at a time: the graph, packing, tasks that lend to one another
+    donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
 
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
@@ -29,10 +31,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, markdown, mean_interval, result_file, save
+from _tables import ROOT, arguments, into_readme, markdown, mean_interval, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
+from _tuning_curves import draw
 from _tuners import SYSTEMS, Given, Spent
 
 from tcl_core import registry
@@ -59,10 +62,10 @@ NETWORKS = ("resnet-18", "mobilenet-v2", "bert-tiny", "deit-small")
 PER_TASK, MOST, LONG = 16, 1000, 1000
 SEEDS = 3
 OURS, RANDOM, STOCK, TENSET = "TCL", "random", "MetaSchedule", "TenSet MLP"
-SLOW = (STOCK, f"{STOCK}, our engine", TENSET, f"{TENSET}, our engine")  # one seed each
-PLAIN = (OURS, RANDOM, "from scratch", *SLOW)
+PLAIN = (OURS, RANDOM, "from scratch")
+STOCKS = (STOCK, TENSET, f"{STOCK}, our engine", f"{TENSET}, our engine")
 DONATED = ("Transfer-Tuning", "TCL, warm start")
-FACTORS = ("random, graph as given", "random, not packed")
+FACTORS = ("random, graph as given", "random, not simplified", "random, not packed", "TCL, tasks apart")
 TUNED = ROOT / "data" / "tuning" / "bench"  # what each unit found
 
 
@@ -89,7 +92,9 @@ class Unit:
 def units_of(part: str, training: Sequence[str]) -> list[Unit]:
     """In the order in which they are measured: a seed of all systems before the next seed."""
     if part in NETWORKS:
-        return [Unit(part, system, seed) for seed in range(SEEDS) for system in PLAIN if not (seed and system in SLOW)]
+        return [Unit(part, system, seed) for seed in range(SEEDS) for system in PLAIN]
+    if part == "stock":
+        return [Unit(network, system, 0) for network in NETWORKS for system in STOCKS]
     if part == "donors":
         donors = [Unit(network, OURS, 0) for network in training]
         return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
@@ -98,7 +103,7 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
     return [Unit(network, OURS, 0, LONG) for network in NETWORKS]
 
 
-PARTS = (*NETWORKS, "donors", "factors", "long")
+PARTS = (*NETWORKS, "long", "stock", "factors", "donors")
 QUICK = [Unit("bert-tiny", system, 0, 64) for system in (OURS, RANDOM, "from scratch", STOCK)]
 
 
@@ -291,7 +296,7 @@ def _curve(system: str, group: Mapping[str, Any], units: Mapping[str, Mapping[st
 def table(summary: Mapping[str, Mapping[str, Any]]) -> str:
     """A row for each network."""
     columns = {
-        "TCL": "ours_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
+        "TCL": "ours_ms", "TCL, 1,000 programs": "long_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
         "TenSet MLP": "tenset_ms", "random": "random_ms", "from scratch": "scratch_ms",
     }  # fmt: skip
     ratios = {"eager / TCL": "speedup_over_eager", "TenSet / TCL": "equal_trials_x", "time to TenSet's": "time_to_tenset_x"}
@@ -357,12 +362,43 @@ def main() -> None:
     show()
 
 
+MEANS = {
+    "speedup_over_eager": "PyTorch eager's time / TCL's",
+    "speedup_over_compile": "torch.compile's / TCL's",
+    "long_speedup_over_eager": "PyTorch eager's / TCL's with 1,000 programs",
+    "long_speedup_over_compile": "torch.compile's / TCL's with 1,000 programs",
+    "equal_trials_random_x": "random programs' / TCL's",
+    "equal_trials_stock_x": "MetaSchedule's / TCL's",
+    "equal_trials_x": "the TenSet MLP's / TCL's",
+}
+
+
 def show() -> None:
-    summary = json.loads(result_file("tune.json").read_text())["summary"]
-    print(table(summary))
-    for key, name in {"speedup_over_eager": "PyTorch eager", "speedup_over_compile": "torch.compile", "equal_trials_x": "the TenSet MLP"}.items():
-        if mean := geometric(summary, key):
-            print(f"Geometric mean of {name}'s time by ours: {mean:.2f}.")
+    """The table, in the README too, and the curves."""
+    found = json.loads(result_file("tune.json").read_text())
+    summary, units, compared = found["summary"], found["units"], found["compared"].values()
+    means = [f"{name}: {mean:.2f}" for key, name in MEANS.items() if (mean := geometric(summary, key))]
+    text = f"{table(summary)}\n\nGeometric means over the networks. {'; '.join(means)}."
+    print(text)
+    if not found.get("quick"):
+        into_readme("tune", text)
+    groups = [group for group in compared if group["trials"] != LONG]
+    curves = {
+        network: {
+            system: found
+            for system in SYSTEMS
+            if (found := [c for group in groups if group["network"] == network and (c := _curve(system, group, units))])
+        }
+        for network in summary
+    }
+    lines = {
+        network: {
+            name: found[key][0]
+            for key, name in {"eager_ms": "PyTorch eager", "compile_ms": "torch.compile"}.items() if found[key]
+        }
+        for network, found in summary.items()
+    }  # fmt: skip
+    draw({network: found for network, found in curves.items() if found}, lines, result_file("tune_curves.png"))
 
 
 def run_smallest() -> None:

@@ -63,6 +63,7 @@ TABLES = {
     "worker_memory": tuple(f"figures.*.{key}" for key in ("programs", "failed", "resident_mib.*", "workers.*")),
 }
 FILES = {
+    "tune": ("tune_curves.png",),
     "accuracy": ("accuracy_curve.png",),
     "reference": tuple(f"reference/{name}.parquet" for name in ("tasks", "networks", "sketches", "programs", "platform=host-sse42/records")),
 }

@@ -71,6 +71,13 @@ class Donors:
             for (of, decisions), latency_s in _fastest(programs):
                 self._by_structure[of].append(Donor(task_key, decisions, latency_s))
 
+    def lend(self, task_key: str, sketches: Sequence[Sketch], readings: Mapping[Candidate, tuple[float, ...]]) -> None:
+        """Take in the fastest programs of a task that was measured in this run (no latencies: it failed)."""
+        structures = [structure(trace_to_json(sketch.trace)) for sketch in sketches]
+        programs = {(structures[index], decisions): [latencies_s] for (index, decisions), latencies_s in readings.items()}
+        for (of, decisions), latency_s in _fastest(programs):
+            self._by_structure[of].append(Donor(task_key, decisions, latency_s))
+
     def of(self, sketch: Sketch) -> Sequence[Donor]:
         """Programs of any task whose sketches have the structure of this one."""
         return self._by_structure.get(structure(trace_to_json(sketch.trace)), ())

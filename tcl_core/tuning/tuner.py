@@ -25,7 +25,7 @@ from tcl_core.tuning.budget import Account, Budget
 from tcl_core.tuning.database import Shelf
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
-from tcl_core.tuning.transfer import Donors, transferred
+from tcl_core.tuning.transfer import TRANSFERRED, Donors, transferred
 
 # Programs measured again because the machine was not quiet: each at most so often, all at most this share of the trials.
 AGAIN, AGAIN_SHARE = 2, 0.25
@@ -58,15 +58,14 @@ class TaskRun:
 
     readings  candidate -> all latencies measured of it, seconds; none: it failed
     final     candidates that were measured again and found right
-    donated   candidates from other networks' tasks, to be measured before the search's own
+    donated   candidates from other tasks, to be measured before the search's own
     """
 
     def __init__(
-        self, tunable: Tunable, search: ScheduleSearch, shelf: Shelf, donors: Donors | None = None, searches: bool = True
+        self, tunable: Tunable, search: ScheduleSearch, shelf: Shelf, donated: Sequence[Candidate] = (), searches: bool = True
     ) -> None:
         """Without ``searches`` nothing but what is donated is proposed."""
-        self.task, self.search = tunable.task, search
-        self.donated = transferred(search, donors) if donors else []
+        self.task, self.search, self.donated = tunable.task, search, list(donated)
         self._searches = searches
         self.readings: dict[Candidate, tuple[float, ...]] = {}
         self.final: set[Candidate] = set()
@@ -142,6 +141,7 @@ class Tuner:
     settings   of every task's search
     database   a MetaSchedule database, which gets every measured program
     donors     programs of other networks, which each task measures first, as trials
+    shares     what the first tasks measured is tried by those that come later, as donors' programs are
     searches   False: nothing else is measured; a task without donors stays untuned (Transfer-Tuning, arXiv 2201.05587)
     """
 
@@ -156,6 +156,7 @@ class Tuner:
         database: Any,
         donors: Donors | None = None,
         searches: bool = True,
+        shares: bool = True,
     ) -> None:
         self.tunables = list(tunables)
         trials = sys.maxsize if trials is None else trials
@@ -163,21 +164,35 @@ class Tuner:
         self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings)
         self._target, self._database = make_target(target), database
         self._donors, self._searches = donors, searches
+        self._neighbours = Donors((), target) if shares and searches else None  # tasks of this network
         self._again = int(AGAIN_SHARE * trials)
         self._runs: dict[int, TaskRun] = {}
+        self._lent: set[int] = set()  # tasks whose programs those that come later may try
+        self._donated: set[int] = set()  # tasks that ``donors`` fit
         self._gain = 0.0  # share of the network's time that went with the latest turn that made it faster
         if len(database):
             for number in range(len(self.tunables)):
                 if told := self._run(number).recall():
                     self.budget.tell(number, told)
+                    self._lend(number)
 
     def _run(self, number: int) -> TaskRun:
         """Made when first needed: finding a design space takes a moment."""
         if number not in self._runs:
             tunable = self.tunables[number]
             shelf = Shelf(self._database, tunable.module, self._target)
-            self._runs[number] = TaskRun(tunable, self._search(tunable.task), shelf, self._donors, self._searches)
+            search = self._search(tunable.task)
+            donated, near = (transferred(search, donors) if donors else [] for donors in (self._donors, self._neighbours))
+            self._donated |= {number} if donated else set()
+            self._runs[number] = TaskRun(tunable, search, shelf, list(dict.fromkeys([*donated, *near]))[:TRANSFERRED], self._searches)
         return self._runs[number]
+
+    def _lend(self, number: int) -> None:
+        """What a task's first turn found is tried by the tasks that come later."""
+        run = self._runs[number]
+        if self._neighbours and number not in self._lent and len(run.readings) > 1:  # one alone was not chosen
+            self._neighbours.lend(run.task.key, run.search.sketches, run.readings)
+            self._lent.add(number)
 
     def run(self, runner: Runner, on_trial: Callable[[Outcome], Any] = lambda outcome: None, seconds: float = math.inf) -> None:
         """Spend the trials, then measure the best programs of each task again and compare their output.
@@ -195,6 +210,7 @@ class Tuner:
             outcomes = self._measured(runner, [run.job(candidate) for candidate in candidates])
             told = [run.tell(candidate, outcome) for candidate, outcome in zip(candidates, outcomes, strict=True)]
             self.budget.tell(turn.task, told)
+            self._lend(turn.task)
             if told:
                 rates_s.append((time.monotonic() - began) / len(told))
             if math.isfinite(before_s) and self.budget.network_s() < before_s:
@@ -238,7 +254,7 @@ class Tuner:
 
     def donated_tasks(self) -> int:
         """Tasks that other networks' programs fit, of those that had a turn."""
-        return sum(bool(run.donated) for run in self._runs.values())
+        return len(self._donated)
 
     def times(self) -> list[TaskTime]:
         """What each task got, in the order of the tasks."""

@@ -295,10 +295,10 @@ class FakeRunner:
         return [job for batch in self.batches for job in batch if not job.check]
 
 
-def tuner_of(tinies, trials, donors, searches=True, database=None):
+def tuner_of(tinies, trials, donors=None, searches=True, database=None, **options):
     tunables = [Tunable(tiny.task, 1.0, tiny.module) for tiny in tinies]
     database = open_database(None) if database is None else database
-    return Tuner(tunables, None, HARDWARE, EXTRACTION_TARGET, trials, SearchSettings(), database, donors, searches)
+    return Tuner(tunables, None, HARDWARE, EXTRACTION_TARGET, trials, SearchSettings(), database, donors, searches, **options)
 
 
 def test_donors_are_the_first_trials_and_the_search_learns_from_them(cubes, conv, tmp_path):
@@ -344,6 +344,23 @@ def test_without_a_search_only_donors_are_measured_and_the_best_wins(cubes, conv
     assert sorted(job.decisions for job in runner.trials()) == sorted(decisions for _, decisions in given) and len(given) == 3
     ((number, (_, latency_s)),) = tuner._won()
     assert (number, latency_s, tuner.tuned_tasks(), tuner.donated_tasks()) == (0, 5e-4, 1, 1)
+
+
+def test_tasks_of_one_network_lend_to_those_that_come_later(cubes):
+    """The costliest comes first, and is asked once; who lends to whom is known again when a stopped run goes on."""
+    database, runner = open_database(None), FakeRunner(lambda job: Outcome("ok", (hash(job.decisions) % 1000 / 1e6 + 1e-4,) * 3))
+    tuner = tuner_of([cubes[96], cubes[128]], 12, database=database)
+    tuner.run(runner)
+    big, small = runner.batches[:2]
+    assert {job.task_key for job in big} == {cubes[128].task.key} and {job.task_key for job in small} == {cubes[96].task.key}
+    fastest = sorted(tuner._run(1).readings, key=tuner._run(1).latency_s)[:FEW]
+    offered = {(index, adapted(decisions, tuner._run(0).search.sketches[index])) for index, decisions in fastest}
+    given = tuner._run(0).donated
+    assert given and set(given) <= offered and {job.decisions for job in small} >= {decisions for _, decisions in given[: len(small)]}
+    assert tuner.donated_tasks() == 0  # by networks that were tuned before
+    assert not tuner_of([cubes[96], cubes[128]], 12, shares=False)._run(0).donated
+    again = tuner_of([cubes[128], cubes[96]], 12, database=database)
+    assert set(again._run(1).donated) <= offered and again._run(1).donated
 
 
 def test_borrowed_programs_compute_what_the_task_does(cubes, tmp_path, make_setup):
