@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from tcl_core.errors import TclError
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
+from tcl_core.params import Graph
 from tcl_core.platforms import host_fingerprint
 from tcl_core.programs.graph import apply_database, fuse
 from tcl_core.programs.networks import import_network
@@ -168,9 +170,7 @@ class Bench:
         return Donors([Unit(network, OURS, 0, unit.trials).folder for network in self.machine.lenders], self.machine.setup.target)
 
     def _fused(self, unit: Unit) -> Any:
-        with quiet_compiler():
-            module = import_network(unit.network).module
-            return fuse(module, make_target(self.machine.setup.target), SYSTEMS[unit.system].graph)
+        return _fused(unit.network, SYSTEMS[unit.system].graph, json.dumps(self.machine.setup.target))
 
     def _in_group(self, unit: Unit) -> list[Unit]:
         known = [Unit(unit.network, system, unit.seed, unit.trials) for system in SYSTEMS]
@@ -196,6 +196,13 @@ class Bench:
         networks = dict.fromkeys(group["network"] for group in self.compared.values())
         summary = {network: found for network in networks if (found := figures(network, self.units, self.compared))}
         save("tune", {**self.about, "summary": summary, "compared": self.compared, "units": self.units}, self.command)
+
+
+@cache
+def _fused(network: str, graph: Graph, target: str) -> Any:
+    """Importing a large network takes longer than a round of tuning it."""
+    with quiet_compiler():
+        return fuse(import_network(network).module, make_target(json.loads(target)), graph)
 
 
 def _name(unit: Unit) -> str:
@@ -402,7 +409,7 @@ def show() -> None:
 
 
 def run_smallest() -> None:
-    """Every kind of system once, on a network of one convolution; MetaSchedule's builder takes minutes, so not with that."""
+    """The kinds of systems once, on a network of one convolution; MetaSchedule's builder takes minutes, so not with that."""
     import _smallest
 
     reference = _smallest.reference()
@@ -417,7 +424,8 @@ def run_smallest() -> None:
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
     bench = Bench(machine, {"platform": platform}, f"{COMMAND} --smallest", again=True)
-    bench.run([donor, *(Unit(network, system, 0, 4) for system in SYSTEMS if system not in (OURS, STOCK, TENSET))], math.inf)
+    systems = (RANDOM, "from scratch", "TenSet MLP, our engine", *DONATED, "random, graph as given")
+    bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
     show()
 
 

@@ -55,8 +55,7 @@ TABLES = {
         for key in ("write_records_per_s", "scan_records_per_s", "training_columns_per_s", "encoded_programs_per_s", "write_peak_mb")
     ),
     "tune": (
-        *(f"summary.*.{key}" for key in ("ours_ms", "random_ms", "scratch_ms", "eager_ms", "compile_ms", "speedup_over_eager")),
-        *(f"summary.*.{key}" for key in ("stock_ms", "tenset_ms", "equal_trials_x", "time_to_tenset_x", "long_ms")),
+        *(f"summary.*.{key}" for key in ("ours_ms", "random_ms", "scratch_ms", "systems_ms.*", "equal_trials_random_x")),
         *(f"units.*.{key}" for key in ("tasks", "trials", "seconds", "failed", "curve.*")),
         *(f"compared.*.{key}" for key in ("network", "systems_ms.*", "differences.*", "rounds_ms.*")),
     ),
