@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, markdown, result_file, save
+from _tables import ROOT, arguments, into_readme, markdown, result_file, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -51,6 +51,7 @@ COMMAND = "python bench/search.py"
 RANDOM, OURS, SCRATCH, STOCK = SYSTEMS = ("random", "ours", "ours from scratch", "MetaSchedule")
 OPERATORS = ("conv2d", "depthwise_conv2d", "matmul", "softmax", "norm")
 DRAWS = 10_000
+DETAILS = ROOT / "docs" / "tuning.md"
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,10 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def _interval(found: Sequence[float] | None) -> str:
-    return "-" if found is None else f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"
+    if found is None:
+        return "-"
+    mean, low, high = found
+    return f"{mean:.3f}" + (f" ({low:.3f} to {high:.3f})" if low < high else "")  # of one task alone there is no interval
 
 
 # --- the whole comparison ---
@@ -316,8 +320,10 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
             shown.advance(f"{task.operator}, seed {seed}")
     found = figures(units)
     summary = found["summary"]
-    print(table(found))
-    print(f"\nCandidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's.")
+    rates = f"Candidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's."
+    text = f"{table(found)}\n\n{rates}"
+    into_readme("search", text, DETAILS)
+    print(text)
 
 
 def unfinished(about: Mapping[str, Any]) -> list[dict[str, Any]]:
