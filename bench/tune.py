@@ -92,7 +92,7 @@ class Unit:
 
 
 def units_of(part: str, training: Sequence[str]) -> list[Unit]:
-    """In the order in which they are measured: a seed of all systems before the next seed."""
+    """What belongs to a part."""
     if part in NETWORKS:
         return [Unit(part, system, seed) for seed in range(SEEDS) for system in PLAIN]
     if part == "stock":
@@ -103,6 +103,11 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
     if part == "factors":
         return [Unit("resnet-18", system, seed) for seed in range(SEEDS) for system in FACTORS]
     return [Unit(network, OURS, 0, LONG) for network in NETWORKS]
+
+
+def wanted(parts: Sequence[str], training: Sequence[str]) -> list[Unit]:
+    """All of these parts, the first seed of each before the second of any: a table of one seed is one."""
+    return sorted((unit for part in parts for unit in units_of(part, training)), key=lambda unit: unit.seed)
 
 
 PARTS = (*NETWORKS, "long", "stock", "factors", "donors")
@@ -116,7 +121,7 @@ class Machine:
     setup: Setup
     hardware: Sequence[float]
     champion: CostModel
-    tenset: CostModel
+    tenset: CostModel | None
     lenders: Sequence[str]  # networks whose programs are lent
 
 
@@ -330,18 +335,20 @@ def _shown(found: Sequence[float | None] | None, unit: str) -> str:
 # --- what it needs ---
 
 
-def machine_of(project: Project) -> tuple[Machine, dict[str, Any]]:
+def machine_of(project: Project, with_tenset: bool) -> tuple[Machine, dict[str, Any]]:
     """The best platform's champion and its rival, and what tells these apart from others in the results file."""
     params = project.params
     if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
         sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
     platform = project.platforms_that_ran()[-1]
     version, folder = registry.champion(platform)
-    rival = baseline_folder(project, "tenset-mlp", platform)
-    if not rival.exists():
-        print(run_baseline(project, "tenset-mlp", platform))
+    rival, tenset = baseline_folder(project, "tenset-mlp", platform), None
+    if with_tenset:
+        if not rival.exists():
+            print(run_baseline(project, "tenset-mlp", platform))
+        tenset = catalogue.load(rival)
     setup = setup_of(project, platform)
-    machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), catalogue.load(rival), params.networks.train)
+    machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), tenset, params.networks.train)
     return machine, {"platform": platform, "champion": version, "protocol": setup.protocol_json()}
 
 
@@ -358,10 +365,9 @@ def main() -> None:
             run_smallest()
             return
         project = Project.here()
-        machine, about = machine_of(project)
-        about |= {"quick": given.quick}
-        bench = Bench(machine, about, COMMAND + " --quick" * given.quick, given.again)
-        units = QUICK if given.quick else [u for part in given.part or PARTS for u in units_of(part, project.params.networks.train)]
+        units = QUICK if given.quick else wanted(given.part or PARTS, project.params.networks.train)
+        machine, about = machine_of(project, any(TENSET in unit.system for unit in units))
+        bench = Bench(machine, about | {"quick": given.quick}, COMMAND + " --quick" * given.quick, given.again)
         with measuring_alone():
             bench.run(units, until)
     except TclError as error:
