@@ -26,9 +26,10 @@ def table(summary: dict) -> str:
         ["platform", "programs measured", "top-1", "top-5", "top-1 of a random ranking", "pairs ranked right"], rows
     )
     tuned = summary["tuned"]
-    times = [f"{tuned[key]:.2f} ms" if tuned[key] else "-" for key in ("untuned_ms", "tuned_ms", "pytorch_ms")]
+    known = ("untuned_ms", "tuned_ms", "pytorch_ms", "compile_ms")
+    times = [f"{tuned[key]:.2f} ms" if tuned.get(key) else "-" for key in known]
     tuning = markdown(
-        ["network", "platform", "programs measured", "untuned", "tuned with the champion", "PyTorch eager"],
+        ["network", "platform", "programs measured", "untuned", "tuned with the champion", "PyTorch eager", "torch.compile"],
         [[tuned["network"], tuned["platform"], tuned["trials"], *times]],
     )
     minutes = sum(summary["seconds"].values()) / 60

@@ -257,21 +257,24 @@ def figures(network: str, units: Mapping[str, Mapping[str, Any]], compared: Mapp
         "random_ms": ms(RANDOM),
         "scratch_ms": ms("from scratch"),
         "systems_ms": {system: found for system in SYSTEMS if (found := ms(system))},
-        "speedup_over_eager": _over(_ratio(group["eager_ms"], group["systems_ms"].get(OURS)) for group in groups),
-        "speedup_over_compile": _over(_ratio(group["compile_ms"], group["systems_ms"].get(OURS)) for group in groups),
-        "equal_trials_x": _over(_ratio(group["systems_ms"].get(TENSET), group["systems_ms"].get(OURS)) for group in groups),
-        "equal_trials_stock_x": _over(_ratio(group["systems_ms"].get(STOCK), group["systems_ms"].get(OURS)) for group in groups),
-        "equal_trials_random_x": _over(_ratio(group["systems_ms"].get(RANDOM), group["systems_ms"].get(OURS)) for group in groups),
+        "speedup_over_eager": _over(_times_ours("eager", group) for group in groups),
+        "speedup_over_compile": _over(_times_ours("compile", group) for group in groups),
+        "equal_trials_x": _over(_times_ours(TENSET, group) for group in groups),
+        "equal_trials_stock_x": _over(_times_ours(STOCK, group) for group in groups),
+        "equal_trials_random_x": _over(_times_ours(RANDOM, group) for group in groups),
+        "equal_trials_scratch_x": _over(_times_ours("from scratch", group) for group in groups),
         "time_to_tenset_x": _over(time_to(TENSET, group, units) for group in groups),
         "time_to_stock_x": _over(time_to(STOCK, group, units) for group in groups),
         "long_ms": _over(group["systems_ms"].get(OURS) for group in long),
-        "long_speedup_over_eager": _over(_ratio(group["eager_ms"], group["systems_ms"].get(OURS)) for group in long),
-        "long_speedup_over_compile": _over(_ratio(group["compile_ms"], group["systems_ms"].get(OURS)) for group in long),
+        "long_speedup_over_eager": _over(_times_ours("eager", group) for group in long),
+        "long_speedup_over_compile": _over(_times_ours("compile", group) for group in long),
     }
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above and below else None
+def _times_ours(other: str, group: Mapping[str, Any]) -> float | None:
+    """Another's milliseconds by ours: median of the rounds' ratios, for in a round both saw the same machine."""
+    ours, theirs = (group["rounds_ms"].get(system) for system in (OURS, other))
+    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True)) if ours and theirs else None
 
 
 def _over(values: Iterator[float | None]) -> list[float | None] | None:
@@ -311,7 +314,7 @@ def table(summary: Mapping[str, Mapping[str, Any]]) -> str:
         "TCL": "ours_ms", "TCL, 1,000 programs": "long_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
         "TenSet MLP": "tenset_ms", "random": "random_ms", "from scratch": "scratch_ms",
     }  # fmt: skip
-    ratios = {"eager / TCL": "speedup_over_eager", "TenSet / TCL": "equal_trials_x", "time to TenSet's": "time_to_tenset_x"}
+    ratios = {"eager / TCL": "speedup_over_eager", "compile / TCL": "speedup_over_compile", "TenSet / TCL": "equal_trials_x", "time to TenSet's": "time_to_tenset_x"}
     rows = [
         [network, *(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
         for network, found in summary.items()
@@ -381,6 +384,7 @@ MEANS = {
     "long_speedup_over_eager": "PyTorch eager's / TCL's with 1,000 programs",
     "long_speedup_over_compile": "torch.compile's / TCL's with 1,000 programs",
     "equal_trials_random_x": "random programs' / TCL's",
+    "equal_trials_scratch_x": "from scratch / TCL's",
     "equal_trials_stock_x": "MetaSchedule's / TCL's",
     "equal_trials_x": "the TenSet MLP's / TCL's",
 }
