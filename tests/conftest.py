@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch  # before TVM: a worker's way of loading TVM hides torch, which must not happen in this process
 
-from tcl_core.compat import load_tvm
+from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
 from tcl_core.programs.sketches import DesignSpace, Sketch, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, describe
@@ -151,6 +151,15 @@ def tiny_network(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("network") / "tiny.pt2"
     torch.export.save(torch.export.export(TinyNetwork().eval(), (torch.randn(1, 8, 8, 8),)), path)
     return str(path)
+
+
+def output(module, x: np.ndarray) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """The first output of a Relax module of one input, built for this machine without vectors of its own."""
+    tvm = load_tvm()
+    with quiet_compiler():
+        machine = tvm.relax.VirtualMachine(tvm.compile(module, make_target({"kind": "llvm", "num-cores": 1})), tvm.cpu())
+        found = machine["main"](tvm.runtime.tensor(x))
+    return (found if hasattr(found, "numpy") else found[0]).numpy()
 
 
 def onnx_model(path, nodes, inputs, outputs, weights=None) -> str:  # type: ignore[no-untyped-def]

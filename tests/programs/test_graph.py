@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from conftest import output
 from torch.nn import functional
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
@@ -61,14 +62,6 @@ def tasks_of(module) -> list:
     with quiet_compiler():
         extracted = meta_schedule().relax_integration.extract_tasks(module, make_target(TARGET), {})
     return [describe(each.task_name, each.dispatched[0]) for each in extracted]
-
-
-def output(module, x: np.ndarray) -> np.ndarray:
-    tvm = load_tvm()
-    with quiet_compiler():
-        machine = tvm.relax.VirtualMachine(tvm.compile(module, make_target(TARGET)), tvm.cpu())
-        found = machine["main"](tvm.runtime.tensor(x))
-    return (found if hasattr(found, "numpy") else found[0]).numpy()
 
 
 @pytest.mark.parametrize("graph", WAYS, ids=str)

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from conftest import output
 from torch.nn import functional
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
@@ -50,14 +51,6 @@ def imported(model: torch.nn.Module, x: torch.Tensor):
 def layer(mask: torch.Tensor | None = None):
     torch.manual_seed(0)
     return imported(Layer(mask), torch.randn(1, WORDS, WIDTH))
-
-
-def output(module, x: np.ndarray) -> np.ndarray:
-    tvm = load_tvm()
-    with quiet_compiler():
-        machine = tvm.relax.VirtualMachine(tvm.compile(module, make_target(TARGET)), tvm.cpu())
-        found = machine["main"](tvm.runtime.tensor(x))
-    return (found if hasattr(found, "numpy") else found[0]).numpy()
 
 
 def operators(module) -> Counter:
