@@ -67,7 +67,7 @@ OURS, RANDOM, STOCK, TENSET = "TCL", "random", "MetaSchedule", "TenSet MLP"
 PLAIN = (OURS, RANDOM, "from scratch")
 STOCKS = (STOCK, TENSET, f"{STOCK}, our engine", f"{TENSET}, our engine")
 DONATED = ("Transfer-Tuning", "TCL, warm start")
-FACTORS = ("random, graph as given", "random, not simplified", "random, not packed", "TCL, tasks apart")
+FACTORS = ("random, graph as given", "random, not simplified", "random, not packed", "random, C library's exponentials", "TCL, tasks apart")
 TUNED = ROOT / "data" / "tuning" / "bench"  # what each unit found
 
 

@@ -81,12 +81,14 @@ class Graph:
     layout    of two-dimensional convolutions: NHWC puts channels side by side, where vectors find enough of them
     fold      batch norms and zero padding become part of the convolution beside them
     pack      a program may want weights in the order in which it reads them: they are reordered when the network is built
+    vector_math  exponentials, error functions and hyperbolic tangents are arithmetic, not calls of the C library
     """
 
     simplify: bool
     layout: Annotated[str, OneOf(("NHWC", "NCHW"))]
     fold: bool
     pack: bool
+    vector_math: bool
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tcl_core.params import Graph
 from tcl_core.programs.booleans import spell_out_booleans
 from tcl_core.programs.rewriting import relax_and_patterns, rewritten
 from tcl_core.programs.simplify import simplify
+from tcl_core.programs.vector_math import legalizations
 
 WEIGHTS = {"NHWC": "HWIO"}  # how weights lie where data lies so
 
@@ -21,8 +22,8 @@ FREE = "layout_free_buffers"  # TVM's attribute of a function: the numbers of th
 COMMUTATIVE = ("relax.add", "relax.multiply")
 ELEMENTWISE = (*COMMUTATIVE, "relax.subtract", "relax.divide")
 
-AS_GIVEN = Graph(simplify=False, layout="NCHW", fold=False, pack=False)  # as the network's author wrote it
-PREPARED = Graph(simplify=True, layout="NHWC", fold=True, pack=True)  # as params.yaml comes
+AS_GIVEN = Graph(simplify=False, layout="NCHW", fold=False, pack=False, vector_math=False)  # as the network's author wrote it
+PREPARED = Graph(simplify=True, layout="NHWC", fold=True, pack=True, vector_math=True)  # as params.yaml comes
 
 
 def fuse(module: Any, target: Any, graph: Graph) -> Any:
@@ -41,7 +42,7 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
         transform.FoldConstant(),
-        transform.LegalizeOps(),
+        transform.LegalizeOps(legalizations() if graph.vector_math else None),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.FuseOps(),

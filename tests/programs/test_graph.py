@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -19,7 +20,7 @@ from tcl_core.programs.sketches import DesignSpace
 from tcl_core.programs.tasks import argument_types, describe
 
 TARGET = {"kind": "llvm", "num-cores": 1}
-WAYS = [Graph(*way) for way in product((False, True), ("NCHW", "NHWC"), (False, True), (False, True))]
+WAYS = [Graph(*way) for way in product((False, True), ("NCHW", "NHWC"), (False, True), (False, True), (True,))] + [AS_GIVEN]
 
 
 class Network(torch.nn.Module):
@@ -99,7 +100,7 @@ def test_operators_are_told_in_either_layout(network, graph):
 
 def test_only_packed_graphs_say_which_weights_may_move(network):
     """And of these only matrices and more: the order of a row of biases gains nothing."""
-    unpacked = tasks_of(fuse(network[0], make_target(TARGET), Graph(True, "NHWC", True, False)))
+    unpacked = tasks_of(fuse(network[0], make_target(TARGET), replace(PREPARED, pack=False)))
     assert not any("layout_free_buffers" in task.module()["main"].attrs for task in unpacked)
     free = {
         (task.operator, tuple(argument_types(task.module())[int(number)][0]))
