@@ -24,7 +24,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +136,21 @@ Key = tuple[str, str]  # a system's name, and how its threads wait
 def _both_of_pytorch(
     stack: ExitStack, network: str, threads: int, scratch: str, inputs: Sequence[np.ndarray], missing: dict[str, str]
 ) -> dict[Key, Process]:
-    """Eager and compile, each with both ways to wait, but for what is missing; whatever fails becomes so."""
+    """Eager and compile, each with both ways to wait, but for what is missing; whatever fails becomes so.
+
+    Eager and compile start side by side: that is one thread's work each, and nothing is timed yet.
+    """
     found: dict[Key, Process] = {}
-    for kind, way in product(PYTORCH, POLICIES):
-        try:
+    for way in POLICIES:
+        for kind in PYTORCH:
             if kind not in missing:
                 found[kind, way] = stack.enter_context(_pytorch(kind, way, network, threads, scratch, inputs))
-        except ProcessFailed as failed:
-            missing[kind] = f"it {failed}"
+        for kind in PYTORCH:
+            try:
+                if kind not in missing:
+                    found[kind, way].wait_until_ready()
+            except ProcessFailed as failed:
+                missing[kind] = f"it {failed}"
     return {key: process for key, process in found.items() if key[0] not in missing}
 
 
@@ -189,27 +195,32 @@ class ProcessFailed(Exception):
 class Process:
     """A ``timed_process``, stopped whenever it is not asked.
 
-    output  its first output
+    output  its first output, once it is ready
     """
 
+    output: np.ndarray
+
     def __init__(self, order: Mapping[str, Any], rights: Rights, inputs: Sequence[np.ndarray], environment: Mapping[str, str]) -> None:
-        self._log, self._heard, self._last_words = tempfile.TemporaryFile(), b"", ""
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+        self._log, self._written, self._heard, self._last_words = tempfile.TemporaryFile(), tempfile.TemporaryFile(), b"", ""
+        with tempfile.TemporaryFile() as given:
             np.savez(given, **{f"input_{number}": array for number, array in enumerate(inputs)})
             given.seek(0)
-            files = {"inputs": given.fileno(), "output": output.fileno()}
+            files = {"inputs": given.fileno(), "output": self._written.fileno()}
             self._process = subprocess.Popen(
                 [*command("tcl_core.tuning.timed_process", rights), json.dumps({**order, **files})],
                 pass_fds=files.values(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
                 cwd=Path(__file__).parents[2], env=environment, process_group=0,
             )  # fmt: skip
-            try:
-                self._answer(START_S, "ready")
-                output.seek(0)
-                self.output = _read_array(output)
-            except BaseException:
-                self.close()
-                raise
+
+    def wait_until_ready(self) -> None:
+        """Its first output is there, and it is warm.  Raises ProcessFailed."""
+        try:
+            self._answer(START_S, "ready")
+            self._written.seek(0)
+            self.output = _read_array(self._written)
+        except ProcessFailed:
+            self.close()
+            raise
         self._signal(signal.SIGSTOP)
 
     def round_ms(self) -> float:
@@ -265,6 +276,7 @@ class Process:
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         self._last_words = shown(lines[-1]) if lines else "no word"
         self._log.close()
+        self._written.close()
 
 
 def _read_array(file: Any) -> np.ndarray:
@@ -289,7 +301,9 @@ def _library(path: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray]) 
     order = {"kind": "library", "network": str(path), "threads": threads, "pin": pin, "memory_bytes": 0}
     with ExitStack() as stack:
         try:
-            yield stack.enter_context(_started(order, Rights(readable=(str(path),)), inputs, os.environ))
+            process = stack.enter_context(_started(order, Rights(readable=(str(path),)), inputs, os.environ))
+            process.wait_until_ready()
+            yield process
         except ProcessFailed as failed:
             raise PlatformError(f"the library {shown(path)} {failed}; build it again") from None
 

@@ -76,12 +76,16 @@ def count_starts(monkeypatch) -> list[str]:
 
 
 class StandIn:
-    """In the place of a process: says a time for each start, or fails at once."""
+    """In the place of a process: says a time for each start, or fails before it is ready."""
 
     output = np.ones(3, np.float32)
 
-    def __init__(self, ms: float) -> None:
-        self.ms = ms
+    def __init__(self, ms: float, fails: bool = False) -> None:
+        self.ms, self.fails = ms, fails
+
+    def wait_until_ready(self) -> None:
+        if self.fails:
+            raise latency.ProcessFailed("was refused (no working C++ compiler)")
 
     def round_ms(self) -> float:
         return self.ms
@@ -99,9 +103,8 @@ def test_a_compiler_that_fails_is_missing_with_its_reason(monkeypatch, tmp_path,
     @contextmanager
     def pytorch(kind, way, *_):
         starts.append((kind, way))
-        if (kind, way) == failing and starts.count(failing) == 2:
-            raise latency.ProcessFailed("was refused (no working C++ compiler)")
-        yield StandIn({"eager": 4.0, "compile": 1.0}[kind] + (way == "sleeping"))
+        fails = (kind, way) == failing and starts.count(failing) == 2
+        yield StandIn({"eager": 4.0, "compile": 1.0}[kind] + (way == "sleeping"), fails)
 
     monkeypatch.setattr(latency, "_library", library)
     monkeypatch.setattr(latency, "_pytorch", pytorch)
@@ -180,7 +183,9 @@ def test_a_process_that_hangs_is_given_up(inputs, library, monkeypatch):
 
 def started(library: Path, inputs: list) -> latency.Process:
     order = {"kind": "library", "network": str(library), "threads": 1, "pin": False, "memory_bytes": 0}
-    return latency.Process(order, latency.Rights(readable=(str(library),)), inputs, os.environ)
+    process = latency.Process(order, latency.Rights(readable=(str(library),)), inputs, os.environ)
+    process.wait_until_ready()
+    return process
 
 
 @pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b'{"else": 1}\n', b"x" * 20_000])
