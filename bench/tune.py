@@ -8,7 +8,7 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
                TCL, random programs and the search from scratch on that network, at 16 programs per task
     long       TCL with 1,000 programs on all four
     stock      MetaSchedule with its XGBoost and with a pretrained TenSet MLP, on its own engine and on ours, one seed, for each takes
-               up to an hour; networks by their order
+               up to an hour
     factors    on resnet-18, where the gain comes from, one thing at a time: the graph, packing, tasks that lend to one another
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
 
@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from tcl_core.compat import make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import TclError
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models import catalogue
-from tcl_core.models.cost_model import CostModel
+from tcl_core.models.cost_model import CostModel, read_description
 from tcl_core.params import Graph
 from tcl_core.platforms import host_fingerprint
 from tcl_core.programs.graph import apply_database, fuse
@@ -96,7 +96,7 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
     if part in NETWORKS:
         return [Unit(part, system, seed) for seed in range(SEEDS) for system in PLAIN]
     if part == "stock":
-        return [Unit(network, system, 0) for network in NETWORKS for system in STOCKS]
+        return [Unit(network, system, 0) for system in STOCKS for network in NETWORKS]
     if part == "donors":
         donors = [Unit(network, OURS, 0) for network in training]
         return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
@@ -352,7 +352,9 @@ def machine_of(project: Project, with_tenset: bool) -> tuple[Machine, dict[str, 
         tenset = catalogue.load(rival)
     setup = setup_of(project, platform)
     machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), tenset, params.networks.train)
-    return machine, {"platform": platform, "champion": version, "protocol": setup.protocol_json()}
+    weights = read_description(folder)["weights_sha256"][:12]  # versions start anew in another clone
+    about = {"champion": f"{version}, {weights}", "graph": asdict(params.graph), "protocol": setup.protocol_json()}
+    return machine, {"platform": platform, **about}
 
 
 def main() -> None:
