@@ -19,6 +19,7 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import rows_by_task
 
 Networks = Mapping[str, Mapping[int, float]]
+SUBSET, SUBSETS = 16, 64  # programs of a subset of a task, and how many subsets
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,26 @@ def top_k_network_average(
     chosen = picks(predictions, latencies_s, tasks, k)
     present = set(chosen.tasks.tolist())
     return float(np.mean([chosen.ratio(weights) for weights in networks.values() if present & set(weights)]))
+
+
+def subset_top_1(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[int, float]:
+    """Task -> mean top-1 over fixed random subsets of ``SUBSET`` of its programs; all of them where it has fewer ("U16").
+
+    Top-1 of a whole task hangs on a few fast programs, and one of them more or less decides between two models; over the
+    subsets many programs have their say.  The subsets depend on the number of programs alone, so that models meet the same.
+    """
+    check_inputs(predictions, latencies_s, tasks)
+    return {
+        int(tasks[rows[0]]): _mean_top_1(predictions[rows], seconds) for rows, seconds in measured_tasks(latencies_s, tasks)
+    }
+
+
+def _mean_top_1(predictions: np.ndarray, seconds: np.ndarray) -> float:
+    draw = np.random.default_rng([SUBSET, len(seconds)])
+    order = np.argsort(draw.random((SUBSETS, len(seconds))), axis=1)[:, :SUBSET]
+    drawn, seconds = predictions[order], seconds[order]
+    chosen = drawn == drawn.max(axis=1, keepdims=True)  # of equal predictions, the mean of a random choice
+    return float(np.mean(seconds.min(axis=1) * chosen.sum(axis=1) / (seconds * chosen).sum(axis=1)))
 
 
 def pairwise_accuracy(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:

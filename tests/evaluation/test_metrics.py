@@ -9,6 +9,7 @@ from scipy import stats
 
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import (
+    subset_top_1,
     first_of_random,
     forgetting,
     pairwise_accuracy,
@@ -144,3 +145,26 @@ def test_nothing_to_rank_is_an_error_not_a_figure():
         top_k(PREDICTIONS, np.full(5, INF), TASKS, NETWORKS, 1)
     with pytest.raises(DataError, match="none of the networks' tasks"):
         top_k(PREDICTIONS, LATENCIES, TASKS, {"m": {7: 1.0}}, 1)
+
+
+def test_top_1_over_subsets_by_hand():
+    seconds, tasks = np.array([1.0, 2.0, 4.0]), np.zeros(3, dtype=int)
+    assert subset_top_1(-seconds, seconds, tasks) == {0: 1.0}
+    assert subset_top_1(seconds, seconds, tasks) == {0: 0.25}  # no more than a subset: the whole task
+    assert subset_top_1(np.zeros(3), seconds, tasks) == {0: pytest.approx(3 / 7)}  # the mean of a random choice
+
+
+def test_top_1_over_subsets_is_the_mean_over_draws_of_sixteen():
+    rng = np.random.default_rng(0)
+    seconds, tasks, wrong = np.exp(rng.normal(size=60)), np.full(60, 7), rng.normal(size=60)
+    found = subset_top_1(wrong, seconds, tasks)[7]
+    drawn = (rng.permutation(60)[:16] for _ in range(4000))
+    assert found == pytest.approx(np.mean([seconds[d].min() / seconds[d[wrong[d].argmax()]] for d in drawn]), abs=0.08)
+    assert subset_top_1(-seconds, seconds, tasks) == {7: 1.0}
+
+
+def test_subsets_do_not_depend_on_the_other_tasks():
+    rng = np.random.default_rng(1)
+    seconds, scores, tasks = np.exp(rng.normal(size=80)), rng.normal(size=80), np.repeat([3, 5], 40)
+    both, alone = subset_top_1(scores, seconds, tasks), subset_top_1(scores[40:], seconds[40:], tasks[40:])
+    assert both[5] == alone[5] and set(both) == {3, 5}

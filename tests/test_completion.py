@@ -1,0 +1,95 @@
+"""Labels from another platform: kept where nothing is known, corrected where a residual can be learned, true where measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tcl_core.features import tokens
+from tcl_core.features.batches import Samples
+from tcl_core.evaluation.metrics import pairwise_accuracy
+from tcl_core.completion import agreement, best_share, completed
+
+TASKS, EACH = 40, 25
+N = TASKS * EACH
+
+
+@pytest.fixture
+def world() -> tuple[Samples, np.ndarray, np.ndarray]:
+    """Programs, what depends on them in another way on either platform, and the source's seconds."""
+    rng = np.random.default_rng(0)
+    found = np.zeros((N, 3, tokens.WIDTH), np.float32)
+    found[:, :, 1:6] = rng.normal(size=(N, 3, 5))
+    tasks = np.repeat(np.arange(TASKS, dtype=np.int32), EACH)
+    programs = Samples(found, np.full(N, 3, np.int32), tasks, np.full(N, np.inf))
+    return programs, found[:, 2, 3].astype(np.float64), np.exp(rng.normal(size=N) + rng.normal(size=TASKS)[tasks])
+
+
+def measured(target_s: np.ndarray, count: int, seed: int = 1) -> np.ndarray:
+    known = np.full(len(target_s), np.nan)
+    drawn = np.random.default_rng(seed).permutation(len(target_s))[:count]
+    known[drawn] = target_s[drawn]
+    return known
+
+
+def pairs(label_s: np.ndarray, target_s: np.ndarray, tasks: np.ndarray) -> float:
+    return pairwise_accuracy(-np.log(label_s), target_s, tasks)
+
+
+def test_without_a_paired_program_the_sources_order_stays(world):
+    programs, _, source_s = world
+    found = completed(programs, source_s, np.full(N, np.nan))
+    assert found.share == 0 and found.latencies_s == pytest.approx(source_s)
+
+
+def test_a_difference_that_follows_from_the_programs_is_learned_from_few(world):
+    programs, difference, source_s = world
+    target_s = 3 * source_s * np.exp(difference)
+    found = completed(programs, source_s, measured(target_s, 200))
+    before, after = (pairs(label_s, target_s, programs.tasks) for label_s in (source_s, found.latencies_s))
+    assert before < 0.77 and after > 0.87
+    assert found.share >= 0.75 and found.left < 0.4
+
+
+def test_a_difference_that_follows_from_nothing_is_not_believed(world):
+    programs, _, source_s = world
+    target_s = source_s * np.exp(np.random.default_rng(2).normal(size=N))
+    found = completed(programs, source_s, measured(target_s, 200))
+    assert found.share == 0 and found.left == 1.0
+
+
+def test_what_was_measured_keeps_its_value_and_others_stand_at_its_level(world):
+    programs, _, source_s = world
+    target_s = 5 * source_s
+    known = measured(target_s, 200)
+    found = completed(programs, source_s, known)
+    there = np.isfinite(known)
+    assert found.latencies_s[there] == pytest.approx(target_s[there])
+    with_some = np.isin(programs.tasks, programs.tasks[there])
+    assert found.latencies_s[with_some] == pytest.approx(target_s[with_some], rel=1e-6)
+
+
+def test_failures_stay_failures(world):
+    programs, _, source_s = world
+    known = measured(2 * source_s, 100)
+    source_s[:2], known[:4] = np.inf, [np.nan, 1.0, np.inf, np.nan]
+    found = completed(programs, source_s, known).latencies_s
+    assert found[0] == np.inf and found[1] == 1.0 and found[2] == np.inf and np.isfinite(found[3])
+
+
+def test_the_share_by_hand():
+    tasks = np.repeat(np.arange(10), 2)
+    ratio = np.tile([1.0, -1.0], 10)
+    assert best_share(ratio, ratio, tasks) == (1.0, 0.0)
+    assert best_share(ratio, 2 * ratio, tasks) == (0.5, 0.0)
+    assert best_share(ratio, -ratio, tasks) == (0.0, 1.0)
+    for_and_against = np.where(tasks == 0, ratio, np.where(tasks == 1, -0.5 * ratio, 0.0))
+    assert best_share(ratio, for_and_against, tasks) == (0.0, 1.0)  # a half of it would be better here, within the error
+
+
+def test_sources_are_ordered_by_what_the_few_measurements_say():
+    tasks = np.zeros(4, dtype=np.int32)
+    target_s = np.array([1.0, 2.0, 3.0, np.nan])
+    sources_s = {"backward": np.array([3.0, 2.0, 1.0, 1.0]), "alike": np.array([1.0, 2.0, 4.0, 0.1]), "apart": np.full(4, np.nan)}
+    assert agreement(sources_s, target_s, tasks) == {"alike": 1.0, "apart": 0.5, "backward": 0.0}
+    assert list(agreement(sources_s, target_s, tasks)) == ["alike", "apart", "backward"]
