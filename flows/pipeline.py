@@ -56,7 +56,7 @@ def diagram(params: Params, stage: Step) -> Done:
     holdout = {platform: stage(f"holdout@{platform}", pool) for platform in params.platforms}
     models = {params.chain.first: stage("train", tasks, pool, records[params.chain.first])}
     for platform, link in params.chain.then.items():
-        models[platform] = stage(f"distill@{platform}", tasks, pool, records[platform], models[link.prev])
+        models[platform] = stage(f"distill@{platform}", tasks, pool, records[platform], records[link.prev], models[link.prev])
     others = [stage(f"baseline@{name}", tasks, pool, *records.values()) for name in params.baselines.models]
     return stage("evaluate", tasks, pool, *records.values(), *holdout.values(), *models.values(), *others)
 

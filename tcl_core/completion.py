@@ -14,13 +14,11 @@ multi-fidelity models, Biometrika 2000.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import xgboost
 
-from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.models.trees import TreesModel
 
@@ -63,19 +61,6 @@ def completed(programs: Samples, source_s: np.ndarray, target_s: np.ndarray, see
         found[known] = np.log(target_s[known])
         found[task[np.isinf(target_s[task])]] = np.inf
     return Completed(np.exp(found), share, left)
-
-
-def agreement(sources_s: Mapping[str, np.ndarray], target_s: np.ndarray, tasks: np.ndarray) -> dict[str, float]:
-    """Source -> share of pairs that it orders as the target does, of programs that both measured; best first.
-
-    0.5, which says nothing, where no task has two of them.
-    """
-    found = {}
-    for name, source_s in sources_s.items():
-        both = np.isfinite(source_s) & np.isfinite(target_s)
-        pairs = pairwise_accuracy(-np.log(source_s[both]), target_s[both], tasks[both]) if both.any() else np.nan
-        found[name] = 0.5 if np.isnan(pairs) else pairs
-    return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
 def _rows(programs: Samples, log_source: np.ndarray) -> np.ndarray:

@@ -37,13 +37,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from tcl_core.checked import write_tensors
-from tcl_core.errors import unknown_name
+from tcl_core.checked import read_json, write_json, write_tensors
+from tcl_core.errors import DataError, unknown_name
 from tcl_core.features.batches import Samples
+from tcl_core.files import shown
 from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal
 from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.models import catalogue
-from tcl_core.models.cost_model import read_weights
+from tcl_core.models.cost_model import AGAIN, read_weights
 from tcl_core.models.lateral_mamba import LateralMamba, LateralMambaModel
 from tcl_core.models.mamba import MambaModel, MambaNetwork
 
@@ -74,27 +75,37 @@ class DistillSettings:
 
 @dataclass(frozen=True)
 class ChainState:
-    """What one platform hands to the next: its deployable model, and KB with its Fisher diagonal."""
+    """What one platform hands to the next: its deployable model, and KB with its Fisher diagonal.
+
+    hardware  the hardware vector of each platform that KB has learned, in the chain's order
+    """
 
     model: MambaModel | LateralMambaModel
     knowledge_base: MambaModel
     fisher: dict[str, Tensor]
+    hardware: tuple[tuple[float, ...], ...] = ()
 
     def write_into(self, folder: Path) -> None:
-        """Write the model into an existing folder, ``knowledge_base/`` and ``fisher.safetensors`` beside it."""
+        """Write the model into an existing folder; ``knowledge_base/``, ``fisher.safetensors`` and ``learned.json`` beside it."""
         self.model.write_into(folder)
         self.knowledge_base.save(folder / "knowledge_base")
         tensors = {name: value.contiguous().cpu() for name, value in self.fisher.items()}
         write_tensors(folder / "fisher.safetensors", save, tensors)
+        write_json(folder / "learned.json", {"hardware": self.hardware})
 
     @classmethod
     def load(cls, folder: Path) -> ChainState:
         """Read what ``write_into`` wrote.  Raises DataError when the folder is missing or damaged."""
         folder = Path(folder)
+        try:
+            learned = read_json(folder / "learned.json", AGAIN)["hardware"]
+        except FileNotFoundError:
+            raise DataError(f"'{shown(folder)}' does not say which platforms its model has learned (learned.json); {AGAIN}") from None
         return cls(
             catalogue.load(folder),
             MambaModel.load(folder / "knowledge_base"),
             read_weights(folder / "fisher.safetensors"),
+            tuple(map(tuple, learned)),
         )
 
 
@@ -140,12 +151,12 @@ def learn_next(
     folder = checkpoint / "column" if checkpoint else None
     model.fit(train, valid, _in_phase("CL", on_epoch), checkpoint=folder)
     if last:
-        return ChainState(model, state.knowledge_base, state.fisher)
+        return replace(state, model=model)
     folder = checkpoint / "knowledge_base" if checkpoint else None
     student = distill(
         state, model.network, train, settings, on_epoch=_in_phase("KD", on_epoch), checkpoint=folder
     )
-    return ChainState(model, student, fisher_diagonal(student.network, train, settings.fit.sigma))
+    return ChainState(model, student, fisher_diagonal(student.network, train, settings.fit.sigma), state.hardware)
 
 
 def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaModel:

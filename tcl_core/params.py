@@ -144,7 +144,16 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Bridge:
+    epochs: Rounds
+    learning_rate: Positive
+    batch_size: Count
+    rehearsal: NotNegative
+
+
+@dataclass(frozen=True)
 class Distill:
+    method: Annotated[str, OneOf(("bridge", "ckd"))]
     epochs: Rounds
     kd_epochs: Rounds
     learning_rate: Positive
@@ -188,6 +197,7 @@ class Params:
     measure: Measure
     collect: Collect
     train: Train
+    bridge: Bridge
     distill: Distill
     baselines: Baselines
     evaluate: Evaluate

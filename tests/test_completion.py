@@ -8,7 +8,7 @@ import pytest
 from tcl_core.features import tokens
 from tcl_core.features.batches import Samples
 from tcl_core.evaluation.metrics import pairwise_accuracy
-from tcl_core.completion import agreement, best_share, completed
+from tcl_core.completion import best_share, completed
 
 TASKS, EACH = 40, 25
 N = TASKS * EACH
@@ -85,11 +85,3 @@ def test_the_share_by_hand():
     assert best_share(ratio, -ratio, tasks) == (0.0, 1.0)
     for_and_against = np.where(tasks == 0, ratio, np.where(tasks == 1, -0.5 * ratio, 0.0))
     assert best_share(ratio, for_and_against, tasks) == (0.0, 1.0)  # a half of it would be better here, within the error
-
-
-def test_sources_are_ordered_by_what_the_few_measurements_say():
-    tasks = np.zeros(4, dtype=np.int32)
-    target_s = np.array([1.0, 2.0, 3.0, np.nan])
-    sources_s = {"backward": np.array([3.0, 2.0, 1.0, 1.0]), "alike": np.array([1.0, 2.0, 4.0, 0.1]), "apart": np.full(4, np.nan)}
-    assert agreement(sources_s, target_s, tasks) == {"alike": 1.0, "apart": 0.5, "backward": 0.0}
-    assert list(agreement(sources_s, target_s, tasks)) == ["alike", "apart", "backward"]

@@ -193,7 +193,7 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
     shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/project.py", *tokens}
     own = {
         "train": {"tcl_core/distill.py", "tcl_core/learning", "tcl_core/stages/models.py"},
-        "distill": {"tcl_core/distill.py", "tcl_core/learning", "tcl_core/stages/models.py"},
+        "distill": {*(f"tcl_core/{name}.py" for name in ("bridge", "completion", "distill", "teaching")), "tcl_core/learning", "tcl_core/stages/models.py"},
         "baseline": {"tcl_core/learning", "tcl_core/stages/baselines.py"},
         "evaluate": {"tcl_core/evaluation", "tcl_core/stages/baselines.py", "tcl_core/stages/models.py"},
     }
@@ -206,7 +206,7 @@ def test_a_step_of_the_chain_knows_its_links(stages):
     """Whether a platform is the last decides its KD phase, and only the links say which one is."""
     for address, stage in stages.items():
         if address.startswith("distill@"):
-            assert parameters(stage) == {"seed", "train", "distill", "chain.then"}
+            assert parameters(stage) == {"seed", "candidates.design_space", "train", "bridge", "distill", "chain.then"}
 
 
 def test_every_section_of_params_that_shapes_bytes_is_declared(stages):

@@ -22,6 +22,7 @@ SMALL = {
     "measure": {"repeats": 1, "min_repeat_ms": 1},
     "collect": {"rounds": 1, "first_fraction": 0.6, "fraction": 0.5, "epochs": 1},
     "train": {"epochs": 2, "unmeasured": 6, "validation_share": 0.0},
+    "bridge": {"epochs": 2},
     "distill": {"epochs": 2, "kd_epochs": 1},
     "baselines": {"models": ["trees"]},
     "evaluate": {"bootstrap": 50},

@@ -53,7 +53,7 @@ def program_tokens(
     """
     nest = _Nest.of(primitives, workload, decisions)
     rows = [
-        token_row("hardware", [log2p(x) for x in hardware], len(decisions)),
+        hardware_rows(hardware, len(decisions)),
         token_row("workload", _workload_numbers(workload), len(decisions)),
     ]
     for primitive in primitives:
@@ -62,6 +62,11 @@ def program_tokens(
             rows.append(token_row(kind, _primitive_numbers(primitive, workload, nest, decisions), len(decisions)))
     rows += [token_row("level", numbers, len(decisions)) for numbers in nest.level_numbers()]
     return np.stack(rows, axis=1)
+
+
+def hardware_rows(hardware: Sequence[float], count: int) -> np.ndarray:
+    """(count, F) of the platform's row, the first of every program."""
+    return token_row("hardware", [log2p(x) for x in hardware], count)
 
 
 def token_row(kind: str, numbers: Row, count: int) -> np.ndarray:

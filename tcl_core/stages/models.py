@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core import provenance, store
+from tcl_core.bridge import BridgeSettings, bridged
 from tcl_core.checked import write_contents, write_json
 from tcl_core.distill import ChainState, DistillSettings, learn_first, learn_next
 from tcl_core.errors import PlatformError
@@ -20,6 +23,7 @@ from tcl_core.evaluation.metrics import Networks, top_k
 from tcl_core.evaluation.report import collection_progress, terminal_table
 from tcl_core.features.batches import Samples
 from tcl_core.files import whole_folder
+from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
@@ -77,6 +81,7 @@ def distill_settings(project: Project) -> DistillSettings:
     At a tenth of the programs a committee of their own gained nothing (docs/models.md).
     """
     given = asdict(project.params.distill)
+    del given["method"]
     own = {name: given.pop(name) for name in ("learning_rate", "batch_size")}
     return DistillSettings(replace(fit_settings(project), **own, loss="rank", schedule="constant"), **given)
 
@@ -96,6 +101,7 @@ def run_train(project: Project) -> str:
             state = learn_first(
                 train, valid, fit_settings(project), measured=measured, on_epoch=curve, checkpoint=checkpoint
             )
+        state = replace(state, hardware=(tuple(read_saved_hardware(records_folder(platform)).vector()),))
         _save(state, platform, curve, checkpoint, origin)
     more = f", and on {len(train) - len(measured)} that a committee labelled" if len(train) > len(measured) else ""
     return f"trained on {len(measured)} measured programs of {platform}{more}"
@@ -114,27 +120,106 @@ def _with_unmeasured(project: Project, platform: str, measured: Samples) -> Samp
 
 
 def run_distill(project: Project, platform: str) -> str:
-    """Learn the next platform of the chain: CL phase, then KD unless it is the last -> data/models/P/."""
+    """Learn the next platform of the chain, by params.yaml's ``distill.method`` -> data/models/P/."""
     if reason := store.skipped_reason(records_folder(platform)):
         # The next platform goes on from the model before this one: its digest makes DVC see when that one changes.
         before = store.data_digest(model_folder(project.params.previous(platform)))
         with whole_folder(model_folder(platform)) as folder:  # takes the place of a model of a better machine
             store.write_skipped(folder, platform, reason, model_before=before)
         return f"skipped: {reason}"
-    last = platform == project.params.chain_order[-1]  # of the chain, whatever this machine skips: no other stage's doing
-    settings, checkpoint = distill_settings(project), JOURNAL / "checkpoints" / platform
+    method, settings, checkpoint = METHODS[project.params.distill.method], distill_settings(project), JOURNAL / "checkpoints" / platform
     with training_alone(checkpoint), timed(f"distill@{platform}"):
         before = project.ran_before(platform)
-        origin = _origin(project, f"distill@{platform}", platform, "train", "distill", before=before)
-        state = ChainState.load(model_folder(before))
-        train, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
-        epochs = settings.epochs + (0 if last else settings.kd_epochs) + settings.fit.epochs
-        with progress(f"distilling {before} -> {platform}", epochs) as shown:
+        origin = _origin(project, f"distill@{platform}", platform, *method.sections, before=before)
+        step = _Step(project, before, platform, ChainState.load(model_folder(before)), checkpoint)
+        with progress(f"distilling {before} -> {platform}", method.epochs(step) + settings.fit.epochs) as shown:
             curve = _Curve(shown)
-            state = learn_next(state, train, valid, settings, last=last, on_epoch=curve, checkpoint=checkpoint)
-            alone = _own_data_only(train, valid, settings.fit, shown, checkpoint / "scratch")
+            state, said = method.learn(step, curve)
+            alone = _own_data_only(*step.own, settings.fit, shown, checkpoint / "scratch")
         _save(state, platform, curve, checkpoint, origin, alone)
-    return f"learned {platform} from {len(train)} programs and what {before} knew"
+    return f"learned {platform} from {len(step.measured)} programs and what {before} knew{said}"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """From one platform of the chain to the next."""
+
+    project: Project
+    before: str
+    platform: str
+    state: ChainState
+    checkpoint: Path
+
+    @cached_property
+    def measured(self) -> Samples:
+        return self.project.samples(self.platform)
+
+    @property
+    def own(self) -> tuple[Samples, Samples | None]:
+        """What was measured, and of it the tasks that are kept apart."""
+        return self.project.split_by_task(self.measured, self.project.params.train.validation_share)
+
+    @property
+    def is_last(self) -> bool:
+        """Of the chain, whatever this machine skips: no other stage's doing."""
+        return self.platform == self.project.params.chain_order[-1]
+
+
+class _Ckd:
+    """The paper's: CL phase, then KD unless it is the last."""
+
+    sections = "train", "distill"
+
+    @staticmethod
+    def epochs(step: _Step) -> int:
+        settings = step.project.params.distill
+        return settings.epochs + (0 if step.is_last else settings.kd_epochs)
+
+    @staticmethod
+    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, str]:
+        settings = distill_settings(step.project)
+        return learn_next(step.state, *step.own, settings, last=step.is_last, on_epoch=curve, checkpoint=step.checkpoint), ""
+
+
+class _Bridge:
+    """What is known, corrected by what is measured (``tcl_core.bridge``)."""
+
+    sections = "train", "bridge"
+
+    @staticmethod
+    def epochs(step: _Step) -> int:
+        return step.project.params.bridge.epochs
+
+    @staticmethod
+    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, str]:
+        project, hardware = step.project, read_saved_hardware(records_folder(step.platform)).vector()
+        keys = [record.key for record in store.read_records(records_folder(step.platform))]
+        there = {record.key: record.latency_s for record in store.read_records(records_folder(step.before))}
+        with_records = set(keys)
+        others = [key for key in there if key not in with_records]
+        tasks = {project.encoder.numbers[key[0]] for key in (*keys, *others)}
+        others += project.unmeasured_keys(sorted(tasks), project.params.train.unmeasured, with_records | set(others))
+        model, labelled = bridged(
+            step.state.knowledge_base, step.measured, project.encoder.encode(others, hardware), bridge_settings(project),
+            source_s=np.array([there.get(key, np.nan) for key in (*keys, *others)]), earlier=step.state.hardware,
+            on_epoch=lambda epoch, loss, metrics: curve("bridge", epoch, loss, metrics), checkpoint=step.checkpoint,
+        )  # fmt: skip
+        fisher = fisher_diagonal(model.network, step.measured)
+        state = ChainState(model, copy.deepcopy(model), fisher, (*step.state.hardware, tuple(hardware)))
+        return state, f"; the difference is believed by {labelled.share:.0%}, which leaves {labelled.left:.0%} of it unexplained"
+
+
+METHODS = {"bridge": _Bridge, "ckd": _Ckd}
+
+
+def bridge_settings(project: Project) -> BridgeSettings:
+    """params.yaml's section ``bridge``."""
+    b, t = project.params.bridge, project.params.train
+    fit = FitSettings(
+        epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate, weight_decay=t.weight_decay,
+        clip_norm=t.gradient_clip, loss="scores", schedule="cosine", period=b.epochs, seed=project.params.seed,
+    )  # fmt: skip
+    return BridgeSettings(fit, b.rehearsal)
 
 
 def _own_data_only(

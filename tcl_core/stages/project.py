@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ from tcl_core.features.groups import COLUMNS
 from tcl_core.features.statements import with_statements
 from tcl_core.features.states import with_states
 from tcl_core.files import lock_if_there, shown, writing
+from tcl_core.journal import ProgramKey
 from tcl_core.models import catalogue
 from tcl_core.params import Params, load_params
 from tcl_core.platforms import (
@@ -158,14 +159,39 @@ class Project:
         """Up to ``count`` programs of each of these tasks of the pool that were not measured on a platform, with its hardware
         row: as tokens and, as far as CPUs go, whose programs can be lowered here, as statements.
         """
-        folder, target = records_folder(platform), pool_target(self.params.candidates.design_space, threads())
-        measured = (record.key for record in store.read_records(folder))
-        among = [self.tasks[task] for task in tasks]
-        keys = draw_unmeasured(among, self.encoder.texts, measured, count, self.params.seed, target)
+        folder = records_folder(platform)
+        keys = self.unmeasured_keys(tasks, count, (record.key for record in store.read_records(folder)))
         samples = self.encoder.encode(keys, read_saved_hardware(folder).vector())
         if self.params.candidates.design_space != "cpu":
             return {"tokens": samples}
         return {"tokens": samples, "statements": with_statements(samples, keys, self.encoder, STATEMENTS)}
+
+    def unmeasured_keys(self, tasks: Iterable[int], count: int, measured: Iterable[ProgramKey]) -> list[ProgramKey]:
+        """Up to ``count`` programs of each of these tasks that are none of ``measured``: the pool's own, then further ones."""
+        found: dict[str, list[ProgramKey]] = {self.tasks[task].key: [] for task in tasks} if count else {}
+        if not found:
+            return []
+        known, pool = set(measured), [(p.task_key, p.sketch, p.decisions) for p in self.programs("train")]
+        for key in (*pool, *self._further(pool, count)):
+            mine = found.get(key[0])
+            if mine is not None and len(mine) < count and key not in known:
+                mine.append(key)
+        return [key for keys in found.values() for key in keys]
+
+    def _further(self, pool: Sequence[ProgramKey], count: int) -> list[ProgramKey]:
+        """Up to ``count`` programs of each task beyond the pool: drawn once for all platforms, since that takes TVM a while."""
+        path, p = JOURNAL / "further.json", self.params
+        about = {"pool": store.data_digest(POOL / "train"), "count": count, "seed": p.seed, "space": p.candidates.design_space}
+        saved = kept(path, "its programs are drawn again")
+        if {name: saved.get(name) for name in about} != about:
+            with_programs = {key[0] for key in pool}
+            among = [task for task in self.tasks if task.key in with_programs]
+            target = pool_target(p.candidates.design_space, threads())
+            drawn = draw_unmeasured(among, self.encoder.texts, pool, count, p.seed, target)
+            saved = about | {"programs": [" ".join(map(str, (task, sketch, *decisions))) for task, sketch, decisions in drawn]}
+            write_json(path, saved)
+        texts = (text.split(" ") for text in saved["programs"])
+        return [(task, int(sketch), tuple(map(int, decisions))) for task, sketch, *decisions in texts]
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
         """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart."""

@@ -126,7 +126,7 @@ def test_the_arrows_between_tasks_are_the_diagram(stages):
         name: {names[entry.id] for entries in task_run.task_inputs.values() for entry in entries}
         for name, task_run in runs.items()
     }
-    assert drawn["distill host-avx2"] == {"tasks", "candidates", "collect host-avx2", "train"}
+    assert drawn["distill host-avx2"] == {"tasks", "candidates", "collect host-sse42", "collect host-avx2", "train"}
     assert drawn["promote"] == {"register"}
 
 

@@ -28,8 +28,8 @@ CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
 WEIGHTS = {"network": dict.fromkeys(range(8), 1.0)}
 FILES = {
     "a": {
-        "contents.json", "curve.json", "fisher.safetensors", "hardware.json", "model.json", "provenance.json", "weights.safetensors",
-        "knowledge_base",
+        "contents.json", "curve.json", "fisher.safetensors", "hardware.json", "learned.json", "model.json", "provenance.json",
+        "weights.safetensors", "knowledge_base",
     },
 }
 FILES["b"] = FILES["c"] = FILES["a"] | {"scratch"}
@@ -60,7 +60,7 @@ def project() -> TinyProject:
             params,
             chain=CHAIN,
             train=dataclasses.replace(params.train, epochs=6, batch_size=32, unmeasured=0),
-            distill=dataclasses.replace(params.distill, epochs=6, kd_epochs=6),
+            distill=dataclasses.replace(params.distill, method="ckd", epochs=6, kd_epochs=6),
             evaluate=dataclasses.replace(params.evaluate, top_k=(1, 5), bootstrap=20),
         )
     )

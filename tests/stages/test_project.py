@@ -259,6 +259,37 @@ def test_a_failed_stage_keeps_the_time_of_the_last_good_run():
 # --- programs for the committee ---
 
 
+def write_programs(programs) -> None:
+    rows = [
+        {"task_key": p.task_key, "split": "train", "program_id": p.number, "sketch_id": p.sketch, "decisions": list(p.decisions)}
+        for p in programs
+    ]
+    store.write_table(POOL / "train" / "programs.parquet", "programs", rows)
+
+
+def test_further_programs_are_drawn_once_for_a_pool(monkeypatch, caplog):
+    """Another pool, number or seed: another draw; a damaged file: the same one again."""
+    task = describe("matmul", matmul_module(4, 4, 4))
+    sketches, programs = build_pool([task], 0, 8, 0, 1)
+    row = {"task_key": task.key, "name": task.name, "op_type": task.operator, "flops": task.flops, "module_json": task.module_json}
+    store.write_table(TASKS / "tasks.parquet", "tasks", [row])
+    store.write_table(POOL / "train" / "sketches.parquet", "sketches", sketches)
+    write_programs(programs)
+    draws, params = [], load_params(ROOT / "params.yaml")
+    draw = project.draw_unmeasured
+    monkeypatch.setattr(project, "draw_unmeasured", lambda *given: draws.append(given) or draw(*given))
+    pool = [(p.task_key, p.sketch, p.decisions) for p in programs]
+    first = Project(params).unmeasured_keys([0], 12, pool[:3])
+    assert first[:5] == pool[3:] and len(set(first)) == 12 and not set(first) & set(pool[:3])
+    assert Project(params).unmeasured_keys([0], 12, pool[:3]) == first
+    assert Project(params).unmeasured_keys([0], 12, ())[:8] == pool and len(draws) == 1
+    Path("data/journal/further.json").write_text("{}")
+    assert Project(params).unmeasured_keys([0], 12, pool[:3]) == first and len(draws) == 2
+    assert "further.json is damaged" in caplog.text
+    assert len(Project(params).unmeasured_keys([0], 11, pool[:3])) == 11 and len(draws) == 3
+    assert Project(params).unmeasured_keys([], 11, ()) == []
+
+
 def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
     """A design space of four programs, of which three were measured."""
     task = describe("matmul", matmul_module(1, 1, 1))
@@ -266,6 +297,7 @@ def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
     row = {"task_key": task.key, "name": task.name, "op_type": task.operator, "flops": task.flops, "module_json": task.module_json}
     store.write_table(TASKS / "tasks.parquet", "tasks", [row])
     store.write_table(POOL / "train" / "sketches.parquet", "sketches", sketches)
+    write_programs(programs[:2])  # the others are drawn
     about = ((1e-3,), "ok", "", 0, datetime.now(UTC), "{}", "this host", "0")
     records = [Record(task.key, p.sketch, p.number, p.decisions, *about) for p in programs]
     save_hardware(records_folder("a"), Hardware(cores=2.0))

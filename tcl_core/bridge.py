@@ -1,0 +1,140 @@
+"""The next platform of a chain, learned from labels that the knowledge so far gives and few measurements correct.
+
+A network that has learned one platform ranks another's programs better than hundreds of measurements of that other one
+teach, and learning from these alone damages what it knew.  So its knowledge becomes the labels:
+
+    1. the knowledge base scores the pool's programs with the new platform's hardware row: measured ones and further ones
+    2. what the earlier platforms measured of them, where that is at hand, takes the place of their scores
+    3. the measured few correct all of them (``completion``)
+    4. the knowledge base itself learns these thousands of labels by regression, as a committee's student does
+       (``teaching``), and beside them its own scores of the same programs under the earlier platforms' rows, so that it
+       keeps what it knew (rehearsal; Robins, Connection Science 1995)
+
+What comes out is one network of the size that went in, which needs no measurement of the source to predict.  A step costs
+the same however long the chain is: the rehearsed programs are divided among the earlier platforms.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tcl_core.completion import Completed, completed
+from tcl_core.features.batches import Samples, concatenate, rows_by_task
+from tcl_core.features.tokens import hardware_rows
+from tcl_core.learning.fit import FitSettings, OnEpoch
+from tcl_core.models.mamba import MambaModel
+from tcl_core.teaching import standardised
+
+LEAST = 16  # paired programs that tell the scale of the scores
+SCALES = 0.25, 4.0  # bounds of what a score of 1 means in log(seconds)
+
+
+@dataclass(frozen=True)
+class BridgeSettings:
+    """How a step is learned.
+
+    rehearsal  programs rehearsed for each that is labelled
+    """
+
+    fit: FitSettings = FitSettings(epochs=15, batch_size=512, learning_rate=1e-3, schedule="cosine", period=15, loss="scores")
+    rehearsal: float = 1.0
+
+
+def bridged(
+    base: MambaModel,
+    measured: Samples,
+    unmeasured: Samples,
+    settings: BridgeSettings = BridgeSettings(),
+    *,
+    source_s: np.ndarray | None = None,
+    earlier: Sequence[Sequence[float]] = (),
+    on_epoch: OnEpoch | None = None,
+    checkpoint: Path | None = None,
+) -> tuple[MambaModel, Completed]:
+    """The network after one more platform, and what became of the labels.
+
+    measured    programs that ran on the platform, or failed; ``unmeasured`` further ones of the same tasks, their latencies not
+                read; both with the platform's hardware row
+    source_s    seconds of both, in this order, on the platform that is nearest; NaN where it did not measure them
+    earlier     hardware vectors of the platforms whose ranking is rehearsed
+    checkpoint  as in ``fit_network``
+    """
+    programs = concatenate([measured, replace(unmeasured, latencies_s=np.full(len(unmeasured), np.nan))])
+    guess_s = source_seconds(base.predict(programs), programs, source_s)
+    labelled = completed(programs, guess_s, programs.latencies_s, settings.fit.seed)
+    lesson = replace(programs, latencies_s=_on_one_scale(labelled.latencies_s, programs.tasks))
+    model = copy.deepcopy(base)
+    model.settings = settings.fit
+    train = concatenate([lesson, *rehearsed(base, programs, earlier, settings.rehearsal, settings.fit.seed)])
+    model.fit(train, None, on_epoch, checkpoint=checkpoint)
+    return model, labelled
+
+
+def source_seconds(scores: np.ndarray, programs: Samples, source_s: np.ndarray | None = None) -> np.ndarray:
+    """(N,) seconds, up to a factor of the task, that ``scores`` stand for; measured ones where ``source_s`` has them.
+
+    What a score is worth in log(seconds) is told by the source's measurements, else by the target's.
+    """
+    known = programs.latencies_s if source_s is None else source_s
+    guess = -score_scale(scores, known, programs.tasks) * scores.astype(np.float64)
+    if source_s is not None:
+        there = np.isfinite(source_s)
+        for task in rows_by_task(programs.tasks):
+            mine = task[there[task]]
+            if len(mine):
+                guess[task] += np.mean(np.log(source_s[mine]) - guess[mine])
+                guess[mine] = np.log(source_s[mine])
+        guess[np.isinf(source_s)] = np.inf
+    return np.exp(guess)
+
+
+def score_scale(scores: np.ndarray, seconds: np.ndarray, tasks: np.ndarray) -> float:
+    """Least squares slope of minus log(seconds) on the scores within tasks; 1 where too few programs tell."""
+    x, y = [], []
+    for task in rows_by_task(tasks):
+        known = task[np.isfinite(seconds[task])]
+        if len(known) > 1:
+            x.append(scores[known] - scores[known].mean())
+            y.append(-np.log(seconds[known]) + np.log(seconds[known]).mean())
+    if sum(map(len, x)) < LEAST:
+        return 1.0
+    x, y = np.concatenate(x).astype(np.float64), np.concatenate(y)
+    return float(np.clip(x @ y / max(x @ x, 1e-12), *SCALES))
+
+
+def rehearsed(
+    base: MambaModel, programs: Samples, earlier: Sequence[Sequence[float]], share: float, seed: int
+) -> list[Samples]:
+    """Programs under each earlier platform's hardware row, in tasks of their own, labelled with what ``base`` says of them."""
+    if not earlier or not share:
+        return []
+    draw, count = np.random.default_rng([seed, 2]), int(share * len(programs) / len(earlier))
+    first, parts = int(programs.tasks.max(initial=-1)) + 1, []
+    for number, hardware in enumerate(earlier):
+        part = programs.take(np.sort(_by_whole_tasks(programs.tasks, count, draw)))
+        tokens = part.tokens.copy()
+        tokens[:, 0] = hardware_rows(hardware, len(part))
+        part = replace(part, tokens=tokens)
+        scores = standardised(base.predict(part), part.tasks)
+        parts.append(replace(part, tasks=part.tasks + np.int32(first * (number + 1)), latencies_s=np.exp(-scores)))
+    return parts
+
+
+def _by_whole_tasks(tasks: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+    """Rows of some ``count`` programs, the same number of each task."""
+    groups = list(rows_by_task(tasks))
+    each = max(2, round(count / len(groups)))
+    return np.concatenate([draw.permutation(rows)[:each] for rows in groups])
+
+
+def _on_one_scale(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+    """Pseudo-latencies on the scale of a committee's scores, which the network has learned; failed programs stay so."""
+    ran = np.isfinite(latencies_s)
+    found = np.full(len(latencies_s), np.inf)
+    found[ran] = np.exp(-standardised(-np.log(latencies_s[ran]), tasks[ran]))
+    return found

@@ -1,0 +1,15 @@
+"""Which platform is near, from few programs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tcl_core.evaluation.similarity import agreement
+
+
+def test_sources_are_ordered_by_what_the_few_measurements_say():
+    tasks = np.zeros(4, dtype=np.int32)
+    target_s = np.array([1.0, 2.0, 3.0, np.nan])
+    sources_s = {"backward": np.array([3.0, 2.0, 1.0, 1.0]), "alike": np.array([1.0, 2.0, 4.0, 0.1]), "apart": np.full(4, np.nan)}
+    assert agreement(sources_s, target_s, tasks) == {"alike": 1.0, "apart": 0.5, "backward": 0.0}
+    assert list(agreement(sources_s, target_s, tasks)) == ["alike", "apart", "backward"]

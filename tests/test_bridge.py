@@ -1,0 +1,95 @@
+"""The next platform from what is known: labels on one scale, corrected; earlier platforms rehearsed; one network throughout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tcl_core.bridge import BridgeSettings, bridged, rehearsed, score_scale, source_seconds
+from tcl_core.evaluation.metrics import pairwise_accuracy
+from tcl_core.features import tokens
+from tcl_core.features.batches import Samples
+from tcl_core.features.tokens import hardware_rows
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models.mamba import MambaModel
+
+TASKS, EACH = 20, 16
+FIT = FitSettings(epochs=12, batch_size=64, learning_rate=2e-3, schedule="cosine", period=12, loss="scores")
+OLD, NEW = (4.0, 16.0), (4.0, 64.0)
+THERE, ELSEWHERE = 20, 25  # columns on which the platforms' latencies depend
+
+
+def programs(hardware: tuple[float, ...], seed: int = 0) -> Samples:
+    """Both platforms like column THERE to be large; the new one minds column ELSEWHERE too."""
+    draw = np.random.default_rng(seed)
+    found = np.zeros((TASKS * EACH, 4, tokens.WIDTH), np.float32)
+    found[:, 0] = hardware_rows(hardware, 1)[0]
+    found[:, 1:, THERE : ELSEWHERE + 1] = draw.normal(size=(TASKS * EACH, 3, 6))
+    cost = -found[:, 3, THERE] + (found[:, 3, ELSEWHERE] if hardware == NEW else 0.0)
+    tasks = np.repeat(np.arange(TASKS, dtype=np.int32), EACH)
+    return Samples(found, np.full(len(found), 4, np.int32), tasks, 1e-3 * np.exp(cost.astype(np.float64)))
+
+
+@pytest.fixture(scope="module")
+def base() -> MambaModel:
+    """It knows the old platform."""
+    model = MambaModel(replace(FIT, epochs=30, period=30))
+    model.fit(programs(OLD))
+    return model
+
+
+def pairs(model: MambaModel, samples: Samples) -> float:
+    return pairwise_accuracy(model.predict(samples), samples.latencies_s, samples.tasks)
+
+
+def test_few_measurements_carry_the_network_over_and_the_old_platform_is_kept(base):
+    new, held_out, old = programs(NEW), programs(NEW, seed=1), programs(OLD, seed=1)
+    drawn = np.random.default_rng(2).permutation(len(new.tasks))
+    few, rest = new.take(drawn[:80]), new.take(drawn[80:])
+    settings = BridgeSettings(replace(FIT, epochs=30, period=30))
+    model, labelled = bridged(base, few, rest, settings, earlier=[OLD])
+    assert labelled.share > 0
+    assert pairs(model, held_out) > pairs(base, held_out) + 0.03
+    assert pairs(model, old) > pairs(base, old) - 0.03
+    assert model.parameter_count() == base.parameter_count()
+    forgetful, _ = bridged(base, few, rest, replace(settings, rehearsal=0.0), earlier=[OLD])
+    assert pairs(forgetful, old) < pairs(model, old)
+
+
+def test_nothing_that_only_the_test_knows_is_read(base):
+    """Latencies of unmeasured programs, and the network that went in, which stays as it was."""
+    new = programs(NEW)
+    few, rest = new.take(np.arange(40)), new.take(np.arange(40, 120))
+    before = base.predict(rest)
+    one, two = (bridged(base, few, replace(rest, latencies_s=latencies), BridgeSettings(replace(FIT, epochs=1)))[0]
+                for latencies in (rest.latencies_s, np.full(len(rest), np.inf)))  # fmt: skip
+    np.testing.assert_array_equal(one.predict(rest), two.predict(rest))
+    np.testing.assert_array_equal(base.predict(rest), before)
+
+
+def test_scores_become_seconds_on_the_sources_scale():
+    scores, tasks = np.linspace(0, 1, 64, dtype=np.float32), np.zeros(64, dtype=np.int32)
+    seconds = 5 * np.exp(-2 * scores.astype(np.float64))
+    assert score_scale(scores, seconds, tasks) == pytest.approx(2.0)
+    assert score_scale(scores[:8], seconds[:8], tasks[:8]) == 1.0  # too few to tell
+    assert score_scale(scores, seconds[::-1], tasks) == 0.25  # never backward
+    whole = Samples(np.zeros((64, 1, 1), np.float32), np.ones(64, np.int32), tasks, np.full(64, np.nan))
+    known = np.where(np.arange(64) % 2, np.nan, seconds)
+    known[0] = np.inf
+    found = source_seconds(scores, whole, known)
+    assert found[0] == np.inf and found[1:] == pytest.approx(seconds[1:], rel=1e-4)
+    assert source_seconds(scores, replace(whole, latencies_s=seconds)) == pytest.approx(np.exp(-2 * scores))
+
+
+def test_what_is_rehearsed_is_divided_among_the_earlier_platforms(base):
+    new = programs(NEW)
+    one, three = (rehearsed(base, new, earlier, 1.0, 0) for earlier in ([OLD], [OLD, (1.0, 1.0), (2.0, 2.0)]))
+    assert len(one[0]) == len(new) and sum(map(len, three)) == pytest.approx(len(new), rel=0.1)
+    assert not set(three[0].tasks) & set(three[1].tasks) and three[0].tasks.min() > new.tasks.max()
+    np.testing.assert_array_equal(three[1].tokens[:, 0], hardware_rows((1.0, 1.0), len(three[1])))
+    first = new.take(np.flatnonzero(new.tasks == 0))
+    own = one[0].take(one[0].tasks == one[0].tasks.min())
+    assert np.argsort(own.latencies_s).tolist() == np.argsort(-base.predict(own)).tolist() and len(own) == len(first)
+    assert rehearsed(base, new, [], 1.0, 0) == rehearsed(base, new, [OLD], 0.0, 0) == []
