@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -109,14 +110,21 @@ def run_train(project: Project) -> str:
 
 def _with_unmeasured(project: Project, platform: str, measured: Samples) -> Samples:
     """The programs with labels of a committee that learned from them, and further ones that it labelled (``teaching``)."""
+    with progress(f"asking a committee about programs of {platform}", sum(member.count for member in COMMITTEE)) as shown:
+        return _taught(project, platform, measured, ("tokens", "statements"), shown.advance)
+
+
+def _taught(
+    project: Project, platform: str, measured: Samples, reads: Sequence[str], on_member: Callable[[str], None] = lambda name: None
+) -> Samples:
+    """So labelled by those members of the committee that read one of these; unlabelled where params.yaml wants no further programs."""
     count, tasks = project.params.train.unmeasured, np.unique(measured.tasks)
     if not count:
         return measured
-    more = project.unmeasured(tasks, count, platform)
-    views = {reads: project.samples_in(reads, platform) for reads in more}
-    views = {reads: samples.take(np.isin(samples.tasks, tasks)) for reads, samples in views.items()}
-    with progress(f"asking a committee about programs of {platform}", sum(member.count for member in COMMITTEE)) as shown:
-        return taught(views, more, project.params.seed, on_member=shown.advance)
+    more = project.unmeasured(tasks, count, platform, reads)
+    views = {each: project.samples_in(each, platform) for each in more}
+    views = {each: samples.take(np.isin(samples.tasks, tasks)) for each, samples in views.items()}
+    return taught(views, more, project.params.seed, on_member=on_member)
 
 
 def run_distill(project: Project, platform: str) -> str:
@@ -127,15 +135,15 @@ def run_distill(project: Project, platform: str) -> str:
         with whole_folder(model_folder(platform)) as folder:  # takes the place of a model of a better machine
             store.write_skipped(folder, platform, reason, model_before=before)
         return f"skipped: {reason}"
-    method, settings, checkpoint = METHODS[project.params.distill.method], distill_settings(project), JOURNAL / "checkpoints" / platform
+    method, checkpoint = METHODS[project.params.distill.method], JOURNAL / "checkpoints" / platform
     with training_alone(checkpoint), timed(f"distill@{platform}"):
         before = project.ran_before(platform)
         origin = _origin(project, f"distill@{platform}", platform, *method.sections, before=before)
         step = _Step(project, before, platform, ChainState.load(model_folder(before)), checkpoint)
-        with progress(f"distilling {before} -> {platform}", method.epochs(step) + settings.fit.epochs) as shown:
+        with progress(f"distilling {before} -> {platform}", method.epochs(step) + project.params.bridge.epochs) as shown:
             curve = _Curve(shown)
             state, said = method.learn(step, curve)
-            alone = _own_data_only(*step.own, settings.fit, shown, checkpoint / "scratch")
+            alone = _own_data_only(step, shown)
         _save(state, platform, curve, checkpoint, origin, alone)
     return f"learned {platform} from {len(step.measured)} programs and what {before} knew{said}"
 
@@ -222,13 +230,16 @@ def bridge_settings(project: Project) -> BridgeSettings:
     return BridgeSettings(fit, b.rehearsal)
 
 
-def _own_data_only(
-    train: Samples, valid: Samples | None, settings: FitSettings, shown: Progress, checkpoint: Path
-) -> MambaModel:
-    """A plain model that knows this platform's records and nothing else: what distillation is compared with."""
-    model = MambaModel(settings)
+def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
+    """What the chain is compared with: a network that knows this platform's records and nothing else.
+
+    It is taught as the chain's first platform is, with the bridge's steps, by the trees that read tokens alone.
+    """
+    measured, _ = step.own
+    train = _taught(step.project, step.platform, measured, ("tokens",))
+    model = MambaModel(bridge_settings(step.project).fit)
     note = lambda epoch, loss, metrics: shown.advance(f"for comparison, own data only: loss {loss:.4f}")  # noqa: E731
-    model.fit(train, valid, note, checkpoint=checkpoint)
+    model.fit(train, None, note, checkpoint=step.checkpoint / "scratch")
     return model
 
 

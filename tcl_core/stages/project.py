@@ -155,14 +155,16 @@ class Project:
         keys = [record.key for record in store.read_records(records_folder(platform))]
         return with_states(samples, keys, self.encoder, STATES)
 
-    def unmeasured(self, tasks: Iterable[int], count: int, platform: str) -> dict[str, Samples]:
+    def unmeasured(
+        self, tasks: Iterable[int], count: int, platform: str, reads: Sequence[str] = ("tokens", "statements")
+    ) -> dict[str, Samples]:
         """Up to ``count`` programs of each of these tasks of the pool that were not measured on a platform, with its hardware
-        row: as tokens and, as far as CPUs go, whose programs can be lowered here, as statements.
+        row: as tokens and, if they are read and as far as CPUs go, whose programs can be lowered here, as statements.
         """
         folder = records_folder(platform)
         keys = self.unmeasured_keys(tasks, count, (record.key for record in store.read_records(folder)))
         samples = self.encoder.encode(keys, read_saved_hardware(folder).vector())
-        if self.params.candidates.design_space != "cpu":
+        if "statements" not in reads or self.params.candidates.design_space != "cpu":
             return {"tokens": samples}
         return {"tokens": samples, "statements": with_statements(samples, keys, self.encoder, STATEMENTS)}
 

@@ -105,8 +105,8 @@ def test_a_model_folder_holds_all_that_its_readers_want(folder):
 def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
     chain = project()
     run_chain(chain)
-    alone = MambaModel(models.distill_settings(chain).fit)
-    alone.fit(*chain.split_by_task(samples("b", "records"), chain.params.train.validation_share))
+    alone = MambaModel(models.bridge_settings(chain).fit)
+    alone.fit(samples("b", "records"))  # no further programs here, and so no committee
     saved, held_out = catalogue.load(model_folder("b") / "scratch"), samples("b", "holdout")
     np.testing.assert_array_equal(saved.predict(held_out), alone.predict(held_out))
 
