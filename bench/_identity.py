@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from tcl_core import store
 from tcl_core.models import catalogue
 
 # Of tcl_core: what figures depend on.
-CODE = ("models", "learning", "features", "programs", "evaluation", "teaching.py", "distill.py", "store.py")
+CODE = (
+    "models", "learning", "features", "programs", "evaluation", "teaching.py", "completion.py", "bridge.py", "distill.py", "store.py",
+)  # fmt: skip
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches those
 
@@ -54,10 +57,19 @@ def code_of(model: str) -> list[Path]:
     models are trained there, say --again.
     """
     module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.distill"
-    found: set[Path] = set()
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
-    waiting = [*map(_file, modules), ROOT / "bench" / "_datasets.py"]
-    waiting += [ROOT / "bench" / "_lessons.py"] if model in TAUGHT else []
+    return reached(modules, ["_datasets", *(["_lessons"] if model in TAUGHT else [])])
+
+
+def code_identity(modules: Sequence[str], scripts: Sequence[str]) -> str:
+    """Changes with the code of modules of ours, of scripts of this folder, and of what they import."""
+    return hashlib.sha256("".join(map(_code_in, reached(modules, scripts))).encode()).hexdigest()[:16]
+
+
+def reached(modules: Sequence[str], scripts: Sequence[str]) -> list[Path]:
+    """Files of modules of ours, of scripts of this folder, and of what of ``CODE`` they import."""
+    found: set[Path] = set()
+    waiting = [*map(_file, modules), *(ROOT / "bench" / f"{name}.py" for name in scripts)]
     while waiting:
         if (path := waiting.pop()) and path not in found:
             found.add(path)

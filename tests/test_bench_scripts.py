@@ -54,6 +54,11 @@ TABLES = {
         f"figures.{key}"
         for key in ("write_records_per_s", "scan_records_per_s", "training_columns_per_s", "encoded_programs_per_s", "write_peak_mb")
     ),
+    "transfer": (
+        *(f"summary.avx2>avx512.0.zero-shot.{key}" for key in ("pairs", "u16", "top1", "forgotten")),
+        *(f"summary.avx2>avx512.12.{method}.{key}" for method in ("ours", "own", "ckd") for key in ("pairs", "pairs_less_zero_shot")),
+        *(f"units.*.{key}" for key in ("unit", "figures.pairs", "figures.u16", "figures.top1", "figures.forgotten")),
+    ),
     "tune": (
         *(f"summary.*.{key}" for key in ("ours_ms", "random_ms", "scratch_ms", "systems_ms.*", "equal_trials_random_x")),
         *(f"units.*.{key}" for key in ("tasks", "trials", "seconds", "failed", "curve")),

@@ -94,7 +94,7 @@ def run_train(project: Project) -> str:
         raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
     checkpoint = JOURNAL / "checkpoints" / platform
     with training_alone(checkpoint), timed("train"):
-        origin = _origin(project, "train", platform, "train")
+        origin = _origin(project, "train", [platform], "train")
         measured, valid = project.split_by_task(project.samples(platform), project.params.train.validation_share)
         train = _with_unmeasured(project, platform, measured)
         with progress(f"training on {platform}", project.params.train.epochs) as shown:
@@ -138,7 +138,8 @@ def run_distill(project: Project, platform: str) -> str:
     method, checkpoint = METHODS[project.params.distill.method], JOURNAL / "checkpoints" / platform
     with training_alone(checkpoint), timed(f"distill@{platform}"):
         before = project.ran_before(platform)
-        origin = _origin(project, f"distill@{platform}", platform, *method.sections, before=before)
+        records = [platform, before] if method.reads_both else [platform]
+        origin = _origin(project, f"distill@{platform}", records, *method.sections, before=before)
         step = _Step(project, before, platform, ChainState.load(model_folder(before)), checkpoint)
         with progress(f"distilling {before} -> {platform}", method.epochs(step) + project.params.bridge.epochs) as shown:
             curve = _Curve(shown)
@@ -176,7 +177,7 @@ class _Step:
 class _Ckd:
     """The paper's: CL phase, then KD unless it is the last."""
 
-    sections = "train", "distill"
+    sections, reads_both = ("train", "distill"), False
 
     @staticmethod
     def epochs(step: _Step) -> int:
@@ -192,7 +193,7 @@ class _Ckd:
 class _Bridge:
     """What is known, corrected by what is measured (``tcl_core.bridge``)."""
 
-    sections = "train", "bridge"
+    sections, reads_both = ("train", "bridge"), True
 
     @staticmethod
     def epochs(step: _Step) -> int:
@@ -243,13 +244,17 @@ def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
     return model
 
 
-def _origin(project: Project, stage: str, platform: str, *sections: str, before: str | None = None) -> dict[str, Any]:
-    """What a model of the chain is made of; to be asked for before its training, for all of it may change meanwhile."""
+def _origin(
+    project: Project, stage: str, platforms: Sequence[str], *sections: str, before: str | None = None
+) -> dict[str, Any]:
+    """What a model of the chain is made of, the records of ``platforms`` and the model ``before`` among it; to be asked for
+    before its training, for all of it may change meanwhile.
+    """
     params, sections = project.params, (*sections, "collect", "measure")
     return provenance.collect(
         stage,
         {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}},
-        {platform: records_folder(platform)},
+        {platform: records_folder(platform) for platform in platforms},
         model_folder(before) if before else None,
     )
 
