@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
 from _tables import ROOT, arguments, into_readme, markdown, mean_interval, save
 
@@ -27,7 +28,7 @@ from _datasets import VALIDATION, Case, Reference
 
 from tcl_core.collect import Collection, Plan, collect
 from tcl_core.errors import TclError
-from tcl_core.evaluation.metrics import pairwise_accuracy, top_k
+from tcl_core.evaluation.metrics import pairwise_accuracy, subset_top_1, top_k
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.programs.pool import Program
@@ -36,10 +37,10 @@ from tcl_core.stages.data import setup_of
 from tcl_core.stages.project import Project, read_saved_hardware
 
 COMMAND = "python bench/samplers.py"
-SAMPLERS = ("random", "rdu-paper", "rdu")
+SAMPLERS = ("random", "per-task", "rdu-paper", "rdu")
 NETWORK = FitSettings(epochs=60, batch_size=256, learning_rate=2e-3, schedule="cosine", period=60)
 JUDGES = {"mamba": NETWORK, "trees": catalogue.own_settings("trees")}
-FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs right"}
+FIGURES = {"top1": "top-1", "u16": "U16", "pairs": "pairs right"}
 
 
 def measured_pool(reference: Reference, project: Project, platform: str, case: Case, journal: Path) -> Collection:
@@ -81,6 +82,7 @@ def play(
         found[judge] = {
             "top1": top_k(*ranked, case.networks, 1),
             "top5": top_k(*ranked, case.networks, 5),
+            "u16": fmean(subset_top_1(*ranked).values()),
             "pairs": pairwise_accuracy(*ranked),
         }
     return found

@@ -76,20 +76,22 @@ def bridged(
 
 
 def source_seconds(scores: np.ndarray, programs: Samples, source_s: np.ndarray | None = None) -> np.ndarray:
-    """(N,) seconds, up to a factor of the task, that ``scores`` stand for; measured ones where ``source_s`` has them.
+    """(N,) seconds that ``scores`` stand for; measured ones where ``source_s`` has them.
 
-    What a score is worth in log(seconds) is told by the source's measurements, else by the target's.
+    What a score is worth in log(seconds) is told by the source's measurements, else by the target's; and so is a task's level,
+    of which scores say nothing.  (Without it the correction would learn levels, which rank no program.)
     """
-    known = programs.latencies_s if source_s is None else source_s
-    guess = -score_scale(scores, known, programs.tasks) * scores.astype(np.float64)
-    if source_s is not None:
-        there = np.isfinite(source_s)
-        for task in rows_by_task(programs.tasks):
-            mine = task[there[task]]
+    known_s = programs.latencies_s if source_s is None else source_s
+    guess = -score_scale(scores, known_s, programs.tasks) * scores.astype(np.float64)
+    for task in rows_by_task(programs.tasks):
+        for seconds in (source_s, programs.latencies_s):
+            mine = task[:0] if seconds is None else task[np.isfinite(seconds[task])]
             if len(mine):
-                guess[task] += np.mean(np.log(source_s[mine]) - guess[mine])
-                guess[mine] = np.log(source_s[mine])
-        guess[np.isinf(source_s)] = np.inf
+                guess[task] += np.mean(np.log(seconds[mine]) - guess[mine])
+                break
+    if source_s is not None:
+        there = ~np.isnan(source_s)
+        guess[there] = np.log(source_s[there])
     return np.exp(guess)
 
 

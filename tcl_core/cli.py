@@ -60,11 +60,14 @@ def start(context: typer.Context) -> None:
 
 
 @app.command(rich_help_panel=DATA)
-def platforms() -> None:
-    """List the platforms of the chain and whether this machine can run them."""
+def platforms(
+    similar: Annotated[Optional[str], typer.Option("--similar", help="Measure a few programs on this one: which other is nearest to it?")] = None,
+    probes: Annotated[int, typer.Option("--probes", min=8, max=10_000, help="How many, with --similar.")] = 48,
+) -> None:
+    """List the platforms of the chain and whether this machine can run them; or find out from which one a new one should learn."""
     from tcl_core import stages
 
-    _say(stages.platforms())
+    _say(stages.platforms() if similar is None else stages.similar(similar, probes))
 
 
 @app.command(rich_help_panel=DATA)
@@ -140,11 +143,14 @@ def train(
 
 
 @app.command(rich_help_panel=MODELS)
-def distill(platform: Platform = None) -> None:
-    """Carry the knowledge of the previous platform on to this one."""
+def distill(
+    platform: Platform = None,
+    add: Annotated[Optional[str], typer.Option("--add", help="A platform that goes on from the champion of the one before it.")] = None,
+) -> None:
+    """Carry the knowledge of the previous platform on to this one; with --add from its champion, so that its records may lie elsewhere."""
     from tcl_core import stages
 
-    _say(stages.distill(platform))
+    _say(stages.distill(platform, add))
 
 
 @app.command(rich_help_panel=MODELS)

@@ -28,7 +28,7 @@ from tcl_core.measure.job import Job, Outcome, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import Program
-from tcl_core.sampling.catalogue import pick
+from tcl_core.sampling.catalogue import BLIND, pick
 
 OnProgram = Callable[[Record], Any]
 OnStep = Callable[[dict[str, Any]], Any]
@@ -199,7 +199,7 @@ def collect(
             missing = goal - len(collection.records)
             rows = _timed(on_step, number, "select", _select, collection, plan, models, missing, number)
             _timed(on_step, number, "measure", _measure, measuring, rows, number, plan.check_fraction, on_program)
-            if goal < plan.budget and plan.sampler != "random" and collection.can_rank():
+            if goal < plan.budget and plan.sampler not in BLIND and collection.can_rank():
                 _timed(on_step, number, "refit", _refit, collection, models)
 
 
@@ -235,10 +235,14 @@ def _refit(collection: Collection, models: Sequence[CostModel]) -> tuple[None, d
 def _select(
     collection: Collection, plan: Plan, models: Sequence[CostModel], count: int, number: int
 ) -> tuple[list[int], dict[str, Any]]:
-    """Rows to measure next: at random until a model could learn something, then what the sampler picks."""
+    """Rows to measure next: at random until a model could learn something, then what the sampler picks; one that asks no model
+    picks from the start.
+    """
     rng = np.random.default_rng([plan.seed, number])
     open_rows = np.array([row for row in range(len(collection.programs)) if row not in collection.records], dtype=int)
-    if number == 0 or plan.sampler == "random" or not collection.can_rank():
+    if plan.sampler in BLIND:
+        picked = _pick_blindly(collection, plan, open_rows, count, rng)
+    elif number == 0 or not collection.can_rank():
         picked = rng.permutation(len(open_rows))[:count]
     else:
         picked = _pick(collection, plan, models, open_rows, count, rng)
@@ -246,6 +250,17 @@ def _select(
     operators = collection.encoder.operators([collection.keys[row] for row in rows])
     names, counts = np.unique(operators, return_counts=True)
     return rows, {"of": len(open_rows), **{str(n): int(c) for n, c in zip(names, counts, strict=True)}}
+
+
+def _pick_blindly(
+    collection: Collection, plan: Plan, open_rows: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    known, numbers = sorted(collection.records), collection.encoder.numbers
+    tasks, labelled = (np.array([numbers[collection.keys[row][0]] for row in rows], dtype=int) for rows in (open_rows, known))
+    nothing = np.zeros(len(open_rows))
+    return pick(
+        plan.sampler, nothing, nothing, np.zeros(len(known)), count, tasks=tasks, labelled_tasks=labelled, rng=rng
+    )
 
 
 def _pick(

@@ -32,7 +32,7 @@ NotNegative = Annotated[float, Between(0, 1e9)]
 Fact = Annotated[float, Between(0, 1e12)]  # of hardware
 Share = Annotated[float, Between(0, 1)]
 PositiveShare = Annotated[float, Between(0, 1, above=True)]
-Sampler = Annotated[str, OneOf(("rdu", "rdu-paper", "random"))]
+Sampler = Annotated[str, OneOf(("rdu", "rdu-paper", "random", "per-task"))]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ TABLES = {
         "summary.seconds.*",
     ),
     "reference": (),
-    "samplers": tuple(f"figures.*.*.{judge}.{key}" for judge in ("mamba", "trees") for key in ("top1", "top5", "pairs")),
+    "samplers": tuple(f"figures.*.*.{judge}.{key}" for judge in ("mamba", "trees") for key in ("top1", "u16", "pairs")),
     "search": (
         *(f"summary.{key}" for key in ("candidates_x", "best_vs_stock", "best_vs_random", "scratch_vs_stock", "scratch_vs_random")),
         *(f"rows.*.{key}" for key in ("operator", "units", "best_vs_stock", "best_vs_random")),

@@ -80,7 +80,17 @@ def test_scores_become_seconds_on_the_sources_scale():
     known[0] = np.inf
     found = source_seconds(scores, whole, known)
     assert found[0] == np.inf and found[1:] == pytest.approx(seconds[1:], rel=1e-4)
-    assert source_seconds(scores, replace(whole, latencies_s=seconds)) == pytest.approx(np.exp(-2 * scores))
+    assert source_seconds(scores, replace(whole, latencies_s=seconds)) == pytest.approx(seconds)  # the target's level, then
+
+
+def test_a_task_that_the_source_did_not_measure_stands_at_the_targets_level():
+    scores, tasks = np.tile(np.linspace(0, 1, 32, dtype=np.float32), 2), np.repeat(np.arange(2, dtype=np.int32), 32)
+    target_s = np.where(np.arange(64) % 4, np.nan, 7 * np.exp(-2 * scores.astype(np.float64)))
+    both = Samples(np.zeros((64, 1, 1), np.float32), np.ones(64, np.int32), tasks, target_s)
+    source_s = np.where(tasks == 0, 3 * np.exp(-2 * scores.astype(np.float64)), np.nan)
+    found = source_seconds(scores, both, source_s)
+    assert found[:32] == pytest.approx(source_s[:32], rel=1e-4)
+    assert found[32:] == pytest.approx(7 * np.exp(-2 * scores[32:]), rel=1e-4)
 
 
 def test_what_is_rehearsed_is_divided_among_the_earlier_platforms(base):

@@ -113,6 +113,17 @@ def test_a_listed_model_is_judged_beside_the_chain(project, platforms):
     assert list(evaluation["baselines"]["trees"]) == platforms
 
 
+def test_a_few_probes_tell_which_platform_is_near(project, platforms):
+    """They are of the collections' own journals: what was measured there is not measured again."""
+    if len(platforms) < 2:
+        pytest.skip("one platform alone")
+    before = measured(project)
+    said = run(project, sys.executable, "-m", "tcl_core.cli", "platforms", "--similar", platforms[1], "--probes", "8")
+    assert f"{platforms[0]} " in said and (f"{platforms[1]} should learn from {platforms[0]}" in said or "none is near" in said)
+    more = {path: count - before[path] for path, count in measured(project).items() if count != before[path]}
+    assert all(platforms[1] in path and count <= 8 for path, count in more.items())
+
+
 def test_models_lie_in_the_registry_without_pickle(project, platforms):
     summary = json.loads((project / "data/reports/summary.json").read_text())
     assert {p["champion_version"] for p in summary["platforms"].values()} <= {1, None}

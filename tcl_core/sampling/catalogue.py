@@ -7,14 +7,16 @@ from collections.abc import Callable
 import numpy as np
 
 from tcl_core.errors import unknown_name
-from tcl_core.sampling import random_picks, rdu
+from tcl_core.sampling import per_task, random_picks, rdu
 from tcl_core.sampling.pool import Pool
 
 SAMPLERS: dict[str, Callable[[Pool, int, np.random.Generator], np.ndarray]] = {
     "rdu": rdu.pick,
     "rdu-paper": rdu.pick_as_printed,
     "random": random_picks.pick,
+    "per-task": per_task.pick,
 }
+BLIND = ("random", "per-task")  # they ask no model
 
 
 def pick(
@@ -27,6 +29,8 @@ def pick(
     uncertainty: np.ndarray | None = None,
     embeddings: np.ndarray | None = None,
     labelled_embeddings: np.ndarray | None = None,
+    tasks: np.ndarray | None = None,
+    labelled_tasks: np.ndarray | None = None,
     rng: np.random.Generator,
 ) -> np.ndarray:
     """Which of the N unmeasured programs to measure: min(budget, N) row numbers in picking order.
@@ -43,6 +47,6 @@ def pick(
         raise ValueError(f"the budget is {budget} programs; it cannot be negative")
     pool = Pool(
         np.asarray(predictions), np.asarray(operator_types), np.asarray(labelled_predictions),
-        uncertainty, embeddings, labelled_embeddings,
+        uncertainty, embeddings, labelled_embeddings, tasks, labelled_tasks,
     )  # fmt: skip
     return SAMPLERS[sampler](pool, budget, rng)

@@ -18,6 +18,7 @@ class Pool:
     labelled_predictions  (M,) by the same model
     uncertainty           (N,) variance over an ensemble or over dropout
     embeddings            (N, E), labelled_embeddings (M, E), by the same model
+    tasks                 (N,) numbers, labelled_tasks (M,)
     """
 
     predictions: np.ndarray
@@ -26,10 +27,13 @@ class Pool:
     uncertainty: np.ndarray | None = None
     embeddings: np.ndarray | None = None
     labelled_embeddings: np.ndarray | None = None
+    tasks: np.ndarray | None = None
+    labelled_tasks: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        rows_of = dict.fromkeys(("operator_types", "uncertainty", "embeddings"), len(self))
-        for name, rows in {**rows_of, "labelled_embeddings": len(self.labelled_predictions)}.items():
+        rows_of = dict.fromkeys(("operator_types", "uncertainty", "embeddings", "tasks"), len(self))
+        rows_of |= dict.fromkeys(("labelled_embeddings", "labelled_tasks"), len(self.labelled_predictions))
+        for name, rows in rows_of.items():
             values = getattr(self, name)
             if values is not None and len(values) != rows:
                 raise ValueError(f"{name} has {len(values)} rows where there are {rows} programs")

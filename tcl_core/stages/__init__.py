@@ -19,6 +19,13 @@ def platforms() -> str:
     return list_platforms(load_params())
 
 
+def similar(platform: str, probes: int) -> str:
+    from tcl_core.stages.probing import run_similar
+
+    _refuse_empty(platform=platform)
+    return run_similar(_project(), platform, probes)
+
+
 def tasks(network: str | None = None) -> str:
     from tcl_core.stages.data import show_tasks, write_tasks
 
@@ -66,11 +73,16 @@ def train(model: str | None = None, platform: str | None = None) -> str:
     return run_baseline(project, model, platform)
 
 
-def distill(platform: str | None = None) -> str:
+def distill(platform: str | None = None, add: str | None = None) -> str:
+    """``add`` is a platform that goes on from the champion of the one before it, in the place of that one's model here."""
     from tcl_core.stages.models import run_distill
 
-    if platform == load_params().chain.first:
-        raise UsageError(f"{platform} is the chain's first platform and has nothing to learn from; run: tcl train")
+    if platform is not None and add is not None:
+        raise UsageError("give either --platform, which goes on from the model here, or --add, which does from a champion")
+    if load_params().chain.first in (platform, add):
+        raise UsageError(f"{platform or add} is the chain's first platform and has nothing to learn from; run: tcl train")
+    if add is not None:
+        return _each(add, lambda project, name: run_distill(project, name, from_registry=True), first=False)
     return _each(platform, run_distill, first=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from tcl_core.collect import Collection, Plan, collect, measure_all
 from tcl_core.checked import write_json
 from tcl_core.errors import PlatformError, UsageError, unknown_name
 from tcl_core.files import replacing, sync_folder, writing
-from tcl_core.journal import Record, line_of, locked
+from tcl_core.journal import ProgramKey, Record, line_of, locked
 from tcl_core.learning.fit import FitSettings
 from tcl_core.gpu import GpuHardware, gpu_fingerprint, gpu_target, read_gpu_hardware, why_no_gpu
 from tcl_core.measure.job import Limits, Protocol, Setup, Tracker
@@ -156,6 +156,24 @@ def run_holdout(project: Project, platform: str, again: bool = False) -> str:
             measure_all(collection, project.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
         _write_records(platform, "holdout", collection, place)
     return f"{len(collection.records)} held-out programs"
+
+
+def measure_probes(
+    project: Project, platform: str, choose: Callable[[Sequence[ProgramKey]], Sequence[int]]
+) -> dict[ProgramKey, float]:
+    """Seconds of those training programs on a platform whose rows ``choose`` picks from all keys; inf where one failed.
+
+    They are kept in the platform's journal: its collection measures none of them again.  Raises PlatformError for a platform
+    that this machine cannot run.
+    """
+    if reason := _reason_to_skip(project, platform):
+        raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
+    with measuring_alone():
+        collection = _collection(project, _place(project, platform), "train", _Journal(journal_folder(platform, "collect"), False))
+        rows = choose(collection.keys)
+        with collection.measuring() as measuring, progress(f"probing {platform}", len(rows)) as shown:
+            measuring.measure(rows, 0, project.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
+    return {record.key: record.latency_s for record in collection.records.values()}
 
 
 def _plan(project: Project, platform: str, programs: int) -> Plan:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core import provenance, store
+from tcl_core import provenance, registry, store
 from tcl_core.bridge import BridgeSettings, bridged
 from tcl_core.checked import write_contents, write_json
 from tcl_core.distill import ChainState, DistillSettings, learn_first, learn_next
@@ -127,8 +127,11 @@ def _taught(
     return taught(views, more, project.params.seed, on_member=on_member)
 
 
-def run_distill(project: Project, platform: str) -> str:
-    """Learn the next platform of the chain, by params.yaml's ``distill.method`` -> data/models/P/."""
+def run_distill(project: Project, platform: str, from_registry: bool = False) -> str:
+    """Learn the next platform of the chain, by params.yaml's ``distill.method`` -> data/models/P/.
+
+    It goes on from the model of the platform before, or ``from_registry`` from that platform's champion, wherever it was trained.
+    """
     if reason := store.skipped_reason(records_folder(platform)):
         # The next platform goes on from the model before this one: its digest makes DVC see when that one changes.
         before = store.data_digest(model_folder(project.params.previous(platform)))
@@ -137,16 +140,26 @@ def run_distill(project: Project, platform: str) -> str:
         return f"skipped: {reason}"
     method, checkpoint = METHODS[project.params.distill.method], JOURNAL / "checkpoints" / platform
     with training_alone(checkpoint), timed(f"distill@{platform}"):
-        before = project.ran_before(platform)
-        records = [platform, before] if method.reads_both else [platform]
-        origin = _origin(project, f"distill@{platform}", records, *method.sections, before=before)
-        step = _Step(project, before, platform, ChainState.load(model_folder(before)), checkpoint)
+        before, folder = _champion_before(project, platform) if from_registry else _model_before(project, platform)
+        records = [name for name in (platform, before) if name == platform or method.reads_both and project.seconds(name)]
+        origin = _origin(project, f"distill@{platform}", records, *method.sections, before=folder)
+        step = _Step(project, before, platform, ChainState.load(folder), checkpoint)
         with progress(f"distilling {before} -> {platform}", method.epochs(step) + project.params.bridge.epochs) as shown:
             curve = _Curve(shown)
             state, said = method.learn(step, curve)
             alone = _own_data_only(step, shown)
         _save(state, platform, curve, checkpoint, origin, alone)
     return f"learned {platform} from {len(step.measured)} programs and what {before} knew{said}"
+
+
+def _model_before(project: Project, platform: str) -> tuple[str, Path]:
+    before = project.ran_before(platform)
+    return before, model_folder(before)
+
+
+def _champion_before(project: Project, platform: str) -> tuple[str, Path]:
+    before = project.params.previous(platform)
+    return before, registry.champion(before)[1]
 
 
 @dataclass(frozen=True)
@@ -203,7 +216,7 @@ class _Bridge:
     def learn(step: _Step, curve: _Curve) -> tuple[ChainState, str]:
         project, hardware = step.project, read_saved_hardware(records_folder(step.platform)).vector()
         keys = [record.key for record in store.read_records(records_folder(step.platform))]
-        there = {record.key: record.latency_s for record in store.read_records(records_folder(step.before))}
+        there = project.seconds(step.before)
         with_records = set(keys)
         others = [key for key in there if key not in with_records]
         tasks = {project.encoder.numbers[key[0]] for key in (*keys, *others)}
@@ -245,7 +258,7 @@ def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
 
 
 def _origin(
-    project: Project, stage: str, platforms: Sequence[str], *sections: str, before: str | None = None
+    project: Project, stage: str, platforms: Sequence[str], *sections: str, before: Path | None = None
 ) -> dict[str, Any]:
     """What a model of the chain is made of, the records of ``platforms`` and the model ``before`` among it; to be asked for
     before its training, for all of it may change meanwhile.
@@ -255,7 +268,7 @@ def _origin(
         stage,
         {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}},
         {platform: records_folder(platform) for platform in platforms},
-        model_folder(before) if before else None,
+        before,
     )
 
 

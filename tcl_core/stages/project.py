@@ -138,6 +138,13 @@ class Project:
         blocks, fields = store.iter_columns(folder, COLUMNS), read_saved_hardware(folder)
         return concatenate([self.encoder.encode_columns(block, fields.vector()) for block in blocks])
 
+    def seconds(self, platform: str) -> dict[ProgramKey, float]:
+        """Measured program -> its seconds, inf where it failed; empty where the platform has no records here, or was skipped."""
+        folder = records_folder(platform)
+        if store.skipped_reason(folder) is not None or not any(folder.glob("*.parquet")):
+            return {}
+        return {record.key: record.latency_s for record in store.read_records(folder)}
+
     def samples_for(self, model: str, platform: str, kind: str = "records") -> Samples:
         """As ``samples``, in the rows that a model of the catalogue reads."""
         return self.samples_in(catalogue.reads(model), platform, kind)

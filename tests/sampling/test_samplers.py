@@ -22,6 +22,8 @@ def pool(count=60, labelled=9, width=5, seed=3) -> dict:
         uncertainty=rng.random(count),
         embeddings=rng.normal(size=(count, width)),
         labelled_embeddings=rng.normal(size=(labelled, width)),
+        tasks=rng.integers(0, 9, count),
+        labelled_tasks=rng.integers(0, 9, labelled),
     )
 
 
@@ -65,6 +67,22 @@ def test_an_exhausted_type_is_never_picked(sampler, budget):
     )
 
 
+# --- per task ---
+
+
+def test_tasks_end_with_equally_many_programs_those_measured_before_among_them():
+    tasks, labelled = np.repeat(np.arange(4), [20, 20, 20, 3]), np.repeat([0, 1], [5, 1])
+    same = dict(predictions=np.zeros(63), operator_types=np.zeros(63), labelled_predictions=np.zeros(6))
+    chosen = pick("per-task", budget=17, rng=rng(), tasks=tasks, labelled_tasks=labelled, **same)
+    counts = np.bincount(tasks[chosen], minlength=4) + np.bincount(labelled, minlength=4)
+    assert sorted(counts.tolist()) == [3, 6, 7, 7] and counts[3] == 3  # all that the small task has; nobody is far ahead
+    orders = {tuple(pick("per-task", budget=3, rng=np.random.default_rng(n), tasks=tasks, labelled_tasks=labelled[:0],
+                         **same | {"labelled_predictions": np.zeros(0)}).tolist()) for n in range(9)}  # fmt: skip
+    assert len(orders) > 5
+    with pytest.raises(ValueError, match="needs tasks and labelled_tasks"):
+        pick("per-task", budget=3, rng=rng(), **same)
+
+
 # --- all samplers ---
 
 
@@ -89,6 +107,7 @@ def test_equal_programs_are_picked_in_random_order_not_by_position(sampler):
     same = dict(
         predictions=np.ones(30), operator_types=np.zeros(30, int), labelled_predictions=np.ones(2),
         uncertainty=np.ones(30), embeddings=np.ones((30, 2)), labelled_embeddings=np.ones((2, 2)),
+        tasks=np.zeros(30, int), labelled_tasks=np.zeros(2, int),
     )  # fmt: skip
     firsts = {int(pick(sampler, budget=1, rng=np.random.default_rng(seed), **same)[0]) for seed in range(20)}
     assert len(firsts) > 5

@@ -111,6 +111,19 @@ def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
     np.testing.assert_array_equal(saved.predict(held_out), alone.predict(held_out))
 
 
+def test_a_platform_can_go_on_from_a_champion_wherever_that_was_trained(folder, monkeypatch):
+    """To the same model as from the one that lies here."""
+    chain = project()
+    models.run_train(chain)
+    models.run_distill(chain, "b")
+    here, held_out = catalogue.load(model_folder("b")), samples("b", "holdout")
+    elsewhere = model_folder("a").rename(folder / "fetched")
+    monkeypatch.setattr(models.registry, "champion", lambda platform: {"a": (1, elsewhere)}[platform])
+    models.run_distill(chain, "b", from_registry=True)
+    np.testing.assert_array_equal(catalogue.load(model_folder("b")).predict(held_out), here.predict(held_out))
+    assert provenance.read(model_folder("b"))["model_before"] == store.data_digest(elsewhere)
+
+
 @pytest.mark.parametrize("broken", ["save_hardware", "write_json"])
 def test_a_model_folder_appears_whole_or_not_at_all(folder, monkeypatch, broken):
     def fail(*args):
