@@ -247,10 +247,10 @@ def bridge_settings(project: Project) -> BridgeSettings:
 def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
     """What the chain is compared with: a network that knows this platform's records and nothing else.
 
-    It is taught as the chain's first platform is, with the bridge's steps, by the trees that read tokens alone.
+    It is taught as the chain's first platform is, by the trees that read tokens alone, for as many epochs as the bridge's.  That
+    one rehearses earlier platforms beside, and so takes more steps.
     """
-    measured, _ = step.own
-    train = _taught(step.project, step.platform, measured, ("tokens",))
+    train = _taught(step.project, step.platform, step.measured, ("tokens",))
     model = MambaModel(bridge_settings(step.project).fit)
     note = lambda epoch, loss, metrics: shown.advance(f"for comparison, own data only: loss {loss:.4f}")  # noqa: E731
     model.fit(train, None, note, checkpoint=step.checkpoint / "scratch")
