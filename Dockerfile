@@ -9,7 +9,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ git make &&
 WORKDIR /tcl
 COPY Makefile pyproject.toml constraints.txt ./
 COPY .dvc .dvc
-RUN mkdir -p tcl_core flows && touch README.md tcl_core/__init__.py flows/__init__.py && make setup
+COPY tcl_core/__init__.py tcl_core/
+RUN touch README.md && make setup
 COPY . .
 RUN touch .venv/.installed
 

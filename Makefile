@@ -58,7 +58,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(LINKS) -c constraints.txt uv || true; \
 	if $(BIN)/python -m uv --version >/dev/null 2>&1; then install="$(BIN)/python -m uv pip install --python $(BIN)/python"; \
 	else install="$(BIN)/python -m pip install"; fi; \
-	$$install $(LINKS) -c constraints.txt -e '.[dev]'; \
+	$$install $(LINKS) -c constraints.txt -e '.[tvm,trees,pipeline,dev]'; \
 	git rev-parse --git-dir >/dev/null 2>&1 || $(BIN)/python -m dvc config --local core.no_scm true; \
 	touch $@
 

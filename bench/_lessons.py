@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 import numpy as np
-from _datasets import LOG_PROGRAMS_PER_TASK, Case, Logs, Reference, _drawn, _inside
+from _datasets import LOG_PROGRAMS_PER_TASK, Case, Logs, Reference, _inside, drawn
 from _identity import code
 
 from tcl_core import store
@@ -75,7 +75,7 @@ def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
     with _inside(logs.scratch):
         samples = concatenate(list(exchange.imported_batches(device)))
     samples = samples.take(np.isin(samples.tasks, np.unique(case.train.tasks)))
-    trained, both = (_drawn(samples, None, share * LOG_PROGRAMS_PER_TASK, seed) for share in (1, 1 + LOG_SHARE))
+    trained, both = (drawn(samples, None, share * LOG_PROGRAMS_PER_TASK, seed) for share in (1, 1 + LOG_SHARE))
     return Lesson(**_fields(case), unmeasured={"tokens": samples.take(np.setdiff1d(both, trained))})
 
 

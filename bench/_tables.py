@@ -1,4 +1,4 @@
-"""What the comparisons share: results as JSON beside the code, tables on the terminal and in the README.
+"""What the comparisons share: results as JSON beside the code, tables on the terminal and in the documents.
 
 Each has a smallest form, ``python bench/NAME.py --smallest``: a few programs, an epoch or two, everything once.  It shows that
 the comparison still runs to its end, and its figures mean nothing; so they go to another folder, and no document is written.
@@ -78,14 +78,17 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def into_readme(name: str, text: str, document: Path = ROOT / "README.md") -> None:
-    """Put ``text`` between the document's markers of ``name``, unless it is the smallest form's.  Raises ValueError where
-    there are none.
+def into_document(name: str, text: str) -> None:
+    """Put ``text`` between the markers of ``name`` in the README or in a page of docs/, unless it is the smallest form's.
+
+    Raises ValueError where no document has them.
     """
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
-    written, count = pattern.subn(lambda _: f"{start}\n{text}\n{end}", document.read_text())
-    if not count:
-        raise ValueError(f"{document.name} has no {start} ... {end} for the table")
-    if _apart is None:
-        document.write_text(written)
+    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        written, count = pattern.subn(lambda _: f"{start}\n{text}\n{end}", document.read_text())
+        if count:
+            if _apart is None:
+                document.write_text(written)
+            return
+    raise ValueError(f"no document has {start} ... {end} for the table")

@@ -22,7 +22,7 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 from _datasets import VALIDATION, Case, Reference, reads_of
 from _lessons import Lesson, lesson
 from _ranking_tables import LEAST, shown
-from _tables import ROOT, arguments, into_readme, markdown, result_file, save
+from _tables import ROOT, arguments, into_document, markdown, result_file, save
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ from tcl_core.progress import progress
 from tcl_core.teaching import STUDENT, Member
 
 COMMAND = "python bench/ablations.py"
-DOCUMENT = ROOT / "docs" / "models.md"
 FIGURES = ("top-1", "top-5", "pairs ranked right", "Spearman")
 ALONE_EPOCHS = 4  # times as many without unmeasured programs, which makes as many steps
 
@@ -228,7 +227,7 @@ def run(given: argparse.Namespace) -> None:
             found.setdefault(name, []).append(bench.figures(name, seed))
             save("ablations", {"epochs": bench.epochs, "figures": FIGURES, "runs": found}, COMMAND)
             bar.advance(f"{name}: {found[name][-1][2]:.3f} of pairs right")
-    into_readme("ablations", table(found), DOCUMENT)
+    into_document("ablations", table(found))
     print(table(found))
 
 

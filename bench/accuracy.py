@@ -40,12 +40,12 @@ from _identity import data_identity, identity
 from _lessons import ChainCase, chain_case, lesson, log_lesson
 from _paired import compared, task_top1
 from _ranking_tables import FIGURES, LEAST, calibration_table, compared_table, curve_table, interval, overview_table, shown, sizes_and_times
-from _tables import ROOT, arguments, into_readme, markdown, result_file, save
+from _tables import ROOT, arguments, into_document, markdown, result_file, save
 
 import numpy as np
 import torch
 
-from tcl_core.distill import DistillSettings, learn_first, learn_next
+from tcl_core.ckd import DistillSettings, learn_first, learn_next
 from tcl_core.errors import DataError, TclError
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
 from tcl_core.features.batches import Samples
@@ -69,8 +69,7 @@ CALIBRATED = ("trees", OURS, CHAINED)
 DATA = {"reference": "accuracy_reference", "logs": "accuracy_logs"}  # data set -> its table
 ALL = 10**6  # tasks or programs, when there is no bound
 EPOCHS = {("reference", "tlp"): 12, ("reference", "mtl-tlp"): 6, ("logs", "tlp"): 4}
-"""Of their own 50, which would take a day: the README says what that costs."""
-DETAILS = ROOT / "docs" / "accuracy.md"  # all tables; the README has their overview
+"""Of their own 50, which would take a day: docs/accuracy.md says what that costs."""
 PICTURE = ROOT / "docs" / "accuracy_curve.png"
 FEATURES = ROOT / "data" / "features"  # caches
 DISTILL_EPOCHS = 20  # of each phase, as in params.yaml
@@ -411,7 +410,7 @@ def run(given: argparse.Namespace) -> None:
             _show(name, bench.table(data))
             _show(f"{name}_compared", compared_table(OURS, [row for row in bench.compared() if row["platform"] in places]))
     if bench.task_top1("reference"):
-        into_readme("accuracy", bench.overview())
+        into_document("accuracy", bench.overview())
         print(bench.overview())
     if calibrated:
         _show("calibration", calibration_table(calibrated))
@@ -422,7 +421,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _show(name: str, text: str) -> None:
-    into_readme(name, text, DETAILS)
+    into_document(name, text)
     print(text, end="\n\n")
 
 

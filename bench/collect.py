@@ -23,7 +23,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from _tables import arguments, into_readme, markdown, save
+from _tables import arguments, into_document, markdown, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 from tcl_core.compat import make_target, meta_schedule
@@ -379,7 +379,7 @@ def main() -> None:
     result = {"platform": platform, "summary": summary_of(found), "figures": found}
     save("collect", result, f"{COMMAND} --quick" if given.quick else COMMAND)
     text = tables(found)
-    into_readme("collect", text)
+    into_document("collect", text)
     print(text)
 
 

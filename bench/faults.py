@@ -32,7 +32,7 @@ import _corruptions
 import _full_disks
 import _kills
 import _twice
-from _tables import RESULTS, into_readme, markdown, save
+from _tables import RESULTS, into_document, markdown, save
 from _trials import KINDS, Result, Workshop, totals, workshop
 
 COMMAND = "python bench/faults.py"
@@ -142,8 +142,8 @@ def main() -> None:
         command = " ".join([COMMAND, *(["--quick"] if arguments.quick else [])])
         save("faults", {"summary": summary_of(parts), "parts": parts}, command)
         if CANDIDATES in found:
-            into_readme("faults", table)
-        into_readme("faults-parts", table_of(parts))
+            into_document("faults", table)
+        into_document("faults-parts", table_of(parts))
         print(f"{table_of(parts)}\n\n" + ", ".join(f"{total} {name}" for name, total in summary_of(parts).items()))
     wrong = sum(candidates_wrong(found.get(CANDIDATES, {}).get("totals", {}))) + len(failures)
     sys.exit(1 if wrong else 0)

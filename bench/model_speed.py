@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, into_readme, markdown, save
+from _tables import ROOT, arguments, into_document, markdown, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -280,10 +280,10 @@ def main() -> None:
         result["cuda"] = {f"{n}": {str(length): rates(length, n, repeats, "cuda") for length in SPACES} for n in counts}
     if not given.quick:
         result["cold_start_s"] = cold_starts(labelled(26, count), *((1, {"mamba": (16,)}) if given.smallest else (3, COLD_COUNTS)))
-        into_readme("cold_start", cold_table(result["cold_start_s"]))
+        into_document("cold_start", cold_table(result["cold_start_s"]))
         print(cold_table(result["cold_start_s"]), end="\n\n")
     save("model_speed", result, COMMAND)
-    into_readme("model_speed", text)
+    into_document("model_speed", text)
     print(text)
 
 

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 
-from _tables import RESULTS, ROOT, arguments, into_readme, markdown, save
+from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
 
 
 def table(summary: dict) -> str:
@@ -48,7 +48,7 @@ def main() -> None:
         summary = json.loads((ROOT / "data" / "reports" / "summary.json").read_text())
     save("pipeline", {"summary": summary}, "python bench/pipeline.py")
     text = table(summary)
-    into_readme("pipeline", text)
+    into_document("pipeline", text)
     print(text)
 
 

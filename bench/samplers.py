@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from _tables import ROOT, arguments, into_readme, markdown, mean_interval, save
+from _tables import ROOT, arguments, into_document, markdown, mean_interval, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -136,7 +136,7 @@ def run(size: Size, project: Project | None = None, reference: Reference | None 
     save("samplers", {**about, "figures": figures}, COMMAND)
     text = table(runs)
     note = f"Mean over {len(seeds)} seeds, {platform}, a pool of {len(pool.programs):,} programs; in brackets the 95 % interval "
-    into_readme("samplers", f"{text}\n\n{note}of the difference from `random`, seed by seed.")
+    into_document("samplers", f"{text}\n\n{note}of the difference from `random`, seed by seed.")
     print(text)
 
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, into_readme, markdown, result_file, save
+from _tables import ROOT, arguments, into_document, markdown, result_file, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -51,7 +51,6 @@ COMMAND = "python bench/search.py"
 RANDOM, OURS, SCRATCH, STOCK = SYSTEMS = ("random", "ours", "ours from scratch", "MetaSchedule")
 OPERATORS = ("conv2d", "depthwise_conv2d", "matmul", "softmax", "norm")
 DRAWS = 10_000
-DETAILS = ROOT / "docs" / "tuning.md"
 
 
 @dataclass(frozen=True)
@@ -322,7 +321,7 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     summary = found["summary"]
     rates = f"Candidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's."
     text = f"{table(found)}\n\n{rates}"
-    into_readme("search", text, DETAILS)
+    into_document("search", text)
     print(text)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _tables import ROOT, arguments, into_readme, markdown, save
+from _tables import ROOT, arguments, into_document, markdown, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 from tcl_core.errors import DataError
@@ -305,7 +305,7 @@ def main() -> None:
     about = {"records": count, "tasks": len(source.tasks), "sketches": len(source.sketches), "latencies": origin}
     save("store", {"summary": summary(found), **about, "figures": found}, COMMAND)
     drawn = f"Distinct programs of {len(source.sketches)} sketches of {len(source.tasks)} tasks; latencies {origin}."
-    into_readme("store", f"{text}\n\n{drawn}")
+    into_document("store", f"{text}\n\n{drawn}")
     print(text)
 
 

@@ -43,14 +43,14 @@ from _datasets import VALIDATION, Case, Reference
 from _identity import code_identity
 from _lessons import _drawn_keys
 from _paired import task_top1
-from _tables import ROOT, arguments, into_readme, markdown, mean_interval, result_file, save
+from _tables import ROOT, arguments, into_document, markdown, mean_interval, result_file, save
 
 import numpy as np
 import torch
 
 from tcl_core import store
 from tcl_core.bridge import BridgeSettings, bridged
-from tcl_core.distill import ChainState, DistillSettings, learn_first, learn_next
+from tcl_core.ckd import ChainState, DistillSettings, learn_first, learn_next
 from tcl_core.evaluation.metrics import pairwise_accuracy, subset_top_1
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning.fit import FitSettings
@@ -61,7 +61,6 @@ from tcl_core.progress import progress
 from tcl_core.teaching import STUDENT, Member, taught
 
 COMMAND = "python bench/transfer.py"
-DOCUMENT = ROOT / "docs" / "learning.md"
 FOLDS = (
     VALIDATION,
     ("regnet-y-4", "vit-tiny", "gpt2-small"),
@@ -302,7 +301,7 @@ def main() -> None:
     found = summary({unit: bench.units[unit] for unit in units if unit in bench.units})
     print(table(found))
     if not (given.quick or given.smallest):
-        into_readme("transfer", table(summary(bench.units)), DOCUMENT)
+        into_document("transfer", table(summary(bench.units)))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, into_readme, markdown, mean_interval, result_file, save
+from _tables import ROOT, arguments, into_document, markdown, mean_interval, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -400,7 +400,7 @@ def show() -> None:
     text = f"{table(summary)}\n\nGeometric means over the networks. {'; '.join(means)}."
     print(text)
     if not found.get("quick"):
-        into_readme("tune", text)
+        into_document("tune", text)
     groups = [group for group in compared if group["trials"] != LONG]
     curves = {
         network: {

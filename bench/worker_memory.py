@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 from _bad_programs import leaking
 from _datasets import Reference
-from _tables import ROOT, arguments, into_readme, markdown, save
+from _tables import ROOT, arguments, into_document, markdown, save
 from collect import PROTOCOL, best_setup
 
 from tcl_core import store
@@ -128,7 +128,7 @@ def main() -> None:
     with measuring_alone():
         found = memory(setup, jobs, size, lambda known: save("worker_memory", {"platform": platform, "figures": known}, command))
     text = table(found, size.chunk)
-    into_readme("worker_memory", text)
+    into_document("worker_memory", text)
     print(text)
 
 

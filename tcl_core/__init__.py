@@ -1,0 +1,69 @@
+"""TCL: learned cost models of tensor programs, across hardware.
+
+    import tcl_core as tcl
+
+    model = tcl.load("host-avx512")                    # a platform's champion, a folder or a file
+    tcl.rank(model, "path/to/a/database").table(3)     # the programs of a tuning log or a database, best first
+
+What is public stands in ``__all__``; each name is imported when it is first used, so ``import tcl_core`` itself costs nothing.
+Nothing public needs params.yaml or a project's folder; nothing prints or exits, and what goes wrong is an exception of
+``tcl_core.errors`` with one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {  # public name -> module, or module:name in it
+    "Mamba": "tcl_core.models.mamba:MambaModel",
+    "Samples": "tcl_core.features.batches:Samples",
+    "Trained": "tcl_core.trained:Trained",
+    "Trees": "tcl_core.models.trees:TreesModel",
+    "cost_model": "tcl_core.tuning.adapters:cost_model",
+    "create": "tcl_core.models.catalogue:create",
+    "datasets": "tcl_core.datasets",
+    "distill": "tcl_core.library:distill",
+    "errors": "tcl_core.errors",
+    "figures": "tcl_core.library:figures",
+    "load": "tcl_core.trained:load",
+    "rank": "tcl_core.library:rank",
+    "samplers": "tcl_core.samplers",
+    "search_strategy": "tcl_core.tuning.adapters:search_strategy",
+    "teach": "tcl_core.teaching:teach",
+    "tune": "tcl_core.library:tune",
+}
+__all__ = [
+    "__version__", "Mamba", "Samples", "Trained", "Trees", "cost_model", "create", "datasets", "distill", "errors", "figures", "load", "rank", "samplers", "search_strategy", "teach", "tune",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from tcl_core import datasets as datasets, errors as errors, samplers as samplers
+    from tcl_core.features.batches import Samples as Samples
+    from tcl_core.library import distill as distill, figures as figures, rank as rank, tune as tune
+    from tcl_core.models.catalogue import create as create
+    from tcl_core.models.mamba import MambaModel as Mamba
+    from tcl_core.models.trees import TreesModel as Trees
+    from tcl_core.teaching import teach as teach
+    from tcl_core.trained import Trained as Trained, load as load
+    from tcl_core.tuning.adapters import cost_model as cost_model, search_strategy as search_strategy
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tcl_core import environment  # noqa: F401  (before torch is imported)
+    from tcl_core.errors import naming_extras
+
+    module, _, attribute = _WHERE[name].partition(":")
+    with naming_extras():
+        found = importlib.import_module(module)
+    globals()[name] = value = getattr(found, attribute) if attribute else found
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,8 +20,8 @@ from typing import Annotated, NoReturn, Optional
 
 import typer
 
-from tcl_core import environment  # noqa: F401  (before torch is imported)
-from tcl_core.errors import DataError, PlatformError, TclError, UsageError
+from tcl_core import __version__, environment  # noqa: F401  (the latter before torch is imported)
+from tcl_core.errors import DataError, PlatformError, TclError, UsageError, missing_extra
 from tcl_core.files import printable, refusal, shown
 
 # Set by a flow that starts a command: whom not to outlive, and the file that takes what would be printed.
@@ -37,7 +37,6 @@ app = typer.Typer(
     help="Learn to rank tensor programs: choose what to measure, train, carry knowledge down a chain of platforms, tune.",
     epilog="The whole pipeline: make run.  One stage by hand: tcl collect --platform host-avx2",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": list(HELP)},
 )
@@ -47,16 +46,36 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite what --to names,
 Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: the whole chain.")]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        _say(f"tcl {__version__}")
+        raise typer.Exit()
+
+
 @app.callback()
-def start(context: typer.Context) -> None:
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version, and exit.")] = False,
+) -> None:
     context.obj = _here()  # what a user's paths are relative to
-    # A device needs no project; and this runs before a command sees its own --help.
-    if context.invoked_subcommand != "device" and not set(HELP) & set(sys.argv):
+    # These need no project; and this runs before a command sees its own --help.
+    if context.invoked_subcommand not in ("device", "init") and not set(HELP) & set(sys.argv):
         _enter_project()
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _end)
     end_with_parents()
+
+
+@app.command(rich_help_panel=USE)
+def init(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="A new or an empty folder; none: the present one.")] = Path("."),
+) -> None:
+    """Begin a project of one's own: params.yaml, dvc.yaml, flows, profiles and a Makefile.  Example: tcl init kernels"""
+    from tcl_core import stages
+
+    _say(stages.init(context.obj / folder))
 
 
 @app.command(rich_help_panel=DATA)
@@ -294,6 +313,10 @@ def main() -> None:
         _fail(shown(refusal(error), SENTENCE), refusal(error).exit_code)
     except MemoryError:
         _fail("this machine has too little memory for that; give it a smaller file or number", PlatformError.exit_code)
+    except ModuleNotFoundError as error:
+        if (sentence := missing_extra(error)) is None:
+            _fail(f"unexpected {type(error).__name__}: {_first_line(error)}; {_write_log()}", 1)
+        _fail(sentence, UsageError.exit_code)
     except RecursionError:
         _fail("a file that was read is nested too deeply to be one of TCL's; give another one", DataError.exit_code)
     except Exception as error:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core.errors import DataError
-from tcl_core.features.batches import Samples, rows_by_task
+from tcl_core.features.batches import Samples, scaled_within_task
 from tcl_core.features.encode import Encoder
 from tcl_core.journal import Journal, ProgramKey, Record, iter_journal
 from tcl_core.measure.job import Job, Outcome, Setup
@@ -287,18 +287,3 @@ def _pick(
         labelled_embeddings=embeddings[known],
         rng=rng,
     )
-
-
-def scaled_within_task(predictions: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """(N,) predictions moved and stretched to [0, 1] within each task; 0.5 where a task's are all equal.
-
-    Raises DataError for predictions that are not finite: a model that diverged must not select.
-    """
-    scaled = np.full(len(predictions), 0.5)
-    for rows in rows_by_task(tasks):
-        if not np.isfinite(predictions[rows]).all():
-            raise DataError("the sampler's model predicts values that are not finite; lower train.learning_rate in params.yaml")
-        low, width = predictions[rows].min(), np.ptp(predictions[rows])
-        if width > 0:
-            scaled[rows] = (predictions[rows] - low) / width
-    return scaled

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class TclError(Exception):
@@ -42,3 +43,28 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") ->
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}."
     return UsageError(f"unknown {kind} '{name}'{' in ' + where if where else ''}; {hint}")
+
+
+EXTRAS = {  # package that the core does without -> the extra that installs it
+    "dvc": "pipeline", "matplotlib": "pipeline", "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline", "psutil": "tvm", "rich": "pipeline",
+    "ruamel": "pipeline", "transformers": "pipeline", "tvm": "tvm", "tvm_ffi": "tvm", "typer": "pipeline", "xgboost": "trees",
+}  # fmt: skip
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """The sentence for a package of an extra that is not installed; None for any other module."""
+    package = (error.name or "").split(".")[0]
+    if package not in EXTRAS:
+        return None
+    return f"this needs the package {package}, which is not installed; run: pip install 'tcl[{EXTRAS[package]}]'"
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Raise UsageError for a package of an extra that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (sentence := missing_extra(error)) is None:
+            raise
+        raise UsageError(sentence) from error

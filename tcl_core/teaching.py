@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
-from tcl_core.learning.fit import FitSettings
-from tcl_core.models import catalogue
+from tcl_core.models import catalogue, mamba
 
 Views = Mapping[str, Samples]
 """What models read ("tokens", "statements") -> the same programs in those rows."""
@@ -38,8 +37,8 @@ class Member:
 
 
 COMMITTEE = (Member("trees", 2, 1.0), Member("xgboost", 2, 0.5))
-"""Chosen on networks that no table reports (docs/models.md), as is how the network learns from it:"""
-STUDENT = FitSettings(epochs=30, batch_size=512, learning_rate=2e-3, schedule="cosine", period=30, loss="scores")
+"""Chosen on networks that no table reports (docs/models.md), as is how the network learns from it."""
+STUDENT = mamba.SETTINGS
 
 
 def taught(
@@ -67,6 +66,16 @@ def taught(
             weights += member.weight
             on_member(member.model)
     return replace(tokens, latencies_s=np.exp(-total / weights))
+
+
+def teach(measured: Samples, unlabelled: Samples | None = None, seed: int = 0) -> Samples:
+    """Measured programs, and further ones of the same task numbering, labelled by trees that learned from the measured ones.
+
+    Of the committee its readers of tokens alone are asked.  What comes out is for a network to learn: ``Mamba().fit(teach(train))``.
+    Raises as ``taught``.
+    """
+    more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
+    return taught({"tokens": measured}, {"tokens": more}, seed)
 
 
 def standardised(scores: np.ndarray, tasks: np.ndarray) -> np.ndarray:

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from conftest import FakeRunner
 
-from tcl_core.collect import Collection, Plan, collect, measure_all, scaled_within_task
+from tcl_core.collect import Collection, Plan, collect, measure_all
+from tcl_core.features.batches import scaled_within_task
 from tcl_core.errors import DataError, PlatformError
 from tcl_core.features.encode import Encoder
 from tcl_core.journal import Journal, Record, iter_journal
@@ -480,7 +481,7 @@ def test_a_diverged_model_does_not_select(collection_in, runners, tmp_path):
         def predict(self, samples):
             return np.full(len(samples), np.nan, dtype=np.float32)
 
-    with pytest.raises(DataError, match="values that are not finite; lower train.learning_rate in params.yaml"):
+    with pytest.raises(DataError, match="values that are not finite; train it with a lower learning rate"):
         collect(collection_in(tmp_path), PLAN, [Diverged(), Diverged()], ignore, ignore)
 
 

@@ -192,8 +192,8 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
     tokens = {f"tcl_core/programs/{name}.py" for name in ("primitives", "sketches", "tasks", "workload")}
     shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/project.py", *tokens}
     own = {
-        "train": {"tcl_core/distill.py", "tcl_core/learning", "tcl_core/stages/models.py"},
-        "distill": {*(f"tcl_core/{name}.py" for name in ("bridge", "completion", "distill", "teaching")), "tcl_core/learning", "tcl_core/stages/models.py"},
+        "train": {"tcl_core/ckd.py", "tcl_core/learning", "tcl_core/stages/models.py"},
+        "distill": {*(f"tcl_core/{name}.py" for name in ("bridge", "ckd", "completion", "teaching")), "tcl_core/learning", "tcl_core/stages/models.py"},
         "baseline": {"tcl_core/learning", "tcl_core/stages/baselines.py"},
         "evaluate": {"tcl_core/evaluation", "tcl_core/stages/baselines.py", "tcl_core/stages/models.py"},
     }

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from tcl_core.errors import DataError
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -83,3 +85,18 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
 def _concatenated(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """An optional field of stacked parts: there if all of them have it."""
     return None if any(part is None for part in parts) else np.concatenate(parts)
+
+
+def scaled_within_task(predictions: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+    """(N,) predictions moved and stretched to [0, 1] within each task; 0.5 where a task's are all equal.
+
+    Raises DataError for predictions that are not finite: a model that diverged must not select.
+    """
+    scaled = np.full(len(predictions), 0.5)
+    for rows in rows_by_task(tasks):
+        if not np.isfinite(predictions[rows]).all():
+            raise DataError("the sampler's model predicts values that are not finite; train it with a lower learning rate")
+        low, width = predictions[rows].min(), np.ptp(predictions[rows])
+        if width > 0:
+            scaled[rows] = (predictions[rows] - low) / width
+    return scaled

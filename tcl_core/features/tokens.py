@@ -28,6 +28,7 @@ KINDS = (
 NUMBERS = 32
 WIDTH = len(KINDS) + NUMBERS
 ALL_OPERATORS = (*OPERATORS, "depthwise_conv2d", "elementwise")
+SIZES = 6  # numbers of a workload's row before the one-hot of its operator
 ANNOTATIONS = ("parallel", "vectorize", "unroll_explicit", "tiling_structure", "random_compute_producer")
 ACCESSES = 4  # the written buffer and the first three read ones
 FACTORS = 5
@@ -67,6 +68,14 @@ def program_tokens(
 def hardware_rows(hardware: Sequence[float], count: int) -> np.ndarray:
     """(count, F) of the platform's row, the first of every program."""
     return token_row("hardware", [log2p(x) for x in hardware], count)
+
+
+def operators_of(tokens: np.ndarray) -> np.ndarray:
+    """(N,) names of the operators that (N, L, F) tokens compute, as their workload's rows say."""
+    places = tokens[:, :, KINDS.index("workload")].argmax(axis=1)
+    first = len(KINDS) + SIZES
+    one_hot = tokens[np.arange(len(tokens)), places, first : first + len(ALL_OPERATORS)]
+    return np.array(ALL_OPERATORS)[one_hot.argmax(axis=1)]
 
 
 def token_row(kind: str, numbers: Row, count: int) -> np.ndarray:

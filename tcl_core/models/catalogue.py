@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tcl_core.checked import check_contents
-from tcl_core.errors import unknown_name
+from tcl_core.errors import naming_extras, unknown_name
 from tcl_core.models.cost_model import AGAIN, CostModel, read_description
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ CLASSES = {
 
 
 def model_class(name: str) -> type[CostModel]:
-    """The class of a name.  Raises UsageError that names the nearest known one."""
+    """The class of a name.  Raises UsageError that names the nearest known one, or the extra that it needs."""
     if name not in CLASSES:
         raise unknown_name("model", name, CLASSES)
     module, _, attribute = CLASSES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    with naming_extras():
+        return getattr(importlib.import_module(module), attribute)
 
 
 def create(name: str, settings: FitSettings | None = None) -> CostModel:

@@ -35,8 +35,8 @@ class CostModel(Protocol):
 
     name: str
 
-    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> None:
-        """Learn from measured programs; a second call goes on from what the first one learned.
+    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Self:
+        """Learn from measured programs, and return the model; a second call goes on from what the first one learned.
 
         Raises DataError when ``train`` holds nothing to learn from or a value that is not finite.
         """

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +109,7 @@ class LateralMambaModel(TorchCostModel):
         on_epoch: OnEpoch | None = None,
         *,
         checkpoint: Path | None = None,
-    ) -> None:
+    ) -> Self:
         """Train AC and its adapters with LambdaRank.  Raises UsageError when there is no knowledge base
         beside it.
         """
@@ -117,4 +118,4 @@ class LateralMambaModel(TorchCostModel):
                 "a lateral-mamba model learns beside a knowledge base; train a 'mamba' model first and "
                 "distill along the chain."
             )
-        super().fit(train, valid, on_epoch, checkpoint=checkpoint)
+        return super().fit(train, valid, on_epoch, checkpoint=checkpoint)

@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from torch.nn import functional as F
 from tcl_core.features import tokens as layout
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_tokens
-from tcl_core.learning.fit import OnEpoch
+from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models import scan_kernel
 from tcl_core.models.selective_scan import selective_scan
 from tcl_core.models.torch_model import TorchCostModel
@@ -227,11 +228,22 @@ def network_of_tokens(features: int, kinds: int | None = None, last: bool = True
     return MambaNetwork(features, known if kinds is None else kinds, last, **shape)
 
 
+SETTINGS = FitSettings(epochs=30, batch_size=512, learning_rate=2e-3, schedule="cosine", period=30, loss="scores")
+"""How a platform's first network learns the scores that a teacher gives its programs (``teaching.teach``); chosen on networks
+that no table reports (docs/models.md)."""
+
+
 class MambaModel(TorchCostModel):
-    """The Mamba cost model; the first ``fit`` also sets the scale of the tokens."""
+    """The Mamba cost model; the first ``fit`` also sets the scale of the tokens.
+
+    It learns best from a teacher's labels: ``Mamba().fit(teach(train))``.
+    """
 
     name = "mamba"
     build = staticmethod(network_of_tokens)
+
+    def __init__(self, settings: FitSettings = SETTINGS, device: str = "cpu") -> None:
+        super().__init__(settings, device)
 
     def fit(
         self,
@@ -240,14 +252,14 @@ class MambaModel(TorchCostModel):
         on_epoch: OnEpoch | None = None,
         *,
         checkpoint: Path | None = None,
-    ) -> None:
+    ) -> Self:
         """Train as ``TorchCostModel.fit``."""
         if self.network is None:
             check_tokens(train)
             self.network = self._seeded(train.tokens.shape[2])
             if self.network.arguments["kinds"]:
                 self.network.standardise.learn(train.tokens, train.lengths, [layout.KINDS.index("hardware")])
-        super().fit(train, valid, on_epoch, checkpoint=checkpoint)
+        return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
 
 
 def pool(values: Tensor, batch: TokenBatch) -> Tensor:

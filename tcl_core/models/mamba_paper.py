@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -48,10 +49,10 @@ class MambaPaperModel(TorchCostModel):
         on_epoch: OnEpoch | None = None,
         *,
         checkpoint: Path | None = None,
-    ) -> None:
+    ) -> Self:
         """Train as ``TorchCostModel.fit``, on ``primitive_rows``."""
         valid = primitive_rows(valid) if valid is not None else None
-        super().fit(primitive_rows(train), valid, on_epoch, checkpoint=checkpoint)
+        return super().fit(primitive_rows(train), valid, on_epoch, checkpoint=checkpoint)
 
     def predict(self, samples: Samples) -> np.ndarray:
         """(N,) float32 scores, higher is better within a task; raises as ``TorchCostModel.predict``."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ class MtlTlpModel(TorchCostModel):
         on_epoch: OnEpoch | None = None,
         *,
         checkpoint: Path | None = None,
-    ) -> None:
+    ) -> Self:
         """Train on the records of the target platform and of others, all with one task numbering.
 
         ``valid`` is of the target.  A second call goes on with as many sources in the same order; ``checkpoint`` as in
@@ -90,6 +91,7 @@ class MtlTlpModel(TorchCostModel):
             checkpoint=checkpoint,
             identity=f"{self.name} {loss}",
         )
+        return self
 
 
 @dataclass(frozen=True)

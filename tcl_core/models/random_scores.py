@@ -23,8 +23,9 @@ class RandomScores:
     def __init__(self, settings: FitSettings = FitSettings()) -> None:
         self.seed = settings.seed
 
-    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> None:
+    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Self:
         """Nothing to learn."""
+        return self
 
     def predict(self, samples: Samples) -> np.ndarray:
         """(N,) float32 in [0, 1)."""

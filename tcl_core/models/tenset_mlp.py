@@ -10,6 +10,7 @@ their largest values in the first training set, as there.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -72,13 +73,13 @@ class TensetMlpModel(TorchCostModel):
         on_epoch: OnEpoch | None = None,
         *,
         checkpoint: Path | None = None,
-    ) -> None:
+    ) -> Self:
         """Train as ``TorchCostModel.fit``; the first call also sets the scale of the features."""
         if self.network is None:
             check_tokens(train)
             self.network = self._seeded(train.tokens.shape[2])
             self.network.largest.copy_(torch.from_numpy(largest_values(train.tokens)))
-        super().fit(train, valid, on_epoch, checkpoint=checkpoint)
+        return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
 
 
 def largest_values(statements: np.ndarray) -> np.ndarray:

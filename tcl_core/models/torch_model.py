@@ -50,8 +50,8 @@ class TorchCostModel:
         on_epoch: OnEpoch | None = None,
         *,
         checkpoint: Path | None = None,
-    ) -> None:
-        """Train with LambdaRank (``learning.fit.fit_network``); a second call goes on from there.
+    ) -> Self:
+        """Train with the loss of ``settings`` (``learning.fit.fit_network``), and return the model; a second call goes on from there.
 
         An interrupted call goes on from ``checkpoint``, a folder that the caller removes afterwards.
         """
@@ -62,6 +62,7 @@ class TorchCostModel:
         self.report = fit_network(
             self.network, train, valid, self.settings, on_epoch=on_epoch, checkpoint=checkpoint
         )
+        return self
 
     def _seeded(self, features: int) -> nn.Module:
         """A fresh network whose weights depend on the seed alone; torch's own random state stays."""

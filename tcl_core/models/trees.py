@@ -73,7 +73,7 @@ class BoostedTrees:
         self.trees: xgboost.Booster | None = None
         self.report: FitReport | None = None
 
-    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> None:
+    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Self:
         """Grow trees; a second call grows more.  With ``valid``, those up to the epoch of its lowest loss stay.
 
         Raises DataError for features of another width, for values that are not finite (names the task), and when no
@@ -100,6 +100,7 @@ class BoostedTrees:
         kept = 1 + int(np.argmin(judged))
         self.trees = self.trees[: before + kept * ROUNDS]
         self.report = FitReport(tuple(losses), kept, ranking.programs, ranking.tasks)
+        return self
 
     def _grow(self, matrix: xgboost.DMatrix, owner: np.ndarray, ranking: _Ranking) -> float:
         """Grow an epoch's trees; the training loss that they leave."""

@@ -88,7 +88,7 @@ class WorldModel(TorchCostModel):
         on_epoch: OnEpoch | None = None,
         *,
         checkpoint: Path | None = None,
-    ) -> None:
+    ) -> Self:
         """Learn to tell states apart, to predict them, and to rank; ``settings.epochs`` of each network.
 
         A second call trains the networks further and grows new trees, for the old ones read other states.
@@ -107,6 +107,7 @@ class WorldModel(TorchCostModel):
         self.ranker = Ranker(self.settings)
         self.ranker.fit(self.describe(train), self.describe(valid) if valid is not None else None)
         self.report = replace(report, programs=self.ranker.report.programs, tasks=self.ranker.report.tasks)
+        return self
 
     def _learn_states(self, real: RealStates) -> None:
         """Train the state encoder to know each real state again in a corrupted view."""

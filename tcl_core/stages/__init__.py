@@ -13,6 +13,12 @@ from tcl_core.errors import UsageError
 from tcl_core.params import apply_profile, load_params
 
 
+def init(folder: Path) -> str:
+    from tcl_core.stages.starting import run_init
+
+    return run_init(folder)
+
+
 def platforms() -> str:
     from tcl_core.stages.listing import list_platforms
 

@@ -16,7 +16,7 @@ import numpy as np
 from tcl_core import provenance, registry, store
 from tcl_core.bridge import BridgeSettings, bridged
 from tcl_core.checked import write_contents, write_json
-from tcl_core.distill import ChainState, DistillSettings, learn_first, learn_next
+from tcl_core.ckd import ChainState, DistillSettings, learn_first, learn_next
 from tcl_core.errors import PlatformError
 from tcl_core.evaluation import plots
 from tcl_core.evaluation.intervals import chain_figures, model_figures

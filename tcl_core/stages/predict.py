@@ -24,43 +24,23 @@ import numpy as np
 from tcl_core import registry
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
-from tcl_core.features.batches import Samples, rows_by_task
+from tcl_core.features.batches import rows_by_task
 from tcl_core.features.groups import COLUMNS
 from tcl_core.files import is_special, printable, replacing_given, shown, writing
 from tcl_core.models import catalogue
-from tcl_core.models.cost_model import CostModel, read_description
+from tcl_core.models.cost_model import read_description
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import files_of, log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.reading import Log, text_lines
 from tcl_core.progress import progress
 from tcl_core.stages.exchange import BLOCK, Refused, encoder_of
-from tcl_core.stages.project import read_saved_hardware
 from tcl_core.store import Coded, Columns, Ragged
+from tcl_core.trained import Trained, load_folder
 
 TOP = 3  # programs of a task in the table
 TASKS = 10  # tasks in the table; a file has all of them
 PAIRED = 4096  # programs of a task whose pairs are compared: each pair takes some bytes for a moment
 HEADER = ("line", "task", "task_key", "latency_s", "score", "rank")
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """A model, the hardware row that its programs are given (empty: none), and where the two come from, for readers."""
-
-    model: CostModel
-    hardware: tuple[float, ...]
-    origin: str
-    hardware_origin: str
-
-    def scores(self, samples: Samples) -> np.ndarray:
-        """(N,) float32, higher is better within a task.
-
-        Raises DataError for samples of another width than the model's, and for a model that predicts NaN.
-        """
-        scores = self.model.predict(samples)
-        if np.isnan(scores).any():
-            raise DataError(f"{self.origin} predicts values that are not numbers; train it again")
-        return scores
 
 
 @dataclass(frozen=True)
@@ -96,6 +76,20 @@ class Scored:
         """Per task the rows of its ``top`` best ranked programs (none: all), best first, equal ones as in the log."""
         return [rows[np.argsort(-self.scores[rows], kind="stable")[:top]] for rows in rows_by_task(self.tasks)]
 
+    def table(self, top: int | None = None) -> list[dict[str, Any]]:
+        """The same programs as rows: task, line, score, rank and measured latency_s (None without one); task by task."""
+        return [
+            {
+                "task": self.names[self.tasks[row]],
+                "line": int(self.lines[row]),
+                "score": float(self.scores[row]),
+                "rank": int(self.ranks[row]),
+                "latency_s": float(self.latencies_s[row]) if np.isfinite(self.latencies_s[row]) else None,
+            }
+            for rows in self.best(top)
+            for row in rows
+        ]
+
 
 def predict_log(
     path: Path,
@@ -116,18 +110,18 @@ def predict_log(
     _check_place(to, log.path)
     listed = None if to is None or is_special(to) else to.with_name(f"{to.name}.refused.txt")
     _check_place(listed, log.path)
-    scorer = _scorer(platform, folder)
+    trained = _given(platform, folder)
     with ExitStack() as files:  # opened before the work, which may take hours
         table = to and files.enter_context(replacing_given(to, force))
         refused = Refused(log, files.enter_context(_refused_lines(listed, force)))
-        scored = score_log(log, scorer, refused)
+        scored = score_log(log, trained, refused)
         count = table and _write(scored, table, top)
     said = [
         refused.told(
             f"{shown(log_name(log.path))} ({log.name}): {len(scored):,} programs",
             str(listed or "in FILE.refused.txt, with --to FILE"),
         ),
-        f"scored by {scorer.origin}; hardware row: {scorer.hardware_origin}",
+        f"scored by {trained.origin}; hardware row: {'as saved with the model' if trained.hardware else 'none, for none was saved with the model'}",
         ranking_text(scored),
     ]
     if to is None:
@@ -155,8 +149,8 @@ def _stat_if_there(path: Path) -> os.stat_result | None:
         return None
 
 
-def _scorer(platform: str | None, folder: Path | None) -> Scorer:
-    """The champion of a platform, or the model of a folder; with the hardware row that was saved beside it."""
+def _given(platform: str | None, folder: Path | None) -> Trained:
+    """The champion of a platform, or the model of a folder."""
     if (platform is None) == (folder is None):
         raise UsageError("give either --platform P, whose champion is to score, or --model FOLDER, a saved model")
     if folder is not None and os.path.lexists(folder) and not os.path.isdir(folder):
@@ -166,15 +160,17 @@ def _scorer(platform: str | None, folder: Path | None) -> Scorer:
         version, folder = registry.champion(platform)
         champion = f", the champion of {platform} (version {version})"
     name = read_description(folder)["class"]
-    if catalogue.reads(name) != "tokens":
+    check_reads_tokens(catalogue.reads(name), f"the {name} model in {folder}")
+    return load_folder(folder, f"the {name} model in {folder}{champion}")
+
+
+def check_reads_tokens(reads: str, origin: str) -> None:
+    """Raise UsageError for a model of what no log has."""
+    if reads != "tokens":
         raise UsageError(
-            f"the {name} model in {folder} reads {catalogue.reads(name)} of lowered programs, which no log has; "
+            f"{origin} reads {reads} of lowered programs, which no log has; "
             "give a model that reads tokens, such as a platform's champion"
         )
-    saved, origin = folder / "hardware.json", f"the {name} model in {folder}{champion}"
-    if not saved.exists():
-        return Scorer(catalogue.load(folder), (), origin, f"none, for there is no {saved}")
-    return Scorer(catalogue.load(folder), read_saved_hardware(folder).vector(), origin, str(saved))
 
 
 @contextmanager
@@ -190,13 +186,13 @@ def _refused_lines(listed: Path | None, force: bool) -> Iterator[BinaryIO]:
         listed.unlink()
 
 
-def score_log(log: Log, scorer: Scorer, refused: Refused) -> Scored:
+def score_log(log: Log, trained: Trained, refused: Refused) -> Scored:
     """All programs of a log, scored; tokens are in memory for a block of them only.
 
-    Raises DataError where no line can become a program, and as ``Scorer.scores``.
+    Raises DataError where no line can become a program, and as ``Trained.predict``.
     """
     numbers: dict[str, int] = {}
-    parts = list(_with_progress(log, _scored_blocks(log, scorer, refused, numbers)))
+    parts = list(_with_progress(log, _scored_blocks(log, trained, refused, numbers)))
     if not parts:
         raise DataError(f"no line of {shown(log.path)} can become a program ({refused.first[0].strip()}); give another log")
     names = {row["task_key"]: row["name"] for row in log.known.task_rows()}
@@ -215,7 +211,7 @@ def _with_progress(log: Log, blocks: Iterator[tuple[np.ndarray, ...]]) -> Iterat
 
 
 def _scored_blocks(
-    log: Log, scorer: Scorer, refused: Refused, numbers: dict[str, int]
+    log: Log, trained: Trained, refused: Refused, numbers: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Lines, tasks, latencies and scores of a block of programs at a time; ``numbers`` learns the tasks by key."""
     encoder, known = None, 0
@@ -224,10 +220,10 @@ def _scored_blocks(
         if len(sketches) > known:  # a new task's programs have a new sketch too
             encoder, known = encoder_of(log.known.task_rows(), sketches, columns["task_key"]), len(sketches)
         for block in _blocks(columns):
-            samples = encoder.encode_columns(block, scorer.hardware)
+            samples = encoder.encode_columns(block, trained.hardware_vector)
             keys = block["task_key"]
             tasks = np.array([numbers.setdefault(key, len(numbers)) for key in keys.names], dtype=np.int32)[keys.codes]
-            yield block["program_id"], tasks, samples.latencies_s, scorer.scores(samples)
+            yield block["program_id"], tasks, samples.latencies_s, trained.predict(samples)
 
 
 def _blocks(columns: Columns) -> Iterator[dict[str, Any]]:

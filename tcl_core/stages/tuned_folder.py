@@ -82,7 +82,8 @@ def fill(aside: Path, measured: Path, report: Mapping[str, Any]) -> None:
 def _as_text(report: Mapping[str, Any]) -> str:
     compared = report["compared"]
     lines = [f"# {report['network']} on {report['platform']}", ""]
-    lines += [f"{report['trials']} programs measured, champion version {report['champion_version']}, threads {report['threads']}.", ""]
+    ranking = f"champion version {report['champion_version']}" if report.get("champion_version") else report["model"]
+    lines += [f"{report['trials']} programs measured, ranked by {ranking}, threads {report['threads']}.", ""]
     lines += ["| system | ms | rounds | difference to the reference |", "|---|---|---|---|"]
     for name, timed in compared["systems"].items():
         rounds = f"{min(timed['rounds_ms']):.3f} to {max(timed['rounds_ms']):.3f}"

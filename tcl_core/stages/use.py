@@ -37,8 +37,8 @@ from tcl_core.stages.project import (
     timed,
 )
 from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
+from tcl_core.trained import Trained, find_trained
 from tcl_core.tuning.database import database_files
-from tcl_core.tuning.trained import Trained, load_trained
 
 TUNED = REPORTS / "tuned.json"
 TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
@@ -184,7 +184,7 @@ def run_tune(
 
     Raises UsageError for a platform on which this machine tunes nothing, for both trials and minutes, and for ``out`` where
     it must not be written; RegistryError where there is no champion; and as ``transfer.Donors`` for those databases, and as
-    ``load_trained`` and ``Trained.check_target`` for a model that cannot be the champion's successor.
+    ``find_trained`` and ``Trained.check_target`` for a model that cannot be the champion's successor.
     """
     if trials is not None and minutes is not None:
         raise UsageError("trials and minutes both say how long to tune; give one of them")
@@ -228,8 +228,8 @@ def _ranking(platform: str, model: Path | None) -> tuple[dict[str, Any], Callabl
     """Which model is to rank, as the report names it, and what loads it: a champion only if it is needed."""
     if model is None:
         version, folder = registry.champion(platform)
-        return {"champion_version": version}, lambda: load_trained(folder)
-    trained = load_trained(model)
+        return {"champion_version": version}, lambda: find_trained(folder)
+    trained = find_trained(model)
     return {"model": trained.origin, "model_sha256": store.data_digest(model)}, lambda: trained
 
 

@@ -25,10 +25,10 @@ from tcl_core.gpu import GpuHardware
 from tcl_core.programs.primitives import trace_primitives
 from tcl_core.programs.tasks import describe, operator_type
 from tcl_core.programs.workload import Workload, read_workload
+from tcl_core.trained import Trained, find_trained
 from tcl_core.tuning.database import Shelf
 from tcl_core.tuning.ranking import TaskRanking
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
-from tcl_core.tuning.trained import Trained, find_trained
 
 USUAL = SearchSettings()
 
@@ -64,14 +64,11 @@ def cost_model(source: str | Path | Trained) -> Any:
             key = structural_key(context.mod)
             if key not in self.tasks:
                 trained.check_target(context.target)
-                flops = float(load_tvm().s_tir.analysis.estimate_tir_flops(context.mod))
-                workload = read_workload(operator_type(context.task_name, context.mod), flops, context.mod)
-                self.tasks[key] = workload, TaskRanking(trained.model)
+                self.tasks[key] = workload_of(context.task_name, context.mod), TaskRanking(trained.model)
             return self.tasks[key]
 
         def _samples(self, workload: Workload, candidates: list[Any]) -> Samples:
-            none, hardware = np.zeros((1, 0), dtype=np.int32), trained.hardware.vector()
-            return _as_samples([program_tokens(trace_primitives(c.sch.trace, workload), workload, hardware, none)[0] for c in candidates])
+            return samples_of_traces([candidate.sch.trace for candidate in candidates], workload, trained.hardware_vector)
 
         def load(self, path: str) -> None:
             """Nothing to load: the model came trained."""
@@ -82,7 +79,16 @@ def cost_model(source: str | Path | Trained) -> Any:
     return TclCostModel()
 
 
-def _as_samples(rows: Sequence[np.ndarray]) -> Samples:
+def workload_of(name: str, module: Any) -> Workload:
+    """What tokens tell of a task: a module before it is scheduled, under whatever name."""
+    flops = float(load_tvm().s_tir.analysis.estimate_tir_flops(module))
+    return read_workload(operator_type(name, module), flops, module)
+
+
+def samples_of_traces(traces: Sequence[Any], workload: Workload, hardware: Sequence[float]) -> Samples:
+    """The programs of one task that these traces make, N of them, each read literally, whatever search made it; not measured."""
+    none = np.zeros((1, 0), dtype=np.int32)
+    rows = [program_tokens(trace_primitives(trace, workload), workload, hardware, none)[0] for trace in traces]
     length = max(len(row) for row in rows)
     tokens = np.stack([np.pad(row, ((0, length - len(row)), (0, 0))) for row in rows])
     return Samples(
@@ -166,6 +172,7 @@ def search_strategy(source: str | Path | Trained, settings: SearchSettings = USU
 def _ready(source: str | Path | Trained) -> Trained:
     """The model, with TVM as its programs need it."""
     trained = source if isinstance(source, Trained) else find_trained(source)
+    trained.check_searches()
     load_intrinsics("cuda" if isinstance(trained.hardware, GpuHardware) else "llvm")
     hand_on_errors()
     return trained

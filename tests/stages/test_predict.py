@@ -167,7 +167,7 @@ def test_a_zipped_log_is_scored_as_if_it_were_imported(here, monkeypatch, with_h
     for row in rows:
         better = [o for o in rows if o["task_key"] == row["task_key"] and float(o["score"]) > float(row["score"])]
         assert int(row["rank"]) == 1 + len(better)
-    assert ("hardware row: none, for there is no " in said) is not with_hardware
+    assert ("hardware row: none, for none was saved" in said) is not with_hardware
     assert not Path("data").exists()
 
 

@@ -25,7 +25,7 @@ from tcl_core.tuning.adapters import cost_model, search_strategy
 from tcl_core.tuning.database import Shelf
 from tcl_core.tuning.measuring import module_builder, worker_runner
 from tcl_core.tuning.schedules import SearchSettings
-from tcl_core.tuning.trained import Trained
+from tcl_core.trained import Trained
 
 HARDWARE = Hardware(*(1.0,) * 10)  # of vectors that are unknown, so that it fits any target
 SMALL = SearchSettings(population=32, generations=2, explore=0.2)

@@ -23,7 +23,7 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import adapters
 from tcl_core.tuning.adapters import cost_model, search_strategy
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
-from tcl_core.tuning.trained import find_trained
+from tcl_core.trained import find_trained
 
 P = "p-plain"
 HARDWARE = Hardware(cores=2, simd_bytes=16)  # what plain x86-64 and AArch64 have

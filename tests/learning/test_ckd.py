@@ -10,7 +10,7 @@ import torch
 from synthetic import FEATURES, ranking_problem, top1
 from torch import nn
 
-from tcl_core.distill import (
+from tcl_core.ckd import (
     ChainState,
     DistillSettings,
     distill,
@@ -143,7 +143,7 @@ def test_batch_trust_belongs_to_the_batches_that_the_phase_sees(first):
             return super().__call__(student, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tcl_core.distill.DistillationLoss", Recorder)
+        patch.setattr("tcl_core.ckd.DistillationLoss", Recorder)
         distill(first, start_column(teacher, settings).network, TARGET, settings)
     errors = np.array([seen[j].pop() for j in range(len(seen))])
     assert len(trust) == len(errors) == 2 and all(not rest for rest in seen.values())

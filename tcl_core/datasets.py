@@ -1,0 +1,156 @@
+"""Measured programs to learn from: the reference data set that comes with TCL, and other tuners' logs.
+
+    data = tcl.datasets.reference()
+    case = data.case("host-avx512")              # case.train, case.test: Samples that share no task
+    logs = tcl.datasets.log("random.log.gz")     # the programs of a log, as Samples
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+from tcl_core import store
+from tcl_core.errors import DataError
+from tcl_core.evaluation.metrics import Networks
+from tcl_core.features.batches import Samples, concatenate, rows_by_task
+from tcl_core.features.encode import Encoder
+from tcl_core.features.groups import COLUMNS
+from tcl_core.features.statements import with_statements
+from tcl_core.features.states import with_states
+from tcl_core.files import shown
+from tcl_core.platforms import Hardware, read_saved_hardware
+from tcl_core.programs.tasks import Task
+from tcl_core.programs.tuning_logs.known import Known
+from tcl_core.programs.tuning_logs.opening import log_file, open_log
+from tcl_core.stages.exchange import Refused, encoder_of
+
+PACKAGED = Path(__file__).parent / "package_data" / "reference"
+
+
+def reference(folder: str | Path | None = None, features: str | Path | None = None) -> Reference:
+    """11,584 programs of 182 tasks on three targets of one machine, really measured; ``data/reference/README.md`` tells how.
+
+    folder    another data set of that form; features  where lowered programs are cached, else in the user's cache folder
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / "features"
+    return Reference(Path(folder or PACKAGED), Path(features or cache))
+
+
+def log(path: str | Path, hardware: Sequence[float] = (), target: str = "") -> Samples:
+    """The programs of a log of AutoTVM or Ansor, or of a MetaSchedule database's folder, whose target has ``target`` in it.
+
+    ``hardware`` are the fields of the row that says which hardware it is; without them there is none.  Raises UsageError for
+    what is no file, DataError for what is no log or has no program.
+    """
+    opened = open_log(log_file(Path(path)), Known(), wanted=target)
+    refused = Refused(opened, BytesIO())
+    blocks = list(opened.columns(refused))
+    if not blocks:
+        raise DataError(f"no line of {shown(path)} can become a program ({' '.join(refused.first).strip()}); give another log")
+    known = opened.known
+    parts = [encoder_of(known.task_rows(), known.sketch_rows(), block["task_key"]).encode_columns(block, hardware) for block in blocks]
+    return concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One platform's programs to learn from and to rank.
+
+    networks  the tested tasks and their weights, as metrics take them
+    before    training programs of the platforms before this one, in chain order and the same task numbering
+    """
+
+    train: Samples
+    test: Samples
+    networks: Networks
+    before: tuple[Samples, ...] = ()
+
+    def thinned(self, tasks: int | None, programs: int | None, seed: int) -> Case:
+        """With so many training tasks, and programs of each, drawn with the seed; the same on every platform."""
+        keep = lambda samples: samples.take(drawn(samples, tasks, programs, seed))  # noqa: E731
+        return replace(self, train=keep(self.train), before=tuple(map(keep, self.before)))
+
+
+def drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int) -> np.ndarray:
+    """Rows of so many tasks and programs of each (None: all), drawn with the seed; a task's draw depends on its number alone."""
+    kept = set(np.random.default_rng(seed).permutation(np.unique(samples.tasks))[:tasks].tolist())
+    groups = [rows for rows in rows_by_task(samples.tasks) if int(samples.tasks[rows[0]]) in kept]
+    draws = [np.random.default_rng([seed, samples.tasks[rows[0]]]).permutation(rows)[:programs] for rows in groups]
+    return np.sort(np.concatenate(draws))
+
+
+class Reference:
+    """The data set of ``bench/reference.py``: tasks of many networks, the same programs on every platform."""
+
+    def __init__(self, folder: Path, features: Path) -> None:
+        """``features`` is the folder of caches of what programs are lowered for."""
+        self.folder, self.features = folder, features
+        rows = store.read_table(folder / "tasks.parquet", "tasks")
+        tasks = [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
+        self.encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))
+        self.uses = store.read_table(folder / "networks.parquet", "networks")
+        self.samples = lru_cache(maxsize=4)(self._samples)
+
+    @cached_property
+    def platforms(self) -> list[str]:
+        """Those that were measured, weakest first, which is the order of their vectors' widths."""
+        names = [place.name.removeprefix("platform=") for place in self.folder.glob("platform=*")]
+        if not names:
+            raise DataError(f"{self.folder} holds no platform; run python bench/reference.py first")
+        return sorted(names, key=lambda name: self.hardware(name).simd_bytes)
+
+    def hardware(self, platform: str) -> Hardware:
+        """What models are told of a platform's hardware."""
+        return read_saved_hardware(self._place(platform))
+
+    def _place(self, platform: str) -> Path:
+        return self.folder / f"platform={platform}"
+
+    def _samples(self, platform: str, reads: str = "tokens") -> Samples:
+        """All measured programs, in the rows that models read: tokens, statements, or tokens with states."""
+        place = self._place(platform)
+        blocks, hardware = store.iter_columns(place, COLUMNS), self.hardware(platform).vector()
+        samples = concatenate([self.encoder.encode_columns(block, hardware) for block in blocks])
+        if reads == "tokens":
+            return samples
+        keys = [record.key for record in store.read_records(place)]
+        lowered = with_statements if reads == "statements" else with_states
+        return lowered(samples, keys, self.encoder, self.features / reads)
+
+    def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = ()) -> Case:
+        """Train on the training networks' tasks, rank the held-out networks'.
+
+        With ``tested``, some of the training networks, those are ranked, and what they share is not trained on.
+        """
+        train, networks = self._split(tested)
+        ranked = {task for weights in networks.values() for task in weights}
+        place = self.platforms.index(platform)
+        pick = lambda samples, tasks: samples.take(np.isin(samples.tasks, list(tasks)))  # noqa: E731
+        samples = self.samples(platform, reads)
+        return Case(
+            train=pick(samples, train),
+            test=replace(pick(samples, ranked), states=None),
+            networks=networks,
+            before=tuple(pick(self.samples(p, "tokens"), train) for p in self.platforms[:place]),
+        )
+
+    def _split(self, tested: Sequence[str]) -> tuple[set[int], dict[str, dict[int, float]]]:
+        """Numbers of the tasks to train on; tested network -> task -> weight.
+
+        What held-out networks have is never trained on, and never ranked beside other networks' tasks.
+        """
+        uses = [(use, self.encoder.numbers[use["task_key"]]) for use in self.uses]
+        held_out = {task for use, task in uses if use["split"] == "held_out"}
+        networks: dict[str, dict[int, float]] = {}
+        for use, task in uses:
+            if (use["network"] in tested and task not in held_out) or (not tested and use["split"] == "held_out"):
+                networks.setdefault(use["network"], {})[task] = float(use["weight"])
+        apart = held_out.union(*networks.values())
+        return {task for _, task in uses} - apart, networks

@@ -1,0 +1,223 @@
+"""What people do with a trained model outside a project: rank programs, tune a network, carry the model on to other hardware.
+
+The public functions of ``tcl_core`` that are more than another module's own; each takes plain arguments where a stage would read
+params.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcl_core.bridge import BridgeSettings, bridged
+from tcl_core.compat import TVM_VERSION, make_target, structural_key
+from tcl_core.errors import UsageError
+from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, subset_top_1, top_k
+from tcl_core.features.batches import Samples
+from tcl_core.measure.job import Protocol, Setup
+from tcl_core.models.cost_model import CostModel
+from tcl_core.models.mamba import MambaModel
+from tcl_core.platforms import CPUS, host_fingerprint, target_of, threads, why_not
+from tcl_core.programs.tuning_logs.known import Known
+from tcl_core.programs.tuning_logs.opening import log_file, open_log
+from tcl_core.stages.exchange import Refused
+from tcl_core.stages.predict import Scored, check_reads_tokens, score_log
+from tcl_core.trained import Trained, load
+
+DEFAULT_TRIALS = 200  # as params.yaml's tune.trials
+
+Model = str | Path | Trained | CostModel
+"""A trained model, or what ``load`` finds one by."""
+
+
+# --- ranking ---
+
+
+def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -> Scored:
+    """The programs with their scores and ranks: ``rank(...).table(top=3)`` has the best of each task as rows.
+
+    programs  a path: a log of AutoTVM or Ansor, gzip or plain, or the folder of a MetaSchedule database, of which ``target``
+              keeps only the lines whose target has that text in it;
+              a MetaSchedule ``Database``; TVM schedules or traces of one ``module``; or ``Samples``
+
+    Scores compare only within a task.  Nothing is written and nothing printed.  Raises as ``load``, DataError for what is no log,
+    has no program or does not fit the model, UsageError for a model of what ``programs`` do not tell.
+    """
+    trained = _trained(model)
+    if isinstance(programs, Samples):
+        return _rank_samples(trained, programs)
+    if isinstance(programs, str | Path):
+        check_reads_tokens(trained.reads, trained.origin)
+        log = open_log(log_file(Path(programs)), Known(), wanted=target)
+        return score_log(log, trained, Refused(log, BytesIO()))
+    check_reads_tokens(trained.reads, trained.origin)
+    if hasattr(programs, "get_all_tuning_records"):
+        return _rank_records(trained, list(programs.get_all_tuning_records()))
+    if module is None:
+        raise UsageError("schedules and traces do not tell which module they are of; give it: rank(model, schedules, module=...)")
+    return _rank_traces(trained, [(module, getattr(program, "trace", program), np.inf) for program in programs])
+
+
+def _trained(model: Model) -> Trained:
+    if isinstance(model, str | Path):
+        return load(model)
+    return model if isinstance(model, Trained) else Trained(model, origin=f"the {model.name} model")
+
+
+def _rank_samples(trained: Trained, samples: Samples) -> Scored:
+    tasks, numbers = np.unique(samples.tasks, return_inverse=True)
+    names = tuple(samples.task_name(int(task)) for task in tasks)
+    lines = np.arange(1, len(samples) + 1, dtype=np.int32)
+    return Scored(lines, numbers.astype(np.int32), samples.latencies_s, trained.predict(samples), names, names)
+
+
+def _rank_records(trained: Trained, records: Sequence[Any]) -> Scored:
+    seconds = [[float(second) for second in record.run_secs or ()] for record in records]
+    medians = [float(np.median(each)) if each else np.inf for each in seconds]
+    return _rank_traces(trained, [(record.workload.mod, record.trace, s) for record, s in zip(records, medians, strict=True)])
+
+
+def _rank_traces(trained: Trained, programs: Sequence[tuple[Any, Any, float]]) -> Scored:
+    """``programs`` are a module, a trace of it, and seconds."""
+    from tcl_core.tuning.adapters import samples_of_traces, workload_of
+
+    if not programs:
+        raise UsageError("there is no program to rank; give a database that has records, or schedules")
+    keys = [structural_key(module) for module, _, _ in programs]
+    first = {key: programs[row][0] for row, key in reversed(list(enumerate(keys)))}
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    names = {key: _name(first[key]) for key in numbers}
+    tasks, scores = np.array([numbers[key] for key in keys], dtype=np.int32), np.empty(len(keys), dtype=np.float32)
+    for key, number in numbers.items():
+        rows = np.flatnonzero(tasks == number)
+        workload = workload_of(names[key], first[key])
+        scores[rows] = trained.predict(samples_of_traces([programs[row][1] for row in rows], workload, trained.hardware_vector))
+    lines, seconds = np.arange(1, len(keys) + 1, dtype=np.int32), np.array([seconds for _, _, seconds in programs])
+    return Scored(lines, tasks, seconds, scores, tuple(map(str, numbers)), tuple(names.values()))
+
+
+def _name(module: Any) -> str:
+    """What a module's function calls itself."""
+    names = [var.name_hint for var in module.get_global_vars()]
+    return names[0] if len(names) == 1 else "main"
+
+
+def figures(scores: np.ndarray, samples: Samples) -> dict[str, float]:
+    """How well (N,) scores rank measured samples, every task counted alike: pairs ranked right, u16 (top-1 over fixed random
+    subsets of 16 programs), top-1, top-5 and Spearman's rank correlation; 1 is best.
+    """
+    once = {"samples": dict.fromkeys(np.unique(samples.tasks).tolist(), 1.0)}
+    measured = samples.latencies_s, samples.tasks
+    return {
+        "pairs": pairwise_accuracy(scores, *measured),
+        "u16": float(np.mean(list(subset_top_1(scores, *measured).values()))),
+        "top1": top_k(scores, *measured, once, 1),
+        "top5": top_k(scores, *measured, once, 5),
+        "spearman": spearman(scores, *measured),
+    }
+
+
+# --- other hardware ---
+
+
+def distill(
+    model: Model,
+    measured: Samples,
+    unlabelled: Samples | None = None,
+    *,
+    source_latencies_s: np.ndarray | None = None,
+    earlier: Sequence[Sequence[float]] = (),
+    seed: int = 0,
+) -> MambaModel:
+    """A network that knows what ``model`` knew, corrected by what was measured on other hardware (``tcl_core.bridge``).
+
+    measured            programs that ran on that hardware, M of them: some 100 already help; with its hardware row
+    unlabelled          further programs of the same tasks, U of them, with that row; their latencies are not read
+    source_latencies_s  (M + U,) seconds of both on the hardware that ``model`` learned, NaN where it did not run them
+    earlier             hardware vectors whose ranking is to be kept; without any, that of ``model`` if it is known
+
+    Size and speed stay those of ``model``, which is not changed.  Raises UsageError for a model of another class than Mamba.
+    """
+    trained = _trained(model)
+    if not isinstance(trained.model, MambaModel):
+        raise UsageError(f"{trained.origin} is no mamba model, which alone is carried on to other hardware; train a Mamba first")
+    kept = earlier or ([trained.hardware_vector] if trained.hardware else [])
+    more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
+    usual = BridgeSettings()
+    settings = replace(usual, fit=replace(usual.fit, seed=seed))
+    return bridged(trained.model, measured, more, settings, source_s=source_latencies_s, earlier=kept)[0]
+
+
+# --- tuning ---
+
+
+def tune(
+    network: str | Path,
+    model: Model | None,
+    *,
+    mcpu: str | None = None,
+    trials: int | None = None,
+    minutes: float | None = None,
+    out: str | Path | None = None,
+    warm_start: Sequence[str | Path] = (),
+    force: bool = False,
+    seed: int = 0,
+) -> Any:
+    """Tune a network on this machine's CPU; returns a ``tuning.network.Tuned`` with its latency, PyTorch's and what each task got.
+
+    network  a .pt2 or .onnx file with fixed shapes, or a name of ``network_names``
+    model    what ranks the candidates; None: the search learns from its own measurements alone
+    mcpu     LLVM's name of the CPU; None: the newest that this machine can run, of the model's vectors
+    trials   programs to measure in all, or ``minutes`` to spend; without either ``DEFAULT_TRIALS``
+    out      a folder that gets the tuned network as a library, its database and a report, as from ``tcl tune --out``
+
+    Raises as ``load``, UsageError for a target that does not fit the model or that this machine cannot run, PlatformError where
+    TVM cannot build the network.
+    """
+    from tcl_core.programs.graph import PREPARED
+    from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
+    from tcl_core.tuning.network import tune_network
+    from tcl_core.tuning.transfer import Donors
+
+    trained = None if model is None else _trained(model)
+    if trained:
+        trained.check_searches()
+    mcpu = mcpu or _widest_cpu(trained)
+    if reason := why_not(mcpu):
+        raise UsageError(f"cannot tune for {mcpu}: {reason}; give the mcpu of this machine's CPU")
+    setup = Setup(target_of(mcpu, threads()), Protocol(max_repeats=8, threads=threads()))
+    if trained:
+        trained.check_target(make_target(setup.target))
+    if trials is None and minutes is None:
+        trials = DEFAULT_TRIALS
+    donors = Donors([Path(folder) for folder in warm_start], setup.target) if warm_start else None
+    with nullcontext() if out is None else tuned_folder(Path(out), force) as aside:
+        tuned = tune_network(
+            str(network), PREPARED, model=trained and trained.model, hardware=trained.hardware_vector if trained else (),
+            setup=setup, trials=trials, seed=seed, folder=aside and aside / "database", out=aside, minutes=minutes, donors=donors,
+        )  # fmt: skip
+        if aside is not None:
+            told = {
+                "network": str(network), "platform": mcpu, "model": trained.origin if trained else "no model",
+                "tasks_ms": tasks_ms(asdict(tuned)["task_times"]), "target": setup.target, "threads": setup.protocol.threads,
+                "pin_threads": setup.protocol.pin_threads, "protocol": asdict(setup.protocol), "seed": seed,
+                "host": host_fingerprint(), "tvm_version": TVM_VERSION, "graph": asdict(PREPARED),
+            }  # fmt: skip
+            fill(aside, aside / "nothing", {**asdict(tuned), **told})
+    return tuned
+
+
+def _widest_cpu(trained: Trained | None) -> str:
+    """The name with the most features that this machine can run, of the vectors that the model's hardware has."""
+    wanted = getattr(trained.hardware, "simd_bytes", 0) if trained else 0
+    there = [name for name, cpu in CPUS.items() if why_not(name) is None and wanted in (0, cpu.simd_bytes)]
+    if not there:
+        vectors = f" with vectors of {wanted:g} bytes" if wanted else ""
+        raise UsageError(f"no CPU{vectors} that TCL knows is like this machine's; give its LLVM name: mcpu=...")
+    return max(there, key=lambda name: (CPUS[name].simd_bytes, len(CPUS[name].features)))

@@ -1,0 +1,76 @@
+"""`tcl init`: a project of one's own, outside the repository: parameters, flows, the graph of stages and a Makefile."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from tcl_core.errors import UsageError
+from tcl_core.files import shown, writing
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "package_data" / "project"
+PARAMS = "params.yaml"
+AS_THEY_ARE = ("prefect.yaml", "prefect.toml", "Makefile")
+FOLDERS = ("profiles", "flows")
+DOTTED = {"dvcignore": ".dvcignore", "gitignore": ".gitignore"}
+DVC = """[core]
+    analytics = false
+    check_update = false
+    autostage = {autostage}{no_scm}
+[cache]
+    type = "reflink,copy"
+"""
+NETWORKS = "Put .pt2 and .onnx files with fixed shapes here, and name them in params.yaml as networks/FILE: DVC sees when they change.\n"
+OURS = {".dvc", "networks", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE}
+IGNORED = {".git", ".gitignore", ".gitattributes"}  # what a new repository has
+
+
+def run_init(folder: Path) -> str:
+    """Write a project into ``folder``, which is made, or is empty but for a new Git repository.
+
+    params.yaml comes last and makes it a project: one that was killed on the way is finished by the same command.  Raises
+    UsageError for a folder with anything else in it, and for a file; PlatformError where nothing can be written.
+    """
+    folder = Path(os.path.abspath(folder))
+    _check_place(folder)
+    with writing(folder):
+        _fill(folder, in_git=any((place / ".git").exists() for place in (folder, *folder.parents)))
+    return f"a project lies in {shown(folder)}; look through params.yaml, then, in that folder: make run"
+
+
+def _check_place(folder: Path) -> None:
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise UsageError(f"{shown(folder)} is no folder; name one that is empty, or a new one")
+    with writing(folder):
+        there = {path.name for path in folder.iterdir()} - IGNORED
+    others = sorted(there if PARAMS in there else there - OURS)
+    if others:
+        raise UsageError(f"{shown(folder)} is not empty ({shown(others[0])} is there); name an empty folder, or a new one")
+
+
+def _fill(folder: Path, in_git: bool) -> None:
+    for name in (".dvc", "networks"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "networks" / "README.md").write_text(NETWORKS)
+    no_scm = "" if in_git else "\n    no_scm = true"
+    (folder / ".dvc" / "config").write_text(DVC.format(autostage=str(in_git).lower(), no_scm=no_scm))
+    (folder / ".dvc" / ".gitignore").write_text("/config.local\n/tmp\n/cache\n")
+    for name in FOLDERS:
+        shutil.copytree(TEMPLATE / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    for name, dotted in DOTTED.items():
+        if not (folder / dotted).exists():
+            shutil.copy(TEMPLATE / name, folder / dotted)
+    (folder / "dvc.yaml").write_text(without_sources((TEMPLATE / "dvc.yaml").read_text(encoding="utf-8")), encoding="utf-8")
+    for name in (*AS_THEY_ARE, PARAMS):
+        shutil.copy(TEMPLATE / name, folder / name)
+
+
+def without_sources(dvc: str) -> str:
+    """dvc.yaml's text without dependencies on TCL's own code, which an installed package has elsewhere: after an upgrade say
+    ``dvc repro --force``.
+    """
+    return re.sub(r"^ *- tcl_core/\S+.*\n", "", dvc, flags=re.MULTILINE)

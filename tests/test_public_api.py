@@ -1,0 +1,297 @@
+"""`import tcl_core as tcl`: names, cost, and what people do with it outside a project."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import FEATURES, ranking_problem
+
+import tcl_core as tcl
+from tcl_core.errors import EXTRAS, DataError, UsageError, missing_extra, naming_extras
+from tcl_core.features.tokens import ALL_OPERATORS, KINDS, SIZES, WIDTH, operators_of, token_row
+from tcl_core.learning.fit import FitSettings
+from tcl_core.platforms import Hardware
+
+ROOT = Path(__file__).resolve().parents[1]
+HARDWARE = Hardware(cores=2, threads=4, simd_bytes=32)
+LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """96 programs of 6 tasks, in tokens of TCL's own width."""
+    found = ranking_problem()
+    tokens = np.zeros((*found.tokens.shape[:2], WIDTH), dtype=np.float32)
+    tokens[:, :, -FEATURES:] = found.tokens
+    return tcl.Samples(tokens, found.lengths, found.tasks, found.latencies_s, found.task_names)
+
+
+@pytest.fixture(scope="module")
+def model(samples):
+    return tcl.Mamba(FitSettings(epochs=4, batch_size=64, learning_rate=3e-3)).fit(samples)
+
+
+def python(code: str, **more: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, cwd=more.get("cwd", ROOT))
+
+
+def test_importing_it_imports_nothing_heavy():
+    ended = python("import sys, tcl_core; print(sorted({'numpy', 'torch', 'tvm', 'mlflow', 'prefect', 'pyarrow', 'rich'} & set(sys.modules)))")
+    assert ended.stdout == "[]\n"
+
+
+def test_every_public_name_is_there_and_listed_once():
+    assert tcl.__all__ == ["__version__", *tcl._WHERE]
+    assert all(getattr(tcl, name) is not None for name in tcl.__all__)
+    assert set(tcl.__all__) <= set(dir(tcl))
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        tcl.lode  # noqa: B018
+
+
+def test_the_version_is_the_one_that_a_package_gets():
+    import importlib.metadata
+
+    assert importlib.metadata.version("tcl") == tcl.__version__
+
+
+def test_what_is_public_has_a_type_for_type_checkers():
+    assert (ROOT / "tcl_core" / "py.typed").exists()
+    source = (ROOT / "tcl_core" / "__init__.py").read_text().split("if TYPE_CHECKING:")[1].split("def __getattr__")[0]
+    assert all(f"as {name}" in source for name in tcl._WHERE)
+
+
+@pytest.mark.parametrize("name", ["folder", "mine.safetensors"])
+@pytest.mark.parametrize("hardware", [HARDWARE, None])
+def test_a_saved_model_ranks_as_before(name, hardware, model, samples, tmp_path):
+    path = tcl.Trained(model, hardware).save(tmp_path / name)
+    found = tcl.load(str(path))
+    np.testing.assert_array_equal(found.predict(samples), model.predict(samples))
+    assert found.hardware == hardware and found.reads == "tokens" and str(path) in found.origin
+
+
+def test_a_file_that_is_no_model_is_told(tmp_path, model):
+    with pytest.raises(DataError, match="there is no model .*none.safetensors"):
+        tcl.load(tmp_path / "none.safetensors")
+    path = tcl.Trained(model).save(tmp_path / "flipped.safetensors")
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match="flipped.safetensors is damaged .*its checksum does not fit"):
+        tcl.load(path)
+    (tmp_path / "text.safetensors").write_text("no model at all")
+    with pytest.raises(DataError, match="text.safetensors is damaged"):
+        tcl.load(tmp_path / "text.safetensors")
+
+
+def test_a_search_wants_the_hardware(model, tmp_path):
+    path = tcl.Trained(model).save(tmp_path / "bare")
+    with pytest.raises(UsageError, match="does not say which hardware it is of"):
+        tcl.cost_model(path)
+    with pytest.raises(UsageError, match="does not say which hardware it is of"):
+        tcl.tune("bert-tiny", path)
+
+
+def test_tuning_refuses_what_cannot_be(model):
+    with pytest.raises(UsageError, match="cannot tune for cortex-a72: this machine is"):
+        tcl.tune("bert-tiny", None, mcpu="cortex-a72")
+    with pytest.raises(UsageError, match="unknown CPU 'haswel'"):
+        tcl.tune("bert-tiny", None, mcpu="haswel")
+    with pytest.raises(UsageError, match="no CPU with vectors of 12 bytes"):
+        tcl.tune("bert-tiny", tcl.Trained(model, Hardware(simd_bytes=12)))
+
+
+def test_samples_are_ranked(model, samples):
+    ranked = tcl.rank(model, samples)
+    scores = model.predict(samples)
+    assert len(ranked) == 96 and ranked.names == samples.task_names
+    best = ranked.table(top=1)
+    assert [row["task"] for row in best] == list(samples.task_names) and {row["rank"] for row in best} == {1}
+    for number, row in enumerate(best):
+        mine = np.flatnonzero(samples.tasks == number)
+        assert row["line"] == mine[scores[mine].argmax()] + 1
+        assert row["latency_s"] == pytest.approx(samples.latencies_s[row["line"] - 1])
+
+
+def autotvm_log(path: Path, programs: int = 6) -> Path:
+    arguments = [["TENSOR", [8, 16], "float32"], ["TENSOR", [32, 16], "float32"], None, "float32"]
+    entity = lambda n: {"index": n, "code_hash": None, "entity": [["tile_y", "sp", [-1, 2**n]], ["tile_x", "sp", [-1, 4]]]}  # noqa: E731
+    lines = [
+        {"input": ["llvm", "dense_nopack.x86", arguments, {}], "config": entity(n), "result": [[1e-3 * (n + 1)], 0, 1.0, 1.0], "version": 0.2}
+        for n in range(programs)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_a_log_is_read_and_ranked(tmp_path):
+    samples = tcl.datasets.log(autotvm_log(tmp_path / "some.log"))
+    assert len(samples) == 6 and samples.tokens.shape[2] == WIDTH
+    np.testing.assert_allclose(samples.latencies_s, 1e-3 * np.arange(1, 7))
+    model = tcl.Trees(FitSettings(epochs=3)).fit(samples)
+    ranked = tcl.rank(model, tmp_path / "some.log")
+    np.testing.assert_array_equal(ranked.scores, model.predict(samples))
+    assert ranked.table(top=1)[0]["latency_s"] == pytest.approx(1e-3) and ranked.lines.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_programs_of_tvm_are_ranked(matmul_schedules, model):
+    module, schedules = matmul_schedules
+    by_schedule = tcl.rank(tcl.Trained(model, HARDWARE), schedules, module=module)
+    by_trace = tcl.rank(tcl.Trained(model, HARDWARE), [each.trace for each in schedules], module=module)
+    np.testing.assert_array_equal(by_schedule.scores, by_trace.scores)
+    assert len(by_schedule) == len(schedules) and sorted(by_schedule.ranks)[0] == 1 and np.isinf(by_schedule.latencies_s).all()
+    with pytest.raises(UsageError, match="do not tell which module they are of"):
+        tcl.rank(model, schedules)
+    with pytest.raises(UsageError, match="there is no program to rank"):
+        tcl.rank(model, [], module=module)
+
+
+def test_a_database_in_memory_is_ranked_task_by_task(matmul_schedules, model):
+    from tcl_core.compat import make_target, meta_schedule
+    from tcl_core.programs.tasks import EXTRACTION_TARGET
+
+    ms, (module, schedules) = meta_schedule(), matmul_schedules
+    database = ms.database.MemoryDatabase()
+    workload = database.commit_workload(module)
+    for number, schedule in enumerate(schedules):
+        database.commit_tuning_record(
+            ms.database.TuningRecord(schedule.trace, workload, [1e-3 * (number + 1)], make_target(EXTRACTION_TARGET))
+        )
+    ranked = tcl.rank(model, database)
+    assert sorted(ranked.latencies_s.tolist()) == pytest.approx([1e-3 * (n + 1) for n in range(len(schedules))]) and len(ranked.keys) == 1
+
+
+@pytest.fixture(scope="module")
+def matmul_schedules():
+    from conftest import matmul_module
+
+    from tcl_core.compat import load_tvm
+
+    tvm, module = load_tvm(), matmul_module()
+    schedules = []
+    for factor in (2, 4, 8):
+        schedule = tvm.s_tir.Schedule(module)
+        loop, *_ = schedule.get_loops(schedule.get_sblock("matmul"))
+        schedule.split(loop, [None, factor])
+        schedules.append(schedule)
+    return module, schedules
+
+
+def test_figures_of_a_perfect_and_of_a_wrong_order(samples):
+    right = tcl.figures(-samples.latencies_s, samples)
+    assert right == pytest.approx({"pairs": 1.0, "u16": 1.0, "top1": 1.0, "top5": 1.0, "spearman": 1.0})
+    wrong = tcl.figures(samples.latencies_s, samples)
+    assert wrong["pairs"] == pytest.approx(0.0) and wrong["spearman"] == pytest.approx(-1.0) and wrong["top1"] < 1
+
+
+def test_teaching_labels_measured_and_further_programs(samples):
+    train, more = samples.take(samples.tasks < 4), samples.take(samples.tasks >= 2)
+    taught = tcl.teach(train, more)
+    assert len(taught) == len(train) + len(more) and np.isfinite(taught.latencies_s).all()
+    assert tcl.figures(-taught.latencies_s[: len(train)], train)["pairs"] > 0.8
+    assert len(tcl.teach(train)) == len(train)
+
+
+def test_distilling_needs_a_network_that_can(samples, model):
+    moved = tcl.distill(model, samples.take(np.arange(0, 96, 3)), samples)
+    assert moved is not model and moved.parameter_count() == model.parameter_count()
+    assert np.isfinite(moved.predict(samples)).all()
+    with pytest.raises(UsageError, match="the trees model is no mamba model, which alone is carried on"):
+        tcl.distill(tcl.Trees(FitSettings(epochs=1)).fit(samples), samples)
+
+
+# --- samplers ---
+
+
+def with_operators(samples):
+    """Tasks 0 to 2 are products, the others depthwise convolutions."""
+    tokens = samples.tokens.copy()
+    for row, task in enumerate(samples.tasks):
+        name = "matmul" if task < 3 else "depthwise_conv2d"
+        numbers = [0.0] * SIZES + [float(name == each) for each in ALL_OPERATORS]
+        tokens[row, 0] = token_row("workload", numbers, 1)[0]
+    return tcl.Samples(tokens, samples.lengths, samples.tasks, samples.latencies_s, samples.task_names)
+
+
+def test_tokens_tell_the_operator(samples):
+    assert "matmul" in ALL_OPERATORS and KINDS[0] == "workload"
+    found = operators_of(with_operators(samples).tokens)
+    assert found.tolist() == ["matmul" if task < 3 else "depthwise_conv2d" for task in samples.tasks]
+
+
+@pytest.mark.parametrize("budget, count", [(0.25, 24), (7, 7), (1.0, 96), (500, 96), (0, 0)])
+def test_a_budget_is_a_share_or_a_number(budget, count, samples):
+    picked = tcl.samplers.random(samples, budget, seed=3)
+    assert len(picked) == count == len(set(picked.tolist()))
+    assert (picked == tcl.samplers.random(samples, budget, seed=3)).all()
+
+
+def test_rdu_keeps_the_share_of_each_operator(samples, model):
+    pool = with_operators(samples)
+    for sampler in (tcl.samplers.rdu, tcl.samplers.rdu_paper):
+        picked = sampler(pool, model, 0.25)
+        assert len(set(picked.tolist())) == 24
+        assert np.unique(operators_of(pool.tokens[picked]), return_counts=True)[1].tolist() == [12, 12]
+    told = tcl.samplers.rdu(samples, model, 8, operator_types=["one"] * 90 + ["other"] * 6, labelled=samples.take(np.arange(4)))
+    assert len(told) == 8
+
+
+def test_per_task_counts_what_is_measured(samples):
+    picked = tcl.samplers.per_task(samples, 12, labelled=samples.take(samples.tasks == 0))
+    assert 0 not in samples.tasks[picked] and np.bincount(samples.tasks[picked], minlength=6)[1:].min() >= 2
+
+
+def test_samplers_refuse_what_they_cannot_use(samples, model):
+    with pytest.raises(UsageError, match="the budget is -1"):
+        tcl.samplers.random(samples, -1)
+    other = ranking_problem()
+    with pytest.raises(UsageError, match="6 features per token, not the .* give operator_types"):
+        tcl.samplers.rdu(other, tcl.create("random"), 4)
+
+
+# --- layers of dependencies ---
+
+
+def test_a_missing_package_is_named_with_its_extra():
+    with pytest.raises(UsageError, match=r"needs the package mlflow, which is not installed; run: pip install 'tcl\[pipeline\]'"):
+        with naming_extras():
+            raise ModuleNotFoundError("No module named 'mlflow.entities'", name="mlflow.entities")
+    with pytest.raises(ModuleNotFoundError):
+        with naming_extras():
+            raise ModuleNotFoundError("No module named 'of_ours'", name="of_ours")
+    assert missing_extra(ModuleNotFoundError(name="xgboost")).endswith("pip install 'tcl[trees]'")
+
+
+BLOCKED = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {sorted(EXTRAS)!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+sys.path.insert(0, {str(ROOT)!r})
+import tcl_core as tcl
+"""
+
+
+def test_the_core_loads_and_ranks_without_any_extra(model, samples, tmp_path):
+    tcl.Trained(model, HARDWARE).save(tmp_path / "m.safetensors")
+    autotvm_log(tmp_path / "some.log")
+    code = BLOCKED + """
+model = tcl.load("m.safetensors")
+print(len(tcl.rank(model, "some.log")), len(tcl.samplers.rdu(tcl.datasets.log("some.log"), model, 3)))
+for wrong in (lambda: tcl.Trees, lambda: tcl.create("xgboost"), lambda: tcl.load("host-avx2"), lambda: tcl.datasets.reference().case("host-avx2")):
+    try:
+        wrong()
+    except tcl.errors.TclError as error:
+        print(error)
+"""
+    ended = python(code, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    counts, *sentences = ended.stdout.splitlines()
+    assert counts == "6 3" and len(sentences) == 4
+    assert all("pip install" in sentence or "there is no model registry" in sentence for sentence in sentences)
