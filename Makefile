@@ -3,6 +3,7 @@
 #   make run PROFILE=full    the same with the sizes of a named profile (see `tcl profile --help`)
 #   make test                all tests
 #   make lint                what a linter finds without running anything
+#   make docs                pages of the public functions, from their docstrings -> build/api
 #   make bench               the comparisons with other cost models, samplers and tuners
 #   make ui                  Prefect and MLflow in the browser, on this machine only
 #   make clean               remove the environment and caches; measurements and models stay
@@ -16,7 +17,7 @@ export PATH := $(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help run test lint bench ui setup clean
+.PHONY: help run test lint docs bench ui setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -30,6 +31,9 @@ test: setup
 
 lint: setup
 	@ruff check
+
+docs: setup
+	@python -m pdoc --docformat restructuredtext -o build/api tcl_core tcl_core.datasets tcl_core.samplers tcl_core.errors
 
 # All but bench/reference.py, which makes the data that others read, in hours.
 bench: setup
