@@ -162,7 +162,7 @@ class Bench:
 
     def __init__(self, reference: Reference, epochs: int | None, again: bool) -> None:
         self.reference, self.epochs = reference, epochs
-        code = code_identity([f"tcl_core.{name}" for name in ("bridge", "distill", "teaching")], ["_datasets", "_lessons"])
+        code = code_identity([f"tcl_core.{name}" for name in ("bridge", "ckd", "teaching")], ["_datasets", "_lessons"])
         self.identity = f"{code}-{store.data_digest(reference.folder)[:12]}-{reference.unmeasured}"
         file = result_file("transfer.json")
         found = json.loads(file.read_text()) if file.exists() and not again else {}
