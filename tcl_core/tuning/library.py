@@ -43,19 +43,34 @@ def _guilty(module: Any, target: Any) -> str:
     return "the network"
 
 
-def without_spoilers(parts: Sequence[Part], is_sound: Callable[[Sequence[Part]], bool]) -> list[Part]:
-    """The parts that are sound together, where none of them is: whatever spoils the others is left out, one by one.
+def without_spoilers(parts: Sequence[Sequence[Part]], is_sound: Callable[[Sequence[Part]], bool]) -> list[Part]:
+    """One of each part's alternatives, the first where it can be, that are sound together; a part none of whose are is left out.
 
-    Each is found by bisection: adding it makes a sound beginning unsound.
+    Whatever spoils the others is found by bisection: adding it makes a sound beginning unsound.
     """
-    kept = list(parts)
-    while kept and not is_sound(kept):
-        sound, unsound = 0, len(kept)
+    left = [list(alternatives) for alternatives in parts if alternatives]
+    while left and not is_sound([alternatives[0] for alternatives in left]):
+        sound, unsound = 0, len(left)
         while unsound - sound > 1:
             middle = (sound + unsound) // 2
-            sound, unsound = (middle, unsound) if is_sound(kept[:middle]) else (sound, middle)
-        del kept[sound]
-    return kept
+            beginning = [alternatives[0] for alternatives in left[:middle]]
+            sound, unsound = (middle, unsound) if is_sound(beginning) else (sound, middle)
+        del left[sound][0]
+        if not left[sound]:
+            del left[sound]
+    return [alternatives[0] for alternatives in left]
+
+
+def by_task(records: Sequence[Any]) -> list[list[Any]]:
+    """Tuning records of each workload, in their order."""
+    tasks: list[list[Any]] = []
+    for record in records:
+        mine = next((task for task in tasks if task[0].workload.same_as(record.workload)), None)
+        if mine is None:
+            tasks.append([record])
+        else:
+            mine.append(record)
+    return tasks
 
 
 def database_of(records: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe, fused_tasks
 from tcl_core.tuning import latency
 from tcl_core.tuning.database import open_database
-from tcl_core.tuning.library import database_of, export, without_spoilers
+from tcl_core.tuning.library import by_task, database_of, export, without_spoilers
 from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import TaskTime, Tunable, Tuner
@@ -33,6 +33,9 @@ from tcl_core.tuning.tuner import TaskTime, Tunable, Tuner
 # A tuned network whose output differs by more, relative to the output's magnitude, is refused.
 TOLERANCE = 1e-3
 
+
+# Programs of a task that are tried in the network before the task is left to TVM.
+ALTERNATIVES = 3
 
 LIBRARY, EXAMPLE = "network.so", "example.npz"
 
@@ -44,7 +47,7 @@ class Tuned:
     pytorch_ms   PyTorch eager's; None for a network that PyTorch did not export: then the untuned network is the reference
     compile_ms   torch.compile's; None where it did not run
     task_times   what each task got
-    left_out     tasks whose best program was not used, for the network would not be built with it, or computes something else
+    left_out     tasks left to TVM, for the network would not be built with their best programs, or computes something else
     compared     ``latency.Latencies`` as plain data
     donated      tasks that programs of other networks fit
     """
@@ -134,12 +137,12 @@ class _Workshop:
             )
 
     def build_tuned(self, database: Any) -> int:
-        """Apply each task's best program, but for those with which the network fails; how many these are."""
-        records = database.get_all_tuning_records()
-        kept = without_spoilers(records, self._is_sound)
+        """Apply each task's best program with which the network does not fail; how many tasks have none."""
+        tasks = by_task(database.get_all_tuning_records())
+        kept = without_spoilers(tasks, self._is_sound)
         if not kept:
             self._is_sound(kept)
-        return len(records) - len(kept)
+        return len(tasks) - len(kept)
 
     def _is_sound(self, records: Sequence[Any]) -> bool:
         try:
@@ -169,8 +172,8 @@ def search_tasks(
     donors: Donors | None = None,
     searches: bool = True,
 ) -> tuple[Any, list[TaskTime], int]:
-    """A MetaSchedule database with the best program found for each task of a fused module, what each task got, and how many of
-    them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.
+    """A MetaSchedule database with the best programs found for each task of a fused module, best first, what each task got, and
+    how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.
     """
     with quiet_compiler():
         tunables, settings = tunables_of(module, setup.target), SearchSettings(seed=seed)
@@ -178,7 +181,7 @@ def search_tasks(
     seconds = None if minutes is None else 60.0 * minutes
     with Runner(setup) as runner, progress("tuning", tuner.budget.left, seconds) as shown, quiet_compiler():
         tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"), math.inf if seconds is None else seconds)
-    return tuner.winners(), tuner.times(), tuner.donated_tasks()
+    return tuner.winners(ALTERNATIVES), tuner.times(), tuner.donated_tasks()
 
 
 def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:

@@ -129,8 +129,15 @@ class TaskRun:
 
     def winner(self) -> tuple[Any, float] | None:
         """The trace and latency of the best program that was found right; None where there is none."""
-        best = min(self.final, key=lambda candidate: (self.latency_s(candidate), candidate), default=None)
-        return None if best is None else (self._traces[best], self.latency_s(best))
+        return next(iter(self.best(1)), None)
+
+    def best(self, count: int) -> list[tuple[Any, float]]:
+        """Traces and latencies of the best program that was found right, and of the next fastest: those found right come first."""
+        if not self.final:
+            return []
+        ran = [candidate for candidate, readings in self.readings.items() if readings]
+        order = sorted(ran, key=lambda candidate: (candidate not in self.final, self.latency_s(candidate), candidate))
+        return [(self._traces[candidate], self.latency_s(candidate)) for candidate in order[:count]]
 
 
 class Tuner:
@@ -241,11 +248,15 @@ class Tuner:
         for (run, candidate), outcome in zip(pairs, outcomes, strict=True):
             run.confirm(candidate, outcome)
 
-    def winners(self) -> Any:
-        """A database of nothing but each task's best program that was found right, for the compiler to apply."""
+    def winners(self, count: int = 1) -> Any:
+        """A database of nothing but each task's best program that was found right, for the compiler to apply; or, in this order,
+        of it and the next fastest.
+        """
         database = meta_schedule().database.MemoryDatabase()
-        for number, (trace, latency_s) in self._won():
-            Shelf(database, self.tunables[number].module, self._target).put(trace, [latency_s])
+        for number, run in self._runs.items():
+            shelf = Shelf(database, self.tunables[number].module, self._target)
+            for trace, latency_s in run.best(count):
+                shelf.put(trace, [latency_s])
         return database
 
     def tuned_tasks(self) -> int:

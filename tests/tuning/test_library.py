@@ -18,7 +18,7 @@ from tcl_core.programs.network_files import Imported, relax_from_exported
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import network
 from tcl_core.tuning.database import Shelf
-from tcl_core.tuning.library import database_of, export, without_spoilers
+from tcl_core.tuning.library import by_task, database_of, export, without_spoilers
 
 
 @pytest.mark.parametrize("spoilers", ["", "d", "a", "be", "abcdefg", "g"])
@@ -29,12 +29,18 @@ def test_what_spoils_the_others_is_left_out(spoilers):
         asked.append(list(parts))
         return not set(parts) & set(spoilers)
 
-    assert without_spoilers("abcdefg", is_sound) == [part for part in "abcdefg" if part not in spoilers]
+    assert without_spoilers([[name] for name in "abcdefg"], is_sound) == [part for part in "abcdefg" if part not in spoilers]
     assert len(asked) <= 1 + 4 * len(spoilers)  # by bisection
 
 
 def test_two_that_spoil_each_other_lose_one():
-    assert without_spoilers("abcd", lambda parts: not {"b", "d"} <= set(parts)) == ["a", "b", "c"]
+    assert without_spoilers([[name] for name in "abcd"], lambda parts: not {"b", "d"} <= set(parts)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("spoilers", "kept"), [("", "adf"), ("d", "aef"), ("a", "bdf"), ("abc", "df"), ("abcdeg", "f"), ("ade", "bf")])
+def test_the_next_best_takes_the_place_of_what_spoils(spoilers, kept):
+    """Three parts, of three, two and two alternatives."""
+    assert "".join(without_spoilers(["abc", "de", "fg"], lambda parts: not set(parts) & set(spoilers))) == kept
 
 
 class Compares(torch.nn.Module):
@@ -93,12 +99,23 @@ def test_a_database_of_some_records(matmul, softmax):
     assert some.query_tuning_record(matmul.module, target, "main") is None
 
 
+class Workload(str):
+    def same_as(self, other):
+        return self == other
+
+
 class Records:
+    """A task for each letter, with one program called so."""
+
     def __init__(self, names: str) -> None:
         self.names = names
 
-    def get_all_tuning_records(self) -> str:
-        return self.names
+    def get_all_tuning_records(self) -> list[Record]:
+        return [Record(name) for name in self.names]
+
+
+class Record(str):
+    workload = property(lambda self: Workload(self))
 
 
 @pytest.mark.parametrize(("broken", "wrong", "left_out"), [("", "", 0), ("b", "", 1), ("", "c", 1), ("a", "d", 2), ("abcd", "", 4)])
@@ -117,3 +134,7 @@ def test_a_wrong_winner_never_spoils_the_rest(monkeypatch, make_setup, broken, w
     monkeypatch.setattr(workshop, "_running", ran)
     assert workshop.build_tuned(Records("abcd")) == left_out
     assert applied == [name for name in "abcd" if name not in broken + wrong] and workshop.difference == 0.0
+
+
+def test_records_are_told_apart_by_their_task():
+    assert [len(task) for task in by_task([Record("a"), Record("b"), Record("a")])] == [2, 1]

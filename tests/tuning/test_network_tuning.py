@@ -21,6 +21,7 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import latency, network
 from tcl_core.tuning.database import INSIDE
 from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
+from tcl_core.tuning.library import by_task
 from tcl_core.tuning.transfer import Donors
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +127,7 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module
 
     def searched(trials, **options):
         database, times, donated = network.search_tasks(tiny_module, None, (1.0,) * 11, make_setup(), trials, 0, **options)
-        best = {str(r.trace): float(r.run_secs[0]) for r in database.get_all_tuning_records()}
+        best = {str(r.trace): float(r.run_secs[0]) for r, *_ in by_task(database.get_all_tuning_records())}
         return best, len(times), donated
 
     first, tasks, donated = searched(60, folder=tmp_path / INSIDE)
