@@ -18,7 +18,7 @@ def pick_the_middle(pool: Pool, budget: int, rng: np.random.Generator) -> np.nda
 
 catalogue.SAMPLERS["middle"] = pick_the_middle
 
-case = tcl.datasets.reference().case("host-avx512").thinned(tasks=60, programs=32, seed=0)
+case = tcl.datasets.reference().case("host-avx512").thinned(tasks=40, programs=24, seed=0)
 candidates = case.train
 model = tcl.Trees().fit(candidates.take(tcl.samplers.random(candidates, 0.05)))
 scores = model.predict(candidates)

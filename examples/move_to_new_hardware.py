@@ -9,7 +9,7 @@ import numpy as np
 import tcl_core as tcl
 
 data = tcl.datasets.reference()
-old, new = data.case("host-avx2").thinned(100, 32, 0), data.case("host-avx512").thinned(100, 32, 0)
+old, new = data.case("host-avx2").thinned(60, 16, 0), data.case("host-avx512").thinned(60, 16, 0)
 model = tcl.Trained(tcl.Mamba().fit(tcl.teach(old.train)), data.hardware("host-avx2"))
 
 few = np.random.default_rng(0).permutation(len(new.train))[:160]

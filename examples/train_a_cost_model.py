@@ -10,7 +10,7 @@ from pathlib import Path
 import tcl_core as tcl
 
 data = tcl.datasets.reference()
-case = data.case("host-avx512").thinned(tasks=60, programs=24, seed=0)  # a part, so that it takes seconds
+case = data.case("host-avx512").thinned(tasks=40, programs=16, seed=0)  # a part, so that it takes seconds
 
 model = tcl.Mamba().fit(tcl.teach(case.train))
 trees = tcl.Trees().fit(case.train)

@@ -11,7 +11,7 @@ from tcl_core.compat import load_tvm, make_target, meta_schedule
 
 logging.disable(logging.WARNING)
 data = tcl.datasets.reference()
-case = data.case("host-avx2").thinned(tasks=40, programs=16, seed=0)
+case = data.case("host-avx2").thinned(tasks=30, programs=12, seed=0)
 model = tcl.Trained(tcl.Mamba().fit(tcl.teach(case.train)), data.hardware("host-avx2"))
 
 tvm, ms = load_tvm(), meta_schedule()  # tvm.s_tir.meta_schedule, whose stock import takes 17 seconds more

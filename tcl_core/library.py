@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core.bridge import BridgeSettings, bridged
 from tcl_core.compat import TVM_VERSION, make_target, structural_key
-from tcl_core.errors import UsageError
+from tcl_core.errors import UsageError, naming_extras
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, subset_top_1, top_k
 from tcl_core.features.batches import Samples
 from tcl_core.measure.job import Protocol, Setup
@@ -144,6 +143,9 @@ def distill(
 
     Size and speed stay those of ``model``, which is not changed.  Raises UsageError for a model of another class than Mamba.
     """
+    with naming_extras():
+        from tcl_core.bridge import BridgeSettings, bridged
+
     trained = _trained(model)
     if not isinstance(trained.model, MambaModel):
         raise UsageError(f"{trained.origin} is no mamba model, which alone is carried on to other hardware; train a Mamba first")

@@ -18,13 +18,17 @@ from tcl_core.features.batches import Samples, concatenate, scaled_within_task
 from tcl_core.features.tokens import WIDTH, operators_of
 from tcl_core.models.cost_model import CostModel
 from tcl_core.sampling import catalogue
+from tcl_core.trained import Trained
+
+Ranks = CostModel | Trained
+"""What predicts and embeds."""
 
 __all__ = ["per_task", "random", "rdu", "rdu_paper"]
 
 
 def rdu(
     candidates: Samples,
-    model: CostModel | Sequence[CostModel],
+    model: Ranks | Sequence[Ranks],
     budget: float = 0.1,
     *,
     labelled: Samples | None = None,
@@ -44,7 +48,7 @@ def rdu(
 
 def rdu_paper(
     candidates: Samples,
-    model: CostModel | Sequence[CostModel],
+    model: Ranks | Sequence[Ranks],
     budget: float = 0.1,
     *,
     labelled: Samples | None = None,
@@ -68,7 +72,7 @@ def per_task(candidates: Samples, budget: float = 0.1, *, labelled: Samples | No
 def _asked(
     name: str,
     candidates: Samples,
-    model: CostModel | Sequence[CostModel],
+    model: Ranks | Sequence[Ranks],
     budget: float,
     labelled: Samples | None,
     operator_types: Sequence[str] | None,

@@ -62,6 +62,10 @@ class Trained:
             raise DataError(f"{self.origin} predicts values that are not numbers; train it again")
         return scores
 
+    def embed(self, samples: Samples) -> np.ndarray:
+        """(N, E) float32: programs that the model sees alike lie close together."""
+        return self.model.embed(samples)
+
     def save(self, path: str | Path) -> Path:
         """Write the model with its hardware: as one file where the name ends in .safetensors, else as a folder.
 

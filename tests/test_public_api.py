@@ -188,7 +188,8 @@ def test_figures_of_a_perfect_and_of_a_wrong_order(samples):
     assert wrong["pairs"] == pytest.approx(0.0) and wrong["spearman"] == pytest.approx(-1.0) and wrong["top1"] < 1
 
 
-def test_teaching_labels_measured_and_further_programs(samples):
+def test_teaching_labels_measured_and_further_programs(samples, monkeypatch):
+    monkeypatch.setattr(tcl.Trees.__init__, "__defaults__", (FitSettings(epochs=4),))
     train, more = samples.take(samples.tasks < 4), samples.take(samples.tasks >= 2)
     taught = tcl.teach(train, more)
     assert len(taught) == len(train) + len(more) and np.isfinite(taught.latencies_s).all()
