@@ -69,10 +69,3 @@ def test_the_documents_list_every_model_and_every_kind_of_platform():
 
     assert set(CLASSES) <= first_column("models.md")
     assert set(PLATFORM_KEYS) <= first_column("devices.md")
-
-
-def test_every_file_that_contributing_names_is_there():
-    paths = r"`((?:tcl_core|tests|flows|docs|bench)/[\w./]*|\w+\.(?:yaml|toml|txt))`"
-    named = set(re.findall(paths, (ROOT / "CONTRIBUTING.md").read_text()))
-    assert len(named) > 30
-    assert sorted(name for name in named if "NAME" not in name and not (ROOT / name).exists()) == []

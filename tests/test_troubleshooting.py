@@ -63,6 +63,7 @@ def modules() -> dict[str, ast.Module]:
     return {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text()) for file in files}
 
 
+@cache
 def exit_codes() -> dict[str, int | None]:
     """Class of error -> its exit code, those that derive from others too."""
     found: dict[str, int | None] = {name: kind.exit_code for name, kind in vars(errors).items() if hasattr(kind, "exit_code")}
@@ -110,7 +111,12 @@ def rows() -> list[tuple[str, str]]:
 
 def knows(row: str, sentence: str) -> bool:
     """Whether the parts of a row's sentence stand in another, in this order."""
-    return re.search(".*".join(map(re.escape, row.split(GAP))), sentence, re.DOTALL) is not None
+    place = 0
+    for part in row.split(GAP):
+        if (found := sentence.find(part, place)) < 0:
+            return False
+        place = found + len(part)
+    return True
 
 
 def fits(code: int | None, cell: str) -> bool:
