@@ -28,7 +28,8 @@ from tcl_core.measure.job import Job, Outcome, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import Program
-from tcl_core.sampling.catalogue import BLIND, pick
+from tcl_core.sampler_names import BLIND
+from tcl_core.sampling.catalogue import pick
 
 OnProgram = Callable[[Record], Any]
 OnStep = Callable[[dict[str, Any]], Any]
@@ -38,7 +39,7 @@ OnStep = Callable[[dict[str, Any]], Any]
 class Plan:
     """How a platform's budget is spent.
 
-    sampler         name in ``sampling.catalogue``
+    sampler         name in ``sampler_names``
     budget          programs to measure in all
     initial         of them, the random start
     rounds          rounds after it, of equal size

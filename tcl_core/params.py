@@ -16,6 +16,7 @@ from tcl_core.errors import UsageError, unknown_name
 from tcl_core.files import replacing, shown
 from tcl_core.gpu import DESIGN_SPACES
 from tcl_core.network_names import NETWORKS, is_file_name
+from tcl_core.sampler_names import SAMPLERS
 from tcl_core.settings import Between, OneOf, parse, read_yaml, yaml_format
 
 # Upper bounds are far above what makes sense, and far below what overflows, hangs or fills the memory.
@@ -32,7 +33,9 @@ NotNegative = Annotated[float, Between(0, 1e9)]
 Fact = Annotated[float, Between(0, 1e12)]  # of hardware
 Share = Annotated[float, Between(0, 1)]
 PositiveShare = Annotated[float, Between(0, 1, above=True)]
-Sampler = Annotated[str, OneOf(("rdu", "rdu-paper", "random", "per-task"))]
+
+# Kind of platform -> the keys that it must have; every kind may have ``kind`` and ``hardware``.
+PLATFORM_KEYS = {"local": ("mcpu",), "rpc": ("tracker", "key", "mcpu", "threads"), "cuda": ()}
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Platform:
     hardware  fields of ``platforms.Hardware`` (cuda: ``gpu.GpuHardware``) that the machine does not tell, or tells wrongly
     """
 
-    kind: Annotated[str, OneOf(("local", "rpc", "cuda"))] = "local"
+    kind: Annotated[str, OneOf(tuple(PLATFORM_KEYS))] = "local"
     mcpu: str = ""
     tracker: str = ""
     key: str = ""
@@ -120,7 +123,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Collect:
-    sampler: Sampler
+    sampler: Annotated[str, OneOf(tuple(SAMPLERS))]
     rounds: Rounds
     first_fraction: PositiveShare
     fraction: PositiveShare
@@ -255,10 +258,6 @@ def _check_network(key: str, name: str, source: str) -> None:
     """A known name or a file's; whether the file is there and sound shows when its tasks are cut."""
     if not is_file_name(name) and name not in NETWORKS:
         raise unknown_name(f"network of {key}", name, NETWORKS, f"{source}, and no .pt2 or .onnx file")
-
-
-# Kind of platform -> the keys that it must have; every kind may have ``kind`` and ``hardware``.
-PLATFORM_KEYS = {"local": ("mcpu",), "rpc": ("tracker", "key", "mcpu", "threads"), "cuda": ()}
 
 
 def _check_platforms(params: Params, source: str) -> None:

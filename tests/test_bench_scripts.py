@@ -45,6 +45,11 @@ TABLES = {
     ),
     "reference": (),
     "samplers": tuple(f"figures.*.*.{judge}.{key}" for judge in ("mamba", "trees") for key in ("top1", "u16", "pairs")),
+    "scale": (
+        *(f"rates.{key}" for key in ("build_core_s", "device_s", "learned_per_s", "scored_per_s", "record_bytes", "line_bytes")),
+        *(f"fleets.*.{key}" for key in ("collected_h", "ended_h", "parts_h.*", "parquet_gb", "pool_tokens_gb", "added.core_h", "added.price")),
+        "compared.*",
+    ),
     "search": (
         *(f"summary.{key}" for key in ("candidates_x", "best_vs_stock", "best_vs_random", "scratch_vs_stock", "scratch_vs_random")),
         *(f"rows.*.{key}" for key in ("operator", "units", "best_vs_stock", "best_vs_random")),

@@ -77,6 +77,12 @@ def test_each_platform_has_its_stages(params, stages):
     assert set(stages_of(ROOT)) == expected  # as shipped: no model beside the chain
 
 
+def test_the_summary_knows_the_flows_stages_and_tuning(params):
+    from tcl_core.stages.overview import _stages
+
+    assert _stages(params) == {*flow_graph(params), "tune"}
+
+
 def test_each_prev_is_an_earlier_platform_of_the_chain(params):
     order = list(params.chain_order)
     for platform, link in params.chain.then.items():

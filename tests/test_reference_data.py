@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,15 @@ def test_every_platform_has_the_same_programs_of_one_host(records):
     keys = [[record.key for record in records[name]] for name in PLATFORMS]
     assert keys[0] == keys[1] == keys[2] and len(set(keys[0])) == len(keys[0])
     assert len({record.host for found in records.values() for record in found}) == 1
-    assert {record.error for found in records.values() for record in found} >= {"ok"}
+
+
+def test_how_programs_ended_is_what_the_readme_says(records):
+    told = (FOLDER / "README.md").read_text()
+    for name, found in records.items():
+        ended = Counter(record.error for record in found)
+        assert ended["ok"] > 0.99 * len(found)
+        kinds = ", ".join(f"{ended.pop(kind):,} {kind}" for kind in ("ok", "run", "timeout", "wrong-result"))
+        assert not ended and f"{name} {kinds}, {sum(record.disturbed for record in found)} disturbed" in told
 
 
 def test_there_are_enough_tasks_and_programs(records, uses):

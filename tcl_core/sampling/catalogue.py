@@ -1,22 +1,25 @@
-"""Samplers by name: the only file that lists them."""
+"""Samplers by name: ``sampler_names`` lists them, and each is imported when it is asked for."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import numpy as np
 
 from tcl_core.errors import unknown_name
-from tcl_core.sampling import per_task, random_picks, rdu
+from tcl_core.sampler_names import SAMPLERS
 from tcl_core.sampling.pool import Pool
 
-SAMPLERS: dict[str, Callable[[Pool, int, np.random.Generator], np.ndarray]] = {
-    "rdu": rdu.pick,
-    "rdu-paper": rdu.pick_as_printed,
-    "random": random_picks.pick,
-    "per-task": per_task.pick,
-}
-BLIND = ("random", "per-task")  # they ask no model
+Sampler = Callable[[Pool, int, np.random.Generator], np.ndarray]
+
+
+def named(sampler: str) -> Sampler:
+    """Raises UsageError that names the nearest known one."""
+    if sampler not in SAMPLERS:
+        raise unknown_name("sampler", sampler, SAMPLERS, "collect.sampler of params.yaml")
+    module, _, function = SAMPLERS[sampler].partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def pick(
@@ -41,12 +44,11 @@ def pick(
     Raises UsageError for an unknown sampler, ValueError for misaligned arrays or a negative budget, DataError
     for predictions that are not finite.
     """
-    if sampler not in SAMPLERS:
-        raise unknown_name("sampler", sampler, SAMPLERS, "collect.sampler of params.yaml")
+    choose = named(sampler)
     if budget < 0:
         raise ValueError(f"the budget is {budget} programs; it cannot be negative")
     pool = Pool(
         np.asarray(predictions), np.asarray(operator_types), np.asarray(labelled_predictions),
         uncertainty, embeddings, labelled_embeddings, tasks, labelled_tasks,
     )  # fmt: skip
-    return SAMPLERS[sampler](pool, budget, rng)
+    return choose(pool, budget, rng)

@@ -162,7 +162,8 @@ def test_a_log_of_another_target_is_refused_and_nothing_changes(here):
     assert [host for _, host in programs()] == ["llvm -keys=cpu"]
     mixed = log("c.log", line(1, target="llvm -keys=arm_cpu"), line(2))
     assert "1 records of 2 lines: 1 ok, 1 refused" in import_logs([mixed], "p")
-    assert "arm_cpu" in import_logs([mixed], "arm", "arm_cpu") or programs("arm") == [(1, "llvm -keys=arm_cpu")]
+    import_logs([mixed], "arm", "arm_cpu")
+    assert programs("arm") == [(1, "llvm -keys=arm_cpu")]
 
 
 def test_a_log_without_a_sound_line_says_what_is_wrong_with_the_first(here):
@@ -404,7 +405,7 @@ def test_export_names_what_is_missing(here, matmul):
         DataError, match=r"which was measured on host-avx2, is not in the pool; run the stage candidates"
     ):
         stages.export("host-avx2")
-    assert not Path("data/exported").exists() or not list(Path("data/exported").rglob("*.json"))
+    assert list(Path("data").glob("exported/**/*.json")) == []
 
 
 def test_plain_tvm_applies_an_exported_database_to_a_network(here, tiny_network):

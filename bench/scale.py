@@ -1,0 +1,287 @@
+"""How long many platforms, devices and records would take: an extrapolation of measured rates, nothing of it was run.
+
+    python bench/scale.py [--quick] [--core-price X] [--device-price X]
+
+Every rate is read from bench/results/*.json (``Rates.measured`` says which), the rounds and epochs from params.yaml.  With them the
+schedule of today's code is played: a machine that coordinates collects one platform after another (its lock), with as many
+workers as it has cores but at most four for each device; refitting and choosing stop the measuring; the chain learns one
+platform after another, on one machine, as soon as its records are there.
+
+The same arithmetic for this machine's own collections stands beside what they took (bench/results/pipeline.json): that tells
+how far to trust it.  Left out, for nothing has measured them: what the network between a coordinator and its devices takes, how long
+the sampler itself picks, and the memory, which is given as bytes.  --quick: the reference data's first hundred records stand for
+a journal's line.  Prices are a core's and a device's for an hour, in any currency: assumptions of whoever asks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from _tables import RESULTS, ROOT, arguments, into_readme, markdown, save
+
+from tcl_core import store
+from tcl_core.features.tokens import WIDTH
+from tcl_core.journal import line_of
+from tcl_core.measure.pool import LANES_PER_DEVICE
+from tcl_core.params import Params, load_params
+
+COMMAND = "python bench/scale.py"
+DOCUMENT = ROOT / "docs" / "scale.md"
+SYSTEM, BATCH, LENGTH = "TCL, early stop", "64", "48"  # what `tcl collect` does; tokens of the longest programs
+RECORDS = 1_000  # that stand for a journal's line
+HOUR = 3600.0
+PARTS = ("measure", "refit", "choose", "write", "learn the chain")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was measured.
+
+    build_core_s  of a core, to build a program;  device_s: of a device, to time it and all that is not building
+    start_s       of the workers
+    learned_per_s, scored_per_s  programs that one machine of the measured kind trains on, and ranks, with ``cores`` threads
+    """
+
+    cores: int
+    build_core_s: float
+    device_s: float
+    start_s: float
+    learned_per_s: float
+    scored_per_s: float
+    encoded_per_s: float
+    written_per_s: float
+    record_bytes: float
+    line_bytes: float
+
+    @classmethod
+    def measured(cls, records: int = RECORDS, results: Path = RESULTS) -> Rates:
+        collected, stored, speed = (json.loads((results / f"{name}.json").read_text()) for name in ("collect", "store", "model_speed"))
+        rate, model = collected["figures"]["rates"][BATCH][SYSTEM], speed["programs_per_s"][LENGTH]["mamba"]
+        cores = int(re.search(r" x(\d+) ", collected["host"])[1])
+        return cls(
+            cores=cores,
+            build_core_s=cores / rate["builds_alone"],
+            device_s=1 / rate["median"] - 1 / rate["builds_alone"],
+            start_s=rate["start_s"],
+            learned_per_s=model["train"],
+            scored_per_s=model["infer"],
+            encoded_per_s=stored["figures"]["encoded_programs_per_s"],
+            written_per_s=stored["figures"]["write_records_per_s"],
+            record_bytes=stored["figures"]["bytes_per_record"],
+            line_bytes=line_bytes(records),
+        )
+
+
+def line_bytes(records: int) -> float:
+    """Bytes of a journal's line, the mean over so many records of the reference data."""
+    some = list(islice(store.read_records(ROOT / "data" / "reference" / "platform=host-avx512"), records))
+    return sum(len(line_of(vars(record))) for record in some) / len(some)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """``devices`` of each platform; ``records`` of all platforms; ``coordinators`` of ``cores`` each.
+
+    overlap  programs are built while others are timed: on devices, not on this machine's own CPU
+    """
+
+    platforms: int
+    devices: int
+    records: float
+    cores: int
+    coordinators: int = 1
+    overlap: bool = True
+
+
+@dataclass(frozen=True)
+class Played:
+    """Seconds: until the last record and the last model; of the coordinators' cores, the devices, and the chain's machine."""
+
+    collected_s: float
+    ended_s: float
+    core_s: float
+    device_s: float
+    parts_s: dict[str, float]
+
+
+def shares(params: Params, platforms: int) -> list[float]:
+    """What of the pool each platform measures: the chain's first more than the others."""
+    return [params.collect.first_fraction, *[params.collect.fraction] * (platforms - 1)]
+
+
+def collection_s(rates: Rates, params: Params, fleet: Fleet, pool: float, share: float) -> dict[str, float]:
+    """Seconds of a platform's collection by what is done: measure, refit, choose, write."""
+    settings, budget = params.collect, share * pool
+    lanes = min(fleet.cores, LANES_PER_DEVICE * fleet.devices) if fleet.overlap else fleet.cores
+    build_s, device_s = rates.build_core_s / lanes, rates.device_s / fleet.devices
+    per_program = max(build_s, device_s) if fleet.overlap else build_s + device_s
+    initial = settings.initial_share * budget
+    known = [initial + (budget - initial) * number / settings.rounds for number in range(settings.rounds)]
+    return {
+        "measure": rates.start_s + budget * per_program,
+        "refit": settings.ensemble * settings.epochs * sum(known) / rates.learned_per_s,
+        "choose": settings.rounds * (pool / rates.encoded_per_s + settings.ensemble * pool / rates.scored_per_s),
+        "write": budget / rates.written_per_s,
+    }
+
+
+def learning_s(rates: Rates, params: Params, records: float, first: bool) -> float:
+    """Seconds of the chain's machine for a platform's model: epochs over its records, and over rehearsed ones for later platforms."""
+    epochs = params.train.epochs if first else params.bridge.epochs * (1 + params.bridge.rehearsal)
+    return records / rates.encoded_per_s + epochs * records / rates.learned_per_s
+
+
+def play(rates: Rates, params: Params, fleet: Fleet) -> Played:
+    """The schedule: each platform takes the coordinator that is free first; a model waits for its records and the one before."""
+    pool = fleet.records / sum(shares(params, fleet.platforms))
+    free, learned_at, collected_at = [0.0] * fleet.coordinators, 0.0, []
+    parts = dict.fromkeys(PARTS, 0.0)
+    for number, share in enumerate(shares(params, fleet.platforms)):
+        spent = collection_s(rates, params, fleet, pool, share)
+        collected_at.append(heapq.heappop(free) + sum(spent.values()))
+        heapq.heappush(free, collected_at[-1])
+        learning = learning_s(rates, params, share * pool, first=not number)
+        learned_at = max(learned_at, collected_at[-1]) + learning
+        for part, seconds in {**spent, "learn the chain": learning}.items():
+            parts[part] += seconds
+    busy = sum(parts.values()) - parts["learn the chain"]
+    core_s = busy * fleet.cores + parts["learn the chain"] * rates.cores
+    return Played(max(collected_at), learned_at, core_s, parts["measure"] * fleet.devices, parts)
+
+
+def added(rates: Rates, params: Params, fleet: Fleet) -> tuple[float, float, float]:
+    """Hours that one more platform takes with the same pool: until the last model, of cores, of devices."""
+    per_share = fleet.records / sum(shares(params, fleet.platforms))
+    more = replace(fleet, platforms=fleet.platforms + 1, records=per_share * sum(shares(params, fleet.platforms + 1)))
+    before, after = play(rates, params, fleet), play(rates, params, more)
+    return tuple((getattr(after, name) - getattr(before, name)) / HOUR for name in ("ended_s", "core_s", "device_s"))
+
+
+# --- tables ---
+
+FLEETS = (
+    Fleet(3, 1, 1_000, 2, overlap=False),
+    Fleet(10, 1, 100_000, 2),
+    Fleet(10, 10, 1_000_000, 2),
+    Fleet(10, 10, 1_000_000, 40),
+    Fleet(10, 10, 100_000_000, 2),
+    Fleet(10, 10, 100_000_000, 40),
+    Fleet(10, 10, 100_000_000, 40, coordinators=10),
+)
+
+
+def told(rates: Rates, params: Params, fleet: Fleet, prices: tuple[float, float]) -> dict[str, Any]:
+    """A fleet's figures: hours, bytes, money."""
+    played, (hours, core_h, device_h) = play(rates, params, fleet), added(rates, params, fleet)
+    pool = fleet.records / sum(shares(params, fleet.platforms))
+    most = max(shares(params, fleet.platforms)) * pool
+    token_bytes = int(LENGTH) * WIDTH * 4
+    return {
+        "fleet": asdict(fleet),
+        "collected_h": played.collected_s / HOUR,
+        "ended_h": played.ended_s / HOUR,
+        "core_h": played.core_s / HOUR,
+        "device_h": played.device_s / HOUR,
+        "parts_h": {part: seconds / HOUR for part, seconds in played.parts_s.items()},
+        "parquet_gb": fleet.records * rates.record_bytes / 1e9,
+        "journal_gb": fleet.records * rates.line_bytes / 1e9,
+        "pool_tokens_gb": pool * token_bytes / 1e9,
+        "training_tokens_gb": most * token_bytes / 1e9,
+        "added": {"hours": hours, "core_h": core_h, "device_h": device_h, "price": core_h * prices[0] + device_h * prices[1]},
+    }
+
+
+def hours_table(found: list[dict[str, Any]]) -> str:
+    """What takes how much is the share of all parts' hours, of which some run side by side."""
+    header = ["platforms", "devices each", "records", "coordinators x cores", "all measured", "all learned", *PARTS, "core-hours", "device-hours"]
+    return markdown(header, [
+        [
+            one["fleet"]["platforms"], one["fleet"]["devices"] if one["fleet"]["overlap"] else "this CPU", f"{one['fleet']['records']:,.0f}",
+            f"{one['fleet']['coordinators']} x {one['fleet']['cores']}", _hours(one["collected_h"]), _hours(one["ended_h"]),
+            *(f"{one['parts_h'][part] / sum(one['parts_h'].values()):.0%}" for part in PARTS),
+            f"{one['core_h']:,.1f}", f"{one['device_h']:,.1f}",
+        ]
+        for one in found
+    ])  # fmt: skip
+
+
+def bytes_table(found: list[dict[str, Any]]) -> str:
+    header = ["records", "platforms", "Parquet", "journal", "tokens of the pool", "tokens of the first's records",
+              "a platform more", "core-hours", "device-hours", "price"]  # fmt: skip
+    rows = {}  # of the fleets with the same records the last
+    for one in found:
+        more, fleet = one["added"], one["fleet"]
+        sizes = [_gigabytes(one[name]) for name in ("parquet_gb", "journal_gb", "pool_tokens_gb", "training_tokens_gb")]
+        price = f"{more['price']:,.2f}"
+        rows[fleet["records"]] = [
+            f"{fleet['records']:,.0f}", fleet["platforms"], *sizes,
+            _hours(more["hours"]), f"{more['core_h']:,.1f}", f"{more['device_h']:,.1f}", price,
+        ]  # fmt: skip
+    return markdown(header, list(rows.values()))
+
+
+def compared(rates: Rates, params: Params, results: Path = RESULTS) -> Iterator[tuple[str, int, float, float]]:
+    """This machine's own collections, of one device that builds for itself: name, programs, seconds measured and played."""
+    found = json.loads((results / "pipeline.json").read_text())["summary"]
+    chain = [name.partition("@")[2] for name in found["seconds"] if name.startswith("collect@")]
+    pool = params.candidates.max_train_tasks * params.candidates.programs_per_task
+    for platform, share in zip(chain, shares(params, len(chain)), strict=True):
+        played = sum(collection_s(rates, params, Fleet(1, 1, 0, rates.cores, overlap=False), pool, share).values())
+        yield platform, round(share * pool), found["seconds"][f"collect@{platform}"], played
+
+
+def compared_table(found: list[tuple[str, int, float, float]]) -> str:
+    header = ["collection on this machine", "programs", "took", "played", "played / took"]
+    return markdown(header, [[name, n, f"{s:.0f} s", f"{played:.0f} s", f"{played / s:.2f}"] for name, n, s, played in found])
+
+
+def rates_table(rates: Rates) -> str:
+    rows = [
+        ("a program is built in", f"{rates.build_core_s:.3f} s of a core", "collect"),
+        ("it is timed in", f"{rates.device_s:.3f} s of a device", "collect"),
+        ("workers start in", f"{rates.start_s:.1f} s", "collect"),
+        ("a model learns", f"{rates.learned_per_s:,.0f} programs/s", "model_speed"),
+        ("a model ranks", f"{rates.scored_per_s:,.0f} programs/s", "model_speed"),
+        ("records become tokens", f"{rates.encoded_per_s:,.0f} programs/s", "store"),
+        ("records are written", f"{rates.written_per_s:,.0f} records/s", "store"),
+        ("a record in Parquet", f"{rates.record_bytes:.0f} bytes", "store"),
+        ("a record in the journal", f"{rates.line_bytes:.0f} bytes", "scale"),
+    ]
+    commands = {name: json.loads((RESULTS / f"{name}.json").read_text())["command"] for name in ("collect", "model_speed", "store")}
+    return markdown(["what", "rate", "measured by"], [[what, rate, f"`{commands.get(name, COMMAND)}`"] for what, rate, name in rows])
+
+
+def _hours(hours: float) -> str:
+    return f"{hours * 60:.0f} min" if hours < 2 else f"{hours:,.0f} h" if hours < 96 else f"{hours / 24:,.0f} days"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size * 1e3:,.1f} MB" if size < 1 else f"{size:,.1f} GB" if size < 1_000 else f"{size / 1e3:,.1f} TB"
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="a hundred records for a journal's line; no document is written")
+    parser.add_argument("--core-price", type=float, default=1.0, help="of a core for an hour")
+    parser.add_argument("--device-price", type=float, default=1.0, help="of a device for an hour")
+    given = parser.parse_args()
+    rates, params = Rates.measured(100 if given.quick or given.smallest else RECORDS), load_params(ROOT / "params.yaml")
+    prices = given.core_price, given.device_price
+    found = [told(rates, params, fleet, prices) for fleet in (FLEETS[:2] if given.smallest else FLEETS)]
+    checked = list(compared(rates, params))
+    text = "\n\n".join([rates_table(rates), compared_table(checked), hours_table(found), bytes_table(found)])
+    print(text)
+    save("scale", {"rates": asdict(rates), "prices": prices, "compared": checked, "fleets": found}, COMMAND)
+    if not given.quick:
+        into_readme("scale", text, DOCUMENT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""The samplers that have a name, and where each is: plain data, so that params.yaml can be checked without loading anything."""
+
+SAMPLERS = {
+    "rdu": "tcl_core.sampling.rdu:pick",
+    "rdu-paper": "tcl_core.sampling.rdu:pick_as_printed",
+    "random": "tcl_core.sampling.random_picks:pick",
+    "per-task": "tcl_core.sampling.per_task:pick",
+}
+BLIND = ("random", "per-task")  # they ask no model
