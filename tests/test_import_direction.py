@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors files checked sandbox environment settings progress network_names gpu params compat platforms journal store provenance "
+    "errors files checked sandbox environment settings progress network_names gpu compat platforms params journal store provenance "
     "programs measure features "
     "learning models teaching completion bridge sampling distill collect evaluation registry tuning stages cli flows"
 ).split()
@@ -67,6 +67,18 @@ def sources() -> list[Path]:
 def test_imports_go_one_way():
     found = [line for file in sources() for line in violations(file.relative_to(ROOT).as_posix(), file.read_text())]
     assert found == []
+
+
+def test_no_other_part_asks_which_kind_a_platform_is():
+    """``cuda`` may also be the kind of TVM's target, which is another question."""
+    kinds = {"local", "rpc"}
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in sources() if part(file.relative_to(ROOT).as_posix()) != "platforms"
+        for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators) if isinstance(side, ast.Constant) and side.value in kinds
+    ]  # fmt: skip
+    assert found == [], "ask the kind itself (tcl_core/platforms/kind.py)"
 
 
 def test_every_part_has_its_place_in_the_order():

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tcl_core.compat import calling_thread_pinned, choose_cuda_compiler, load_tvm, make_target
+from tcl_core.compat import calling_thread_pinned, load_tvm, make_target
 from tcl_core.errors import PlatformError
 from tcl_core.measure.device import Crashed, Device, HostDevice, TimedOut
 from tcl_core.measure.job import Job, Protocol, Setup
@@ -69,8 +69,7 @@ class Worker:
     def __init__(self, setup: Setup, on_wait: Callable[[], Any] = lambda: None) -> None:
         self.tvm = load_tvm(without_torch=True)
         self.setup = setup
-        if setup.target["kind"] == "cuda":
-            choose_cuda_compiler()
+        setup.kind.prepare()
         self.target = make_target(setup.target)
         self.device = open_device(setup, on_wait)
         self.built: dict[int, Built] = {}

@@ -226,14 +226,19 @@ class Project:
         return previous
 
 
-def hardware_here(mcpu: str, given: Mapping[str, float]) -> Hardware:
-    """The hardware vector of this host under ``mcpu``.  What is measured is measured once per host and kept."""
+def bandwidth_here() -> float:
+    """GB/s of this host's memory, measured once per host and kept."""
     path = JOURNAL / "hardware.json"
     saved = kept(path, "it is measured again")
     if saved.get("host") != host_fingerprint():
         saved = {"host": host_fingerprint(), "bandwidth_gbs": copy_bandwidth_gbs()}
         write_json(path, saved)
-    return read_hardware(mcpu, {"bandwidth_gbs": saved["bandwidth_gbs"], **given})
+    return saved["bandwidth_gbs"]
+
+
+def hardware_here(mcpu: str, given: Mapping[str, float]) -> Hardware:
+    """The hardware vector of this host under ``mcpu``; its bandwidth is ``bandwidth_here``'s unless it is ``given``."""
+    return read_hardware(mcpu, {"bandwidth_gbs": bandwidth_here(), **given})
 
 
 @contextmanager
