@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tcl_core.platforms.cpus import CPUS as CPUS, cpu_named as cpu_named, target_of as target_of
 from tcl_core.platforms.cuda import Cuda
 from tcl_core.platforms.hardware import (
-    AGAIN as AGAIN,
     Hardware as Hardware,
     hardware_under as hardware_under,
     read_hardware as read_hardware,

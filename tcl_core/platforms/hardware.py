@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
-from tcl_core.checked import damaged, read_json, write_json
+from tcl_core.checked import AGAIN, damaged, read_json, write_json
 from tcl_core.errors import DataError, unknown_name
 from tcl_core.files import shown
 from tcl_core.gpu import GpuHardware
 from tcl_core.platforms.cpus import cpu_named
 from tcl_core.platforms.host import copy_bandwidth_gbs, host_fields
-
-AGAIN = "delete it and run its stage again, or fetch it with: dvc checkout"  # what is to be done about a stage's damaged file
-
 
 @dataclass(frozen=True)
 class Hardware:

@@ -16,7 +16,7 @@ from tcl_core.collect import Collection, Plan, collect, measure_all
 from tcl_core.checked import write_json
 from tcl_core.errors import PlatformError, unknown_name
 from tcl_core.files import replacing, sync_folder, writing
-from tcl_core.journal import ProgramKey, Record, line_of, locked
+from tcl_core.journal import line_of, locked
 from tcl_core.learning.fit import FitSettings
 from tcl_core.gpu import GpuHardware
 from tcl_core.measure.job import Limits, Protocol, Setup, Tracker
@@ -27,6 +27,7 @@ from tcl_core.programs.graph import Graph
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress, say
+from tcl_core.records import ProgramKey, Record
 from tcl_core.stages.project import (
     DATA,
     POOL,
@@ -35,6 +36,7 @@ from tcl_core.stages.project import (
     TASKS,
     Project,
     bandwidth_here,
+    by_measuring,
     journal_folder,
     measuring_alone,
     records_folder,
@@ -191,7 +193,7 @@ def _plan(project: Project, platform: str, programs: int) -> Plan:
 
 def _write_records(platform: str, kind: str, collection: Collection, place: _Place) -> None:
     folder = records_folder(platform, kind)
-    store.write_records(folder, collection.records.values())
+    store.write_records(folder, collection.records.values(), by_measuring(platform, kind))
     save_hardware(folder, place.hardware)
     (folder / "skipped.json").unlink(missing_ok=True)
 

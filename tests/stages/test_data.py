@@ -12,7 +12,7 @@ import pytest
 
 from tcl_core import checked, gpu, stages, store
 from tcl_core.checked import read_json
-from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
 from tcl_core.gpu import Gpu, GpuHardware
 from tcl_core.journal import Journal, iter_journal, parse_line
 from tcl_core.measure.job import Limits, Tracker
@@ -308,7 +308,7 @@ def test_all_held_out_programs_are_measured(pool, runners, softmax):
 def test_a_second_collector_is_refused_and_changes_nothing(pool, runners, again):
     stages.collect("first")
     before = store.data_digest(Path("data"))
-    with Journal(JOURNAL), pytest.raises(PlatformError, match=f"is already collecting into {JOURNAL}; wait"):
+    with Journal(JOURNAL), pytest.raises(BusyError, match=f"is already collecting into {JOURNAL}; wait"):
         stages.collect("first", again=again)
     assert store.data_digest(Path("data")) == before
     assert len(lines_of(ROUNDS)) == 8
