@@ -39,14 +39,15 @@ from _tables import ROOT, markdown
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 from tcl_core import store
-from tcl_core.errors import PlatformError
-from tcl_core.journal import Record, iter_journal
+from tcl_core.errors import BusyError, PlatformError
+from tcl_core.journal import iter_journal
 from tcl_core.params import load_params
 from tcl_core.platforms import threads
 from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress
+from tcl_core.records import Record
 from tcl_core.settings import read_yaml, yaml_format
 from tcl_core.stages.project import POOL, TASKS, journal_folder, measuring_alone, records_folder
 
@@ -263,7 +264,7 @@ def two_collectors_apart(folder: Path, count: int) -> int:
     """Without a common lock of the machine, as in two containers: the journal's own lock refuses the second one."""
     first = start(folder)
     wait_until(first, (folder / journal_folder(PLATFORM, "collect") / "records.jsonl").exists)
-    end(folder, start(folder, temporary="elsewhere"), PlatformError.exit_code)
+    end(folder, start(folder, temporary="elsewhere"), BusyError.exit_code)
     end(folder, first, 0)
     return 1
 

@@ -15,7 +15,7 @@ from tcl_core.models import catalogue
 
 # Of tcl_core: what figures depend on.
 CODE = (
-    "models", "learning", "features", "programs", "evaluation", "teaching.py", "completion.py", "bridge.py", "distill.py", "store.py",
+    "models", "learning", "features", "programs", "evaluation", "teaching.py", "completion.py", "bridge.py", "distill.py", "store",
 )  # fmt: skip
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches those
@@ -94,9 +94,12 @@ def _is_text(part: ast.AST) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    """The file of a module of ours."""
-    path = (ROOT / Path(*module.split("."))).with_suffix(".py")
-    return path if module.startswith("tcl_core.") and path.exists() else None
+    """The file of a module of ours, or of one of ``CODE``'s packages."""
+    if not module.startswith("tcl_core."):
+        return None
+    path = ROOT / Path(*module.split("."))
+    file, package = path.with_suffix(".py"), path / "__init__.py"
+    return file if file.exists() else package if package.exists() and _counts(package) else None
 
 
 def _counts(path: Path) -> bool:

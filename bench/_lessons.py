@@ -17,9 +17,9 @@ from tcl_core import store
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.statements import with_statements
 from tcl_core.files import replacing
-from tcl_core.journal import ProgramKey
 from tcl_core.platforms import pool_target, threads
 from tcl_core.programs import pool, unmeasured as drawing
+from tcl_core.records import ProgramKey
 from tcl_core.stages import exchange
 from tcl_core.stages.project import read_saved_hardware
 from tcl_core.teaching import taught

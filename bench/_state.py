@@ -20,7 +20,8 @@ import psutil
 
 from tcl_core import store
 from tcl_core.errors import TclError
-from tcl_core.journal import Record, iter_journal
+from tcl_core.journal import iter_journal
+from tcl_core.records import Record
 
 TIMES = ("seconds", "features")  # folders of times, and of caches, which may hold more or less
 LOCKS = ("lock", ".lock")

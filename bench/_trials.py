@@ -20,7 +20,7 @@ from _state import state
 from tcl_core.progress import progress
 
 KINDS = ("lost", "doubled", "silent", "stuck", "leftovers", "unforeseen")
-SENTENCES = (2, 3, 4, 5)  # exit codes of errors that a user can mend
+SENTENCES = (2, 3, 4, 5, 6)  # exit codes of errors that a user can mend
 STAGE_OUTPUTS = ("data/reports/evaluation.json", "data/reports/plots")
 
 

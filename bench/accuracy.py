@@ -21,7 +21,6 @@ is).  Times are processor time, which other work on the machine changes less.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import functools
 import json
 import sys
@@ -50,6 +49,7 @@ from tcl_core.errors import DataError, TclError
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
+from tcl_core.locks import wait_for_lock
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
@@ -222,7 +222,7 @@ class Bench:
         """All runs known, with those that another process has added meanwhile, and what follows from them."""
         self.room.mkdir(parents=True, exist_ok=True)
         with (self.room / "accuracy.lock").open("w") as lock:  # of the results, while they are written
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for_lock(lock)
             known = self._stored() | self.known
             self.known = {run: known[run] for run in sorted(known, key=self._order)}
             rows = [

@@ -30,7 +30,7 @@ from tcl_core.compat import make_target, meta_schedule
 from tcl_core.evaluation.metrics import spearman
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
 from tcl_core.measure.pool import Runner
-from tcl_core.platforms import threads, why_not
+from tcl_core.platforms import kind_of, threads, why_not
 from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.sketches import DesignSpace, read_sketch, trace_from_json
@@ -313,7 +313,7 @@ def best_setup() -> tuple[str, Setup]:
     """The last of the chain's platforms that this machine can run, and how it is measured here."""
     project = Project.here()
     specs = {name: project.params.platforms[name] for name in project.params.chain_order}
-    runnable = [name for name, spec in specs.items() if spec.kind == "local" and why_not(spec.mcpu) is None]
+    runnable = [name for name, spec in specs.items() if not kind_of(spec).elsewhere and why_not(spec.mcpu) is None]
     if not runnable:
         sys.exit("collect: this machine can run no CPU platform of params.yaml; add one it can")
     return runnable[-1], replace(setup_of(project, runnable[-1]), protocol=PROTOCOL, limits=LIMITS)

@@ -45,7 +45,6 @@ from tcl_core.compat import load_tvm
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.features.tokens import KINDS
-from tcl_core.journal import ProgramKey
 from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.models.mamba import MambaModel, MambaNetwork
 from tcl_core.models.selective_scan import selective_scan_reference
@@ -53,6 +52,7 @@ from tcl_core.models.tlp import TlpModel
 from tcl_core.models.torch_model import CHUNK, TorchCostModel
 from tcl_core.programs.sketches import DesignSpace
 from tcl_core.programs.tasks import describe
+from tcl_core.records import ProgramKey
 
 COMMAND = "python bench/model_speed.py"
 THREADS, TASKS, BATCH = 2, 16, 1024

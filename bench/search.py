@@ -37,7 +37,7 @@ from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
-from tcl_core.platforms import host_fingerprint, why_not
+from tcl_core.platforms import host_fingerprint, kind_of, why_not
 from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
@@ -277,7 +277,7 @@ def _interval(found: Sequence[float] | None) -> str:
 def best_platform(project: Project, reference: Reference) -> str:
     """The last platform of the reference data that this machine can run."""
     specs = project.params.platforms
-    runnable = [p for p in reference.platforms if p in specs and specs[p].kind == "local" and why_not(specs[p].mcpu) is None]
+    runnable = [p for p in reference.platforms if p in specs and not kind_of(specs[p]).elsewhere and why_not(specs[p].mcpu) is None]
     if not runnable:
         sys.exit("search: this machine can run no platform of the reference data set")
     return runnable[-1]

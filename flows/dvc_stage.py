@@ -5,7 +5,6 @@ Knows processes and DVC's locks; nothing of Prefect and nothing of what a stage 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -18,9 +17,10 @@ from pathlib import Path
 
 import psutil
 
-from tcl_core.cli import ANSWER_FILE, PARENT_PID
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import writing
+from tcl_core.locks import try_lock
+from tcl_core.process import ANSWER_FILE, PARENT_PID
 
 LOCKS = Path(".dvc/tmp")
 INTERRUPT_S = 5.0  # for a child to end by itself after Ctrl-C, which the terminal sends to it as well
@@ -59,10 +59,8 @@ def only_run() -> Iterator[None]:
         LOCKS.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError("another run is at work in this folder; wait for its end or stop it") from None
+        if not try_lock(file):
+            raise UsageError("another run is at work in this folder; wait for its end or stop it")
         forget_dead_locks()
         yield
 

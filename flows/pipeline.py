@@ -28,7 +28,6 @@ from tcl_core.progress import say
 from tcl_core.registry import FLOW_RUN_ID
 
 RETRY_DELAY_S = 10
-BUSY = "is already collecting into"  # of the journal's sentence: the other process goes on for long
 OUTPUTS = {
     "collect": "data/records/platform={}",
     "holdout": "data/holdout/platform={}",
@@ -144,12 +143,13 @@ def reason_skipped(kind: str, platform: str) -> str | None:
 
 
 def world_failed(_task, _run, state) -> bool:
-    """Whether another try can help: hardware, compiler or worker failed (4), and nobody else is at this measurement.
+    """Whether another try can help: hardware, compiler or worker failed (4).
 
-    A bug (1), a wrong parameter (2), damaged data (3) and the registry (5) stay what they are.
+    A bug (1), a wrong parameter (2), damaged data (3) and the registry (5) stay what they are, and who measures into the
+    same journal (6) goes on for long.
     """
     error = state.result(raise_on_failure=False)
-    return isinstance(error, StageFailed) and error.exit_code == PlatformError.exit_code and BUSY not in str(error)
+    return isinstance(error, StageFailed) and error.exit_code == PlatformError.exit_code
 
 
 class OneSentence(logging.Filter):

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tcl_core.cli import PARENT_PID, end_with_parents
 from tcl_core.errors import PlatformError
+from tcl_core.process import PARENT_PID, end_with_parents
+from tcl_core.progress import say
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -89,7 +90,7 @@ def _free_port() -> int:
 def serve(port: int) -> None:
     import uvicorn
 
-    end_with_parents()
+    end_with_parents(say)
     uvicorn.run("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
 
 

@@ -23,6 +23,7 @@ from tcl_core.errors import DataError
 from tcl_core.files import reading, replacing, shown
 
 KEY = "checksum"
+AGAIN = "delete it and run its stage again, or fetch it with: dvc checkout"  # the remedy for a stage's damaged file
 _BLANK = "0" * 64
 _LARGEST = 1 << 30  # bytes of a JSON file of ours: what is larger is none
 

@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import sys
-import threading
 import time
 import traceback
 import unicodedata
@@ -23,10 +22,8 @@ import typer
 from tcl_core import __version__, environment  # noqa: F401  (the latter before torch is imported)
 from tcl_core.errors import DataError, PlatformError, TclError, UsageError, missing_extra
 from tcl_core.files import printable, refusal, shown
+from tcl_core.process import ANSWER_FILE, end_with_parents
 
-# Set by a flow that starts a command: whom not to outlive, and the file that takes what would be printed.
-PARENT_PID = "TCL_PARENT_PID"
-ANSWER_FILE = "TCL_ANSWER_FILE"
 HELP = ("-h", "--help")
 INTERRUPTED = "stopped; what was measured and finished is kept, the same command goes on from here"
 MOST_TRIALS = 10_000_000
@@ -64,7 +61,7 @@ def start(
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _end)
-    end_with_parents()
+    end_with_parents(lambda text: typer.secho(text, err=True, fg="yellow"))
 
 
 @app.command(rich_help_panel=USE)
@@ -418,48 +415,6 @@ def _here() -> Path:
         return Path.cwd()
     except FileNotFoundError:
         raise UsageError("the present folder has been removed; cd to the project's") from None
-
-
-def end_with_parents() -> None:
-    """Watch, beside what this process does, the flow and the DVC that started it."""
-    if parents := [*_parent_given(), *_dvc_above()]:
-        threading.Thread(target=end_with, args=parents, daemon=True).start()
-
-
-def end_with(*parents: int) -> None:
-    """End this process soon after one of ``parents`` is gone, however it went: a kill -9 must leave nothing measuring."""
-    import psutil
-
-    with suppress(psutil.NoSuchProcess):
-        watched = [psutil.Process(pid) for pid in parents]  # each with its start, by which it differs from a later one
-        while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in watched):
-            time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)
-    os._exit(128 + signal.SIGTERM)  # stuck in compiled code, where no Python handler runs
-
-
-def _parent_given() -> list[int]:
-    """The process that the environment names as the one not to outlive, if it names one."""
-    given = os.environ.get(PARENT_PID, "")
-    if given.isdecimal() and len(given) <= 10 and 0 < int(given) < 1 << 31:
-        return [int(given)]
-    if given:
-        typer.secho(f"tcl: {PARENT_PID} is '{shown(given)}', which is no process id; it is left out", err=True, fg="yellow")
-    return []
-
-
-def _dvc_above() -> list[int]:
-    """The DVC that runs this command as a stage: killed, it would leave the stage at work beside the next one."""
-    if "DVC_STAGE" not in os.environ:
-        return []
-    import psutil
-
-    with suppress(psutil.Error):
-        for process in psutil.Process().parents():  # a shell may stand between
-            if any(Path(word).name == "dvc" for word in process.cmdline()):
-                return [process.pid]
-    return []
 
 
 def _end(number: int, frame: object) -> NoReturn:

@@ -31,6 +31,12 @@ class PlatformError(TclError):
     exit_code = 4
 
 
+class BusyError(PlatformError):
+    """Another process is at the same measurement and will be for long: to try again soon is no use."""
+
+    exit_code = 6
+
+
 class RegistryError(TclError):
     """The model registry has no such model, version or champion."""
 

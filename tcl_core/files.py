@@ -1,7 +1,7 @@
 """Whole files or none: every file that TCL replaces goes through ``replacing``, every folder through ``whole_folder``.
 
 The new content is written aside in the same folder, synced and renamed over the old one, and the folder is synced: after
-a kill or a power cut at any byte a reader finds the old one or the new one.  What lies aside is locked (flock) while its
+a kill or a power cut at any byte a reader finds the old one or the new one.  What lies aside is locked while its
 writer lives, whatever its process id and in whichever container: what can be locked is left over, and is removed by
 the next writer.  Nothing else is ever removed.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import glob
 import os
 import secrets
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tcl_core.errors import PlatformError, TclError, UsageError
+from tcl_core.locks import lock_if_there, wait_for_lock
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO, errno.EINVAL)
@@ -99,15 +99,6 @@ def _locked_file(folder: Path) -> tuple[Path, int]:
         if lock_if_there(path, descriptor):
             return path, descriptor
         os.close(descriptor)  # another writer took it for left over, in the moment before it was locked
-
-
-def lock_if_there(path: Path, descriptor: int) -> bool:
-    """Lock an open file or folder; whether it is free and still what ``path`` names."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except OSError:
-        return False
 
 
 def _sweep(folder: Path, pattern: str) -> None:
@@ -192,7 +183,7 @@ def _put_in_place(aside: Path, folder: Path) -> None:
         former = aside.with_suffix(".old")
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            wait_for_lock(descriptor)
             os.replace(folder, former)
             try:
                 os.replace(aside, folder)

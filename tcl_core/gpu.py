@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from tcl_core.errors import PlatformError, unknown_name
 
@@ -67,6 +67,7 @@ class GpuHardware:
     fp16_tflops: float = 0.0
     int8_tops: float = 0.0
     int4_tops: float = 0.0
+    code: ClassVar[str] = "cuda"  # the kind of TVM's targets for it
 
     def vector(self) -> tuple[float, ...]:
         return tuple(getattr(self, f.name) for f in fields(self))

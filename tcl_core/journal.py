@@ -8,103 +8,29 @@ stage reads.
 
     records.jsonl             a header, then a line per record: CRC-32 of the JSON (8 hex digits), a space, the JSON
     records.jsonl.cut-STAMP   the end that a killed writer left half-written, as it was
-    lock                      held (flock) by the one process that appends; it holds that process's id
+    lock                      held by the one process that appends; it holds that process's id
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import math
 import os
 import re
 import stat
-import statistics
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tcl_core.errors import DataError, PlatformError
+from tcl_core.errors import BusyError, DataError
 from tcl_core.files import reading, replacing, shown, sync_folder, writing
-
-SCHEMA_VERSION = 2
-ERRORS = ("ok", "build", "run", "timeout", "crash", "wrong-result")
-
-ProgramKey = tuple[str, int, tuple[int, ...]]
-"""(task key, sketch index, decisions)."""
+from tcl_core.locks import is_still, try_lock
+from tcl_core.records import SCHEMA_VERSION, Record
 
 log = logging.getLogger(__name__)
-
-
-def spread(repeats: Sequence[float]) -> float:
-    """Interquartile range / median: one repeat that was disturbed does not count for ever.  0 of a single repeat."""
-    if len(repeats) < 2:
-        return 0.0
-    low, median, high = statistics.quantiles(repeats, n=4, method="inclusive")
-    return (high - low) / median
-
-
-@dataclass(frozen=True)
-class Record:
-    """One measured program.
-
-    decisions    the program's decision vector within its sketch
-    latencies_s  one per repeat, seconds; empty unless ``error`` is "ok"
-    error        one of ERRORS; ``message`` says more, and is empty for "ok"
-    round        collection round, 0 for the random start
-    protocol     JSON of how it was timed; host: fingerprint of the machine; latencies compare within both
-    checked      its output was compared with the untuned program's and found equal
-    disturbed    the machine was not quiet while it was timed: whoever can measures it again
-    """
-
-    task_key: str
-    sketch_id: int
-    program_id: int
-    decisions: tuple[int, ...]
-    latencies_s: tuple[float, ...]
-    error: str
-    message: str
-    round: int
-    measured_at: datetime
-    protocol: str
-    host: str
-    tvm_version: str
-    checked: bool = False
-    disturbed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.error not in ERRORS:
-            raise ValueError(
-                f"error kind '{self.error}' of task {self.task_key} is none of {', '.join(ERRORS)}"
-            )
-        if (self.error == "ok") != bool(self.latencies_s) or not all(
-            0 < x < math.inf for x in self.latencies_s
-        ):
-            raise ValueError(f"'{self.error}' of task {self.task_key} with the latencies {self.latencies_s}")
-        if self.measured_at.tzinfo is None:
-            raise ValueError(
-                f"measured_at of task {self.task_key} has no time zone; use datetime.now(timezone.utc)"
-            )
-
-    @property
-    def key(self) -> ProgramKey:
-        """What makes two programs the same program, on whichever platform."""
-        return (self.task_key, self.sketch_id, self.decisions)
-
-    @property
-    def latency_s(self) -> float:
-        """Median over the repeats, seconds; inf for a failed program."""
-        return statistics.median(self.latencies_s) if self.latencies_s else math.inf
-
-    @property
-    def spread(self) -> float:
-        """How far the repeats lie apart (``spread``); 0 for a failed program."""
-        return spread(self.latencies_s) if self.latencies_s else 0.0
 
 
 class Journal:
@@ -114,8 +40,8 @@ class Journal:
     A child made by a bare ``fork`` shares the lock and would keep it after the parent's death; ``subprocess`` and spawned
     workers do not.
 
-    Raises PlatformError when another process holds the journal or the system refuses to write, DataError for a journal
-    that is damaged otherwise, UsageError for what can be none; the journal is then as it was.
+    Raises BusyError when another process holds the journal, PlatformError when the system refuses to write, DataError for a
+    journal that is damaged otherwise, UsageError for what can be none; the journal is then as it was.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -183,7 +109,7 @@ def iter_journal(folder: str | Path) -> Iterator[Record]:
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Hold an existing journal's lock without opening the journal.  Raises PlatformError when another process has it."""
+    """Hold an existing journal's lock without opening the journal.  Raises BusyError when another process has it."""
     lock = _lock(Path(folder))
     try:
         yield
@@ -196,14 +122,12 @@ def _lock(folder: Path) -> int:
     while True:
         with writing(path):
             lock = _open_lock(path)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(lock):
                 holder = os.read(lock, 32)
                 os.close(lock)
                 who = f"process {holder.decode()}" if holder.isdigit() else "another process"
-                raise PlatformError(f"{who} is already collecting into {folder}; wait for it to end or stop it") from None
-        if _still_there(lock, path):
+                raise BusyError(f"{who} is already collecting into {folder}; wait for it to end or stop it")
+        if is_still(path, lock):
             break
         os.close(lock)  # of a journal that was set aside in this moment
     with suppress(OSError):  # the id is a courtesy: a disk that is full, or a lock that can only be read, locks as well
@@ -219,13 +143,6 @@ def _open_lock(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
     except PermissionError:
         return os.open(path, os.O_RDONLY | flags)
-
-
-def _still_there(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _unlock(lock: int) -> None:

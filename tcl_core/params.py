@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tcl_core.errors import UsageError, unknown_name
-from tcl_core.files import replacing, shown
-from tcl_core.gpu import DESIGN_SPACES
+from tcl_core.files import replacing
 from tcl_core.network_names import NETWORKS, is_file_name
+from tcl_core.platforms import DESIGN_SPACES, KINDS, kind_of
 from tcl_core.sampler_names import SAMPLERS
 from tcl_core.settings import Between, OneOf, parse, read_yaml, yaml_format
 
@@ -34,10 +34,6 @@ Fact = Annotated[float, Between(0, 1e12)]  # of hardware
 Share = Annotated[float, Between(0, 1)]
 PositiveShare = Annotated[float, Between(0, 1, above=True)]
 
-# Kind of platform -> the keys that it must have; every kind may have ``kind`` and ``hardware``.
-PLATFORM_KEYS = {"local": ("mcpu",), "rpc": ("tracker", "key", "mcpu", "threads"), "cuda": ()}
-
-
 @dataclass(frozen=True)
 class Networks:
     train: tuple[str, ...]
@@ -46,7 +42,7 @@ class Networks:
 
 @dataclass(frozen=True)
 class Platform:
-    """Hardware, and how its programs get there.
+    """Hardware, and how its programs get there; which keys must be given, its kind says.
 
     kind      local: this machine's CPU;  rpc: devices behind TVM's RPC tracker;  cuda: this machine's NVIDIA GPU
     mcpu      LLVM's name of the CPU
@@ -55,7 +51,7 @@ class Platform:
     hardware  fields of ``platforms.Hardware`` (cuda: ``gpu.GpuHardware``) that the machine does not tell, or tells wrongly
     """
 
-    kind: Annotated[str, OneOf(tuple(PLATFORM_KEYS))] = "local"
+    kind: Annotated[str, OneOf(tuple(KINDS))] = "local"
     mcpu: str = ""
     tracker: str = ""
     key: str = ""
@@ -100,7 +96,7 @@ class Candidates:
     max_held_out_tasks: CountOrZero
     programs_per_task: Count
     held_out_programs_per_task: Count
-    design_space: Annotated[str, OneOf(("cpu", *DESIGN_SPACES))] = "cpu"
+    design_space: Annotated[str, OneOf(DESIGN_SPACES)] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -273,39 +269,23 @@ def _check_platforms(params: Params, source: str) -> None:
 
 def _check_platform(name: str, platform: Platform, source: str) -> None:
     """Exactly the keys that its kind has."""
-    needed = PLATFORM_KEYS[platform.kind]
-    for key in sorted({key for keys in PLATFORM_KEYS.values() for key in keys}):
+    kind = kind_of(platform)
+    for key in sorted({key for other in KINDS.values() for key in other.keys}):
         given = bool(getattr(platform, key))
-        if key in needed and not given:
-            raise UsageError(f"{source}: platforms.{name} is of kind {platform.kind} and lacks '{key}'; add it")
-        if given and key not in needed:
-            raise UsageError(f"{source}: platforms.{name}.{key} says nothing about kind {platform.kind}; remove it")
-    if platform.tracker:
-        parse_address(platform.tracker, f"{source}: platforms.{name}.tracker")
-        check_key(platform.key, f"{source}: platforms.{name}.key")
+        if key in kind.keys and not given:
+            raise UsageError(f"{source}: platforms.{name} is of kind {kind.name} and lacks '{key}'; add it")
+        if given and key not in kind.keys:
+            raise UsageError(f"{source}: platforms.{name}.{key} says nothing about kind {kind.name}; remove it")
+    kind.check(platform, f"{source}: platforms.{name}")
 
 
 def _check_design_space(name: str, platform: Platform, design_space: str, source: str) -> None:
     """The pool holds programs of one design space, which all platforms measure: a chain is of CPUs or of GPUs."""
-    if (platform.kind == "cuda") != (design_space != "cpu"):
+    if design_space not in kind_of(platform).design_spaces:
         raise UsageError(
             f"{source}: platforms.{name} is of kind {platform.kind}, but candidates.design_space is {design_space}, "
             "and CPUs and GPUs share no programs; give all platforms the design space's kind (a GPU: tcl profile cuda)"
         )
-
-
-def parse_address(text: str, where: str) -> tuple[str, int]:
-    """Host and port of ``host:port``.  Raises UsageError; ``where`` the text stands is named in it."""
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
-        raise UsageError(f"{where} is '{shown(text)}'; it must be a host and a port, such as 127.0.0.1:9190")
-    return host, int(port)
-
-
-def check_key(key: str, where: str) -> None:
-    """Raise UsageError for a key of devices that a command line or a tracker's list could not show."""
-    if not re.fullmatch(r"[\w.:+-]{1,100}", key):
-        raise UsageError(f"{where} is '{shown(key)}'; it must be a name of letters, digits and . _ : + -, such as pi4")
 
 
 def _check_repeats(measure: Measure, source: str) -> None:

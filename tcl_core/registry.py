@@ -11,7 +11,6 @@ copied with its folder: whoever opens it there first makes its locations those o
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -31,6 +30,7 @@ from urllib.parse import quote, unquote, urlsplit
 from tcl_core import environment  # noqa: F401  (before MLflow is imported)
 from tcl_core.errors import DataError, RegistryError
 from tcl_core.files import shown, sync_folder
+from tcl_core.locks import wait_for_lock
 from tcl_core.platforms import host_fingerprint
 
 if TYPE_CHECKING:
@@ -524,7 +524,7 @@ def _alone(name: str) -> Iterator[None]:
     """One process, or thread, at a time; the lock is freed when its process ends, however it ends."""
     _lock_file(name).parent.mkdir(parents=True, exist_ok=True)
     with open(_lock_file(name), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        wait_for_lock(file)
         yield
 
 

@@ -21,7 +21,6 @@ import os
 import platform
 import resource
 import runpy
-import signal
 import struct
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tcl_core.errors import UsageError
+from tcl_core.process import die_with_parent
 
 VARIABLE = "TCL_SANDBOX"
 BARRIERS = ("user", "files", "network", "programs")
@@ -38,7 +38,7 @@ NOBODY = 65534
 # A worker's log and what a linker writes are far smaller.
 FILE_BYTES = 1 << 30
 
-PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 8, 38
+PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 8, 38
 CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SETGID, CAP_SETUID = 2, 5, 6, 7
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, of the same numbers everywhere
@@ -108,9 +108,7 @@ def confine(rights: Rights) -> list[str]:
     if not rights.outside:
         held["programs"] = _forbid_calls()
         held["network"] |= held["programs"]
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the change of user took it away
-    if os.getppid() != parent:
-        os._exit(1)  # it died in between
+    die_with_parent(parent)  # which the change of user took away
     return [name for name, holds in held.items() if holds]
 
 

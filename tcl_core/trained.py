@@ -106,7 +106,7 @@ class Trained:
 
     def check_target(self, target: Any) -> None:
         """Raise UsageError for a TVM target of another kind, or with vectors of another width, than the model's hardware."""
-        kind, mine = str(target.kind.name), "cuda" if isinstance(self.hardware, GpuHardware) else "llvm"
+        kind, mine = str(target.kind.name), self.hardware.code if self.hardware else "llvm"
         if kind != mine:
             raise UsageError(f"{self.origin} ranks programs of kind {mine}, and the target is of kind {kind}; give a model of its hardware")
         wanted = getattr(self.hardware, "simd_bytes", 0)  # 0: unknown

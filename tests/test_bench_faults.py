@@ -20,7 +20,8 @@ import pytest
 from _lanes import DISK_FULL, KILL_PROCESS, Harm, Lane
 from _trials import Command, Finding, Result, Workshop
 
-from tcl_core.journal import Journal, Record
+from tcl_core.journal import Journal
+from tcl_core.records import Record
 
 PROLOGUE = "import os, sys, time\nos.makedirs('data', exist_ok=True)\n"
 # Writes aside and renames: whole or not there.

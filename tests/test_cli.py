@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from _wrong_command_lines import CODES, wrong_command_lines
 
-from tcl_core import cli, stages
+from tcl_core import cli, process, stages
 from tcl_core.errors import PlatformError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +25,7 @@ def tcl(tmp_path, monkeypatch, capsys):
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(cli.ANSWER_FILE, raising=False)
-    monkeypatch.delenv(cli.PARENT_PID, raising=False)
+    monkeypatch.delenv(process.PARENT_PID, raising=False)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -201,7 +201,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 @pytest.mark.parametrize("given", ["x", "0", "-1", "1.5", "9" * 30, "\x1b[31m"])
 def test_a_parent_that_is_no_process_is_left_out_with_a_word(tcl, monkeypatch, given):
-    monkeypatch.setenv(cli.PARENT_PID, given)
+    monkeypatch.setenv(process.PARENT_PID, given)
     monkeypatch.setattr(stages, "platforms", lambda: "3 platforms")
     code, out, err = tcl("platforms")
     assert (code, out) == (0, "3 platforms\n")
@@ -210,7 +210,7 @@ def test_a_parent_that_is_no_process_is_left_out_with_a_word(tcl, monkeypatch, g
 
 def test_a_stage_does_not_outlive_its_flow():
     flow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    watch = "import sys; from tcl_core.cli import end_with; end_with(int(sys.argv[1]))"
+    watch = "import sys; from tcl_core.process import end_with; end_with(int(sys.argv[1]))"
     stage = subprocess.Popen([sys.executable, "-c", watch, str(flow.pid)], cwd=ROOT)
     flow.kill()
     flow.wait()

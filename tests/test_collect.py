@@ -20,11 +20,12 @@ import pytest
 from conftest import FakeRunner
 
 from tcl_core.collect import Collection, Plan, collect, measure_all
+from tcl_core.errors import BusyError, DataError, PlatformError
 from tcl_core.features.batches import scaled_within_task
-from tcl_core.errors import DataError, PlatformError
 from tcl_core.features.encode import Encoder
-from tcl_core.journal import Journal, Record, iter_journal
+from tcl_core.journal import Journal, iter_journal
 from tcl_core.programs.pool import sample_programs
+from tcl_core.records import Record
 
 ROOT = Path(__file__).parents[1]
 HOST = "this host"
@@ -520,7 +521,7 @@ def test_a_second_collector_of_one_journal_starts_no_worker(collection_in, runne
     command = [sys.executable, "-c", hold, str(tmp_path)]
     first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     first.stdout.readline()
-    with pytest.raises(PlatformError, match=f"^process {first.pid} is already collecting into {tmp_path}; wait for it to end"):
+    with pytest.raises(BusyError, match=f"^process {first.pid} is already collecting into {tmp_path}; wait for it to end"):
         measure_all(collection_in(tmp_path), 0.0, ignore)
     assert runners == []
     first.communicate()

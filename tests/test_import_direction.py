@@ -10,14 +10,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors files checked sandbox environment settings progress network_names sampler_names gpu params compat platforms journal store provenance "
-    "programs measure features "
+    "errors locks files process checked sandbox environment settings progress network_names sampler_names gpu compat platforms params "
+    "records journal store provenance programs measure features "
     "learning models teaching completion bridge sampling ckd collect evaluation registry trained samplers tuning stages datasets library cli flows"
 ).split()
 ALLOWED = {  # foreign package -> where it may be imported
     "prefect": ("flows/",),
     "mlflow": ("tcl_core/registry.py",),
-    "pyarrow": ("tcl_core/store.py",),
+    "pyarrow": ("tcl_core/store/",),
     "tvm": ("tcl_core/compat.py", "tcl_core/programs/", "tcl_core/measure/", "tcl_core/features/statements.py",
             "tcl_core/tuning/", "tcl_core/models/scan_tir.py"),
 }  # fmt: skip
@@ -69,6 +69,18 @@ def test_imports_go_one_way():
     assert found == []
 
 
+def test_no_other_part_asks_which_kind_a_platform_is():
+    """``cuda`` may also be the kind of TVM's target, which is another question."""
+    kinds = {"local", "rpc"}
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in sources() if part(file.relative_to(ROOT).as_posix()) != "platforms"
+        for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators) if isinstance(side, ast.Constant) and side.value in kinds
+    ]  # fmt: skip
+    assert found == [], "ask the kind itself (tcl_core/platforms/kind.py)"
+
+
 def test_every_part_has_its_place_in_the_order():
     parts = {part(file.relative_to(ROOT).as_posix()) for file in sources()}
     assert parts <= set(ORDER), "add the new part to ORDER, where its imports allow"
@@ -95,7 +107,7 @@ def test_a_planted_violation_is_found(path, source):
     [
         ("tcl_core/stages/use.py", "from tcl_core import registry\nfrom tcl_core.models import catalogue"),
         ("tcl_core/registry.py", "import mlflow"),
-        ("tcl_core/store.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tcl_core.models import mamba"),
+        ("tcl_core/store/reading.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tcl_core.models import mamba"),
     ],
 )
 def test_what_is_allowed_is_not_found(path, source):

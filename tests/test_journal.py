@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tcl_core import journal as module
-from tcl_core.errors import DataError, PlatformError, TclError, UsageError
+from tcl_core.errors import BusyError, DataError, PlatformError, TclError, UsageError
 from tcl_core.journal import Journal, iter_journal, line_of, locked, parse_line
 from test_store import record
 
@@ -255,14 +255,14 @@ def test_a_disk_without_room_for_the_lock_or_the_header(folder, file, tmp_path):
         ).stdout
         assert said.startswith(f"4 cannot write {journal}/records.jsonl (file too large)"), said
     assert file.read_bytes() == whole and list(iter_journal(tmp_path / "new")) == []
-    with Journal(folder), pytest.raises(PlatformError, match=f"^process {os.getpid()} is already"):
+    with Journal(folder), pytest.raises(BusyError, match=f"^process {os.getpid()} is already"):
         Journal(folder)
 
 
 def test_a_lock_full_of_rubbish_still_names_nobody_wrongly(folder):
     with Journal(folder):
         (folder / "lock").write_bytes(b"\xff\0 rubbish")
-        with pytest.raises(PlatformError, match="^another process is already collecting into"):
+        with pytest.raises(BusyError, match="^another process is already collecting into"):
             Journal(folder)
 
 

@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tcl_core import platforms
 from tcl_core.errors import UsageError
+from tcl_core.params import Platform, load_params
 from tcl_core.platforms import (
     CPUS,
+    DESIGN_SPACES,
+    KINDS,
+    Ask,
     Hardware,
     hardware_under,
+    host as here,
     host_fingerprint,
+    kind_measured,
+    kind_of,
+    pool_target,
     read_hardware,
     remote_target,
     target_of,
@@ -39,8 +46,8 @@ def host(monkeypatch):
     """Set the machine type and the flags that the host seems to have."""
 
     def pretend(machine="x86_64", flags=EVERY_FLAG):
-        monkeypatch.setattr(platforms.host_platform, "machine", lambda: machine)
-        monkeypatch.setattr(platforms, "cpu_flags", lambda: frozenset(flags))
+        monkeypatch.setattr(here.host_platform, "machine", lambda: machine)
+        monkeypatch.setattr(here, "cpu_flags", lambda: frozenset(flags))
 
     return pretend
 
@@ -104,14 +111,14 @@ def test_the_fingerprint_is_stable(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == host_fingerprint() == host_fingerprint()
-    assert f" x{platforms.threads()} " in host_fingerprint()
+    assert f" x{here.threads()} " in host_fingerprint()
 
 
 def test_the_fingerprint_tells_machines_apart(monkeypatch):
-    monkeypatch.setattr(platforms, "_cpuinfo", lambda: {"model name": "A  CPU", "stepping": "1"})
-    monkeypatch.setattr(platforms, "_caches_kib", lambda: {1: 32.0})
-    monkeypatch.setattr(platforms, "cpu_flags", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr(platforms, "threads", lambda: 4)
+    monkeypatch.setattr(here, "_cpuinfo", lambda: {"model name": "A  CPU", "stepping": "1"})
+    monkeypatch.setattr(here, "_caches_kib", lambda: {1: 32.0})
+    monkeypatch.setattr(here, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(here, "threads", lambda: 4)
     first = host_fingerprint()
     assert first.startswith("A CPU x4 ") and len(first.split()[-1]) == 8
     for name, value in (
@@ -122,7 +129,7 @@ def test_the_fingerprint_tells_machines_apart(monkeypatch):
         ("threads", 2),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(platforms, name, lambda value=value: value)
+            patch.setattr(here, name, lambda value=value: value)
             assert host_fingerprint() != first, name
     assert host_fingerprint() == first
 
@@ -131,7 +138,7 @@ def test_flags_that_no_platform_needs_do_not_count(monkeypatch):
     """A kernel update shows and hides mitigations and the like; the processor is the same one."""
     prints = set()
     for others in ((), ("retbleed", "flush_l1d"), ("user_shstk",)):
-        monkeypatch.setattr(platforms, "cpu_flags", lambda others=others: frozenset({"avx2", *others}))
+        monkeypatch.setattr(here, "cpu_flags", lambda others=others: frozenset({"avx2", *others}))
         prints.add(host_fingerprint())
     assert len(prints) == 1
 
@@ -140,8 +147,8 @@ def test_a_pinned_thread_changes_neither_threads_nor_fingerprint():
     """TVM's runtime pins whoever runs programs; what is measured after is still of the same host."""
     code = """
 import os
-from tcl_core import platforms
-def facts(): return platforms.threads(), platforms.host_fingerprint(), platforms._physical_cores()
+from tcl_core.platforms import host as here
+def facts(): return here.threads(), here.host_fingerprint(), here._physical_cores()
 before = facts()
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 print(len(os.sched_getaffinity(0)), facts() == before)
@@ -169,9 +176,9 @@ print(len(os.sched_getaffinity(0)), facts() == before)
 )
 def test_threads_are_the_usable_cpus_that_the_quota_grants(monkeypatch, quota, wanted):
     asked = []
-    monkeypatch.setattr(platforms, "USABLE_CORES", set(range(8)))
-    monkeypatch.setattr(platforms, "_read_text", lambda path: asked.append(path) or quota)
-    assert platforms.threads() == wanted
+    monkeypatch.setattr(here, "USABLE_CORES", set(range(8)))
+    monkeypatch.setattr(here, "_read_text", lambda path: asked.append(path) or quota)
+    assert here.threads() == wanted
     assert asked == ["/sys/fs/cgroup/cpu.max"]
 
 
@@ -181,13 +188,13 @@ def test_threads_are_the_usable_cpus_that_the_quota_grants(monkeypatch, quota, w
 @pytest.fixture
 def no_bandwidth(monkeypatch):
     calls = []
-    monkeypatch.setattr(platforms, "copy_bandwidth_gbs", lambda: calls.append(1) or 12.34567)
+    monkeypatch.setattr("tcl_core.platforms.hardware.copy_bandwidth_gbs", lambda: calls.append(1) or 12.34567)
     return calls
 
 
 def test_the_hardware_of_this_machine(no_bandwidth):
     hardware = read_hardware("haswell")
-    assert hardware.threads == platforms.threads() <= len(os.sched_getaffinity(0))
+    assert hardware.threads == here.threads() <= len(os.sched_getaffinity(0))
     assert 1 <= hardware.cores <= hardware.threads
     assert hardware.simd_bytes == 32
     assert hardware.memory_gib > 0.1
@@ -224,7 +231,7 @@ def test_the_order_of_the_vector_is_the_order_of_the_fields():
 
 
 def test_bandwidth_is_plausible():
-    assert 0.1 < platforms.copy_bandwidth_gbs() < 10000
+    assert 0.1 < here.copy_bandwidth_gbs() < 10000
 
 
 # --- reading Linux ---
@@ -245,8 +252,8 @@ def linux(monkeypatch, tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
-    monkeypatch.setattr(platforms, "Path", Redirected)
-    caches = (platforms._cpuinfo, platforms.cpu_flags, platforms._caches_kib)
+    monkeypatch.setattr(here, "Path", Redirected)
+    caches = (here._cpuinfo, here.cpu_flags, here._caches_kib)
     for cached in caches:
         cached.cache_clear()
     yield write
@@ -256,22 +263,22 @@ def linux(monkeypatch, tmp_path):
 
 def test_the_first_processor_of_cpuinfo(linux):
     linux({"/proc/cpuinfo": XEON})
-    assert platforms.cpu_flags() == {"fpu", "sse4_2", "avx", "avx2", "fma", "bmi2"}
-    assert platforms._base_ghz() == 2.3
+    assert here.cpu_flags() == {"fpu", "sse4_2", "avx", "avx2", "fma", "bmi2"}
+    assert here._base_ghz() == 2.3
     assert host_fingerprint().startswith("Intel(R) Xeon(R) CPU @ 2.30GHz x")
 
 
 def test_arm_features(linux):
     linux({"/proc/cpuinfo": "processor : 0\nFeatures : fp asimd\nCPU part : 0xd0c\n"})
-    assert platforms.cpu_flags() == {"fp", "asimd"}
+    assert here.cpu_flags() == {"fp", "asimd"}
 
 
 def test_the_base_clock_without_a_name(linux, monkeypatch):
-    monkeypatch.setattr(platforms.host_platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(here.host_platform, "machine", lambda: "x86_64")
     linux({"/proc/cpuinfo": "model name : AMD EPYC\nbogomips : 5000.00\n"})
-    assert platforms._base_ghz() == 2.5
+    assert here._base_ghz() == 2.5
     linux({"/sys/devices/system/cpu/cpu0/cpufreq/base_frequency": "2600000\n"})
-    assert platforms._base_ghz() == 2.6
+    assert here._base_ghz() == 2.6
 
 
 def test_caches(linux):
@@ -280,16 +287,88 @@ def test_caches(linux):
     for number, (kind, level, size) in enumerate(entries):
         linux({f"{base}{number}/type": kind, f"{base}{number}/level": level, f"{base}{number}/size": f"{size}\n"})
     linux({f"{base}9/type": "Data"})  # unreadable in some containers
-    assert platforms._caches_kib() == {1: 48.0, 2: 2048.0, 3: 1024.0**2}
-    assert platforms.largest_cache_bytes() == 1 << 30
+    assert here._caches_kib() == {1: 48.0, 2: 2048.0, 3: 1024.0**2}
+    assert here.largest_cache_bytes() == 1 << 30
 
 
 def test_a_machine_that_tells_nothing(linux, no_bandwidth, monkeypatch):
     """No /proc, no /sys: unknown fields are 0, and nothing raises."""
-    monkeypatch.setattr(platforms.host_platform, "machine", lambda: "riscv64")
-    assert platforms.cpu_flags() == frozenset()
+    monkeypatch.setattr(here.host_platform, "machine", lambda: "riscv64")
+    assert here.cpu_flags() == frozenset()
     hardware = read_hardware("haswell")
     assert (hardware.base_ghz, hardware.turbo_ghz, hardware.l1_kib, hardware.l3_kib) == (0, 0, 0, 0)
-    assert platforms.largest_cache_bytes() == 64 << 20
+    assert here.largest_cache_bytes() == 64 << 20
     assert host_fingerprint().startswith("riscv64 x")
     assert why_not("haswell") == "this machine is riscv64, haswell is x86_64"
+
+
+# --- kinds ---
+
+SPECS = {
+    "local": Platform(mcpu="haswell"),
+    "rpc": Platform("rpc", "cortex-a72", "10.0.0.2:9190", "pi4", 4, {"memory_gib": 4}),
+    "cuda": Platform("cuda", hardware={"int8_tops": 624}),
+}
+UNASKED = Ask(lambda: pytest.fail("nobody needs this host's bandwidth"), lambda: pytest.fail("there is no device to ask"))
+
+
+def test_every_kind_is_found_by_its_name_and_by_what_is_measured():
+    assert KINDS.keys() == SPECS.keys()
+    for name, spec in SPECS.items():
+        kind = kind_of(spec)
+        assert kind is KINDS[name] and kind.name == name
+        assert kind_measured({"kind": kind.code}, kind.remote) is kind
+        assert kind.remote == (kind.behind(spec) is not None)
+        assert all(getattr(spec, key) for key in kind.keys)
+
+
+def test_kinds_that_share_a_design_space_share_its_programs():
+    assert DESIGN_SPACES == ("cpu", "cuda", "cuda-sm80")
+    for space in DESIGN_SPACES:
+        targets = [kind.pool_target(space, 3) for kind in KINDS.values() if space in kind.design_spaces]
+        assert targets and all(target == pool_target(space, 3) for target in targets)
+
+
+def test_a_local_platform_is_this_host(host):
+    kind, spec = KINDS["local"], SPECS["local"]
+    found = kind.find(spec, UNASKED._replace(bandwidth_gbs=lambda: 12.5))
+    assert (found.host, found.hardware.bandwidth_gbs, found.hardware.simd_bytes) == (host_fingerprint(), 12.5, 32)
+    assert kind.target(spec) == target_of("haswell", here.threads())
+    assert (kind.shown_as(spec, True), kind.why_untuned("p"), kind.apart, kind.bounded) == ("haswell", None, False, True)
+    host(flags=())
+    assert kind.why_not(spec, "cpu") == "this CPU lacks avx2, bmi2, fma, sse4_2"
+
+
+def test_a_device_behind_a_tracker_says_what_it_is():
+    kind, spec = KINDS["rpc"], SPECS["rpc"]
+    told = {"host": "rpc pi4: Cortex-A72", "hardware": {"cores": 4.0, "threads": 3.0}}
+    found = kind.find(spec, UNASKED._replace(describe=lambda: told))
+    assert found == ("rpc pi4: Cortex-A72", Hardware(cores=4.0, threads=4.0, memory_gib=4.0, simd_bytes=16.0))
+    assert kind.behind(spec) == ("10.0.0.2", 9190, "pi4") and kind.target(spec) == remote_target("cortex-a72", 4)
+    assert kind.why_not(spec, "cpu") is None  # away today is an error, not a platform less
+    assert kind.why_untuned("p") == "networks are tuned on this machine's CPU; p is a device behind RPC" and kind.apart
+
+
+def test_a_gpu_is_asked_itself(monkeypatch):
+    from tcl_core import gpu
+
+    kind, spec = KINDS["cuda"], SPECS["cuda"]
+    told = dict.fromkeys(gpu.ATTRIBUTES, 0) | gpu.POOL_LIMITS | {"multiprocessors": 108, "clock_khz": 1410000, "major": 8}
+    for module in ("tcl_core.gpu", "tcl_core.platforms.cuda"):
+        monkeypatch.setattr(f"{module}.read_gpu", lambda: gpu.Gpu("NVIDIA A100", 80 << 30, told))
+    found = kind.find(spec, UNASKED)
+    assert (found.host, found.hardware.cuda_cores, found.hardware.int8_tops) == (gpu.gpu_fingerprint(), 6912, 624)
+    assert kind.target(spec) == {"kind": "cuda", "arch": "sm_80", **gpu.POOL_LIMITS}
+    assert (kind.shown_as(spec, True), kind.shown_as(spec, False), kind.device) == ("NVIDIA A100", "GPU", "cuda")
+    assert (kind.apart, kind.bounded, kind.why_untuned("p")) == (
+        True, False, "networks are tuned on this machine's CPU; p is an NVIDIA GPU",
+    )  # fmt: skip
+
+
+def test_only_a_cpus_caches_are_emptied():
+    measure = dataclasses.replace(load_params(Path(__file__).parents[1] / "params.yaml").measure, flush_cache=True)
+    for name in ("local", "rpc"):
+        KINDS[name].check_measure("p", measure)
+    with pytest.raises(UsageError, match="^measure.flush_cache empties a CPU's caches, and p is a GPU; set it to false"):
+        KINDS["cuda"].check_measure("p", measure)
+    KINDS["cuda"].check_measure("p", dataclasses.replace(measure, flush_cache=False))

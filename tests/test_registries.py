@@ -9,7 +9,8 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 
-from tcl_core.params import PLATFORM_KEYS, Params
+from tcl_core.params import Params
+from tcl_core.platforms import KINDS
 from tcl_core.settings import OneOf
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,10 +56,8 @@ def test_methods_of_the_chain_are_those_of_the_stage():
     assert set(CHOICES["distill.method"]) == set(METHODS)
 
 
-def test_every_kind_of_platform_but_this_machines_cpu_is_said_to_be_elsewhere():
-    from tcl_core.stages.use import ELSEWHERE
-
-    assert set(ELSEWHERE) == set(PLATFORM_KEYS) - {"local"}
+def test_a_kind_on_which_nothing_is_tuned_says_what_it_is():
+    assert [kind.name for kind in KINDS.values() if not kind.elsewhere] == ["local"]
 
 
 def test_the_documents_list_every_model_and_every_kind_of_platform():
@@ -68,4 +67,4 @@ def test_the_documents_list_every_model_and_every_kind_of_platform():
         return set(re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / page).read_text(), re.MULTILINE))
 
     assert set(CLASSES) <= first_column("models.md")
-    assert set(PLATFORM_KEYS) <= first_column("devices.md")
+    assert set(KINDS) <= first_column("devices.md")

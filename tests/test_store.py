@@ -16,8 +16,9 @@ import pytest
 from tcl_core import store
 from tcl_core.checked import read_json
 from tcl_core.errors import DataError, PlatformError
-from tcl_core.journal import Journal, Record, iter_journal
-from tcl_core.store import data_digest, iter_records, read_records, read_table, write_records, write_table
+from tcl_core.journal import Journal, iter_journal
+from tcl_core.records import Record
+from tcl_core.store import Remedy, data_digest, iter_records, read_records, read_table, schemas, write_records, write_table
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
@@ -44,23 +45,7 @@ def records(tmp_path: Path) -> Path:
     return tmp_path / "data" / "records" / "platform=host-avx2"
 
 
-# --- records and journal ---
-
-
-def test_latency_is_the_median_and_inf_for_a_failed_program():
-    assert record(1).latency_s == 0.5
-    assert record(1, **FAILED).latency_s == float("inf")
-    assert record(4).key == ("task-a", 1, (4, 2, 4))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [dict(error="oops"), dict(error="ok", latencies_s=()), dict(error="run"), dict(latencies_s=(0.0,)),
-     dict(latencies_s=(float("nan"),)), dict(measured_at=datetime(2026, 1, 1))],
-)  # fmt: skip
-def test_an_impossible_record_cannot_be_made(changes):
-    with pytest.raises(ValueError, match="task-a"):
-        record(1, **changes)
+# --- journal ---
 
 
 def test_what_is_appended_is_read_back_across_sessions(journal):
@@ -238,7 +223,7 @@ def test_records_are_sorted_by_program_and_the_same_ones_give_the_same_bytes(rec
 
 
 def test_records_stream_by_row_groups_and_columns(records, monkeypatch):
-    monkeypatch.setattr(store, "ROWS_PER_GROUP", 2)
+    monkeypatch.setattr(schemas, "ROWS_PER_GROUP", 2)
     write_records(records, [record(n) for n in range(5)])
     groups = list(iter_records(records, ["program_id", "decisions"]))
     assert [len(g["program_id"]) for g in groups] == [2, 2, 1]
@@ -320,24 +305,41 @@ def test_another_schema_version_or_table_is_refused(tmp_path):
         read_table(path, "programs")
 
 
-def test_missing_data_names_the_stage_that_writes_it(tmp_path, records):
-    with pytest.raises(DataError, match=r"there is no .*tasks\.parquet; the stage tasks writes it"):
-        read_table(tmp_path / "tasks.parquet", "tasks")
-    with pytest.raises(DataError, match="the stage collect@host-avx2 writes it"):
-        list(iter_records(records))
-    with pytest.raises(DataError, match="the stage holdout@host-avx2 writes it"):
-        list(iter_records(records.parent.parent / "holdout" / records.name))
-    write_table(records / "records.parquet", "records", [])
-    with pytest.raises(DataError, match="there are no records in .*collect@host-avx2"):
-        list(iter_records(records))
-    with pytest.raises(DataError, match="holds no data to identify"):
-        data_digest(tmp_path / "nothing")
+REMEDY = Remedy("ask whoever has it", "ask for another one")
 
 
-def test_no_records_are_an_error_not_an_empty_file(records):
-    with pytest.raises(DataError, match=f"^nothing was measured for {records}; the stage collect@host-avx2 writes it: dvc repro"):
-        write_records(records, [])
+def test_of_missing_data_it_is_said_what_the_caller_says(tmp_path, records):
+    """Who writes a file the store does not know."""
+    reads = (
+        lambda *remedy: read_table(tmp_path / "tasks.parquet", "tasks", None, *remedy),
+        lambda *remedy: list(iter_records(records, None, *remedy)),
+        lambda *remedy: read_records(records, *remedy),
+        lambda *remedy: data_digest(tmp_path / "nothing", *remedy),
+        lambda *remedy: write_records(records, [], *remedy),
+    )
+    for read in reads:
+        with pytest.raises(DataError, match=r"run the stage that writes it \(dvc repro\)$"):
+            read()
+        with pytest.raises(DataError, match="; ask whoever has it$"):
+            read(REMEDY)
     assert not records.exists()
+
+
+def test_of_damaged_data_too(records):
+    write_table(records / "records.parquet", "records", [])
+    with pytest.raises(DataError, match="^there are no records in .*; ask whoever has it$"):
+        read_records(records, REMEDY)
+    write_records(records, [record(1)])
+    damage(records / "records.parquet", "flipped")
+    for read in (lambda: read_records(records, REMEDY), lambda: store.record_hosts(records / "records.parquet", REMEDY)):
+        with pytest.raises(DataError, match=r"records\.parquet is damaged .*; ask for another one$"):
+            read()
+    write_table(records / "records.parquet", "tasks", [ROWS["tasks"]])
+    with pytest.raises(DataError, match="holds the table 'tasks' where 'records' is expected; ask for another one$"):
+        read_records(records, REMEDY)
+    (records / "skipped.json").write_text("{")
+    with pytest.raises(DataError, match="skipped.json is damaged .*; ask for another one$"):
+        store.skipped_reason(records, REMEDY)
 
 
 def test_a_skipped_platform_says_why(records):

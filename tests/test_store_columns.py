@@ -15,7 +15,7 @@ import pytest
 
 from tcl_core import store
 from tcl_core.errors import DataError, PlatformError, UsageError
-from tcl_core.journal import Record
+from tcl_core.records import Record
 from tcl_core.store import (
     Coded,
     Ragged,
@@ -24,6 +24,8 @@ from tcl_core.store import (
     latency_spread,
     median_latency_s,
     read_records,
+    schemas,
+    sorting,
     write_record_columns,
     write_records,
 )
@@ -69,9 +71,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_runs(monkeypatch):
     """Every sort but the smallest goes through files and merges."""
-    monkeypatch.setattr(store, "ROWS_PER_GROUP", 16)
-    monkeypatch.setattr(store, "ROWS_PER_RUN", 40)
-    monkeypatch.setattr(store, "ROWS_PER_BLOCK", 7)
+    monkeypatch.setattr(schemas, "ROWS_PER_GROUP", 16)
+    monkeypatch.setattr(sorting, "ROWS_PER_RUN", 40)
+    monkeypatch.setattr(sorting, "ROWS_PER_BLOCK", 7)
 
 
 def order(r: Record):
@@ -91,7 +93,7 @@ def test_bytes_depend_neither_on_the_order_nor_on_how_records_come(folder, small
     rows = many(200)
     write_records(folder, rows)
     digest = data_digest(folder)
-    monkeypatch.setattr(store, "ROWS_PER_RUN", rows_per_run)
+    monkeypatch.setattr(sorting, "ROWS_PER_RUN", rows_per_run)
     for seed, size in ((1, 200), (2, 17)):
         shuffled = [rows[n] for n in np.random.default_rng(seed).permutation(200)]
         write_record_columns(
@@ -179,7 +181,8 @@ sys.path[:0] = {path!r}
 from tests.test_store_columns import columns_of, many
 from tcl_core import store
 from tcl_core.errors import PlatformError
-store.ROWS_PER_GROUP, store.ROWS_PER_RUN, store.ROWS_PER_BLOCK = 16, 40, 7
+from tcl_core.store import schemas, sorting
+schemas.ROWS_PER_GROUP, sorting.ROWS_PER_RUN, sorting.ROWS_PER_BLOCK = 16, 40, 7
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 try:
     store.write_record_columns(sys.argv[1], (columns_of(many(60, seed)) for seed in range(20)))
@@ -202,8 +205,8 @@ def test_a_full_disk_in_this_process_is_one_sentence(folder, monkeypatch):
     def full(*_: object, **__: object):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.tempfile, "TemporaryFile", full)
-    monkeypatch.setattr(store, "ROWS_PER_RUN", 2)
+    monkeypatch.setattr(sorting.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(sorting, "ROWS_PER_RUN", 2)
     with pytest.raises(PlatformError, match="free some space"):
         write_record_columns(folder / "records.parquet", [columns_of(many(9))])
 
@@ -214,7 +217,8 @@ sys.path[:0] = {path!r}
 import pyarrow
 from tests.test_store_columns import columns_of, many
 from tcl_core import store
-store.ROWS_PER_GROUP, store.ROWS_PER_RUN, store.ROWS_PER_BLOCK = 500, 2000, 20
+from tcl_core.store import schemas, sorting
+schemas.ROWS_PER_GROUP, sorting.ROWS_PER_RUN, sorting.ROWS_PER_BLOCK = 500, 2000, 20
 block = columns_of(many(500))
 store.write_record_columns(sys.argv[1], (block for _ in range(int(sys.argv[2]))))
 print(pyarrow.default_memory_pool().max_memory())

@@ -15,11 +15,11 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.features.groups import by_sketch, samples_of
 from tcl_core.features.tokens import WIDTH, program_tokens
-from tcl_core.journal import ProgramKey
 from tcl_core.programs.primitives import Primitive, sketch_primitives
 from tcl_core.programs.sketches import Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.workload import Workload, read_workload
+from tcl_core.records import ProgramKey
 from tcl_core.store import Columns
 
 

@@ -10,7 +10,6 @@ side by side in processes of its own, and kept in one file per task; a killed ex
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import signal
@@ -29,18 +28,18 @@ from tcl_core.errors import PlatformError
 from tcl_core.features.batches import Samples
 from tcl_core.features.cache import Cache
 from tcl_core.features.encode import Encoder
-from tcl_core.journal import ProgramKey
 from tcl_core.platforms import threads
+from tcl_core.process import die_with_parent
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.progress import progress
+from tcl_core.records import ProgramKey
 
 log = logging.getLogger(__name__)
 WIDTH = 172  # numbers per statement; TVM: 164 of the store, 8 of the workload
 FORMAT = f"1 {TVM_VERSION}"  # of the cache; the features are those of this TVM
 CHUNK = 64  # programs per job: what a killed extraction loses at most, per process
 FEW = 2 * CHUNK  # up to here, starting processes (2 s each) would take longer than the work
-PR_SET_PDEATHSIG = 1
 
 
 def with_statements(samples: Samples, keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> Samples:
@@ -124,7 +123,7 @@ def _extracted(jobs: Iterator[_Job]) -> Iterator[tuple[_Job, list[np.ndarray]]]:
 
 def _start_process() -> None:
     """Die with the parent, leave Ctrl-C to it, and load no torch."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     load_tvm(without_torch=True)
 

@@ -28,11 +28,11 @@ from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.features.cache import Cache
 from tcl_core.features.encode import Encoder
 from tcl_core.features.tokens import IGNORED, log2p
-from tcl_core.journal import ProgramKey
 from tcl_core.programs.primitives import QUERIES
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.progress import progress
+from tcl_core.records import ProgramKey
 
 log = logging.getLogger(__name__)
 FORMAT = f"2 {TVM_VERSION}"  # of the cache; the features are those of this TVM

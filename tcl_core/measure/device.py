@@ -54,7 +54,7 @@ class HostDevice:
         protocol = setup.protocol
         set_threads(protocol.threads, protocol.pin_threads)
         self._tvm = tvm
-        self._device = tvm.device("cuda" if setup.target["kind"] == "cuda" else "cpu", 0)
+        self._device = tvm.device(setup.kind.device, 0)
         self._flushed = np.zeros(2 * largest_cache_bytes() if protocol.flush_cache else 0, dtype=np.uint8)
 
     def load(self, built: Any) -> HostProgram:

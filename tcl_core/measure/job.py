@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 
+from tcl_core.platforms import Kind, kind_measured
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -121,6 +123,11 @@ class Setup:
     protocol: Protocol = field(default_factory=Protocol)
     limits: Limits = field(default_factory=Limits)
     tracker: Tracker | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """Of the platform that is measured."""
+        return kind_measured(self.target, self.tracker is not None)
 
     def protocol_json(self, error: str = "ok") -> str:
         """The protocol and the target as one line, stored with each record: equal lines, comparable latencies.

@@ -55,8 +55,8 @@ class Lane:
         self.process: subprocess.Popen | None = None
         self._connection: Connection | None = None
         self._log = tempfile.TemporaryFile()
-        # Where linkers write, and leave files when they are killed; a local CPU's programs need no linker.
-        links = setup.tracker is not None or setup.target["kind"] == "cuda"
+        # Where linkers write, and leave files when they are killed; what runs where it was built needs no linker.
+        links = setup.kind.apart
         self._scratch = tempfile.TemporaryDirectory(prefix="tcl-worker-", ignore_cleanup_errors=True) if links else None
 
     def ask(self, timeout_s: float, *request: Any) -> Any:

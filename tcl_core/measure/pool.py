@@ -53,7 +53,7 @@ class Runner:
         self.setup = setup
         self._remote = remote = setup.tracker is not None
         self.lanes = [Lane(setup) for _ in range(lanes or _lanes_for(setup))]
-        self._overlap = (remote or setup.target["kind"] == "cuda") if overlap is None else overlap
+        self._overlap = setup.kind.apart if overlap is None else overlap
         # Each remote worker has a device of its own; all others share this machine's.
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()
         self._watches = {lane: Watch() for lane in self.lanes} if remote else dict.fromkeys(self.lanes, Watch())

@@ -10,7 +10,6 @@ RPC has no authentication: who can connect can run any program.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -26,8 +25,8 @@ from typing import Any
 from tcl_core.compat import calling_thread_pinned, load_tvm, set_threads
 from tcl_core.errors import PlatformError
 from tcl_core.platforms import copy_bandwidth_gbs, host_fields, host_fingerprint, threads
+from tcl_core.process import die_with_parent
 
-PR_SET_PDEATHSIG = 1
 SERVER_PORTS = (9091, 9190)  # the first free one, below the tracker's
 DESCRIBE, SET_THREADS = "tcl.device.describe", "tcl.device.set_threads"
 _until_the_end = ExitStack()
@@ -112,7 +111,7 @@ def _dying_with_the_server(serve_loop: Callable[..., None]) -> Callable[..., Non
     """A killed server must not leave the process of its session at work on what nobody waits for."""
 
     def serve(*arguments: Any) -> None:
-        _die_with_the_parent()
+        die_with_parent()
         serve_loop(*arguments)
 
     return serve
@@ -133,12 +132,8 @@ def _surviving_crashes(serving: Callable[..., None]) -> Callable[..., None]:
     return serve
 
 
-def _die_with_the_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main() -> None:
-    _die_with_the_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ.setdefault("TVM_NUM_THREADS", str(threads()))

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol as Interface
 
-from tcl_core.journal import spread
 from tcl_core.measure.job import Protocol
+from tcl_core.records import spread
 
 # A single run is timed from Python, whose call takes about a microsecond: nothing tells it from the fastest programs.
 CALL_S = 2e-6

@@ -20,7 +20,6 @@ no program is to blame for.  While it waits for a device it says ("waiting", Non
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import resource
@@ -35,17 +34,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tcl_core.compat import calling_thread_pinned, choose_cuda_compiler, load_tvm, make_target
+from tcl_core.compat import calling_thread_pinned, load_tvm, make_target
 from tcl_core.errors import PlatformError
 from tcl_core.measure.device import Crashed, Device, HostDevice, TimedOut
 from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.sentinel import sentinel_arguments, sentinel_module
 from tcl_core.measure.timing import runs_per_repeat, time_program
+from tcl_core.process import die_with_parent
 from tcl_core.programs.packing import packed
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import argument_types
 
-PR_SET_PDEATHSIG = 1
 # Outputs are compared relative to the largest magnitude: reordered float32 sums differ by some 1e-6.
 TOLERANCE = 1e-3
 SENTINEL_MS = 6.0
@@ -69,8 +68,7 @@ class Worker:
     def __init__(self, setup: Setup, on_wait: Callable[[], Any] = lambda: None) -> None:
         self.tvm = load_tvm(without_torch=True)
         self.setup = setup
-        if setup.target["kind"] == "cuda":
-            choose_cuda_compiler()
+        setup.kind.prepare()
         self.target = make_target(setup.target)
         self.device = open_device(setup, on_wait)
         self.built: dict[int, Built] = {}
@@ -240,7 +238,7 @@ def _one_line(error: Exception) -> str:
 
 def main() -> None:
     """Serve on the inherited file descriptor; die with the supervisor; keep to the memory limit and the cores."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which closes the pipe
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if wanted := int(sys.argv[2]):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tcl_core.journal import ProgramKey
 from tcl_core.programs.pool import sample_programs
 from tcl_core.programs.sketches import DesignSpace, read_sketch, trace_from_json
 from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
+from tcl_core.records import ProgramKey
 
 
 STREAM = (1,)  # of a seed's random numbers: with those of the pool a third of the draw would be the pool's own programs

@@ -14,20 +14,20 @@ from typing import Any
 from tcl_core import store
 from tcl_core.collect import Collection, Plan, collect, measure_all
 from tcl_core.checked import write_json
-from tcl_core.errors import PlatformError, UsageError, unknown_name
+from tcl_core.errors import PlatformError, unknown_name
 from tcl_core.files import replacing, sync_folder, writing
-from tcl_core.journal import ProgramKey, Record, line_of, locked
+from tcl_core.journal import line_of, locked
 from tcl_core.learning.fit import FitSettings
-from tcl_core.gpu import GpuHardware, gpu_fingerprint, gpu_target, read_gpu_hardware, why_no_gpu
+from tcl_core.gpu import GpuHardware
 from tcl_core.measure.job import Limits, Protocol, Setup, Tracker
 from tcl_core.measure.pool import Runner
 from tcl_core.models import catalogue
-from tcl_core.params import Platform, parse_address
-from tcl_core.platforms import Hardware, hardware_under, host_fingerprint, remote_target, target_of, threads, why_not
+from tcl_core.platforms import Ask, Hardware, kind_of, threads
 from tcl_core.programs.graph import Graph
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress, say
+from tcl_core.records import ProgramKey, Record
 from tcl_core.stages.project import (
     DATA,
     POOL,
@@ -35,7 +35,8 @@ from tcl_core.stages.project import (
     SET_ASIDE,
     TASKS,
     Project,
-    hardware_here,
+    bandwidth_here,
+    by_measuring,
     journal_folder,
     measuring_alone,
     records_folder,
@@ -192,7 +193,7 @@ def _plan(project: Project, platform: str, programs: int) -> Plan:
 
 def _write_records(platform: str, kind: str, collection: Collection, place: _Place) -> None:
     folder = records_folder(platform, kind)
-    store.write_records(folder, collection.records.values())
+    store.write_records(folder, collection.records.values(), by_measuring(platform, kind))
     save_hardware(folder, place.hardware)
     (folder / "skipped.json").unlink(missing_ok=True)
 
@@ -214,6 +215,8 @@ def _skip(folder: Path, platform: str, reason: str) -> str:
 def setup_of(project: Project, platform: str) -> Setup:
     """How programs are measured on a platform: its target, its devices and the protocol of params.yaml."""
     m, spec = project.params.measure, project.params.platforms[platform]
+    kind = kind_of(spec)
+    kind.check_measure(platform, m)
     protocol = Protocol(
         repeats=m.repeats,
         max_repeats=m.max_repeats,
@@ -227,16 +230,10 @@ def setup_of(project: Project, platform: str) -> Setup:
         flush_cache=m.flush_cache,
         pin_threads=m.pin_threads,
     )
-    limits = Limits(build_s=m.build_timeout_s, run_s=m.timeout_s, memory_bytes=int(m.memory_gib * 2**30))
-    if spec.kind == "cuda":
-        if m.flush_cache:
-            raise UsageError(f"measure.flush_cache empties a CPU's caches, and {platform} is a GPU; set it to false in params.yaml")
-        limits = replace(limits, memory_bytes=0)  # CUDA reserves far more addresses than it uses
-        return Setup(gpu_target(), protocol, limits)
-    if spec.kind == "rpc":
-        tracker = Tracker(*parse_address(spec.tracker, f"platforms.{platform}.tracker"), spec.key)
-        return Setup(remote_target(spec.mcpu, spec.threads), protocol, limits, tracker)
-    return Setup(target_of(spec.mcpu, threads()), protocol, limits)
+    memory_bytes = int(m.memory_gib * 2**30) if kind.bounded else 0
+    limits = Limits(build_s=m.build_timeout_s, run_s=m.timeout_s, memory_bytes=memory_bytes)
+    behind = kind.behind(spec)
+    return Setup(kind.target(spec), protocol, limits, Tracker(*behind) if behind else None)
 
 
 @dataclass(frozen=True)
@@ -251,15 +248,15 @@ class _Place:
 def _place(project: Project, platform: str) -> _Place:
     """Raises PlatformError where the remote devices do not answer."""
     spec, setup = project.params.platforms[platform], setup_of(project, platform)
-    if spec.kind == "cuda":
-        return _Place(setup, gpu_fingerprint(), read_gpu_hardware(spec.hardware))
-    if spec.kind == "rpc":
-        with Runner(setup, lanes=1) as runner:
-            told = runner.describe()
-        setup = replace(setup, tracker=replace(setup.tracker, host_told=told["host"]))
-        fields = {**told["hardware"], "threads": spec.threads}
-        return _Place(setup, told["host"], hardware_under(spec.mcpu, fields, spec.hardware))
-    return _Place(setup, host_fingerprint(), hardware_here(spec.mcpu, spec.hardware))
+    found = kind_of(spec).find(spec, Ask(bandwidth_here, lambda: _describe(setup)))
+    if setup.tracker:  # from now on all of its devices must be like this one
+        setup = replace(setup, tracker=replace(setup.tracker, host_told=found.host))
+    return _Place(setup, found.host, found.hardware)
+
+
+def _describe(setup: Setup) -> dict[str, Any]:
+    with Runner(setup, lanes=1) as runner:
+        return runner.describe()
 
 
 def check_platform(project: Project, platform: str) -> None:
@@ -271,17 +268,10 @@ def check_platform(project: Project, platform: str) -> None:
 def _reason_to_skip(project: Project, platform: str) -> str | None:
     """Why this machine leaves the platform out.  Raises PlatformError when it can run none of the chain."""
     design_space = project.params.candidates.design_space
-    reasons = {name: _why_not(p, design_space) for name, p in project.params.platforms.items()}
+    reasons = {name: kind_of(p).why_not(p, design_space) for name, p in project.params.platforms.items()}
     if all(reasons.values()):
         raise PlatformError(f"this machine can run none of the platforms of params.yaml ({reasons[platform]}); add one it can")
     return reasons[platform]
-
-
-def _why_not(spec: Platform, design_space: str) -> str | None:
-    """None of remote devices: one that is away today is no reason to go on without its platform, but an error."""
-    if spec.kind == "cuda":
-        return why_no_gpu(design_space)
-    return why_not(spec.mcpu) if spec.kind == "local" else None
 
 
 def _collection(project: Project, place: _Place, split: str, journal: _Journal) -> Collection:

@@ -13,7 +13,7 @@ from tcl_core.errors import PlatformError, UsageError
 from tcl_core.files import printable, shown
 from tcl_core.measure.serving import Served, start_server, start_tracker
 from tcl_core.measure.tracker import NONE, list_devices
-from tcl_core.params import check_key, parse_address
+from tcl_core.platforms.rpc import check_key, parse_address
 
 REGISTER_S = 30.0
 POLL_S = 0.5

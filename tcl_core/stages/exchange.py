@@ -6,7 +6,6 @@ data/exported/platform=P/   database_workload.json, database_tuning_record.json
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -23,15 +22,17 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.files import check_not_there, replacing, shown, writing
+from tcl_core.locks import try_lock
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
 from tcl_core.programs.tuning_logs.opening import RECORDS, WORKLOADS, log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.reading import Log, open_log_file
 from tcl_core.progress import Progress, progress
-from tcl_core.stages.project import DATA, POOL, SPLITS, Project, records_folder
+from tcl_core.stages.project import DATA, POOL, SPLITS, Project, by_stage, read_measured, records_folder
 
 IMPORTED = DATA / "imported"
+BY_IMPORT = store.Remedy("import a log again: tcl import LOG --platform P", "delete it and import its log again")
 EXPORTED = DATA / "exported"
 KINDS = ("records", "holdout")
 BLOCK = 16_384  # programs encoded at a time, of some 10 KB each
@@ -90,7 +91,7 @@ def _named(paths: Sequence[Path], folder: Path) -> dict[str, Path]:
 def _check_same_log(report: Path, path: Path) -> None:
     """Raise UsageError where a report is of another log of the same name; compressed since then it is the same one."""
     if report.exists():
-        before = read_json(report, "delete it and import its log again")["log"]
+        before = read_json(report, BY_IMPORT.damaged)["log"]
         if os.path.realpath(before).removesuffix(".gz") != os.path.realpath(path).removesuffix(".gz"):
             raise UsageError(
                 f"{shown(path)} and {shown(before)}, which was imported before, have one name; "
@@ -98,19 +99,19 @@ def _check_same_log(report: Path, path: Path) -> None:
             )
 
 
-def _rows(folder: Path, table: str) -> list[dict[str, Any]]:
+def _rows(folder: Path, table: str, remedy: store.Remedy = BY_IMPORT) -> list[dict[str, Any]]:
     path = folder / f"{table}.parquet"
-    return store.read_table(path, table) if path.exists() else []
+    return store.read_table(path, table, remedy=remedy) if path.exists() else []
 
 
 def _pool_sketches() -> list[dict[str, Any]]:
-    return [row for split in SPLITS for row in _rows(POOL / split, "sketches")]
+    return [row for split in SPLITS for row in _rows(POOL / split, "sketches", by_stage("candidates"))]
 
 
 def _target_beside(folder: Path, name: str) -> str | None:
     """The target of the platform's other logs: records that are to be compared must share it."""
     others = [path for path in sorted((folder / "records").glob("*.parquet")) if path.stem != name]
-    return next((host for path in others for host in store.record_hosts(path)), None)
+    return next((host for path in others for host in store.record_hosts(path, BY_IMPORT)), None)
 
 
 class Refused:
@@ -180,10 +181,8 @@ def _alone(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "wb")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PlatformError(f"another process is importing into {folder}; wait for its end") from None
+        if not try_lock(file):
+            raise PlatformError(f"another process is importing into {folder}; wait for its end")
         yield
 
 
@@ -201,7 +200,7 @@ def imported_batches(
         raise unknown_name("imported platform", platform, known, str(IMPORTED))
     tasks, sketches = (_rows(folder, table) for table in TABLES)
     encoder = None
-    for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK):
+    for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK, BY_IMPORT):
         encoder = encoder or encoder_of(tasks, sketches, columns["task_key"])
         yield encoder.encode_columns(columns, hardware)
 
@@ -248,7 +247,7 @@ def _measured(platform: str) -> Iterator[Tuned]:
     texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in _pool_sketches()}
     kinds = [kind for kind in KINDS if records_folder(platform, kind).exists()]
     for kind in kinds or KINDS[:1]:  # without any, the error names the stage that measures
-        for record in store.read_records(records_folder(platform, kind)):
+        for record in read_measured(platform, kind):
             if record.error == "ok":
                 text = texts.get(record.key[:2])
                 if text is None:

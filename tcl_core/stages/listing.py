@@ -6,11 +6,9 @@ from dataclasses import asdict
 
 from tcl_core import sandbox
 from tcl_core.errors import PlatformError
-from tcl_core.gpu import GpuHardware, read_gpu, read_gpu_hardware, why_no_gpu
 from tcl_core.measure.tracker import NONE, list_devices
-from tcl_core.params import Params, Platform, parse_address
-from tcl_core.platforms import Hardware, read_hardware, why_not
-
+from tcl_core.params import Params, Platform
+from tcl_core.platforms import Ask, copy_bandwidth_gbs, kind_of
 
 RUNS = "runs here"
 
@@ -22,11 +20,12 @@ def list_platforms(params: Params) -> str:
     for name in params.chain_order:
         spec = params.platforms[name]
         status = _status(spec, params.candidates.design_space)
-        lines.append(f"{name:14s} {_hardware_name(spec, status):16s} {params.previous(name) or '-':14s} {status}")
+        hardware = kind_of(spec).shown_as(spec, status == RUNS)
+        lines.append(f"{name:14s} {hardware:16s} {params.previous(name) or '-':14s} {status}")
         runnable += [(name, spec)] if status == RUNS else []
     if runnable:
         name, spec = runnable[-1]
-        fields = asdict(_hardware(spec))
+        fields = asdict(kind_of(spec).find(spec, Ask(copy_bandwidth_gbs, dict)).hardware)
         known = ", ".join(f"{field} {value:g}" for field, value in fields.items() if value)
         unknown = ", ".join(field for field, value in fields.items() if not value)
         lines += ["", f"hardware of {name}: {known}"]
@@ -43,25 +42,14 @@ def _confined() -> str:
 
 
 def _status(spec: Platform, design_space: str) -> str:
-    if spec.kind == "rpc":
-        return _devices(spec)
-    return (why_no_gpu(design_space) if spec.kind == "cuda" else why_not(spec.mcpu)) or RUNS
+    if behind := kind_of(spec).behind(spec):
+        return _devices(*behind)
+    return kind_of(spec).why_not(spec, design_space) or RUNS
 
 
-def _devices(spec: Platform) -> str:
+def _devices(host: str, port: int, key: str) -> str:
     try:
-        listed = list_devices(*parse_address(spec.tracker, "tracker")).get(spec.key, NONE)
+        listed = list_devices(host, port).get(key, NONE)
     except PlatformError as error:
         return str(error)
-    return f"{listed.servers} devices of key '{spec.key}' at {spec.tracker}, {listed.free} free"
-
-
-def _hardware_name(spec: Platform, status: str) -> str:
-    """The LLVM CPU name, or the GPU's name where there is one."""
-    if spec.kind != "cuda":
-        return spec.mcpu
-    return read_gpu().name if status == RUNS else "GPU"
-
-
-def _hardware(spec: Platform) -> Hardware | GpuHardware:
-    return read_gpu_hardware(spec.hardware) if spec.kind == "cuda" else read_hardware(spec.mcpu, spec.hardware)
+    return f"{listed.servers} devices of key '{key}' at {host}:{port}, {listed.free} free"

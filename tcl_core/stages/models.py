@@ -38,6 +38,7 @@ from tcl_core.stages.project import (
     model_folder,
     read_saved_hardware,
     learning_curve,
+    read_measured,
     records_folder,
     save_hardware,
     timed,
@@ -215,7 +216,7 @@ class _Bridge:
     @staticmethod
     def learn(step: _Step, curve: _Curve) -> tuple[ChainState, str]:
         project, hardware = step.project, read_saved_hardware(records_folder(step.platform)).vector()
-        keys = [record.key for record in store.read_records(records_folder(step.platform))]
+        keys = [record.key for record in read_measured(step.platform)]
         there = project.seconds(step.before)
         with_records = set(keys)
         others = [key for key in there if key not in with_records]
@@ -373,7 +374,7 @@ def _plot(
 
 
 def _collection(project: Project, platform: str) -> list[dict[str, Any]]:
-    records = store.read_records(records_folder(platform))
+    records = read_measured(platform)
     numbers = project.encoder.numbers
     return collection_progress(
         np.array([r.round for r in records]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tcl_core import registry, store
@@ -11,7 +10,7 @@ from tcl_core.checked import write_json
 from tcl_core.errors import DataError
 from tcl_core.params import Params
 from tcl_core.stages import use
-from tcl_core.stages.project import REPORTS, Project, records_folder, stage_seconds
+from tcl_core.stages.project import MEASURED_BY, REPORTS, Project, read_measured, records_folder, stage_seconds
 
 SUMMARY = REPORTS / "summary.json"
 
@@ -38,7 +37,7 @@ def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
             "random_top1": figures["top_1_random"]["value"],
             "pairwise_accuracy": figures["pairwise_accuracy"],
             "forgetting": evaluation["chain"]["forgetting"][platform],
-            "programs_measured": sum(map(len, map(store.read_records, _both_folders(platform)))),
+            "programs_measured": sum(len(read_measured(platform, kind)) for kind in MEASURED_BY),
             "champion_version": registry.champion_version(platform),
         }
     except KeyError as error:
@@ -52,10 +51,6 @@ def _stages(params: Params) -> set[str]:
     names = {"tasks", "candidates", "train", "evaluate", "tune", *(f"distill@{p}" for p in params.chain.then)}
     names |= {f"baseline@{model}" for model in params.baselines.models}
     return names | {f"{kind}@{platform}" for kind in ("collect", "holdout") for platform in params.platforms}
-
-
-def _both_folders(platform: str) -> tuple[Path, Path]:
-    return records_folder(platform), records_folder(platform, "holdout")
 
 
 def _milliseconds(tuned: Mapping[str, Any]) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tcl_core.errors import DataError
 from tcl_core.evaluation.similarity import agreement
-from tcl_core.journal import ProgramKey
+from tcl_core.records import ProgramKey
 from tcl_core.stages.data import check_platform, measure_probes
 from tcl_core.stages.project import Project
 

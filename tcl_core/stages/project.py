@@ -16,19 +16,18 @@ from pathlib import Path
 import numpy as np
 
 from tcl_core import store
-from tcl_core.checked import damaged, read_json, write_json
+from tcl_core.checked import AGAIN, damaged, read_json, write_json
 from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.features.statements import with_statements
 from tcl_core.features.states import with_states
-from tcl_core.files import lock_if_there, shown, writing
-from tcl_core.journal import ProgramKey
+from tcl_core.files import shown, writing
+from tcl_core.locks import holder, lock_if_there
 from tcl_core.models import catalogue
 from tcl_core.params import Params, load_params
 from tcl_core.platforms import (
-    AGAIN,
     Hardware,
     copy_bandwidth_gbs,
     host_fingerprint,
@@ -42,6 +41,7 @@ from tcl_core.programs.pool import Program
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.unmeasured import draw_unmeasured
 from tcl_core.progress import say
+from tcl_core.records import ProgramKey, Record
 
 DATA = Path("data")
 TASKS = DATA / "programs" / "tasks"
@@ -52,12 +52,28 @@ REPORTS = DATA / "reports"
 JOURNAL = DATA / "journal"
 SET_ASIDE = DATA / "set_aside"  # records of platforms that this machine had to skip later; no stage's output
 SPLITS = ("train", "held_out")
+MEASURED_BY = {"records": "collect", "holdout": "holdout"}  # kind of records -> the stage of each platform that writes them
 ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # of the catalogue: the chain's models, and chance
 
 
 def records_folder(platform: str, kind: str = "records") -> Path:
     """``kind`` is records (training tasks) or holdout."""
     return DATA / kind / f"platform={platform}"
+
+
+def by_stage(stage: str) -> store.Remedy:
+    """What to do where the data that a stage of dvc.yaml writes is missing."""
+    return store.Remedy(f"the stage {stage} writes it: dvc repro {stage}")
+
+
+def by_measuring(platform: str, kind: str = "records") -> store.Remedy:
+    """The same of ``records_folder``'s."""
+    return by_stage(f"{MEASURED_BY[kind]}@{platform}")
+
+
+def read_measured(platform: str, kind: str = "records") -> list[Record]:
+    """What was measured on a platform.  Raises DataError where there are no records, or damaged ones."""
+    return store.read_records(records_folder(platform, kind), by_measuring(platform, kind))
 
 
 def journal_folder(platform: str, kind: str) -> Path:
@@ -101,18 +117,18 @@ class Project:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        rows = store.read_table(TASKS / "tasks.parquet", "tasks")
+        rows = store.read_table(TASKS / "tasks.parquet", "tasks", remedy=by_stage("tasks"))
         return [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
 
     @cached_property
     def networks(self) -> list[dict]:
         """Rows of the networks table: network, split, task_key, weight."""
-        return store.read_table(TASKS / "networks.parquet", "networks")
+        return store.read_table(TASKS / "networks.parquet", "networks", remedy=by_stage("tasks"))
 
     def programs(self, split: str) -> list[Program]:
         """The candidate programs of a split, train or held_out, in fixed order."""
         path = POOL / split / "programs.parquet"
-        rows = store.read_table(path, "programs")
+        rows = store.read_table(path, "programs", remedy=by_stage("candidates"))
         if others := {row["split"] for row in rows} - {split}:
             raise damaged(path, f"its programs are of the split {shown(', '.join(sorted(others)))}", AGAIN)
         return [Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows]
@@ -135,7 +151,7 @@ class Project:
     def samples(self, platform: str, kind: str = "records") -> Samples:
         """The measured programs of a platform, encoded.  Raises DataError when there are no records."""
         folder = records_folder(platform, kind)
-        blocks, fields = store.iter_columns(folder, COLUMNS), read_saved_hardware(folder)
+        blocks, fields = store.iter_columns(folder, COLUMNS, remedy=by_measuring(platform, kind)), read_saved_hardware(folder)
         return concatenate([self.encoder.encode_columns(block, fields.vector()) for block in blocks])
 
     def seconds(self, platform: str) -> dict[ProgramKey, float]:
@@ -143,7 +159,7 @@ class Project:
         folder = records_folder(platform)
         if store.skipped_reason(folder) is not None or not any(folder.glob("*.parquet")):
             return {}
-        return {record.key: record.latency_s for record in store.read_records(folder)}
+        return {record.key: record.latency_s for record in read_measured(platform)}
 
     def samples_for(self, model: str, platform: str, kind: str = "records") -> Samples:
         """As ``samples``, in the rows that a model of the catalogue reads."""
@@ -154,12 +170,12 @@ class Project:
         samples = self.samples(platform, kind)
         if reads == "tokens":
             return samples
-        keys = [record.key for record in store.read_records(records_folder(platform, kind))]
+        keys = [record.key for record in read_measured(platform, kind)]
         return with_statements(samples, keys, self.encoder, STATEMENTS)
 
     def with_states(self, samples: Samples, platform: str) -> Samples:
         """The ``samples`` of a platform's records, with the real states of some of their programs."""
-        keys = [record.key for record in store.read_records(records_folder(platform))]
+        keys = [record.key for record in read_measured(platform)]
         return with_states(samples, keys, self.encoder, STATES)
 
     def unmeasured(
@@ -169,7 +185,7 @@ class Project:
         row: as tokens and, if they are read and as far as CPUs go, whose programs can be lowered here, as statements.
         """
         folder = records_folder(platform)
-        keys = self.unmeasured_keys(tasks, count, (record.key for record in store.read_records(folder)))
+        keys = self.unmeasured_keys(tasks, count, (record.key for record in read_measured(platform)))
         samples = self.encoder.encode(keys, read_saved_hardware(folder).vector())
         if "statements" not in reads or self.params.candidates.design_space != "cpu":
             return {"tokens": samples}
@@ -190,7 +206,7 @@ class Project:
     def _further(self, pool: Sequence[ProgramKey], count: int) -> list[ProgramKey]:
         """Up to ``count`` programs of each task beyond the pool: drawn once for all platforms, since that takes TVM a while."""
         path, p = JOURNAL / "further.json", self.params
-        about = {"pool": store.data_digest(POOL / "train"), "count": count, "seed": p.seed, "space": p.candidates.design_space}
+        about = {"pool": store.data_digest(POOL / "train", by_stage("candidates")), "count": count, "seed": p.seed, "space": p.candidates.design_space}
         saved = kept(path, "its programs are drawn again")
         if {name: saved.get(name) for name in about} != about:
             with_programs = {key[0] for key in pool}
@@ -226,14 +242,19 @@ class Project:
         return previous
 
 
-def hardware_here(mcpu: str, given: Mapping[str, float]) -> Hardware:
-    """The hardware vector of this host under ``mcpu``.  What is measured is measured once per host and kept."""
+def bandwidth_here() -> float:
+    """GB/s of this host's memory, measured once per host and kept."""
     path = JOURNAL / "hardware.json"
     saved = kept(path, "it is measured again")
     if saved.get("host") != host_fingerprint():
         saved = {"host": host_fingerprint(), "bandwidth_gbs": copy_bandwidth_gbs()}
         write_json(path, saved)
-    return read_hardware(mcpu, {"bandwidth_gbs": saved["bandwidth_gbs"], **given})
+    return saved["bandwidth_gbs"]
+
+
+def hardware_here(mcpu: str, given: Mapping[str, float]) -> Hardware:
+    """The hardware vector of this host under ``mcpu``; its bandwidth is ``bandwidth_here``'s unless it is ``given``."""
+    return read_hardware(mcpu, {"bandwidth_gbs": bandwidth_here(), **given})
 
 
 @contextmanager
@@ -263,7 +284,7 @@ def _alone(path: Path, does: str, otherwise: str) -> Iterator[None]:
         os.close(descriptor)
         if (passed := int((time.monotonic() - start) // 60)) > minutes:
             minutes, for_long = passed, f" ({passed} min)" if passed else ""
-            say(f"{_holder(path)} {does}; waiting for its end{for_long}")
+            say(f"{holder(path)} {does}; waiting for its end{for_long}")
         time.sleep(0.2)
     try:
         yield
@@ -296,20 +317,6 @@ def _made_lock(path: Path, flags: int) -> int:
     return descriptor
 
 
-def _holder(path: Path) -> str:
-    """Who has locked a file, as far as the system tells: a process of another container stays unknown."""
-    try:
-        place = os.stat(path)
-        locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return "another process"
-    where = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
-    for _, kind, *_, holder, locked, _, _ in (words for words in map(str.split, locks) if len(words) == 8):
-        if (kind, locked) == ("FLOCK", where) and int(holder) > 0:
-            return f"process {holder}"
-    return "another process"
-
-
 def learning_curve(folder: Path) -> list[dict]:
     """What each epoch of a model's training reported."""
     path = folder / "curve.json"
@@ -332,7 +339,8 @@ def kept(path: Path, remedy: str) -> dict:
 
 def judged_now(platform: str) -> dict[str, str]:
     """SHA-256 of a platform's present model and held-out records: to what an evaluation's figures belong."""
-    return {"model": store.data_digest(model_folder(platform)), "holdout": store.data_digest(records_folder(platform, "holdout"))}
+    holdout = store.data_digest(records_folder(platform, "holdout"), by_measuring(platform, "holdout"))
+    return {"model": store.data_digest(model_folder(platform)), "holdout": holdout}
 
 
 @contextmanager

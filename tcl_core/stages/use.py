@@ -22,7 +22,7 @@ from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
 from tcl_core.measure.job import Setup
 from tcl_core.models import catalogue
-from tcl_core.platforms import host_fingerprint, why_not
+from tcl_core.platforms import host_fingerprint, kind_of
 from tcl_core.stages.data import check_platform, setup_of
 from tcl_core.stages.project import (
     DATA,
@@ -44,7 +44,6 @@ TUNED = REPORTS / "tuned.json"
 TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
 EVALUATION = REPORTS / "evaluation.json"
 FIRST_CONFIDENCE = 0.5
-ELSEWHERE = {"rpc": "a device behind RPC", "cuda": "an NVIDIA GPU"}  # kinds of platform on which nothing is tuned
 
 
 def chosen_platforms(project: Project, platform: str | None) -> list[str]:
@@ -236,7 +235,8 @@ def _ranking(platform: str, model: Path | None) -> tuple[dict[str, Any], Callabl
 def _check_tunable(project: Project, platform: str) -> None:
     """Raise UsageError for a platform on which this machine tunes nothing."""
     check_platform(project, platform)
-    if reason := _why_elsewhere(project, platform) or why_not(project.params.platforms[platform].mcpu):
+    spec, design_space = project.params.platforms[platform], project.params.candidates.design_space
+    if reason := _why_elsewhere(project, platform) or kind_of(spec).why_not(spec, design_space):
         local = ", ".join(_local(project))
         advice = f"choose one of: {local}" if local else "add one of kind local to params.yaml"
         raise UsageError(f"cannot tune on {platform}: {reason}; {advice}")
@@ -244,13 +244,12 @@ def _check_tunable(project: Project, platform: str) -> None:
 
 def _why_elsewhere(project: Project, platform: str) -> str | None:
     """Why nothing is tuned on a platform that is not this machine's CPU; None for one that is."""
-    what = ELSEWHERE.get(project.params.platforms[platform].kind)
-    return f"networks are tuned on this machine's CPU; {platform} is {what}" if what else None
+    return kind_of(project.params.platforms[platform]).why_untuned(platform)
 
 
 def _local(project: Project) -> list[str]:
     """The chain's platforms that ran on this machine's CPU."""
-    return [name for name in project.platforms_that_ran() if project.params.platforms[name].kind == "local"]
+    return [name for name in project.platforms_that_ran() if _why_elsewhere(project, name) is None]
 
 
 def _tune(project: Project, asked: Mapping[str, Any], trained: Trained, out: Path | None, warm_start: Sequence[Path]) -> dict[str, Any]:

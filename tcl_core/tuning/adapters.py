@@ -21,7 +21,6 @@ import numpy as np
 from tcl_core.compat import hand_on_errors, load_intrinsics, load_tvm, meta_schedule, structural_key
 from tcl_core.features.batches import Samples
 from tcl_core.features.tokens import program_tokens
-from tcl_core.gpu import GpuHardware
 from tcl_core.programs.primitives import trace_primitives
 from tcl_core.programs.tasks import describe, operator_type
 from tcl_core.programs.workload import Workload, read_workload
@@ -173,6 +172,6 @@ def _ready(source: str | Path | Trained) -> Trained:
     """The model, with TVM as its programs need it."""
     trained = source if isinstance(source, Trained) else find_trained(source)
     trained.check_searches()
-    load_intrinsics("cuda" if isinstance(trained.hardware, GpuHardware) else "llvm")
+    load_intrinsics(trained.hardware.code)
     hand_on_errors()
     return trained

@@ -12,7 +12,7 @@ from tcl_core.errors import DataError, PlatformError
 from tcl_core.features import statements
 from tcl_core.features.encode import Encoder
 from tcl_core.features.statements import WIDTH, read_statements, with_statements
-from tcl_core.journal import ProgramKey
+from tcl_core.records import ProgramKey
 
 ADDITIONS = 1  # place of "float additions and subtractions" in a row
 

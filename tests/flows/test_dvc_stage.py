@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from flows import dvc_stage
-from tcl_core.cli import PARENT_PID
 from tcl_core.errors import UsageError
+from tcl_core.process import PARENT_PID
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,8 +97,8 @@ def test_an_answer_that_was_cut_short_is_none(tmp_path, answer):
 STAYING = """
 import os, sys, time
 sys.path.insert(0, {root!r})
-from tcl_core import cli
-cli.end_with_parents()
+from tcl_core.process import end_with_parents
+end_with_parents(print)
 open("pid.tmp", "w").write(str(os.getpid()))
 os.rename("pid.tmp", "pid")
 time.sleep(120)

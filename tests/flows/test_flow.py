@@ -13,7 +13,7 @@ from flows import pipeline as module
 from flows import report
 from flows.dvc_stage import StageFailed
 from tcl_core.checked import write_json
-from tcl_core.errors import PlatformError
+from tcl_core.errors import BusyError
 from tcl_core.journal import Journal, line_of
 from tcl_core.params import Params, parse_params
 
@@ -169,16 +169,16 @@ class Ended:
         return self.error
 
 
-@pytest.mark.parametrize(("exit_code", "again"), [(1, False), (2, False), (3, False), (4, True), (5, False), (130, False)])
+@pytest.mark.parametrize(("exit_code", "again"), [(1, False), (2, False), (3, False), (4, True), (5, False), (6, False), (130, False)])
 def test_only_what_the_world_did_is_tried_again(exit_code, again):
     error = StageFailed("collect@p", "the measuring process hung at its start", exit_code)
     assert module.world_failed(None, None, Ended(error)) is again
 
 
 def test_a_journal_that_another_process_holds_is_not_waited_for(tmp_path):
-    with Journal(tmp_path), pytest.raises(PlatformError) as busy:
+    with Journal(tmp_path), pytest.raises(BusyError) as busy:
         Journal(tmp_path)
-    error = StageFailed("collect@p", str(busy.value), busy.value.exit_code)
+    error = StageFailed("collect@p", "whatever it says", busy.value.exit_code)
     assert not module.world_failed(None, None, Ended(error))
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tcl_core.measure.job import Protocol
-from tcl_core.journal import spread
 from tcl_core.measure.timing import runs_per_repeat, time_program
+from tcl_core.records import spread
 
 PLAIN = Protocol(repeats=4, max_repeats=4, min_repeat_ms=10, max_number=200, enough_s=1.0, early_stop_factor=10)
 

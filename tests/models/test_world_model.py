@@ -349,7 +349,7 @@ def test_it_is_trained_by_name(matmul, tmp_path, monkeypatch):
         def samples(self, platform: str, kind: str = "records") -> Samples:
             return self.encoder.encode(keys, HARDWARE, np.arange(1.0, 7.0))
 
-    monkeypatch.setattr("tcl_core.store.read_records", lambda folder: records)
+    monkeypatch.setattr("tcl_core.store.read_records", lambda folder, remedy=None: records)
     params = load_params(Path(__file__).resolve().parents[2] / "params.yaml")
     params = replace(params, chain=Chain("a", {}), train=replace(params.train, epochs=2))
     save_hardware(records_folder("a"), Hardware(cores=2))

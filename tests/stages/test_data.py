@@ -12,7 +12,7 @@ import pytest
 
 from tcl_core import checked, gpu, stages, store
 from tcl_core.checked import read_json
-from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
 from tcl_core.gpu import Gpu, GpuHardware
 from tcl_core.journal import Journal, iter_journal, parse_line
 from tcl_core.measure.job import Limits, Tracker
@@ -59,7 +59,7 @@ def here(monkeypatch, tmp_path):
     work.mkdir()
     monkeypatch.chdir(work)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # the lock is not that of real measurements
-    monkeypatch.setattr(data, "why_not", lambda mcpu: None)
+    monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: None)
     monkeypatch.setattr("tcl_core.stages.project.copy_bandwidth_gbs", lambda: 12.5)
     write_params({})
     return work
@@ -258,7 +258,7 @@ def test_a_full_disk_keeps_the_old_records(pool, runners, monkeypatch, stage, ki
 
     monkeypatch.setattr(checked if skipped else store, "replacing", full)
     if skipped:
-        monkeypatch.setattr(data, "why_not", lambda mcpu: "too old" if mcpu == "nehalem" else None)
+        monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: "too old" if mcpu == "nehalem" else None)
     with pytest.raises(PlatformError, match="^disk full$"):
         stage("first")
     assert store.data_digest(records_folder("first", kind)) == before
@@ -308,7 +308,7 @@ def test_all_held_out_programs_are_measured(pool, runners, softmax):
 def test_a_second_collector_is_refused_and_changes_nothing(pool, runners, again):
     stages.collect("first")
     before = store.data_digest(Path("data"))
-    with Journal(JOURNAL), pytest.raises(PlatformError, match=f"is already collecting into {JOURNAL}; wait"):
+    with Journal(JOURNAL), pytest.raises(BusyError, match=f"is already collecting into {JOURNAL}; wait"):
         stages.collect("first", again=again)
     assert store.data_digest(Path("data")) == before
     assert len(lines_of(ROUNDS)) == 8
@@ -429,7 +429,7 @@ def cannot_run(monkeypatch):
     """Say which CPU names this machine seems unable to run."""
 
     def say(*mcpus):
-        monkeypatch.setattr(data, "why_not", lambda mcpu: f"this CPU lacks {mcpu}" if mcpu in mcpus else None)
+        monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: f"this CPU lacks {mcpu}" if mcpu in mcpus else None)
 
     return say
 
@@ -608,7 +608,7 @@ A100 = dict.fromkeys(gpu.ATTRIBUTES, 0) | gpu.POOL_LIMITS | {"multiprocessors": 
 def one_gpu(here, networks, monkeypatch):
     """The only platform is this machine's GPU, an A100."""
     monkeypatch.setattr(gpu, "read_gpu", lambda: Gpu("NVIDIA A100", 80 << 30, A100))
-    monkeypatch.setattr("tcl_core.stages.listing.read_gpu", gpu.read_gpu)
+    monkeypatch.setattr("tcl_core.platforms.cuda.read_gpu", gpu.read_gpu)
     monkeypatch.setattr(gpu.shutil, "which", lambda command: command)
     monkeypatch.setattr(gpu, "_can_load", lambda library: True)
     platforms = {"platforms": {"gpu": {"kind": "cuda", "hardware": {"int8_tops": 624}}}, "chain": {"first": "gpu", "then": {}}}
@@ -655,8 +655,8 @@ def test_platforms_and_their_state(here, monkeypatch):
     from tcl_core.measure.tracker import Listed
     from tcl_core.stages import listing
 
-    monkeypatch.setattr(listing, "why_not", lambda mcpu: None)
-    monkeypatch.setattr("tcl_core.platforms.copy_bandwidth_gbs", lambda: 12.5)
+    monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: None)
+    monkeypatch.setattr(listing, "copy_bandwidth_gbs", lambda: 12.5)
     write_params({"platforms": {"first": {"mcpu": "nehalem"}, "second": BOARD}})
     monkeypatch.setattr(listing, "list_devices", lambda host, port: {"pi4": Listed(3, 1, 0)})
     header, first, second, _, known, unknown, _, confined = stages.platforms().splitlines()

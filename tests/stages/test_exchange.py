@@ -20,11 +20,11 @@ from tcl_core import stages, store
 from tcl_core.checked import read_json
 from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.errors import DataError, PlatformError, UsageError
-from tcl_core.journal import Record
 from tcl_core.programs.networks import load_relax
 from tcl_core.programs.sketches import DesignSpace, trace_to_json
 from tcl_core.programs.graph import PREPARED, apply_database, fuse
 from tcl_core.programs.tasks import extract_tasks
+from tcl_core.records import Record
 from tcl_core.stages.exchange import import_logs, imported_batches, imported_folder
 from tcl_core.stages.project import POOL, TASKS, records_folder
 from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, commit, plain_database

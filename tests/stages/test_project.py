@@ -19,11 +19,11 @@ from conftest import matmul_module
 from tcl_core import store
 from tcl_core.checked import read_json
 from tcl_core.errors import DataError, UsageError
-from tcl_core.journal import Record
 from tcl_core.params import load_params
 from tcl_core.platforms import Hardware
 from tcl_core.programs.pool import build_pool
 from tcl_core.programs.tasks import describe
+from tcl_core.records import Record
 from tcl_core.stages import project
 from tcl_core.stages.project import (
     POOL,
@@ -213,7 +213,7 @@ def test_a_wait_is_told_again_each_minute(tmp_path, monkeypatch, capfd):
 
     monkeypatch.setattr(project.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(project.time, "sleep", sleep)
-    monkeypatch.setattr(project, "_holder", lambda path: "process 7")
+    monkeypatch.setattr(project, "holder", lambda path: "process 7")
     with open(tmp_path / LOCK, "w") as held, pytest.raises(KeyboardInterrupt):
         fcntl.flock(held, fcntl.LOCK_EX)
         with measuring_alone():

@@ -312,7 +312,7 @@ def tuner(project, monkeypatch):
     tuner = Tuner()
     tuner.calls, tuner.folders, tuner.models = [], [], []
     monkeypatch.setattr(network, "tune_network", tuner)
-    monkeypatch.setattr(use, "why_not", lambda mcpu: None)
+    monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: None)
     made_and_promoted(project, "best")
     return tuner
 

@@ -23,7 +23,6 @@ import orjson
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError
 from tcl_core.files import replacing
-from tcl_core.journal import ProgramKey
 from tcl_core.programs.sketches import (
     DesignSpace,
     InvalidProgram,
@@ -37,6 +36,7 @@ from tcl_core.programs.tasks import Task, argument_types, describe
 from tcl_core.programs.tuning_logs.known import Known, blank_instructions
 from tcl_core.programs.tuning_logs.line import Line, Malformed, check_result
 from tcl_core.programs.tuning_logs.reading import Log, text_lines
+from tcl_core.records import ProgramKey
 
 POSTPROC = "EnterPostproc"
 FAILED_S = 1e9  # what MetaSchedule writes for a program that failed is 1e10

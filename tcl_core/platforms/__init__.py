@@ -1,0 +1,53 @@
+"""Platforms: what their hardware is, what this host is, and the kinds that a platform can be of.
+
+``KINDS`` is all that the rest of TCL knows of kinds: it asks a kind, never which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tcl_core.platforms.cpus import CPUS as CPUS, cpu_named as cpu_named, target_of as target_of
+from tcl_core.platforms.cuda import Cuda
+from tcl_core.platforms.hardware import (
+    Hardware as Hardware,
+    hardware_under as hardware_under,
+    read_hardware as read_hardware,
+    read_saved_hardware as read_saved_hardware,
+    save_hardware as save_hardware,
+    saved_hardware as saved_hardware,
+)
+from tcl_core.platforms.host import (
+    USABLE_CORES as USABLE_CORES,
+    copy_bandwidth_gbs as copy_bandwidth_gbs,
+    host_fields as host_fields,
+    host_fingerprint as host_fingerprint,
+    largest_cache_bytes as largest_cache_bytes,
+    threads as threads,
+    why_not as why_not,
+)
+from tcl_core.platforms.kind import Ask as Ask, Found as Found, Kind as Kind
+from tcl_core.platforms.local import Local
+from tcl_core.platforms.rpc import Rpc, remote_target as remote_target
+
+if TYPE_CHECKING:
+    from tcl_core.params import Platform
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Local(), Rpc(), Cuda())}
+DESIGN_SPACES = tuple(dict.fromkeys(space for kind in KINDS.values() for space in kind.design_spaces))
+
+
+def kind_of(platform: Platform) -> Kind:
+    """The kind that a platform of params.yaml is of."""
+    return KINDS[platform.kind]
+
+
+def kind_measured(target: Mapping[str, Any], remote: bool) -> Kind:
+    """The kind whose programs TVM compiles for ``target``, and that are behind a tracker or not."""
+    return next(kind for kind in KINDS.values() if (kind.code, kind.remote) == (target["kind"], remote))
+
+
+def pool_target(design_space: str, threads: int) -> dict[str, Any]:
+    """The target whose design space the candidates are of, whichever platform they are for."""
+    return next(kind for kind in KINDS.values() if design_space in kind.design_spaces).pool_target(design_space, threads)

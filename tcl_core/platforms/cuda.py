@@ -1,0 +1,47 @@
+"""Platforms of kind ``cuda``: this machine's NVIDIA GPU (``tcl_core.gpu`` has what its driver tells)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tcl_core.errors import UsageError
+from tcl_core.gpu import DESIGN_SPACES, POOL_LIMITS, gpu_fingerprint, gpu_target, read_gpu, read_gpu_hardware, why_no_gpu
+from tcl_core.platforms.kind import Ask, Found, Kind
+
+if TYPE_CHECKING:
+    from tcl_core.params import Measure, Platform
+
+
+class Cuda(Kind):
+    """The GPU says itself what it is: params.yaml needs to say nothing of it."""
+
+    name = code = device = "cuda"
+    design_spaces = tuple(DESIGN_SPACES)
+    apart = True
+    bounded = False  # CUDA reserves far more addresses than it uses
+    elsewhere = "an NVIDIA GPU"
+
+    def check_measure(self, name: str, measure: Measure) -> None:
+        if measure.flush_cache:
+            raise UsageError(f"measure.flush_cache empties a CPU's caches, and {name} is a GPU; set it to false in params.yaml")
+
+    def why_not(self, platform: Platform, design_space: str) -> str | None:
+        return why_no_gpu(design_space)
+
+    def shown_as(self, platform: Platform, runs: bool) -> str:
+        return read_gpu().name if runs else "GPU"
+
+    def target(self, platform: Platform) -> dict[str, Any]:
+        return gpu_target()
+
+    def pool_target(self, design_space: str, threads: int) -> dict[str, Any]:
+        """All GPUs so new."""
+        return {"kind": self.code, "arch": DESIGN_SPACES[design_space], **POOL_LIMITS}
+
+    def find(self, platform: Platform, ask: Ask) -> Found:
+        return Found(gpu_fingerprint(), read_gpu_hardware(platform.hardware))
+
+    def prepare(self) -> None:
+        from tcl_core.compat import choose_cuda_compiler
+
+        choose_cuda_compiler()

@@ -1,0 +1,149 @@
+"""This host, known through /proc and /sys only, so that listing platforms needs no compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform as host_platform
+import re
+import time
+from functools import cache
+from pathlib import Path
+
+from tcl_core.platforms.cpus import CPUS, cpu_named
+
+# Read at import: TVM's runtime pins a process that runs programs to one of them.
+USABLE_CORES = os.sched_getaffinity(0)
+
+
+def why_not(mcpu: str) -> str | None:
+    """One sentence that says why this machine cannot run code for ``mcpu``; None if it can.  Raises as ``cpu_named``."""
+    cpu = cpu_named(mcpu)
+    if host_platform.machine() != cpu.machine:
+        return f"this machine is {host_platform.machine()}, {mcpu} is {cpu.machine}"
+    missing = sorted(cpu.features - cpu_flags())
+    return f"this CPU lacks {', '.join(missing)}" if missing else None
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """The host CPU's feature flags as Linux names them."""
+    return frozenset(_cpuinfo().get("flags", _cpuinfo().get("Features", "")).split())
+
+
+@cache
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entry of /proc/cpuinfo."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def threads() -> int:
+    """Logical CPUs that this process may use; what ``num-cores`` and the runtime's threads are set to.
+
+    A container's CPU quota counts too: with more threads than it grants, timings are of the scheduler.
+    """
+    quota, _, period = (_read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    granted = math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else len(USABLE_CORES)
+    return max(1, min(len(USABLE_CORES), granted))
+
+
+def host_fingerprint() -> str:
+    """Names the machine that latencies belong to: CPU model, usable CPUs, and a hash over cache sizes and flags.
+
+    Two machines with equal fingerprints have the same processor, so their latencies may be compared.
+    """
+    info = _cpuinfo()
+    model = re.sub(r"\s+", " ", info.get("model name", info.get("CPU part", host_platform.machine())))
+    known = frozenset().union(*(cpu.features for cpu in CPUS.values()))  # others come and go with the kernel
+    details = repr((model, info.get("stepping"), sorted(cpu_flags() & known), sorted(_caches_kib().items())))
+    return f"{model} x{threads()} {hashlib.sha256(details.encode()).hexdigest()[:8]}"
+
+
+def host_fields() -> dict[str, float]:
+    """What Linux tells of this machine, by the names of ``Hardware``; 0 where it does not."""
+    caches = _caches_kib()
+    return {
+        "cores": _physical_cores(),
+        "threads": threads(),
+        "base_ghz": _base_ghz(),
+        "turbo_ghz": _read_number("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq") / 1e6,
+        "l1_kib": caches.get(1, 0.0),
+        "l2_kib": caches.get(2, 0.0),
+        "l3_kib": caches.get(3, 0.0),
+        "memory_gib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30,
+    }
+
+
+@cache
+def _caches_kib() -> dict[int, float]:
+    """Level -> KiB of the data or unified caches that the first CPU sees."""
+    found = {}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            scale = {"K": 1, "M": 1024, "G": 1024**2}[size[-1]]
+            found[int(level)] = float(size[:-1]) * scale
+    return found
+
+
+def largest_cache_bytes() -> int:
+    """Bytes of the largest cache; 64 MiB where Linux does not tell."""
+    return int(max(_caches_kib().values(), default=65536.0) * 1024)
+
+
+def _physical_cores() -> int:
+    """Distinct (package, core) pairs among the CPUs this process may use."""
+    pairs = set()
+    for cpu in USABLE_CORES:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            pairs.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            pairs.add(("", str(cpu)))
+    return len(pairs)
+
+
+def _base_ghz() -> float:
+    """From cpufreq, else from the model's name, else the rate of the time stamp counter (half the BogoMIPS on x86)."""
+    if khz := _read_number("/sys/devices/system/cpu/cpu0/cpufreq/base_frequency"):
+        return khz / 1e6
+    if named := re.search(r"@\s*([\d.]+)GHz", _cpuinfo().get("model name", "")):
+        return float(named.group(1))
+    return float(_cpuinfo().get("bogomips", 0)) / 2e3 if host_platform.machine() == "x86_64" else 0.0
+
+
+def _read_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _read_number(path: str) -> float:
+    try:
+        return float(_read_text(path) or 0)
+    except ValueError:
+        return 0.0
+
+
+def copy_bandwidth_gbs() -> float:
+    """Fastest of several copies of 64 MiB by one thread, read plus written bytes per second."""
+    import numpy as np
+
+    source = np.ones(64 << 20, dtype=np.uint8)
+    target = np.empty_like(source)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - start)
+    return 2 * source.nbytes / min(seconds) / 1e9
