@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     "errors files checked sandbox environment settings progress network_names gpu params compat platforms journal store provenance "
     "programs measure features "
-    "learning models teaching completion bridge sampling distill collect evaluation registry tuning stages cli flows"
+    "learning models teaching completion bridge sampling distill collect evaluation report registry tuning stages cli flows"
 ).split()
 ALLOWED = {  # foreign package -> where it may be imported
     "prefect": ("flows/",),
