@@ -7,7 +7,7 @@ from typing import Any
 
 from tcl_core.evaluation.report import ks_of
 from tcl_core.report import charts
-from tcl_core.report.page import models_of, title_of, value_of
+from tcl_core.report.page import models_of, notes, title_of, value_of
 from tcl_core.report.parts import UNKNOWN, Cell, Chart, Group, Key, Page, Section, Table, count, duration, interval, milliseconds, number, percent, short
 from tcl_core.report.tuned import NAMES
 
@@ -21,8 +21,10 @@ def compare(first: Run, second: Run, names: tuple[str, str]) -> Page:
     sections = [part for part in (
         _accuracy(runs), _tuning(runs), _measuring(runs), _time(runs), _parameters(runs), _left_out(runs),
     ) if part]  # fmt: skip
-    notes = [f"{letter} is {name}{_about(run)}" for letter, name, run in zip("AB", names, runs, strict=True)]
-    return Page(f"TCL: {short(names[0], 40)} and {short(names[1], 40)}", "A and B, side by side", [], sections, notes=notes)
+    lettered = list(zip("AB", names, runs, strict=True))
+    about = [f"{letter} is {name}{_about(run)}" for letter, name, run in lettered]
+    about += [f"{letter}: {note}" for letter, _, run in lettered for note in notes(run)]
+    return Page(f"TCL: {short(names[0], 40)} and {short(names[1], 40)}", "A and B, side by side", [], sections, notes=about)
 
 
 def _about(run: Run) -> str:

@@ -39,14 +39,24 @@ def page_of(run: Run) -> Page:
         provenance(run), left_out(run),
     ) if part]  # fmt: skip
     measured = run["made"].get("measured")
-    subtitle = f"measured from {measured[0]} to {measured[1]} UTC".replace("T", " ") if measured else ""
-    return Page(f"TCL: {run['name']}", subtitle, tiles(run), sections, chain(run))
+    first, last = (time.replace("T", " ") for time in measured) if measured else ("", "")
+    subtitle = f"measured from {first} to {last} UTC" if measured else ""
+    return Page(f"TCL: {run['name']}", subtitle, tiles(run), sections, chain(run), notes(run))
+
+
+def notes(run: Run) -> list[str]:
+    """What must be known before any figure is read."""
+    if not run["stale"]:
+        return []
+    return [f"The accuracy of {', '.join(run['stale'])} is that of another model, or on other held-out records, than the present ones; run: dvc repro evaluate"]
 
 
 def chain(run: Run) -> list[Step]:
-    steps = []
+    steps, before = [], None
     for p in run["chain"]:
         facts = [p["hardware"]] if p["hardware"] else []
+        facts += [f"learns from {p['previous']}"] if p["previous"] != before and p["previous"] else []
+        before = p["platform"]
         if p["skipped"]:
             steps.append(Step(p["platform"], [*facts, f"skipped: {p['skipped']}"], "skipped"))
             continue

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from tcl_core.files import printable
+
 UNKNOWN = "–"
 
 
@@ -133,5 +135,6 @@ def duration(seconds: float | None) -> str:
 
 
 def short(text: str, most: int = 22) -> str:
-    """A name that fits beside a chart, its middle left out."""
+    """A name that fits beside a chart, its middle left out; control characters, which no SVG may hold, are escaped."""
+    text = printable(text)
     return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -77,7 +78,9 @@ def as_svg(figure: Figure, name: str, alt: str) -> Markup:
     alt   says what is to be seen, to those who cannot
     """
     raw = io.BytesIO()
-    figure.savefig(raw, format="svg", metadata={"Date": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of a name in letters that the font lacks: the browser's has them
+        figure.savefig(raw, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(raw.getvalue())
     _remove_what_reaches_beyond(root)
     for element in root.iter():

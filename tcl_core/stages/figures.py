@@ -12,6 +12,7 @@ Of a project's folder, this one or another, or of a copy of its data/reports.  W
     tuned            as `tcl tune` wrote it
     seconds          stage -> seconds
     made             measured [first, last], parameters, changed {name: [committed, here]} or None, models {platform: facts}
+    stale            platforms whose figures in ``evaluation`` are not those of the present model and held-out records
     left_out         [what, why]
 
 What is not known is empty, and ``left_out`` says why.
@@ -96,8 +97,8 @@ def gather(root: Path, champions: Mapping[str, int | None] | None = None) -> dic
     if not _has_something(found):
         raise DataError(f"nothing has been run yet in {shown(root.absolute())}; run: make run")
     ran = [step["platform"] for step in found["chain"] if step["measured"]]
-    run.check_judged(found["evaluation"])
     found["target"] = ran[-1] if ran else None
+    found["stale"] = run.stale(found["evaluation"])
     found["left_out"] = [
         *([f"platform {step['platform']}", step["skipped"]] for step in found["chain"] if step["skipped"]),
         *found["left_out"],
@@ -145,6 +146,7 @@ def _of_reports(reports: Path) -> dict[str, Any]:
         "tuned": tuned,
         "seconds": {},
         "made": {},
+        "stale": [],
         "left_out": [*_left_out_by_evaluation(evaluation), *_left_out_by_tuning(tuned)],
     }
 
@@ -342,14 +344,16 @@ class _Run:
             self.left_out.append([f"what the model of {name} was made of", str(error)])
             return {}
 
-    def check_judged(self, evaluation: Mapping[str, Any]) -> None:
-        """Say for which platforms the evaluation is of other models, or other held-out records, than those that are here."""
-        judged = evaluation.get("judged", {})
-        for name in evaluation.get("platforms", {}):
-            folders = {"model": self.root / model_folder(name), "holdout": self.root / records_folder(name, "holdout")}
-            if any(not folder.is_dir() or judged.get(name, {}).get(what) != store.data_digest(folder) for what, folder in folders.items()):
-                why = "its figures here are of another model, or of other held-out records; run: dvc repro evaluate"
-                self.left_out.append([f"accuracy of the present model of {name}", why])
+    def stale(self, evaluation: Mapping[str, Any]) -> list[str]:
+        return [name for name, figures in evaluation.get("judged", {}).items() if figures != self._judged_now(name)]
+
+    def _judged_now(self, name: str) -> dict[str, str] | None:
+        """As ``project.judged_now`` of this folder; None where there is nothing to judge any more."""
+        folders = {"model": self.root / model_folder(name), "holdout": self.root / records_folder(name, "holdout")}
+        try:
+            return {what: store.data_digest(folder) for what, folder in folders.items()}
+        except DataError:
+            return None
 
 
 def _length(columns: _Columns | None) -> int:

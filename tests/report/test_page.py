@@ -145,6 +145,17 @@ def test_the_page_says_where_it_comes_from_and_what_it_lacks(read):
     assert read.tables["Left out"][1:] == [["torch.compile", "it failed"]]
 
 
+def test_figures_of_another_model_are_said_to_be_so_at_the_top(read):
+    found = without(stale=["host-avx2"]).sections[""]
+    assert "The accuracy of host-avx2 is that of another model" in found and "another model" not in read.sections[""]
+
+
+def test_a_chain_that_branches_says_who_learns_from_whom(read):
+    run = made_up.run()
+    assert "learns from" not in read.sections[""]
+    assert "learns from host-sse42" in without(chain=[*run["chain"][:2], run["chain"][2] | {"previous": "host-sse42"}]).sections[""]
+
+
 # --- what may be missing ---
 
 
@@ -343,6 +354,7 @@ def test_figures_are_written_as_people_read_them():
     assert [milliseconds(ms) for ms in (2745.03, 12.44, 1.234, 0.4807, None)] == ["2,745 ms", "12.4 ms", "1.23 ms", "0.481 ms", "–"]
     assert [duration(s) for s in (4.52, 86.5, 893, 9000, None)] == ["4.5 s", "86 s", "14.9 min", "2.5 h", "–"]
     assert number(float("nan")) == "–" and interval({"value": 0.5}) == "0.500" and interval(None) == "–"
+    assert short("a\x1b[31m\udce9") == "a\\x1b[31m\\udce9"
     assert short("networks/a-very-long-name-of-a-file.onnx") == "networks/a-ve…ile.onnx" and short("host-avx2") == "host-avx2"
 
 

@@ -181,9 +181,11 @@ def test_what_is_missing_is_said_with_its_reason(project):
 @pytest.mark.parametrize("changed", ["model", "holdout"])
 def test_figures_of_another_model_or_of_other_records_are_said_to_be_so(project, changed):
     folder = model_folder(SECOND) if changed == "model" else records_folder(SECOND, "holdout")
+    assert gather(Path("."))["stale"] == []
     (folder / "more").write_text("other bytes")
-    whats = [what for what, _ in gather(Path("."))["left_out"]]
-    assert f"accuracy of the present model of {SECOND}" in whats and f"accuracy of the present model of {FIRST}" not in whats
+    assert gather(Path("."))["stale"] == [SECOND]
+    shutil.rmtree(folder)
+    assert gather(Path("."))["stale"] == [SECOND]
 
 
 def test_tasks_that_were_cut_anew_leave_the_collection_without_its_progress(project):
