@@ -61,11 +61,11 @@ def dots(name: str, alt: str, rows: Sequence[Dot], xlabel: str) -> Markup:
             if row.value is None:
                 continue
             if row.low is not None and row.high is not None:
-                axes.plot([row.low, row.high], [place, place], color=colour(row.colour), linewidth=3, alpha=0.4, solid_capstyle="round")
+                axes.plot([row.low, min(row.high, 1)], [place, place], color=colour(row.colour), linewidth=3, alpha=0.4, solid_capstyle="round", clip_on=False)
             face = PAPER if row.hollow else colour(row.colour)
-            axes.plot([row.value], [place], "o", color=colour(row.colour), markersize=6.5, markerfacecolor=face, markeredgewidth=1.6)
+            axes.plot([row.value], [place], "o", color=colour(row.colour), markersize=6.5, markerfacecolor=face, markeredgewidth=1.6, clip_on=False)
             axes.text(1.03, place, f"{row.value:.3f}", transform=axes.get_yaxis_transform(), va="center", fontsize=10, color=INK)
-        axes.set(xlim=(0, 1.01), xlabel=xlabel, xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", ".25", ".5", ".75", "1"))
+        axes.set(xlim=(0, 1), xlabel=xlabel, xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", ".25", ".5", ".75", "1"))
         _name_rows(axes, [row.label for row in rows], [place for place, row in enumerate(rows) if row.value is None])
         return as_svg(figure, name, alt)
 
@@ -98,9 +98,12 @@ def lines(
             axes.axhline(level.value, color=colour(level.colour), linestyle=(0, (4, 3)), linewidth=1.4)
         axes.set(xlabel=xlabel, ylabel=ylabel)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if steps:
+            axes.set_xlim(left=0)
         if log:
             _plain_logarithmic(axes)
         elif zero:
+            axes.margins(y=0.08)
             axes.set_ylim(bottom=0)
         axes.tick_params(axis="both", length=0, labelcolor=FAINT)
         return as_svg(figure, name, alt)
@@ -137,6 +140,8 @@ def _few(places: Sequence[int], most: int = 9) -> list[int]:
 
 def bars(name: str, alt: str, rows: Sequence[Bar], xlabel: str) -> Markup:
     """A row for each thing, its bar with what is told of it at its end."""
+    from matplotlib.ticker import MaxNLocator
+
     with drawing(AXIS_PX + ROW_PX * len(rows)) as figure:
         axes = figure.subplots()
         most = max((row.value for row in rows), default=0) or 1
@@ -144,17 +149,19 @@ def bars(name: str, alt: str, rows: Sequence[Bar], xlabel: str) -> Markup:
         for place, row in enumerate(rows):
             axes.text(row.value + 0.015 * most, place, row.told, va="center", fontsize=10, color=INK)
         axes.set(xlim=(0, 1.24 * most), xlabel=xlabel)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10), integer=all(isinstance(row.value, int) for row in rows)))
         _name_rows(axes, [row.label for row in rows])
         return as_svg(figure, name, alt)
 
 
 class Repeated(NamedTuple):
-    """What was measured again and again."""
+    """What was measured again and again; ``told`` is the median as text."""
 
     label: str
     values: Sequence[float]
     middle: float
     colour: int
+    told: str
 
 
 def scatters(name: str, alt: str, rows: Sequence[Repeated], xlabel: str) -> Markup:
@@ -164,7 +171,7 @@ def scatters(name: str, alt: str, rows: Sequence[Repeated], xlabel: str) -> Mark
         for place, row in enumerate(rows):
             axes.plot(row.values, [place] * len(row.values), "o", color=colour(row.colour), markersize=6, alpha=0.45, markeredgewidth=0)
             axes.plot([row.middle] * 2, [place - 0.3, place + 0.3], color=colour(row.colour), linewidth=2.4, solid_capstyle="butt")
-            axes.text(1.03, place, f"{row.middle:.3g}", transform=axes.get_yaxis_transform(), va="center", fontsize=10, color=INK)
+            axes.text(1.03, place, row.told, transform=axes.get_yaxis_transform(), va="center", fontsize=10, color=INK)
         most = max(value for row in rows for value in (*row.values, row.middle))
         axes.set(xlim=(0, 1.04 * most), xlabel=xlabel)
         axes.axvline(0, color=LINE)

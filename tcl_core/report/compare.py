@@ -193,7 +193,7 @@ def _time(runs: Runs) -> Section | None:
     ]
     chart = Chart("Time of each stage", charts.bars("time", "Minutes of each stage's last run, A beside B", bars, "minutes"))
     table = Table("Time of each stage's last run", ["stage", "A", "B", "B / A"], rows)
-    return Section("time", "Time", f"{duration(totals[0])} and {duration(totals[1])} in stages.", [Group([chart], table, [Key("A", 2), Key("B", 1)])])
+    return Section("time", "Time", f"{duration(totals[0])} and {duration(totals[1])} in stages.", [Group([chart], None, [Key("A", 2), Key("B", 1)], table)])
 
 
 # --- parameters, and what is missing ---

@@ -29,7 +29,7 @@ from tcl_core.report.tuned import tuning
 
 Run = Mapping[str, Any]
 RANDOM = "random ranking"
-PHASES = {"bridge": "bridge", "train": "training", "CL": "active column (CL)", "KD": "knowledge base (KD)"}
+PHASES = {"CL": "learning the platform (CL)", "KD": "distilling (KD)"}
 
 
 def page_of(run: Run) -> Page:
@@ -223,9 +223,10 @@ def collection(run: Run) -> Section | None:
             for place, report in enumerate(found.values(), start=1)
         ]
         chart = charts.lines("best-found", "Best score found by round, a line for each platform", best, "round", "mean over tasks, 1 at the end", zero=True)
-        groups.append(Group([Chart("Best found so far", chart)], None, [Key(name, place) for place, name in enumerate(found, start=1)]))
+        legend = [Key(name, place) for place, name in enumerate(found, start=1)]
+        groups.append(Group([Chart("Best found so far", chart)], None, legend, _covered_table(reports)))
     text = "Programs that the sampler chose from the pool. The best score found is the fastest latency in the end over the fastest so far."
-    return Section("collection", "What was measured", text, groups, [_covered_table(reports)], [_operators_table(found)] if found else [])
+    return Section("collection", "What was measured", text, groups, [] if found else [_covered_table(reports)], [_operators_table(found)] if found else [])
 
 
 def _rounds_table(found: Mapping[str, Any], kinds: Sequence[str]) -> Table:
@@ -276,7 +277,7 @@ def failures(run: Run) -> Section | None:
         return Section("errors", "Errors of candidates", "Every candidate was built and ran.", tables=[table])
     chart = charts.bars("failed", "Candidates that failed, by platform and kind", failed, "candidates")
     text = "A program that fails is a result like any other; its score is 0."
-    return Section("errors", "Errors of candidates", text, [Group([Chart("Failed candidates", chart)])], [table])
+    return Section("errors", "Errors of candidates", text, [Group([Chart("Failed candidates", chart)], beside=table)])
 
 
 def noise(run: Run) -> Section | None:
@@ -285,11 +286,13 @@ def noise(run: Run) -> Section | None:
     if not found:
         return None
     shares = [5 * place for place in range(21)]
-    series = [charts.Line(shares, [100 * value for value in noise["spread"]], place) for place, noise in enumerate(found.values(), start=1)]
-    positive = all(value > 0 for line in series for value in line.ys)
+    series = []
+    for place, of in enumerate(found.values(), start=1):
+        points = [(share, 100 * value) for share, value in zip(shares, of["spread"], strict=True) if value > 0]  # for the axis is logarithmic
+        series += [charts.Line(*zip(*points, strict=True), place)] if points else []
     chart = charts.lines(
         "spread", "Spread of a program's repeats, for each share of the programs", series, "% of the programs, the steadiest first", "spread, %",
-        log=positive, zero=True,
+        log=True,
     )  # fmt: skip
     rows = [
         [name, count(n["programs"]), number(n["repeats"], 1), *(percent(n["spread"][place]) for place in (10, 18, 20)), count(n["disturbed"])]
@@ -301,12 +304,12 @@ def noise(run: Run) -> Section | None:
         "program of known latency, was slower before and after, and measuring again did not help."
     )
     return Section("noise", "Noise of the machine", text, [
-        Group([Chart("Spread of repeats", chart)], None, [Key(name, place) for place, name in enumerate(found, start=1)])
-    ], [Table("Noise", head, rows)])  # fmt: skip
+        Group([Chart("Spread of repeats", chart)], None, [Key(name, place) for place, name in enumerate(found, start=1)], Table("Noise", head, rows))
+    ])  # fmt: skip
 
 
 KIND_COLOURS = {"collect": 1, "holdout": 1, "train": 2, "distill": 2, "baseline": 2, "evaluate": 2, "tune": 3}
-TIME_KEYS = (Key("measuring", 1), Key("learning", 2), Key("tuning", 3), Key("candidates", 8))
+TIME_KEYS = (Key("measuring", 1), Key("learning", 2), Key("tuning", 3), Key("tasks and candidates", 8))
 
 
 def time_spent(run: Run) -> Section | None:
@@ -319,7 +322,7 @@ def time_spent(run: Run) -> Section | None:
     rows = [[stage.replace("@", " "), number(s, 1), percent(s / total if total else None)] for stage, s in seconds.items()]
     table = Table("Time of each stage's last run", ["stage", "seconds", "share"], [*rows, ["all", number(total, 1), ""]])
     text = f"{duration(total)} in stages, each by its last run."
-    return Section("time", "Time", text, [Group([Chart("Time of each stage", chart)], table, TIME_KEYS)])
+    return Section("time", "Time", text, [Group([Chart("Time of each stage", chart)], None, TIME_KEYS, table)])
 
 
 # --- where it comes from ---

@@ -51,11 +51,14 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Charts side by side, what their colours mean, and the same figures as a table that can be unfolded."""
+    """Charts side by side and what their colours mean; the same figures as a table that can be unfolded, or one that stands
+    ``beside`` a single chart where there is room.
+    """
 
     charts: Sequence[Chart]
     table: Table | None = None
     legend: Sequence[Key] = ()
+    beside: Table | None = None
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ def tuning(tuned: Mapping[str, Any]) -> list[Section]:
         return []
     systems = _systems(tuned)
     timed = [
-        charts.Repeated(NAMES.get(name, name), system["rounds_ms"] or [system["median_ms"]], system["median_ms"], COLOURS.get(name, 5))
+        charts.Repeated(NAMES.get(name, name), system["rounds_ms"] or [system["median_ms"]], system["median_ms"], COLOURS.get(name, 5),
+                        milliseconds(system["median_ms"]))
         for name, system in systems.items()
-    ]
+    ]  # fmt: skip
     what = f"{tuned['network']} on {tuned['platform']}"
     drawn = [Chart("Milliseconds of one inference", charts.scatters("latency", f"Latency of {what}: every round and the median of each system", timed, "ms"))]
     legend = []
@@ -32,9 +33,8 @@ def tuning(tuned: Mapping[str, Any]) -> list[Section]:
         f"{what}, ranked by {_ranker(tuned)}: {count(tuned['trials'])} programs of {count(tuned['tasks'])} tasks in {duration(tuned['search_s'])}. "
         f"Untuned it takes {milliseconds(tuned['untuned_ms'])}. All systems ran by turns, each in a process of its own; a dot is a round, a stroke their median."
     )
-    tables = [_compared(tuned, systems)]
     folded = [_tasks(tuned["task_times"])] if tuned.get("task_times") else []
-    return [Section("tuning", "Tuning", text, [Group(drawn, None, legend)], tables, folded)]
+    return [Section("tuning", "Tuning", text, [Group(drawn, None, legend, _compared(tuned, systems))], folded=folded)]
 
 
 def _ranker(tuned: Mapping[str, Any]) -> str:

@@ -179,7 +179,7 @@ def profile(name: str) -> str:
 
 def report(runs: Sequence[Path] = (), to: Path | None = None, force: bool = False) -> str:
     """The page of the last run, or one of two ``runs`` side by side."""
-    from tcl_core.stages.report import write_comparison, write_report
+    from tcl_core.stages.reporting import write_comparison, write_report
 
     return write_comparison(runs, to, force) if runs else write_report(_project(), to, force)
 

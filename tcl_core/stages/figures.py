@@ -88,7 +88,7 @@ def gather(root: Path, champions: Mapping[str, int | None] | None = None) -> dic
         "name": root.absolute().name,
         "chain": [run.platform(name, champions.get(name)) for name in run.params.chain_order],
         "learning": {name: learning_curve(root / model_folder(name)) for name in run.trained},
-        "collection": {name: run.collected(name, report) for name, report in found["collection"].items() if name in run.params.platforms},
+        "collection": {name: run.collected(name, found["collection"][name]) for name in run.params.chain_order if name in found["collection"]},
         "errors": run.errors(),
         "noise": run.noise(),
         "seconds": run.seconds(),
@@ -133,7 +133,7 @@ def _of_reports(reports: Path) -> dict[str, Any]:
         {**unknown, "platform": name, "skipped": collection.get(name, {}).get("skipped"), "measured": collection.get(name, {}).get("programs")}
         for name in names
     ]
-    collection = {name: report for name, report in collection.items() if not report.get("skipped")}
+    collection = {name: collection[name] for name in names if name in collection and not collection[name].get("skipped")}
     return {
         "name": reports.absolute().name,
         "target": ran[-1] if ran else None,

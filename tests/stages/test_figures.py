@@ -211,7 +211,7 @@ def test_where_nothing_has_been_run_that_is_said(project):
         (TASKS / "tasks.parquet", r"tasks\.parquet is damaged"),
     ],
 )
-@pytest.mark.parametrize("damage", [b"", b"\0" * 64, b"[1, 2"])
+@pytest.mark.parametrize("damage", [b"", b"\0" * 64, b"[1, 2"], ids=["empty", "zeros", "cut"])
 def test_a_damaged_file_is_one_sentence(project, file, sentence, damage):
     file.write_bytes(damage)
     with pytest.raises(DataError, match=sentence) as raised:
