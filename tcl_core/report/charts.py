@@ -17,7 +17,7 @@ from tcl_core.report.svg import FAINT, INK, LINE, PAPER, as_svg, colour, drawing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ROW_PX, AXIS_PX = 21, 46  # of a chart that has a row for each thing: its row, and what its axis takes
+ROW_PX, AXIS_PX = 22, 48  # of a chart that has a row for each thing: its row, and what its axis takes
 
 
 class Dot(NamedTuple):
@@ -64,7 +64,7 @@ def dots(name: str, alt: str, rows: Sequence[Dot], xlabel: str) -> Markup:
                 axes.plot([row.low, min(row.high, 1)], [place, place], color=colour(row.colour), linewidth=3, alpha=0.4, solid_capstyle="round", clip_on=False)
             face = PAPER if row.hollow else colour(row.colour)
             axes.plot([row.value], [place], "o", color=colour(row.colour), markersize=6.5, markerfacecolor=face, markeredgewidth=1.6, clip_on=False)
-            axes.text(1.03, place, f"{row.value:.3f}", transform=axes.get_yaxis_transform(), va="center", fontsize=10, color=INK)
+            axes.text(1.03, place, f"{row.value:.3f}", transform=axes.get_yaxis_transform(), va="center", color=INK)
         axes.set(xlim=(0, 1), xlabel=xlabel, xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", ".25", ".5", ".75", "1"))
         _name_rows(axes, [row.label for row in rows], [place for place, row in enumerate(rows) if row.value is None])
         return as_svg(figure, name, alt)
@@ -115,7 +115,8 @@ def _plain_logarithmic(axes: Axes) -> None:
 
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0), numticks=9))
+    subs = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0) if high > 12 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -147,7 +148,7 @@ def bars(name: str, alt: str, rows: Sequence[Bar], xlabel: str) -> Markup:
         most = max((row.value for row in rows), default=0) or 1
         axes.barh(range(len(rows)), [row.value for row in rows], color=[colour(row.colour) for row in rows], height=0.66)
         for place, row in enumerate(rows):
-            axes.text(row.value + 0.015 * most, place, row.told, va="center", fontsize=10, color=INK)
+            axes.text(row.value + 0.015 * most, place, row.told, va="center", color=INK)
         axes.set(xlim=(0, 1.24 * most), xlabel=xlabel)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10), integer=all(isinstance(row.value, int) for row in rows)))
         _name_rows(axes, [row.label for row in rows])
@@ -171,7 +172,7 @@ def scatters(name: str, alt: str, rows: Sequence[Repeated], xlabel: str) -> Mark
         for place, row in enumerate(rows):
             axes.plot(row.values, [place] * len(row.values), "o", color=colour(row.colour), markersize=6, alpha=0.45, markeredgewidth=0)
             axes.plot([row.middle] * 2, [place - 0.3, place + 0.3], color=colour(row.colour), linewidth=2.4, solid_capstyle="butt")
-            axes.text(1.03, place, row.told, transform=axes.get_yaxis_transform(), va="center", fontsize=10, color=INK)
+            axes.text(1.03, place, row.told, transform=axes.get_yaxis_transform(), va="center", color=INK)
         most = max(value for row in rows for value in (*row.values, row.middle))
         axes.set(xlim=(0, 1.04 * most), xlabel=xlabel)
         axes.axvline(0, color=LINE)

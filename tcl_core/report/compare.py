@@ -62,7 +62,7 @@ def _accuracy(runs: Runs) -> Section | None:
     )
     table = Table("Accuracy of every model", ["platform", "model", "figure", "A", "B", "B - A"], rows, left=3)
     forgetting = _forgetting(evaluations)
-    return Section("accuracy", "Accuracy", text, [Group(drawn, table, [Key("A", 2), Key("B", 1)])], [forgetting] if forgetting else [])
+    return Section("accuracy", "Accuracy", text, [Group(drawn, None, [Key("A", 2), Key("B", 1)])], [table, *([forgetting] if forgetting else [])])
 
 
 def _figure(evaluation: Mapping[str, Any], platform: str, model: str, figure: str) -> Mapping[str, Any] | None:
@@ -96,7 +96,7 @@ def _difference(first: Mapping[str, Any] | None, second: Mapping[str, Any] | Non
         return Cell(UNKNOWN)
     by = second["value"] - first["value"]
     beyond = all(_outside(one["value"], other) for one, other in ((first, second), (second, first)))
-    return Cell(f"{by:+.3f}", tone=("better" if by > 0 else "worse") if beyond else "")
+    return Cell(_signed(first["value"], second["value"]), tone=("better" if by > 0 else "worse") if beyond else "")
 
 
 def _outside(value: float, of: Mapping[str, Any]) -> bool:
@@ -111,7 +111,9 @@ def _forgetting(evaluations: Sequence[Mapping[str, Any]]) -> Table | None:
 
 
 def _signed(first: float | None, second: float | None, digits: int = 3) -> str:
-    return UNKNOWN if first is None or second is None else f"{second - first:+,.{digits}f}"
+    if first is None or second is None:
+        return UNKNOWN
+    return f"{second - first:+,.{digits}f}" if first != second else "0"
 
 
 # --- tuning, measuring, time ---
@@ -138,7 +140,7 @@ def _tuning(runs: Runs) -> Section | None:
         if what[0] == what[1]
         else f"A tuned {what[0]}, B {what[1]}."
     )
-    return Section("tuning", "Tuning", text, tables=[Table("Tuning", ["", "A", "B", "B / A"], rows)])
+    return Section("tuning", "Tuning", text, tables=[Table("Tuning", ["figure", "A", "B", "B / A"], rows)])
 
 
 def _ratio(first: float | None, second: float | None) -> str:
@@ -152,7 +154,7 @@ def _measuring(runs: Runs) -> Section | None:
         steps = [found.get(name) for found in by_name]
         rows.append([name, "programs measured", *(_measured(step) for step in steps), _signed(*(step and step["measured"] for step in steps), digits=0)])
         failed = [_failed(run, name) for run in runs]
-        rows.append([name, "of them and of held-out ones failed", *map(count, failed), _signed(*failed, digits=0)])
+        rows.append([name, "failed, held-out ones among them", *map(count, failed), _signed(*failed, digits=0)])
         spread = [run["noise"][name]["spread"][10] if name in run["noise"] else None for run in runs]
         if any(value is not None for value in spread):
             rows.append([name, "spread of repeats, median", *map(percent, spread), _points(*spread)])
@@ -161,7 +163,7 @@ def _measuring(runs: Runs) -> Section | None:
             rows.append([name, "measured while the machine was not quiet", *map(count, quiet), _signed(*quiet, digits=0)])
     if not rows:
         return None
-    return Section("measuring", "Measuring", "", tables=[Table("What was measured, and how well", ["platform", "", "A", "B", "B - A"], rows, left=2)])
+    return Section("measuring", "Measuring", "", tables=[Table("What was measured, and how well", ["platform", "figure", "A", "B", "B - A"], rows, left=2)])
 
 
 def _measured(step: Mapping[str, Any] | None) -> str:
@@ -174,7 +176,7 @@ def _failed(run: Run, name: str) -> int | None:
 
 
 def _points(first: float | None, second: float | None) -> str:
-    return UNKNOWN if first is None or second is None else f"{100 * (second - first):+.1f} points"
+    return UNKNOWN if first is None or second is None else "0" if first == second else f"{100 * (second - first):+.1f} points"
 
 
 def _time(runs: Runs) -> Section | None:

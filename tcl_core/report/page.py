@@ -161,11 +161,11 @@ def chain_matrix(run: Run) -> Section | None:
 def _matrix(matrix: Mapping[str, Any], caption: str) -> Table:
     platforms = matrix["platforms"]
     rows: list[list[str | Cell]] = [
-        [f"after {platform}", *(Cell(number(value), None if value is None else round(55 * max(0.0, min(value, 1.0)))) for value in row)]
+        [platform, *(Cell(number(value), None if value is None else round(55 * max(0.0, min(value, 1.0)))) for value in row)]
         for platform, row in zip(platforms, matrix["top_1"], strict=True)
     ]
     rows.append(["forgotten", *(number(matrix["forgetting"].get(platform)) for platform in platforms)])
-    return Table(caption, ["", *platforms], rows)
+    return Table(caption, ["model after", *platforms], rows)
 
 
 # --- learning and collecting ---

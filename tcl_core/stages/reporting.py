@@ -45,9 +45,15 @@ def write_comparison(runs: Sequence[Path], to: Path | None = None, force: bool =
     if len(runs) != 2:
         raise UsageError(f"{len(runs)} runs cannot be compared; name two, each a project's folder or a copy of its {REPORTS}, or none")
     first, second = (figures_of(run) for run in runs)
-    page = render(compare(first, second, tuple(os.path.relpath(run) for run in runs)))
+    page = render(compare(first, second, (_called(runs[0]), _called(runs[1]))))
     _write(to or COMPARISON, page, force or to is None)
     return f"wrote {to or COMPARISON}"
+
+
+def _called(run: Path) -> str:
+    """From where the project lies; the project itself by its own name."""
+    name = os.path.relpath(run)
+    return Path.cwd().name if name == "." else name
 
 
 def _write(path: Path, page: str, force: bool) -> None:

@@ -274,7 +274,7 @@ def test_two_runs_are_compared_wherever_they_lie(project, tmp_path):
     assert figures_of(other)["errors"][FIRST]["training"] == {"ok": 4}
     assert stages.report([tmp_path / "before", other]) == "wrote data/reports/comparison.html"
     page = Path("data/reports/comparison.html").read_text()
-    assert "A is ../before" in page and "B is ../other" in page and "of them and of held-out ones failed" in page
+    assert "A is ../before" in page and "B is ../other" in page and "failed, held-out ones among them" in page
 
 
 def test_reports_alone_tell_less_and_say_so(project, tmp_path):
