@@ -34,7 +34,7 @@ LOG_LINE = (
 def wrong_command_lines(project: Path, scratch: Path) -> Iterator[tuple[str, list[str]]]:
     """Name and words of each."""
     files = _make_files(scratch)
-    groups = (_words(), _names(), _numbers(), _logs(files), _places(files, scratch), _models(files, project), _devices())
+    groups = (_words(), _names(), _numbers(), _logs(files), _places(files, scratch), _models(files, project), _runs(files, project, scratch), _devices())
     yield from chain(*groups)
 
 
@@ -134,6 +134,16 @@ def _models(files: dict[str, Path], project: Path) -> Iterator[tuple[str, list[s
         yield f"tasks {network}", ["tasks", str(files[network])]
     for name in ("gone.pt2", f"{LONG}.onnx", ".onnx", "/.pt2"):
         yield f"tasks {name[:20]}", ["tasks", name]
+
+
+def _runs(files: dict[str, Path], project: Path, scratch: Path) -> Iterator[tuple[str, list[str]]]:
+    """Runs to compare that are none, or not two."""
+    for run in ("", "gone", LONG, str(files["sound.log"]), "/dev/null", "/", str(files["loop"]), f"{scratch}/database", f"{scratch}/pipe"):
+        yield f"report of {Path(run).name[:20]}", ["report", run, str(project)]
+        yield f"report against {Path(run).name[:20]}", ["report", f"{scratch}/database", run]
+    yield "report of one", ["report", str(project)]
+    yield "report of three", ["report", *[str(project)] * 3]
+    yield "report to the log", ["report", str(project), str(project), "--to", str(files["sound.log"])]
 
 
 def _devices() -> Iterator[tuple[str, list[str]]]:

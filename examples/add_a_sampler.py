@@ -7,6 +7,7 @@ params.yaml and `tcl.samplers` know it too.
 import numpy as np
 
 import tcl_core as tcl
+from tcl_core.sampler_names import SAMPLERS
 from tcl_core.sampling import catalogue
 from tcl_core.sampling.pool import Pool
 
@@ -16,7 +17,7 @@ def pick_the_middle(pool: Pool, budget: int, rng: np.random.Generator) -> np.nda
     return np.argsort(np.abs(pool.predictions - np.median(pool.predictions)), kind="stable")[:budget]
 
 
-catalogue.SAMPLERS["middle"] = pick_the_middle
+SAMPLERS["middle"] = f"{__name__}:pick_the_middle"
 
 case = tcl.datasets.reference().case("host-avx512").thinned(tasks=40, programs=24, seed=0)
 candidates = case.train

@@ -73,7 +73,8 @@ def pipeline(force_collect: tuple[str, ...] = ()) -> None:
         registered = command("register", evaluated)
         promoted = command("promote", registered)
         tuned = command("tune", promoted)
-        summary(tuned)
+        written = command("report", tuned)
+        summary(written)
 
 
 def run_stage(name: str, *inputs: Done, again: bool = False) -> Done:
@@ -124,11 +125,13 @@ def command_task(name: str, inputs: tuple[Done, ...]) -> Done | State:
             raise
         log.warning(f"skipped: {failed}")
         return Completed(name="Skipped", message=str(failed), data=Done(name, str(failed)))
+    if name == "report":
+        report.show_page()
     return Done(name)
 
 
 @task(cache_policy=NO_CACHE, name="summary", task_run_name="summary")
-def summary(tuned: Done) -> None:
+def summary(written: Done) -> None:
     """Close with what this run measured, learned, promoted and tuned."""
     from tcl_core import stages
 

@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_image_artifact, create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from tcl_core.checked import read_json
 from tcl_core.journal import parse_line
@@ -80,6 +80,13 @@ def show_evaluation(reports: Path = Path("data/reports")) -> None:
     for plot in sorted((reports / "plots").glob("*.png")):
         picture = base64.b64encode(plot.read_bytes()).decode()
         create_image_artifact(f"data:image/png;base64,{picture}", key=f"plot-{plot.stem.replace('_', '-').lower()}")
+
+
+def show_page(page: Path = Path("data/reports/report.html")) -> None:
+    """Where the page of the run lies; browsers follow no link from a server to a file, so its address is there to be copied."""
+    if page.is_file():
+        address = page.absolute().as_uri()
+        create_link_artifact(address, link_text=address, key="page", description=f"The page of this run, to be opened in a browser: `{page}`")
 
 
 def show_summary(text: str) -> None:

@@ -283,6 +283,19 @@ def profile(name: Annotated[str, typer.Argument(help="A file of profiles/, witho
 
 
 @app.command(rich_help_panel=USE)
+def report(
+    context: typer.Context,
+    runs: Annotated[Optional[list[Path]], typer.Argument(help="Two runs to compare: projects, or copies of data/reports; none: the last run here.")] = None,
+    to: Annotated[Optional[Path], typer.Option(help="The HTML file; none: data/reports/report.html, or comparison.html of two.")] = None,
+    force: Force = False,
+) -> None:
+    """Write the last run as one HTML page, or compare two runs.  Example: tcl report before data/reports --to changes.html"""
+    from tcl_core import stages
+
+    _say(stages.report([context.obj / run for run in runs or ()], to and context.obj / to, force))
+
+
+@app.command(rich_help_panel=USE)
 def summary() -> None:
     """Say what the last run measured, learned, promoted and tuned."""
     from tcl_core import stages

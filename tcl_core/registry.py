@@ -104,6 +104,14 @@ def register(
         return int(version.version)
 
 
+def attach(platform: str, version: int, file: Path) -> None:
+    """Keep a file beside a version, in the place of one of its name: until the version is corrected, which removes it."""
+    with _registry(alone=True) as client:
+        run_id = client.get_model_version(model_name(platform), str(version)).run_id
+        client.log_artifact(run_id, str(file))
+        _sync(client.get_run(run_id).info.artifact_uri)
+
+
 def version_of(platform: str, model_folder: Path, tags: Mapping[str, str]) -> int:
     """The version as which exactly this model was registered; ``tags`` as for ``register``.
 

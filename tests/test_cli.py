@@ -78,6 +78,8 @@ def tcl(tmp_path, monkeypatch, capsys):
             (Path("/a.log"), None, Path("/tlp"), Path("/a.csv"), 5, "sm_75", False),
         ),
         (["profile", "full"], "profile", ("full",)),
+        (["report"], "report", ([], None, False)),
+        (["report", "/before", "/after", "--to", "/changes.html", "--force"], "report", ([Path("/before"), Path("/after")], Path("/changes.html"), True)),
         (["summary"], "summary", ()),
         (["device", "list", "--tracker", "10.0.0.2:9190"], "devices", ("10.0.0.2:9190",)),
     ],
@@ -320,7 +322,7 @@ def test_a_log_of_a_bug_overwrites_nothing(tcl, monkeypatch, tmp_path):
     assert (tmp_path / "params.yaml").read_text() == "seed: 0\n"
 
 
-AT_ONCE = ("words", "import", "list", "serve", "collect", "holdout", "export", "profile", "predict n", "predict e", "predict z", "top", "run ", "rounds")
+AT_ONCE = ("words", "import", "list", "serve", "collect", "holdout", "export", "profile", "predict n", "predict e", "predict z", "top", "run ", "rounds", "report")
 
 
 def test_wrong_command_lines_end_as_they_should(tcl, tmp_path):

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     "errors locks files process checked sandbox environment settings progress network_names sampler_names gpu compat platforms params "
     "records journal store provenance programs measure features "
-    "learning models teaching completion bridge sampling ckd collect evaluation registry trained samplers tuning stages datasets library cli flows"
+    "learning models teaching completion bridge sampling ckd collect evaluation report registry trained samplers tuning stages datasets library "
+    "cli flows"
 ).split()
 ALLOWED = {  # foreign package -> where it may be imported
     "prefect": ("flows/",),

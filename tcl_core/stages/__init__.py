@@ -183,6 +183,13 @@ def profile(name: str) -> str:
     return "\n".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items()) or f"params.yaml is {name} already"
 
 
+def report(runs: Sequence[Path] = (), to: Path | None = None, force: bool = False) -> str:
+    """The page of the last run, or one of two ``runs`` side by side."""
+    from tcl_core.stages.reporting import write_comparison, write_report
+
+    return write_comparison(runs, to, force) if runs else write_report(_project(), to, force)
+
+
 def summary() -> str:
     from tcl_core.stages.overview import write_summary
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tcl_core import registry, store
-from tcl_core.checked import write_json
+from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
 from tcl_core.params import Params
 from tcl_core.stages import use
@@ -22,7 +22,7 @@ def write_summary(project: Project) -> str:
     for platform in project.params.chain_order:
         reason = store.skipped_reason(records_folder(platform))
         platforms[platform] = {"skipped": reason} if reason else _figures(evaluation, platform)
-    seconds = {stage: s for stage, s in stage_seconds().items() if stage in _stages(project.params)}
+    seconds = {stage: s for stage, s in stage_seconds().items() if stage in stages_of(project.params)}
     write_json(SUMMARY, {"platforms": platforms, "tuned": tuned, **_milliseconds(tuned), "seconds": seconds})
     return _as_text(platforms, tuned, seconds)
 
@@ -33,12 +33,15 @@ def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
         figures = evaluation["platforms"][platform]
         found = {
             "top1": figures["top_1"]["value"],
+            "top1_interval": [figures["top_1"].get(end) for end in ("low", "high")],
             "top5": figures["top_5"]["value"] if "top_5" in figures else None,
             "random_top1": figures["top_1_random"]["value"],
             "pairwise_accuracy": figures["pairwise_accuracy"],
             "forgetting": evaluation["chain"]["forgetting"][platform],
             "programs_measured": sum(len(read_measured(platform, kind)) for kind in MEASURED_BY),
             "champion_version": registry.champion_version(platform),
+            "peers": {name: by[platform]["top_1"]["value"] for name, by in evaluation.get("baselines", {}).items() if platform in by},
+            **_collected(platform),
         }
     except KeyError as error:
         raise DataError(f"{use.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
@@ -46,11 +49,23 @@ def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
     return found
 
 
-def _stages(params: Params) -> set[str]:
-    """The stages of the present graph; times of others, such as of a platform that was taken out, are history."""
-    names = {"tasks", "candidates", "train", "evaluate", "tune", *(f"distill@{p}" for p in params.chain.then)}
-    names |= {f"baseline@{model}" for model in params.baselines.models}
-    return names | {f"{kind}@{platform}" for kind in ("collect", "holdout") for platform in params.platforms}
+def _collected(platform: str) -> dict[str, int]:
+    """Training programs that failed, and those that were timed while the machine was not quiet; nothing where that is not known."""
+    try:
+        report = read_json(REPORTS / "collect" / f"{platform}.json", f"run its stage again: dvc repro -f collect@{platform}")
+    except FileNotFoundError:
+        return {}
+    failed = sum(programs for kind, programs in report.get("errors", {}).items() if kind != "ok")
+    return {"failed": failed, "disturbed": sum(step.get("disturbed", 0) for step in report.get("rounds", ()))}
+
+
+def stages_of(params: Params) -> list[str]:
+    """The stages of the present graph in the order in which they run; times of others, such as of a platform that was taken
+    out, are history.
+    """
+    measured = [f"{kind}@{platform}" for kind in ("collect", "holdout") for platform in params.platforms]
+    learned = ["train", *(f"distill@{p}" for p in params.chain.then), *(f"baseline@{model}" for model in params.baselines.models)]
+    return ["tasks", "candidates", *measured, *learned, "evaluate", "tune"]
 
 
 def _milliseconds(tuned: Mapping[str, Any]) -> dict[str, float | None]:
@@ -69,10 +84,27 @@ def _as_text(platforms: Mapping[str, Any], tuned: Mapping[str, Any], seconds: Ma
             f"- {name}: top-1 {p['top1']:.3f}{top5} on held-out networks (a random ranking: {p['random_top1']:.3f}), "
             f"{p['programs_measured']} programs measured, {champion}"
         )
+        lines.append(f"  {_beside(p)}")
     if tuned:
         lines.append(f"- {use.tuned_text(tuned)}")
     total = sum(seconds.values())
     spent = ", ".join(f"{stage} {s:.0f} s" for stage, s in sorted(seconds.items(), key=lambda item: -item[1])[:5])
     lines += ["", f"Time: {total / 60:.1f} min in stages ({spent})"]
-    lines += [f"Open next: {REPORTS / 'plots'}/*.png, {SUMMARY}; or `make ui` for MLflow and Prefect in the browser"]
+    lines += [f"Open next: {use.PAGE} (tcl report writes it), {REPORTS / 'plots'}/*.png, {SUMMARY}; or `make ui` for MLflow and Prefect in the browser"]
     return "\n".join(lines)
+
+
+def _beside(p: Mapping[str, Any]) -> str:
+    """What the top-1 of a platform is to be read with."""
+    low, high = p["top1_interval"]
+    parts = [] if low is None or high is None else [f"top-1 from {low:.3f} to {high:.3f} (95 %)"]
+    parts += [f"pairs ranked right {_number(p['pairwise_accuracy'])}"]
+    parts += [f"top-1 of {name} {_number(top1)}" for name, top1 in p["peers"].items()]
+    parts += [f"forgotten {_number(p['forgetting'])}"]
+    if "failed" in p:
+        parts.append(f"{p['failed']} programs failed, {p['disturbed']} timed while the machine was not quiet")
+    return ", ".join(parts)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

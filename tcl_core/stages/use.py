@@ -17,7 +17,7 @@ import numpy as np
 from tcl_core import provenance, registry, store
 from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.compat import TVM_VERSION, make_target
-from tcl_core.errors import DataError, UsageError
+from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.evaluation.intervals import paired_bootstrap
 from tcl_core.features.batches import Samples
 from tcl_core.measure.job import Setup
@@ -43,6 +43,7 @@ from tcl_core.tuning.database import database_files
 TUNED = REPORTS / "tuned.json"
 TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
 EVALUATION = REPORTS / "evaluation.json"
+PAGE = REPORTS / "report.html"  # of `tcl report`
 FIRST_CONFIDENCE = 0.5
 
 
@@ -75,6 +76,21 @@ def register_model(project: Project, platform: str) -> str:
         artifacts=[EVALUATION, *sorted((REPORTS / "plots").glob("*.png"))],
     )
     return f"tcl-{platform} version {version}"
+
+
+def keep_page(project: Project) -> list[str]:
+    """Keep the page of the last run with the versions as which the present models are registered; which these are."""
+    kept = []
+    for platform in project.platforms_that_ran():
+        folder = model_folder(platform)
+        try:
+            check_judged(evaluation(), platform)
+            version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform))
+        except (DataError, RegistryError):  # not judged or not registered since it was made: the page is of no version
+            continue
+        registry.attach(platform, version, PAGE)
+        kept.append(f"{registry.model_name(platform)} version {version}")
+    return kept
 
 
 def promote_model(project: Project, platform: str) -> str:
@@ -318,15 +334,15 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def last_tuned() -> dict[str, Any]:
+def last_tuned(file: Path = TUNED) -> dict[str, Any]:
     """What tuning wrote last; empty before the first time.  Raises DataError where it is damaged."""
     again = "tune again: tcl tune"
     try:
-        found = read_json(TUNED, again)
+        found = read_json(file, again)
     except FileNotFoundError:
         return {}
     if not {"network", "platform", "untuned_ms", "tuned_ms", "pytorch_ms"} <= found.keys():
-        raise damaged(TUNED, "it is no report of tuning", again)
+        raise damaged(file, "it is no report of tuning", again)
     return found
 
 
@@ -341,12 +357,12 @@ def tuned_text(tuned: Mapping[str, Any]) -> str:
     )
 
 
-def evaluation() -> dict[str, Any]:
+def evaluation(file: Path = EVALUATION) -> dict[str, Any]:
     """The report of the stage evaluate.  Raises DataError when it was not written yet."""
     try:
-        return read_json(EVALUATION, "judge the models again: dvc repro evaluate")
+        return read_json(file, "judge the models again: dvc repro evaluate")
     except FileNotFoundError:
-        raise DataError(f"there is no {EVALUATION}; the stage evaluate writes it: dvc repro evaluate") from None
+        raise DataError(f"there is no {file}; the stage evaluate writes it: dvc repro evaluate") from None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,6 +50,8 @@ class Tuned:
     left_out     tasks left to TVM, for the network would not be built with their best programs, or computes something else
     compared     ``latency.Latencies`` as plain data
     donated      tasks that programs of other networks fit
+    curve        [programs measured, seconds of the search, milliseconds of the network by its tasks' best programs], each
+                 time that became less; from where each task has a program that ran
     """
 
     trials: int
@@ -64,6 +66,7 @@ class Tuned:
     left_out: int = 0
     compared: Mapping[str, Any] = field(default_factory=dict)
     donated: int = 0
+    curve: Sequence[tuple[int, float, float]] = ()
 
 
 def tune_network(
@@ -95,7 +98,8 @@ def tune_network(
         workshop = _Workshop(network, module, target, setup, imported.inputs, imported.output, Path(scratch))
         workshop.build_untuned()
         start = time.monotonic()
-        database, times, donated = search_tasks(module, model, hardware, setup, trials, seed, folder, minutes, donors)
+        curve = _Curve()
+        database, times, donated = search_tasks(module, model, hardware, setup, trials, seed, folder, minutes, donors, on_trial=curve.add)
         search_s = time.monotonic() - start
         left_out = workshop.build_tuned(database)
         threads, pin = setup.protocol.threads, setup.protocol.pin_threads
@@ -107,7 +111,21 @@ def tune_network(
     return Tuned(
         sum(each.trials for each in times), len(times), workshop.untuned_ms, compared.ms("tuned"), compared.ms("eager"),
         workshop.difference, search_s, compared.ms("compile"), times, left_out, asdict(compared), donated,
+        curve.points,
     )  # fmt: skip
+
+
+class _Curve:
+    """How the network became faster while it was searched."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float, float]] = []
+        self._began = time.monotonic()
+
+    def add(self, trials: int, network_s: float) -> None:
+        """After so many programs the network takes so long by its tasks' best ones; inf while one has none."""
+        if math.isfinite(network_s) and (not self.points or network_s * 1e3 < self.points[-1][2]):
+            self.points.append((trials, time.monotonic() - self._began, network_s * 1e3))
 
 
 class _Workshop:
@@ -171,16 +189,24 @@ def search_tasks(
     minutes: float | None = None,
     donors: Donors | None = None,
     searches: bool = True,
+    on_trial: Callable[[int, float], Any] = lambda trials, network_s: None,
 ) -> tuple[Any, list[TaskTime], int]:
     """A MetaSchedule database with the best programs found for each task of a fused module, best first, what each task got, and
     how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.
+
+    ``on_trial`` is told how many programs were measured and the network's seconds by the best of each task: inf while one has none.
     """
     with quiet_compiler():
         tunables, settings = tunables_of(module, setup.target), SearchSettings(seed=seed)
         tuner = Tuner(tunables, model, hardware, setup.target, trials, settings, open_database(folder), donors, searches)
     seconds = None if minutes is None else 60.0 * minutes
     with Runner(setup) as runner, progress("tuning", tuner.budget.left, seconds) as shown, quiet_compiler():
-        tuner.run(runner, lambda outcome: shown.advance(f"{tuner.said()}, {_short(outcome)}"), math.inf if seconds is None else seconds)
+
+        def told(outcome: Any) -> None:
+            shown.advance(f"{tuner.said()}, {_short(outcome)}")
+            on_trial(sum(account.trials for account in tuner.budget.accounts), tuner.budget.network_s())
+
+        tuner.run(runner, told, math.inf if seconds is None else seconds)
     return tuner.winners(ALTERNATIVES), tuner.times(), tuner.donated_tasks()
 
 

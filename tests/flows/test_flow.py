@@ -54,6 +54,8 @@ class Stages:
 
     def command(self, name, settings) -> str:
         self.calls.append(name)
+        if name == "report":
+            Path("data/reports/report.html").write_text("<!doctype html>")
         if self.failures.get(name):
             raise StageFailed(name, "it said no", self.failures[name].pop(0))
         return f"did {name}"
@@ -107,14 +109,15 @@ def test_the_whole_flow_runs_in_order_and_shows_what_it_did(stages):
     assert state.is_completed()
     params: Params = parse_params(PARAMS)
     assert stages.calls[:2] == ["tasks", "candidates"]
-    assert stages.calls[-4:] == ["evaluate", "register", "promote", "tune"]
-    assert len(stages.calls) == len(set(stages.calls)) == 3 + 2 * len(params.platforms) + len(params.chain_order) + 3
+    assert stages.calls[-5:] == ["evaluate", "register", "promote", "tune", "report"]
+    assert len(stages.calls) == len(set(stages.calls)) == 3 + 2 * len(params.platforms) + len(params.chain_order) + 4
     assert runs["collect host-avx512"].state_name == "Skipped"
     assert runs["collect host-avx512"].state.message == "no AVX-512 here"
     assert {run.state_name for name, run in runs.items() if name != "collect host-avx512"} == {"Completed"}
     shown = artifacts()
     assert json.loads(shown["rounds-host-avx2"]) == [STEP]
     assert json.loads(shown["evaluation"]) == [{"of": "platforms / host-avx2 / top_1", "value": 0.9123}]
+    assert Path("data/reports/report.html").absolute().as_uri() in str(shown["page"])
     assert shown["plot-top-k"].startswith("data:image/png;base64,") and shown["summary"] == "all is well"
     assert "rounds-host-avx512" not in shown
 

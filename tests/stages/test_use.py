@@ -21,7 +21,7 @@ from tcl_core.models.cost_model import FORMAT
 from tcl_core.params import Chain, Link, Platform, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import overview, tuned_folder, use
-from tcl_core.stages.project import JOURNAL, Project, judged_now, model_folder, records_folder, save_hardware
+from tcl_core.stages.project import JOURNAL, REPORTS, Project, judged_now, model_folder, records_folder, save_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 P = "p-one"
@@ -120,6 +120,34 @@ def made_and_promoted(project: TinyProject, how: str) -> str:
     made_and_judged(how)
     use.register_model(project, P)
     return use.promote_model(project, P)
+
+
+# --- the page of a run ---
+
+
+def test_the_page_is_kept_with_the_version_that_it_is_of(project):
+    """Until other figures of the model are registered; the other platform's model is in no registry."""
+    from mlflow import MlflowClient
+
+    made_and_judged("best")
+    use.register_model(project, P)
+    client = MlflowClient()
+    run_id = client.get_model_version(registry.model_name(P), "1").run_id
+
+    def kept() -> str | None:
+        there = {file.path for file in client.list_artifacts(run_id)}
+        return Path(client.download_artifacts(run_id, use.PAGE.name)).read_text() if use.PAGE.name in there else None
+
+    for page in ("first", "second"):
+        use.PAGE.write_text(page)
+        assert use.keep_page(project) == [f"tcl-{P} version 1"] and kept() == page
+    use.register_model(project, P)
+    assert kept() == "second"  # nothing was corrected
+    write_json(use.EVALUATION, evaluation(P, "b") | {"more": 1})
+    use.register_model(project, P)
+    assert kept() is None
+    write_model(P, "worst")  # neither judged nor registered
+    assert use.keep_page(project) == []
 
 
 # --- promotion ---
@@ -565,10 +593,26 @@ def test_the_summary_names_what_was_measured_learned_and_promoted(project):
     made_and_promoted(project, "best")
     store.write_skipped(records_folder("b"), "b", "no AVX-512 here")
     text = overview.write_summary(project)
-    assert f"- {P}: top-1 0.900 on held-out networks (a random ranking: 0.500), 20 programs measured, champion is version 1" in text
+    assert f"- {P}: top-1 0.900 on held-out networks (a random ranking: 0.500), 20 programs measured, champion is version 1\n" in text
+    assert "\n  pairs ranked right 0.800, forgotten 0.000\n" in text
     assert "- b: skipped, no AVX-512 here" in text
     saved = json.loads(overview.SUMMARY.read_text())
     assert saved["platforms"][P]["champion_version"] == 1 and saved["platforms"]["b"] == {"skipped": "no AVX-512 here"}
+
+
+def test_the_summary_says_what_top_1_is_to_be_read_with(project):
+    known = evaluation(P, "b")
+    known["platforms"][P] = known["platforms"][P] | {"top_1": {"value": 0.9, "low": 0.75, "high": 0.98}, "pairwise_accuracy": None}
+    known["baselines"] = {"zero-shot": {P: {"top_1": {"value": 0.6}}}, "xgboost": {"b": {"top_1": {"value": 0.7}}}}
+    write_json(use.EVALUATION, known)
+    rounds = [{"step": "measure", "disturbed": 3}, {"step": "refit"}, {"step": "measure", "disturbed": 4}]
+    write_json(REPORTS / "collect" / f"{P}.json", {"errors": {"ok": 8, "timeout": 1, "crash": 1}, "rounds": rounds})
+    assert (
+        "  top-1 from 0.750 to 0.980 (95 %), pairs ranked right -, top-1 of zero-shot 0.600, forgotten 0.000, "
+        "2 programs failed, 7 timed while the machine was not quiet\n"
+    ) in overview.write_summary(project)
+    saved = json.loads(overview.SUMMARY.read_text())["platforms"][P]
+    assert (saved["peers"], saved["failed"], saved["top1_interval"]) == ({"zero-shot": 0.6}, 2, [0.75, 0.98])
 
 
 @pytest.mark.parametrize("lacking", ["platform", "figure"])

@@ -73,6 +73,7 @@ def test_a_whole_network(tmp_path):
     assert min(tuned["tuned_ms"], tuned["untuned_ms"], tuned["pytorch_ms"]) > 0 and tuned["left_out"] == 0
     (task,) = tuned["task_times"]
     assert (task["weight"], task["trials"]) == (1.0, 3) and task["latency_ms"] > 0 and "matmul" in task["name"]
+    assert tuned["curve"][0][0] <= 3 and all(seconds > 0 and ms > 0 for _, seconds, ms in tuned["curve"])
     assert tuned["compile_ms"] is None and set(tuned["compared"]["systems"]) == {"tuned", "eager"}
     with np.load(tmp_path / EXAMPLE) as example:
         assert example["input_0"].shape == (4, 16) and example["output"].shape == (4, 8)
@@ -125,17 +126,31 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module
     """To itself: each task that ran is given its own best program, as its first trial."""
     monkeypatch.setattr(network, "Runner", FakeRunner)
 
+    points = []
+
     def searched(trials, **options):
+        points.clear()
+        options["on_trial"] = lambda *point: points.append(point)
         database, times, donated = network.search_tasks(tiny_module, None, (1.0,) * 11, make_setup(), trials, 0, **options)
         best = {str(r.trace): float(r.run_secs[0]) for r, *_ in by_task(database.get_all_tuning_records())}
         return best, len(times), donated
 
     first, tasks, donated = searched(60, folder=tmp_path / INSIDE)
     assert (len(first), donated) == (tasks, 0)
+    assert [trials for trials, _ in points] == sorted(trials for trials, _ in points) and points[-1][0] == 60
+    assert points[0][1] == float("inf") and 0 < points[-1][1] < float("inf")  # known as soon as every task has run
     donors = Donors([tmp_path], EXTRACTION_TARGET)
     for options in ({"trials": tasks}, {"trials": 1000, "searches": False}):
         again, _, donated = searched(**options, donors=donors)
         assert donated == tasks and again == first
+
+
+def test_the_curve_of_a_search_has_a_point_for_each_gain():
+    curve = network._Curve()
+    for trials, network_s in ((8, float("inf")), (16, 0.5), (24, 0.5), (32, 0.25), (40, 0.3)):
+        curve.add(trials, network_s)
+    assert [(trials, ms) for trials, _, ms in curve.points] == [(16, 500.0), (32, 250.0)]
+    assert 0 <= curve.points[0][1] <= curve.points[1][1]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no protobuf"])

@@ -1,0 +1,143 @@
+"""What a page is made of, as plain data for the template, and how figures are written in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from tcl_core.files import printable
+
+UNKNOWN = "–"
+
+
+class Cell(NamedTuple):
+    """One cell of a table that is more than its text.
+
+    shade  0 to 100: how strongly it is tinted, None: not at all
+    tone   "better", "worse" or ""
+    """
+
+    text: str
+    shade: int | None = None
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """``left``: how many columns, from the first one on, hold words; all others hold figures."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    left: int = 1
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    svg: Markup
+
+
+class Key(NamedTuple):
+    """One entry of a legend: a name and its colour, a number as in ``svg.SERIES``."""
+
+    name: str
+    colour: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Charts side by side and what their colours mean; the same figures as a table that can be unfolded, or one that stands
+    ``beside`` a single chart where there is room.
+    """
+
+    charts: Sequence[Chart]
+    table: Table | None = None
+    legend: Sequence[Key] = ()
+    beside: Table | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """``tables`` are shown as they are, below the groups; ``folded`` ones are to be unfolded."""
+
+    anchor: str
+    title: str
+    text: str
+    groups: Sequence[Group] = ()
+    tables: Sequence[Table] = ()
+    folded: Sequence[Table] = ()
+
+
+class Tile(NamedTuple):
+    """A figure that one wants to see first."""
+
+    value: str
+    name: str
+    note: str = ""
+
+
+class Step(NamedTuple):
+    """A platform of the chain; ``tone`` is "skipped" or ""."""
+
+    name: str
+    facts: Sequence[str]
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    subtitle: str
+    tiles: Sequence[Tile]
+    sections: Sequence[Section]
+    chain: Sequence[Step] = ()
+    notes: Sequence[str] = field(default=())
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """``0.614``; a dash for what is not known."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def count(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return UNKNOWN if share is None or not math.isfinite(share) else f"{100 * share:.{digits}f} %"
+
+
+def interval(figure: dict[str, float | None] | None) -> str:
+    """``0.614 (0.411 to 0.792)``, the 95 % interval in brackets where there is one."""
+    if not figure:
+        return UNKNOWN
+    low, high = figure.get("low"), figure.get("high")
+    return number(figure["value"]) + ("" if low is None or high is None else f" ({number(low)} to {number(high)})")
+
+
+def milliseconds(value: float | None) -> str:
+    """With three significant digits or more: ``12.4 ms``, ``0.481 ms``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f} ms"
+
+
+def duration(seconds: float | None) -> str:
+    """``86 s``, ``14.9 min``, ``2.5 h``"""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def short(text: str, most: int = 22) -> str:
+    """A name that fits beside a chart, its middle left out; control characters, which no SVG may hold, are escaped."""
+    text = printable(text)
+    return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"
