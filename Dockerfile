@@ -9,7 +9,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ git make &&
 WORKDIR /tcl
 COPY Makefile pyproject.toml constraints.txt ./
 COPY .dvc .dvc
-RUN mkdir -p tcl_core flows && touch README.md tcl_core/__init__.py flows/__init__.py && make setup
+RUN mkdir -p tcl_core flows && touch README.md tcl_core/__init__.py flows/__init__.py && make setup EXTRAS=dev,postgres
 COPY . .
 RUN touch .venv/.installed
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+DRIFT = 6  # exit code of `tcl drift` that found one: no error, but something to act on
+
 
 class TclError(Exception):
     """Base of every error that is the user's to mend; the command line prints it and exits with ``exit_code``."""

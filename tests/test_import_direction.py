@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors files checked sandbox environment settings progress network_names gpu params compat platforms journal store provenance "
+    "errors files checked sandbox environment settings progress network_names gpu crontab params compat platforms journal store provenance "
     "programs measure features "
     "learning models teaching completion bridge sampling distill collect evaluation registry tuning stages cli flows"
 ).split()
