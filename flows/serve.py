@@ -24,6 +24,8 @@ from tcl_core.params import OF_A_PLATFORM, Params, Schedule, load_params
 from tcl_core.progress import say
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from prefect import Flow
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.events.schemas.automations import AutomationCore
@@ -34,6 +36,8 @@ MEASURING = ("collect", "holdout", "drift")
 HEARTBEAT_S = 30  # flows.heartbeat_frequency in pyproject.toml
 SILENT_S = 5 * HEARTBEAT_S  # after which a run is taken for dead
 MOST_STARTS = 5  # of one run: what kills it each time must be looked at
+ALERTS = "tcl-alerts"  # name of the notification block that, if somebody saved one, is told of what needs a look
+NEEDS_A_LOOK = ("Failed", "Crashed", "Drift", "Late")  # Late: no worker took the run when it was due
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Skipped", "Drift")  # names of a run's last state
 # A worker is started in the project's folder, wherever that lies on its machine; a run works there.
 HERE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
@@ -100,6 +104,10 @@ def _schedules(params: Params, run: str, platform: str = "") -> dict[str, Schedu
     return {name: one for name, one in found.items() if run not in OF_A_PLATFORM or one.platform in ("", platform)}
 
 
+NO_ALERTS = f"nobody is told of failures: to change that, save a notification block named {ALERTS} (docs/operations.md)"
+OURS = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
+
+
 def automations() -> list[AutomationCore]:
     """Runs of which nothing is heard are called crashed; a crashed run is taken up again, a few times.
 
@@ -109,12 +117,11 @@ def automations() -> list[AutomationCore]:
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-    of_ours = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
     silent = EventTrigger(
         after={"prefect.flow-run.heartbeat"},
         expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{name}" for name in ENDS)},
         match={"prefect.resource.id": "prefect.flow-run.*"},
-        match_related=of_ours,
+        match_related=OURS,
         for_each={"prefect.resource.id"},
         posture=Posture.Proactive,
         threshold=1,
@@ -124,7 +131,7 @@ def automations() -> list[AutomationCore]:
         expect={"prefect.flow-run.Crashed"},
         # A run that never began (count 0) would fail to begin again at once, and for ever.
         match={"prefect.resource.id": "prefect.flow-run.*", "prefect.run-count": [str(n) for n in range(1, MOST_STARTS)]},
-        match_related=of_ours,
+        match_related=OURS,
         posture=Posture.Reactive,
         threshold=1,
     )
@@ -142,6 +149,26 @@ def automations() -> list[AutomationCore]:
     ]  # fmt: skip
 
 
+def alerts(block: UUID) -> AutomationCore:
+    """Tells a notification block of every run that needs somebody's look, with the last state's sentence."""
+    from prefect.events.actions import SendNotification
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    ended = EventTrigger(
+        expect={f"prefect.flow-run.{name}" for name in NEEDS_A_LOOK},
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related=OURS,
+        posture=Posture.Reactive,
+        threshold=1,
+    )
+    told = SendNotification(
+        block_document_id=block,
+        subject="tcl: {{ flow.name }}/{{ deployment.name }} {{ flow_run.state.name }}",
+        body="{{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
+    )
+    return AutomationCore(name="tcl: alerts", description=f"To the block {ALERTS}.", tags=[TAG], trigger=ended, actions=[told])
+
+
 def serve(params: Params) -> str:
     """Make the server's deployments, pools and automations those of ``params``; what there is to say about it.
 
@@ -154,9 +181,10 @@ def serve(params: Params) -> str:
         for deployment in deployments:
             _deploy(client, deployment)
         removed = _remove_others(client, {deployment.full_name for deployment in deployments})
-        for automation in automations():
+        blocks = [block.id for block in client.read_block_documents(include_secrets=False) if block.name == ALERTS]
+        for automation in (*automations(), *map(alerts, blocks[:1])):
             _automate(client, automation)
-    return "\n".join(_told(deployments, pools, made, removed))
+    return "\n".join([*_told(deployments, pools, made, removed), *([] if blocks else [NO_ALERTS])])
 
 
 @contextmanager

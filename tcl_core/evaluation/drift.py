@@ -84,7 +84,7 @@ def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tupl
         )
     if found.fall > most_fall:
         why.append(
-            f"the champion orders {found.now:.0%} of them right, {found.then:.0%} before (a fall of {most_fall:.0%} is allowed)"
+            f"the champion orders {found.now:.0%} of clear pairs right, {found.then:.0%} before (a fall of {most_fall:.0%} is allowed)"
         )
     machine = _machine(found)
     if why:
@@ -95,6 +95,8 @@ def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tupl
 
 
 def _machine(found: Comparison) -> str:
+    if found.failed == found.programs:
+        return f"none of {found.programs} programs runs any more"
     ratio, failed = found.ratio, f", {found.failed} programs that ran then fail now" if found.failed else ""
     if not abs(ratio.value - 1) > SAME or ratio.low <= 1 <= ratio.high:
         return f"the machine is as fast as then{failed}"

@@ -89,10 +89,11 @@ def run(**arguments):
 
 
 def artifacts() -> dict[str, object]:
+    """The latest of each key."""
     from prefect import get_client
 
     with get_client(sync_client=True) as client:
-        return {artifact.key: artifact.data for artifact in client.read_artifacts()}
+        return {artifact.key: artifact.data for artifact in client.read_latest_artifacts()}
 
 
 def test_the_whole_flow_runs_in_order_and_shows_what_it_did(stages):

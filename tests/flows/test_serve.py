@@ -138,7 +138,24 @@ def test_an_automation_that_was_paused_stays_paused(params, prefect_server):
 def test_what_is_said_names_times_pools_and_workers(params, prefect_server):
     said = module.serve(with_schedules(params, often=DRIFT)).splitlines()
     assert re.match(r"often +drift/host-sse42 +pool tcl-host-sse42 +30 \*/6 \* \* \* +next \d{4}-\d\d-\d\d \d\d:30 UTC", said[0])
-    assert said[-4:] == [f"  prefect worker start --pool {pool}" for pool in ("tcl", *(f"tcl-{name}" for name in params.platforms))]
+    assert said[-5:-1] == [f"  prefect worker start --pool {pool}" for pool in ("tcl", *(f"tcl-{name}" for name in params.platforms))]
+    assert "save a notification block named tcl-alerts" in said[-1]
+
+
+def test_failures_are_told_to_the_block_that_somebody_saved(params, prefect_server):
+    from prefect import get_client
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock
+
+    block = CustomWebhookNotificationBlock(name="alerts", url="http://127.0.0.1:9/", json_data={"text": "{{subject}}"}).save(module.ALERTS)
+    try:
+        assert "prefect worker start" in module.serve(with_schedules(params)).splitlines()[-1]
+        with get_client(sync_client=True) as client:
+            (found,) = client.read_automations_by_name("tcl: alerts")
+            assert found.trigger.expect == {f"prefect.flow-run.{name}" for name in ("Failed", "Crashed", "Drift", "Late")}
+            assert str(found.actions[0].block_document_id) == str(block)
+            client.delete_automation(found.id)
+    finally:
+        CustomWebhookNotificationBlock.delete(f"custom-webhook/{module.ALERTS}")
 
 
 @pytest.fixture
