@@ -274,7 +274,8 @@ def _automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
     if not known:
         client.create_automation(automation)
         return
-    whole = type(automation)(**{**automation.model_dump(), "enabled": known[0].enabled})  # only what was set would be sent
+    # Only what was set is sent: so set all, but for the owner, which an update may not name.
+    whole = type(automation)(**{**automation.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled})
     client.update_automation(known[0].id, whole)
 
 

@@ -12,7 +12,7 @@ from prefect.states import Completed
 
 from flows import report
 from flows.dvc_stage import StageFailed, run_command
-from flows.pipeline import alone, command_task, run_stage
+from flows.pipeline import Done, alone, command_task, run_stage
 from tcl_core.errors import DRIFT
 from tcl_core.params import load_params
 from tcl_core.registry import FLOW_RUN_ID
@@ -30,12 +30,7 @@ def stage(name: str, again: bool = False, wait_minutes: float = WAIT_MINUTES) ->
         again: Run it although nothing changed; a stage that measures then measures everything anew.
         wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
     """
-
-    def work() -> State | None:
-        done = run_stage(name, again=again)
-        return Completed(name="Skipped", message=done.skipped) if done.skipped else None
-
-    return alone(work, wait_minutes)
+    return alone(lambda: _last(run_stage(name, again=again)), wait_minutes)
 
 
 @flow(name="registry", flow_run_name="{action} {platform}")
@@ -98,5 +93,9 @@ def _check(platform: str, then: str) -> State:
 
 
 def _command(name: str, arguments: list[str]) -> State | None:
-    done = command_task.with_options(name=name, task_run_name=name)(name, (), arguments)
-    return Completed(name="Skipped", message=done.skipped) if done.skipped else None
+    return _last(command_task.with_options(name=name, task_run_name=name)(name, (), arguments))
+
+
+def _last(done: Done | State) -> State | None:
+    """A flow of one task ends as its task did: a task that was skipped gives its state."""
+    return Completed(name=done.name, message=done.message) if isinstance(done, State) else None

@@ -135,7 +135,7 @@ def run(folder: Path, rounds: int = 7) -> str:
 def drift(platform: str | None = None, as_json: bool = False) -> tuple[str, bool]:
     """What there is to say about the checks, and whether any found drift."""
     from tcl_core.checked import plain_json
-    from tcl_core.stages.drift import drift_text, run_drift
+    from tcl_core.stages.drifting import drift_text, run_drift
 
     _refuse_empty(platform=platform)
     checks = run_drift(_project(), platform)

@@ -155,7 +155,7 @@ def test_failures_are_told_to_the_block_that_somebody_saved(params, prefect_serv
             assert str(found.actions[0].block_document_id) == str(block)
             client.delete_automation(found.id)
     finally:
-        CustomWebhookNotificationBlock.delete(f"custom-webhook/{module.ALERTS}")
+        CustomWebhookNotificationBlock.delete(module.ALERTS)
 
 
 @pytest.fixture

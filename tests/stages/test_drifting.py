@@ -17,8 +17,8 @@ from tcl_core.journal import Record
 from tcl_core.measure.job import Outcome, Setup
 from tcl_core.params import load_params
 from tcl_core.platforms import Hardware
-from tcl_core.stages import drift
-from tcl_core.stages.drift import HISTORY, choose_probes, drift_text, history, run_drift
+from tcl_core.stages import drifting
+from tcl_core.stages.drifting import HISTORY, choose_probes, drift_text, history, run_drift
 from tcl_core.stages.project import Project, records_folder, save_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,8 +77,8 @@ def machine(tmp_path, monkeypatch) -> Machine:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the lock is not that of real measurements
     machine = Machine()
-    monkeypatch.setattr(drift, "measure_now", machine.measure_now)
-    monkeypatch.setattr(drift.registry, "is_there", lambda: False)
+    monkeypatch.setattr(drifting, "measure_now", machine.measure_now)
+    monkeypatch.setattr(drifting.registry, "is_there", lambda: False)
     write(P, RECORDS)
     return machine
 
@@ -95,9 +95,9 @@ def project(machine) -> Project:
 
 
 def with_champion(monkeypatch) -> None:
-    monkeypatch.setattr(drift.registry, "is_there", lambda: True)
-    monkeypatch.setattr(drift.registry, "champion", lambda platform: (7, Path("champion")))
-    monkeypatch.setattr(drift.catalogue, "load", lambda folder: Champion())
+    monkeypatch.setattr(drifting.registry, "is_there", lambda: True)
+    monkeypatch.setattr(drifting.registry, "champion", lambda platform: (7, Path("champion")))
+    monkeypatch.setattr(drifting.catalogue, "load", lambda folder: Champion())
 
 
 def test_probes_are_spread_over_tasks_and_over_what_is_fast_and_slow():
@@ -159,14 +159,14 @@ def test_a_champion_that_cannot_rank_is_left_out(machine, project, monkeypatch, 
     def broken(folder):
         raise DataError("the model reads 47 features")
 
-    monkeypatch.setattr(drift.catalogue, "load", broken)
+    monkeypatch.setattr(drifting.catalogue, "load", broken)
     assert run_drift(project, P)[0]["champion_version"] is None
     assert "its champion is left out of the check: the model reads 47 features" in capsys.readouterr().err
 
     def nobody(platform):
         raise RegistryError("no champion")
 
-    monkeypatch.setattr(drift.registry, "champion", nobody)
+    monkeypatch.setattr(drifting.registry, "champion", nobody)
     assert run_drift(project, P)[0]["then"] is None
 
 
