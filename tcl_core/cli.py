@@ -20,7 +20,7 @@ from typing import Annotated, NoReturn, Optional
 import typer
 
 from tcl_core import __version__, environment  # noqa: F401  (the latter before torch is imported)
-from tcl_core.errors import DataError, PlatformError, TclError, UsageError, missing_extra
+from tcl_core.errors import DRIFT, DataError, PlatformError, TclError, UsageError, missing_extra
 from tcl_core.files import printable, refusal, shown
 from tcl_core.process import ANSWER_FILE, end_with_parents
 
@@ -119,6 +119,23 @@ def holdout(platform: Platform = None, again: Again = False) -> None:
     from tcl_core import stages
 
     _say(stages.holdout(platform, again=again))
+
+
+@app.command(rich_help_panel=DATA)
+def drift(
+    platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: each that was measured here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure a few held-out programs again: does the machine order them as it did?  Exits with 6 if not.
+
+    Example: tcl drift --platform host-avx2
+    """
+    from tcl_core import stages
+
+    said, drifted = stages.drift(platform, as_json)
+    _say(said, DRIFT if drifted else 0)
+    if drifted:
+        sys.exit(DRIFT)
 
 
 @app.command("import", rich_help_panel=DATA)
@@ -304,7 +321,7 @@ def summary() -> None:
 
 
 def main() -> None:
-    """Entry point of `tcl`: exits 0, a TclError's own code, 2 for wrong usage, 130 for Ctrl-C, 1 for the unforeseen."""
+    """Entry point of `tcl`: exits 0, a TclError's own code, 2 for wrong usage, 6 for drift, 130 for Ctrl-C, 1 for the unforeseen."""
     output = _open_standard_streams()
     try:
         _check_words(sys.argv[1:])
@@ -370,8 +387,8 @@ def _check_words(words: list[str]) -> None:
             raise UsageError(f"the argument '{shown(word)}' has control characters in it; give it without them")
 
 
-def _say(text: str | None) -> None:
-    if not text or _handed_over(text, 0):
+def _say(text: str | None, code: int = 0) -> None:
+    if not text or _handed_over(text, code):
         return
     try:
         typer.echo("\n".join(map(printable, text.split("\n"))))
