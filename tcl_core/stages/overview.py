@@ -10,7 +10,7 @@ from tcl_core import registry, store
 from tcl_core.checked import write_json
 from tcl_core.errors import DataError
 from tcl_core.params import Params
-from tcl_core.stages import use
+from tcl_core.stages import promotion, use
 from tcl_core.stages.project import REPORTS, Project, records_folder, stage_seconds
 
 SUMMARY = REPORTS / "summary.json"
@@ -18,7 +18,7 @@ SUMMARY = REPORTS / "summary.json"
 
 def write_summary(project: Project) -> str:
     """Everything of the last run that a person asks for first -> data/reports/summary.json, and as text."""
-    evaluation, tuned = use.evaluation(), use.last_tuned()
+    evaluation, tuned = promotion.evaluation(), use.last_tuned()
     platforms: dict[str, Any] = {}
     for platform in project.params.chain_order:
         reason = store.skipped_reason(records_folder(platform))
@@ -42,8 +42,8 @@ def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
             "champion_version": registry.champion_version(platform),
         }
     except KeyError as error:
-        raise DataError(f"{use.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
-    use.check_judged(evaluation, platform)
+        raise DataError(f"{promotion.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
+    promotion.check_judged(evaluation, platform)
     return found
 
 

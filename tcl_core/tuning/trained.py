@@ -56,13 +56,21 @@ def simd_bytes(target: Any) -> int:
 
 
 def find_trained(name: str | Path) -> Trained:
-    """The champion of a platform (``host-avx2``) or of its name in the registry (``tcl-host-avx2``), or a folder's model.
+    """The champion of a platform (``host-avx2``) or of its name in the registry (``tcl-host-avx2``), a version of it
+    (``host-avx2:3``), or a folder's model.
 
     A text is a folder where it has a separator in it or names a folder with a model; else the registry is asked.  Raises
-    UsageError for a name without a champion and as ``load_trained``, RegistryError where nothing was promoted yet.
+    UsageError for a name without a champion and as ``load_trained``, RegistryError where nothing was promoted yet, and where
+    there is no such version.
     """
     if isinstance(name, Path) or os.sep in name or (Path(name) / "model.json").exists():
         return load_trained(Path(name))
+    if not registry.is_there():
+        raise RegistryError(f"there is no model registry at {registry.where()}; set MLFLOW_TRACKING_URI to one, {ELSE}")
+    platform, pin = registry.pinned(name)
+    if pin is not None:
+        version, folder = registry.champion(name.removeprefix(registry.model_name("")))
+        return load_trained(folder, f"version {version} of {platform}")
     platform = _with_champion(name)
     version, folder = registry.champion(platform)
     return load_trained(folder, f"the champion of {platform} (version {version})")
@@ -70,8 +78,6 @@ def find_trained(name: str | Path) -> Trained:
 
 def _with_champion(name: str) -> str:
     """The platform that a name means."""
-    if not registry.is_there():
-        raise RegistryError(f"there is no model registry at {registry.where()}; set MLFLOW_TRACKING_URI to one, {ELSE}")
     platforms = registry.platforms_with_champion()
     if not platforms:
         raise RegistryError(f"the registry at {registry.where()} has no champion yet; run: tcl register and then: tcl promote, {ELSE}")
