@@ -178,6 +178,8 @@ class Evaluate:
 @dataclass(frozen=True)
 class Promote:
     confidence: Annotated[float, Between(0.5, 1)]
+    first_confidence: Annotated[float, Between(0, 1)]
+    min_tasks: Annotated[int, Between(1, 10_000)]
 
 
 @dataclass(frozen=True)

@@ -516,6 +516,7 @@ COMMANDS = {
     "distill": stages.distill, "register": stages.register, "promote": stages.promote, "tune": stages.tune,
     "tune -p": lambda name: stages.tune(None, name), "export": stages.export,
     "predict": lambda name: stages.predict_log(Path("log"), name), "profile": stages.profile,
+    "models": stages.show_models, "rollback": lambda name: stages.rollback(name, "slow"),
 }  # fmt: skip
 
 
