@@ -153,7 +153,7 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Distill:
-    method: Annotated[str, OneOf(("bridge", "ckd"))]
+    method: Annotated[str, OneOf(("bridge", "ckd", "ckd-mended"))]
     epochs: Rounds
     kd_epochs: Rounds
     learning_rate: Positive
