@@ -212,7 +212,7 @@ def test_help_imports_nothing_heavy():
 
 
 def test_a_reader_that_leaves_is_no_error():
-    code = "from tcl_core import cli, stages; import sys; stages.platforms = lambda: 'x' * 10**6; sys.argv = ['tcl', 'platforms']; cli.main()"
+    code = "from tcl_core import cli, stages; import sys; stages.platforms = lambda *_: 'x' * 10**6; sys.argv = ['tcl', 'platforms']; cli.main()"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         child.stdout.close()
         assert child.stderr.read() == b""
@@ -238,7 +238,7 @@ def test_a_stage_does_not_outlive_its_flow():
 
 # --- what a user, a shell or a disk does to it ---
 
-SAYS = "from tcl_core import cli, stages; import sys; stages.platforms = lambda: '3 platforms'; sys.argv = ['tcl', *sys.argv[1:]]; cli.main()"
+SAYS = "from tcl_core import cli, stages; import sys; stages.platforms = lambda *_: '3 platforms'; sys.argv = ['tcl', *sys.argv[1:]]; cli.main()"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_outputs_that_take_nothing(command, code, told):
 
 def test_what_is_opened_later_does_not_take_the_place_of_a_closed_output():
     """Else what is printed would end in that file."""
-    code = "from tcl_core import cli, stages; import os, sys; stages.platforms = lambda: sys.exit(os.open('/dev/null', 0))"
+    code = "from tcl_core import cli, stages; import os, sys; stages.platforms = lambda *_: sys.exit(os.open('/dev/null', 0))"
     code += "; sys.argv = ['tcl', 'platforms']; cli.main()"
     ended = subprocess.run(["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, code], cwd=ROOT, timeout=60)
     assert ended.returncode > 2

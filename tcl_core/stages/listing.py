@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 
 from tcl_core import sandbox
@@ -17,33 +16,41 @@ RUNS = "runs here"
 
 
 def list_platforms(params: Params) -> dict[str, Any]:
-    """The chain's platforms and whether this machine can run them, each that it can with its hardware vector; how it is
-    confined what cannot be trusted.  For JSON and ``platforms_text``.
+    """The chain's platforms and whether this machine can run them, the hardware vector of the last that it can, and how it is
+    confined what cannot be trusted; for JSON and ``platforms_text``.
     """
-    rows, ask = [], Ask(cache(copy_bandwidth_gbs), dict)  # measured once for all of them
+    rows, last = [], None
     for name in params.chain_order:
         spec = params.platforms[name]
         status = _status(spec, params.candidates.design_space)
         runs = status == RUNS
         rows.append({
-            "platform": name, "hardware_name": kind_of(spec).shown_as(spec, runs), "from": params.previous(name), "runs_here": runs,
-            "status": status, "hardware": asdict(kind_of(spec).find(spec, ask).hardware) if runs else None,
+            "platform": name, "hardware": kind_of(spec).shown_as(spec, runs), "from": params.previous(name), "runs_here": runs, "status": status,
         })  # fmt: skip
-    held = sandbox.barriers()
-    return {"platforms": rows, "confined_in": list(held), "not_confined_in": [name for name in sandbox.BARRIERS if name not in held]}
+        last = name if runs else last
+    if last is None:
+        return {"platforms": rows, "hardware": None, **_confinement()}
+    spec = params.platforms[last]
+    vector = {"platform": last, "vector": asdict(kind_of(spec).find(spec, Ask(copy_bandwidth_gbs, dict)).hardware)}
+    return {"platforms": rows, "hardware": vector, **_confinement()}
 
 
 def platforms_text(listed: Mapping[str, Any]) -> str:
     """As a table, with the hardware vector of the last platform that runs here."""
     lines = [f"{'platform':14s} {'hardware':16s} {'from':14s} status"]
-    lines += [f"{row['platform']:14s} {row['hardware_name']:16s} {row['from'] or '-':14s} {row['status']}" for row in listed["platforms"]]
-    if runnable := [row for row in listed["platforms"] if row["runs_here"]]:
-        name, fields = runnable[-1]["platform"], runnable[-1]["hardware"]
+    lines += [f"{row['platform']:14s} {row['hardware']:16s} {row['from'] or '-':14s} {row['status']}" for row in listed["platforms"]]
+    if listed["hardware"]:
+        name, fields = listed["hardware"]["platform"], listed["hardware"]["vector"]
         known = ", ".join(f"{field} {value:g}" for field, value in fields.items() if value)
         unknown = ", ".join(field for field, value in fields.items() if not value)
         lines += ["", f"hardware of {name}: {known}"]
         lines += [f"unknown here (platforms.{name}.hardware of params.yaml can say): {unknown}"] if unknown else []
     return "\n".join([*lines, "", f"what cannot be trusted runs {_confined_text(listed)}"])
+
+
+def _confinement() -> dict[str, list[str]]:
+    held = sandbox.barriers()
+    return {"confined_in": list(held), "not_confined_in": [name for name in sandbox.BARRIERS if name not in held]}
 
 
 def _confined_text(listed: Mapping[str, Any]) -> str:

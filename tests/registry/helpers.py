@@ -1,12 +1,18 @@
-"""What the registry's tests share: models to register, and commands in processes that may be killed."""
+"""What the registry's tests share: registries, models to register, and commands in processes that may be killed.
+
+MLflow takes seconds to make an empty registry; it does so once, and each test file has a copy.  A file takes the fixtures that
+it needs by their names: ``store = helpers.store``.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tcl_core import registry
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
+from tcl_core.registry import local_store, serving
 
 TAGS = {"data.hash": "d1", "dvc.stage": "train"}
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.copyfile", "shutil.rmtree")
@@ -97,3 +105,65 @@ def runs_without_version(folder: Path) -> list[tuple]:
             "SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active' AND "
             "(status <> 'FINISHED' OR run_uuid NOT IN (SELECT run_id FROM model_versions))"
         ).fetchall()
+
+
+# --- fixtures ---
+
+MADE: list[Path] = []
+
+
+@pytest.fixture(scope="session")
+def empty(tmp_path_factory) -> Path:
+    """The database of a registry without models; of each file that has this fixture the same one."""
+    if not MADE:
+        folder = tmp_path_factory.mktemp("empty")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+            assert registry.champion_version("p-none") is None
+        MADE.append(folder / "mlflow.db")
+    return MADE[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def store(tmp_path_factory, empty):
+    """The folder of one registry for the file; each test uses a platform of its own."""
+    folder = tmp_path_factory.mktemp("registry")
+    shutil.copy(empty, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        patch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+        yield folder
+
+
+@pytest.fixture
+def fresh(empty, tmp_path, monkeypatch) -> Path:
+    """The folder of an empty registry of the test's own, and little code to register: all for speed."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(empty, folder)
+    use(folder, monkeypatch)
+    (tmp_path / "code").mkdir()
+    monkeypatch.setattr(serving, "CODE", tmp_path / "code")
+    return folder
+
+
+@pytest.fixture
+def little_code(tmp_path, monkeypatch) -> None:
+    """Versions bring along next to no code: for speed."""
+    (tmp_path / "little").mkdir()
+    monkeypatch.setattr(serving, "CODE", tmp_path / "little")
+
+
+@pytest.fixture
+def none_yet(fresh, empty, monkeypatch) -> Path:
+    """As ``fresh``, but the registry must be made first; MLflow's seconds for that are spared."""
+
+    def initialise(database: Path, files: Path) -> None:
+        shutil.copy(empty, database)
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("UPDATE experiments SET artifact_location = ?", [files.as_uri()])
+        time.sleep(0.2)
+
+    (fresh / "mlflow.db").unlink()
+    monkeypatch.setattr(local_store, "_initialise", initialise)
+    return fresh

@@ -12,7 +12,10 @@ from tcl_core import registry
 from tcl_core.errors import DataError, RegistryError
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
+from tests.registry import helpers
 from tests.registry.helpers import TAGS, aliases, saved, some_samples
+
+empty, store, fresh, little_code = helpers.empty, helpers.store, helpers.fresh, helpers.little_code
 
 
 def test_a_model_comes_back_as_it_was(tmp_path):

@@ -15,7 +15,10 @@ import pytest
 from tcl_core import registry
 from tcl_core.errors import RegistryError
 from tcl_core.registry import local_store
+from tests.registry import helpers
 from tests.registry.helpers import TAGS, child, saved, use
+
+empty, store, fresh = helpers.empty, helpers.store, helpers.fresh
 
 
 def set_schema(file: Path, schema: str) -> bytes:

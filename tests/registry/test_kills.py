@@ -13,7 +13,10 @@ from pathlib import Path
 from tcl_core import registry
 from tcl_core.errors import RegistryError
 from tcl_core.registry import local_store
+from tests.registry import helpers
 from tests.registry.helpers import TAGS, aliases, child, runs_without_version, saved, some_of
+
+empty, store, fresh, none_yet = helpers.empty, helpers.store, helpers.fresh, helpers.none_yet
 
 
 def test_a_killed_registration_leaves_nothing_and_stops_nothing(fresh, tmp_path):
@@ -119,7 +122,7 @@ def test_a_killed_rollback_leaves_one_that_can_be_gone_back_from(fresh, tmp_path
     child(ready)
     kinds: list[str] = []
     assert child(back, changes=kinds) == [1, 2] and kinds.count("commit") >= 5
-    for number in range(1, len(kinds) + 1):
+    for number in some_of(kinds):
         assert child(back, kill_at=number) is None
         champion, pair, after = child(champion_and_back)
         assert pair == [3 - champion, champion] and after == {"champion": 3 - champion, "previous": champion}

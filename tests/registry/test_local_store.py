@@ -17,7 +17,10 @@ from tcl_core.errors import RegistryError
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
 from tcl_core.registry import local_store
+from tests.registry import helpers
 from tests.registry.helpers import TAGS, child, saved, some_samples, use
+
+empty, store, fresh, none_yet = helpers.empty, helpers.store, helpers.fresh, helpers.none_yet
 
 
 def test_the_store_is_that_of_the_folder_that_one_works_in(tmp_path, monkeypatch):

@@ -18,7 +18,10 @@ from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
 from tcl_core.models.cost_model import write_description
 from tcl_core.registry import local_store, model_files
+from tests.registry import helpers
 from tests.registry.helpers import TAGS, saved, some_samples
+
+empty, store, little_code = helpers.empty, helpers.store, helpers.little_code
 
 
 @pytest.fixture

@@ -11,7 +11,10 @@ from tcl_core.errors import RegistryError
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
 from tcl_core.registry import registering, runs
+from tests.registry import helpers
 from tests.registry.helpers import TAGS, saved, some_samples
+
+empty, store, fresh, little_code = helpers.empty, helpers.store, helpers.fresh, helpers.little_code
 
 
 def test_mlflow_can_serve_a_version_without_pickle(tmp_path, store):

@@ -667,6 +667,9 @@ def test_platforms_and_their_state(here, monkeypatch):
     assert second == f"{'second':14s} {'cortex-a72':16s} {'first':14s} 3 devices of key 'pi4' at 10.0.0.2:9190, 1 free"
     assert known.startswith("hardware of first: cores ") and "bandwidth_gbs 12.5" in known
     assert confined.startswith("what cannot be trusted runs ")
+    told = json.loads(stages.platforms(as_json=True))
+    assert [(row["platform"], row["from"], row["runs_here"]) for row in told["platforms"]] == [("first", None, True), ("second", "first", False)]
+    assert told["hardware"]["platform"] == "first" and told["hardware"]["vector"]["bandwidth_gbs"] == 12.5
 
     def away(host, port):
         raise PlatformError("no RPC tracker answers")
@@ -685,7 +688,7 @@ def test_platforms_and_their_state(here, monkeypatch):
 )
 def test_what_confines_programs_here(monkeypatch, held, said):
     monkeypatch.setattr(listing.sandbox, "barriers", lambda: held)
-    assert listing._confined() == said
+    assert listing._confined_text(listing._confinement()) == said
 
 
 def test_a_gpu_and_its_state(one_gpu, monkeypatch):

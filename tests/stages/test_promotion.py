@@ -15,7 +15,10 @@ from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.models import catalogue
 from tcl_core.stages import overview, promotion
 from tcl_core.stages.project import model_folder, records_folder
+from tests.stages import known_models
 from tests.stages.known_models import Known, P, TinyProject, evaluation, made_and_judged, made_and_promoted, write_model
+
+database, project = known_models.database, known_models.project
 
 
 # --- promotion ---

@@ -16,7 +16,10 @@ from tcl_core.params import Platform
 from tcl_core.platforms import Hardware
 from tcl_core.stages import overview, promotion, tuned_folder, use
 from tcl_core.stages.project import JOURNAL, REPORTS, model_folder, records_folder, save_hardware
+from tests.stages import known_models
 from tests.stages.known_models import Known, P, TinyProject, evaluation, made_and_promoted, write_model
+
+database, project = known_models.database, known_models.project
 
 
 # --- tuning ---
