@@ -4,7 +4,8 @@ A model ranks programs of one task, so only their order within a task can make i
 share (a neighbour, a lower clock) is told, and is no drift.  Noise swaps programs that are nearly equally fast;
 therefore only *clear* pairs count, those whose latencies are some factor apart.
 
-Arrays are aligned on N programs: latencies in seconds, inf where a program failed; tasks (N,) int.
+Arrays are aligned on N programs: latencies in seconds, inf where a program failed, NaN where others on the machine disturbed
+it; tasks (N,) int.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from tcl_core.evaluation.intervals import Interval
 DRAWS = 1000
 SAME = 0.05  # a common factor nearer to 1 than this is not worth a word
 SAMPLE = 8  # clear pairs, below which nothing can be told
+DRIFTED, SAME_ORDER, UNDECIDED = "drift", "no drift", "undecided"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Programs measured again.
 
-    programs   that ran then; failed: of them, those that fail now
+    programs   that ran then and were not disturbed now; disturbed: those that were; failed: that fail now
     ratio      median of new / old latency, with its 95 % interval over programs
     spread     ratios between which 80 % of the programs lie
     pairs      clear pairs of the old measurement; agreement: share of them in the same order now
@@ -32,6 +34,7 @@ class Comparison:
     """
 
     programs: int
+    disturbed: int
     failed: int
     ratio: Interval
     spread: tuple[float, float]
@@ -54,6 +57,9 @@ def compare(
     clear     factor between the latencies of a pair that counts
     champion  (N,) its predictions, higher is better
     """
+    known = ~np.isnan(new_s)
+    disturbed, champion = int((~known).sum()), None if champion is None else champion[known]
+    old_s, new_s, tasks = old_s[known], new_s[known], tasks[known]
     ran = np.isfinite(new_s)
     ratios = new_s[ran] / old_s[ran]
     old = _clear_pairs(old_s, tasks, clear)
@@ -64,6 +70,7 @@ def compare(
         shares = {"then": _mean(_ordered(champion, old)), "now": _mean(_ordered(champion, new))}
     return Comparison(
         programs=len(old_s),
+        disturbed=disturbed,
         failed=int((~ran).sum()),
         ratio=_median(ratios, seed),
         spread=tuple(np.percentile(ratios, [10, 90]).tolist()) if len(ratios) else (float("nan"), float("nan")),
@@ -73,10 +80,11 @@ def compare(
     )
 
 
-def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tuple[bool, str]:
+def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tuple[str, str]:
     """Whether that is drift, and the sentence that says why."""
     if found.pairs < SAMPLE:
-        return False, f"only {found.pairs} pairs of programs are far enough apart to compare; nothing can be told"
+        others = f", for others on this machine disturbed {found.disturbed} programs; try again when it is quieter" if found.disturbed else ""
+        return UNDECIDED, f"only {found.pairs} clear pairs of programs could be compared{others}"
     why = []
     if found.agreement.value < least_agreement:
         why.append(
@@ -88,14 +96,14 @@ def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tupl
         )
     machine = _machine(found)
     if why:
-        return True, f"{'; '.join(why)}; {machine}"
+        return DRIFTED, f"{'; '.join(why)}; {machine}"
     ranking = f"{found.agreement.value:.0%} of {found.pairs} clear pairs are in their old order"
     champion = "" if found.now is None else f", the champion orders {found.now:.0%} right ({found.then:.0%} before)"
-    return False, f"{machine}, ranking unchanged: {ranking}{champion}"
+    return SAME_ORDER, f"{machine}, ranking unchanged: {ranking}{champion}"
 
 
 def _machine(found: Comparison) -> str:
-    if found.failed == found.programs:
+    if found.failed == found.programs > 0:
         return f"none of {found.programs} programs runs any more"
     ratio, failed = found.ratio, f", {found.failed} programs that ran then fail now" if found.failed else ""
     if not abs(ratio.value - 1) > SAME or ratio.low <= 1 <= ratio.high:

@@ -168,12 +168,13 @@ def run(folder: Path, rounds: int = 7) -> str:
 def drift(platform: str | None = None, as_json: bool = False) -> tuple[str, bool]:
     """What there is to say about the checks, and whether any found drift."""
     from tcl_core.checked import plain_json
+    from tcl_core.evaluation.drift import DRIFTED
     from tcl_core.stages.drifting import drift_text, run_drift
 
     _refuse_empty(platform=platform)
     checks = run_drift(_project(), platform)
     said = json.dumps(plain_json({"checks": checks}), indent=2) if as_json else "\n".join(map(drift_text, checks))
-    return said, any(check["verdict"] == "drift" for check in checks)
+    return said, any(check["verdict"] == DRIFTED for check in checks)
 
 
 def import_logs(logs: Sequence[Path], platform: str, target: str = "") -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from tcl_core import registry, store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
-from tcl_core.evaluation.drift import Comparison, compare, verdict
+from tcl_core.evaluation.drift import SAME_ORDER, Comparison, compare, verdict
 from tcl_core.features.batches import Samples
 from tcl_core.journal import Record
 from tcl_core.measure.job import Outcome, Setup
@@ -83,28 +83,27 @@ def _check(project: Project, platform: str) -> dict[str, Any]:
         raise DataError(f"{platform} has no task of which two held-out programs ran; nothing can be compared")
     samples = _samples(project, platform, probes)
     version, champion = _champion(platform, samples)
-    best_s = np.full(len(probes), np.inf)
+    best_s = np.full(len(probes), np.nan)
     for attempt in (1, 2):
         outcomes, setup, host = measure_now(project, platform, [probe.key for probe in probes])
         if all(outcome.error == "build" for outcome in outcomes):
             raise PlatformError(f"none of the probes of {platform} can be built any more ({outcomes[0].message}); mend the compiler")
-        best_s = np.minimum(best_s, [_seconds(outcome) for outcome in outcomes])  # a neighbour only ever makes a program slower
+        best_s = np.fmin(best_s, [_seconds(outcome) for outcome in outcomes])  # a neighbour only ever makes a program slower
         found = compare(samples.latencies_s, best_s, samples.tasks, settings.clear, champion, project.params.seed)
-        drifted, reason = verdict(found, settings.agreement, settings.champion_fall)
-        if not drifted:
+        judged, reason = verdict(found, settings.agreement, settings.champion_fall)
+        if judged == SAME_ORDER:
             break
         if attempt == 1:
             say(f"{platform}: {reason}; measuring once more, to be sure")
     return {
         "platform": platform,
         "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verdict": "drift" if drifted else "no drift",
+        "verdict": judged,
         "reason": reason,
         "changed": list(_changed(probes[0], setup, host)),
         **_figures(found),
         "champion_version": version,
         "measured": attempt,
-        "disturbed": sum(outcome.disturbed for outcome in outcomes),
         "seconds": round(time.monotonic() - start, 1),
     }
 
@@ -148,6 +147,9 @@ def _champion(platform: str, samples: Samples) -> tuple[int | None, np.ndarray |
 
 
 def _seconds(outcome: Outcome) -> float:
+    """The latency, inf of a program that failed, NaN of one that was disturbed."""
+    if outcome.disturbed:
+        return np.nan
     return float(np.median(outcome.latencies_s)) if outcome.latencies_s else np.inf
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tcl_core.evaluation.drift import compare, verdict
+from tcl_core.evaluation.drift import DRIFTED, UNDECIDED, compare, verdict
 
 TASKS = np.repeat(np.arange(6), 4)
 OLD_S = np.tile([1e-3, 2e-3, 3e-3, 6e-3], 6) * np.repeat([1, 0.1, 5, 0.02, 1, 2], 4)  # 36 pairs, all 1.5 times apart or more
@@ -14,7 +14,8 @@ CLEAR, LEAST, FALL = 1.3, 0.85, 0.1
 
 def judged(new_s, champion=None):
     found = compare(OLD_S, new_s, TASKS, CLEAR, champion)
-    return found, *verdict(found, LEAST, FALL)
+    judged, reason = verdict(found, LEAST, FALL)
+    return found, judged == DRIFTED, reason
 
 
 def test_the_same_again():
@@ -64,16 +65,29 @@ def test_a_champion_that_became_wrong_is_drift_even_where_enough_pairs_stand():
     new_s = OLD_S * np.tile([1.0, 1.0, 1.0, 0.3], 6)  # 1, 2, 3, 1.8: five clear pairs a task, one of them turned
     found = compare(OLD_S, new_s, TASKS, CLEAR, champion=-OLD_S)
     assert (found.then, found.now, found.fall) == (1.0, pytest.approx(0.8), pytest.approx(0.2))
-    drifted, reason = verdict(found, 0.5, FALL)
-    assert drifted and reason.startswith("the champion orders 80% of clear pairs right, 100% before (a fall of 10% is allowed); the machine")
-    assert not verdict(found, 0.5, 0.3)[0]
+    judged, reason = verdict(found, 0.5, FALL)
+    assert judged == DRIFTED and reason.startswith("the champion orders 80% of clear pairs right, 100% before (a fall of 10% is allowed); the machine")
+    assert verdict(found, 0.5, 0.3)[0] != DRIFTED
     assert compare(OLD_S, new_s, TASKS, CLEAR, champion=new_s * 0).fall == 0.0  # one that says nothing loses nothing
 
 
 def test_few_pairs_tell_nothing():
     found = compare(OLD_S[:4], OLD_S[3::-1], TASKS[:4], CLEAR)
     assert found.agreement.value == 0.0
-    assert verdict(found, LEAST, FALL) == (False, "only 6 pairs of programs are far enough apart to compare; nothing can be told")
+    assert verdict(found, LEAST, FALL) == (UNDECIDED, "only 6 clear pairs of programs could be compared")
+
+
+def test_disturbed_programs_tell_nothing():
+    new_s = OLD_S[::-1].copy()
+    new_s[:20] = np.nan
+    found, _, reason = judged(new_s, champion=-OLD_S)
+    assert (found.programs, found.disturbed, found.pairs) == (4, 20, 6)
+    assert reason == "only 6 clear pairs of programs could be compared, for others on this machine disturbed 20 programs; try again when it is quieter"
+    new_s = OLD_S.copy()
+    new_s[::4] = np.nan
+    found, drifted, _ = judged(new_s, champion=-OLD_S)
+    assert not drifted and (found.pairs, found.now) == (18, 1.0)
+    assert verdict(compare(OLD_S, OLD_S * np.nan, TASKS, CLEAR, -OLD_S), LEAST, FALL)[0] == UNDECIDED
 
 
 def test_nothing_ran():

@@ -57,12 +57,14 @@ class Machine:
     def __init__(self) -> None:
         self.seconds = lambda number: 1e-3 * 2**number
         self.measured: list[list] = []
+        self.disturbed: list[bool] = []  # whether others are at work, measurement by measurement
         self.setup, self.host = SETUP, HOST
 
     def measure_now(self, project, platform, keys):
         self.measured.append(list(keys))
         found = [self.seconds(key[2][0]) for key in keys]
-        return [Outcome("ok", (s,)) if np.isfinite(s) else Outcome("build", message="no g++") for s in found], self.setup, self.host
+        loud = self.disturbed.pop(0) if self.disturbed else False
+        return [Outcome("ok", (s,), disturbed=loud) if np.isfinite(s) else Outcome("build", message="no g++") for s in found], self.setup, self.host
 
 
 class Champion:
@@ -144,6 +146,16 @@ def test_a_neighbour_that_has_gone_by_the_second_time_is_no_drift(machine, proje
     machine.seconds = lambda number: 1.0 / 2**number if len(machine.measured) == 1 else 1e-3 * 2**number
     (check,) = run_drift(project, P)
     assert (check["verdict"], check["measured"]) == ("no drift", 2)
+
+
+def test_on_a_loud_machine_nothing_can_be_told(machine, project):
+    machine.disturbed, machine.seconds = [True, True], lambda number: 64e-3 / 2**number
+    (check,) = run_drift(project, P)
+    assert (check["verdict"], check["measured"], check["disturbed"]) == ("undecided", 2, 24)
+    assert "others on this machine disturbed 24 programs; try again when it is quieter" in check["reason"]
+    machine.disturbed, machine.seconds = [True, False], lambda number: 1e-3 * 2**number
+    (check,) = run_drift(project, P)
+    assert (check["verdict"], check["measured"], check["disturbed"]) == ("no drift", 2, 0)
 
 
 def test_what_is_measured_otherwise_is_told(machine, project):
