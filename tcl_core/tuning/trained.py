@@ -10,7 +10,7 @@ from typing import Any
 from tcl_core import registry
 from tcl_core.compat import load_tvm
 from tcl_core.errors import DataError, RegistryError, UsageError, unknown_name
-from tcl_core.features.tokens import WIDTH
+from tcl_core.features.layout import WIDTH
 from tcl_core.files import shown
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
