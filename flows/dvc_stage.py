@@ -21,7 +21,7 @@ import psutil
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import writing
 from tcl_core.locks import try_lock
-from tcl_core.process import ANSWER_FILE, PARENT_PID
+from tcl_core.process import ANSWER_FILE, PARENT_PID, runs_dvc
 
 LOCKS = Path(".dvc/tmp")
 INTERRUPT_S = 5.0  # for a child to end by itself after Ctrl-C, which the terminal sends to it as well
@@ -109,7 +109,7 @@ def _lock_holders() -> set[int]:
 
 def _is_dvc(pid: int) -> bool:
     try:
-        return any(Path(word).name == "dvc" for word in psutil.Process(pid).cmdline())
+        return runs_dvc(psutil.Process(pid))
     except (psutil.Error, ValueError, OverflowError):  # a number that no process can have
         return False
 

@@ -22,7 +22,7 @@ from tcl_core.checked import read_tensors, write_tensors
 from tcl_core.compat import load_tvm
 from tcl_core.errors import DataError, RegistryError, UsageError, naming_extras, unknown_name
 from tcl_core.features.batches import Samples
-from tcl_core.features.tokens import WIDTH
+from tcl_core.features.layout import WIDTH
 from tcl_core.files import shown, whole_folder
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue

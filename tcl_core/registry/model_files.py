@@ -50,7 +50,7 @@ def folder_of(client: MlflowClient, platform: str, version: ModelVersion) -> Pat
 
 def check_tokens(folder: Path, origin: str) -> None:
     """Raise DataError for a model that reads tokens of another width than this version of TCL makes."""
-    from tcl_core.features.tokens import WIDTH
+    from tcl_core.features.layout import WIDTH
     from tcl_core.models import catalogue
     from tcl_core.models.cost_model import read_description
 
