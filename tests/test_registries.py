@@ -35,12 +35,17 @@ def test_the_keys_that_choose_are_found():
     assert {"collect.sampler", "train.loss", "distill.method", "platforms.kind"} <= set(CHOICES)
 
 
-@pytest.mark.parametrize("key", sorted(set(CHOICES) - {"platforms.kind"}))
+@pytest.mark.parametrize("key", sorted(set(CHOICES) - {"platforms.kind", "schedules.run"}))
 def test_a_comment_in_params_yaml_names_every_choice(key):
     section, name = key.split(".")
     text = (ROOT / "params.yaml").read_text()
     line = re.search(rf"^{section}:.*?^ +({name}: .*?)$", text, re.MULTILINE | re.DOTALL)[1]
     assert [choice for choice in CHOICES[key] if not re.search(rf"(?<![\w-]){choice}(?![\w-])", line)] == []
+
+
+def test_the_page_about_operating_names_everything_that_can_be_scheduled():
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert [name for name in CHOICES["schedules.run"] if f"`{name}`" not in page] == []
 
 
 def test_losses_and_schedules_are_those_of_the_training_loop():
