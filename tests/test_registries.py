@@ -43,11 +43,6 @@ def test_a_comment_in_params_yaml_names_every_choice(key):
     assert [choice for choice in CHOICES[key] if not re.search(rf"(?<![\w-]){choice}(?![\w-])", line)] == []
 
 
-def test_the_page_about_operating_names_everything_that_can_be_scheduled():
-    page = (ROOT / "docs" / "operations.md").read_text()
-    assert [name for name in CHOICES["schedules.run"] if f"`{name}`" not in page] == []
-
-
 def test_losses_and_schedules_are_those_of_the_training_loop():
     from tcl_core.learning.fit import LOSSES, SCHEDULES
 
