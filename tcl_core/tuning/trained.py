@@ -69,7 +69,8 @@ def find_trained(name: str | Path) -> Trained:
         raise RegistryError(f"there is no model registry at {registry.where()}; set MLFLOW_TRACKING_URI to one, {ELSE}")
     platform, pin = registry.pinned(name)
     if pin is not None:
-        version, folder = registry.champion(name.removeprefix(registry.model_name("")))
+        platform = platform.removeprefix(registry.model_name(""))
+        version, folder = registry.champion(f"{platform}:{pin}")
         return load_trained(folder, f"version {version} of {platform}")
     platform = _with_champion(name)
     version, folder = registry.champion(platform)
