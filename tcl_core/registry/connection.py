@@ -53,6 +53,7 @@ def opened(alone: bool = False) -> Iterator[MlflowClient]:
 
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # an error is ours to tell, without a traceback
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # and a server that is away, once
     try:
         file = local_store.database()
         with _lock() if alone else nullcontext():

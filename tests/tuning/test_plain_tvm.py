@@ -154,9 +154,10 @@ def test_tune_relax(tmp_path, measuring, way):
 
 
 def test_a_model_has_several_names(champion, tmp_path, monkeypatch):
-    """Its platform's, its registered name, its folder's, whether absolute or not."""
+    """Its platform's, its registered name, both with its version, its folder's, whether absolute or not."""
     monkeypatch.chdir(champion.parent)
     names = dict.fromkeys((P, f"tcl-{P}"), f"the champion of {P} (version 1)")
+    names |= dict.fromkeys((f"{P}:1", f"tcl-{P}:1"), f"version 1 of {P}")
     names |= dict.fromkeys((champion, str(champion)), f"the trees model in {champion}") | {"trees": "the trees model in trees"}
     for name, origin in names.items():
         found = find_trained(name)
