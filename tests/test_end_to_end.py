@@ -108,6 +108,15 @@ def test_the_summary_holds_real_figures(project, platforms):
         assert min(summary["tuned_ms"], summary["untuned_ms"], summary["pytorch_ms"]) > 0
 
 
+def test_the_page_of_the_run_is_there_and_beside_each_version(project, platforms):
+    page = (project / "data/reports/report.html").read_text()
+    evaluation = json.loads((project / "data/reports/evaluation.json").read_text())
+    for platform in platforms:
+        assert f"{evaluation['platforms'][platform]['top_1']['value']:.3f}" in page and f">{platform}<" in page
+    assert ">trees<" in page and "is that of another model" not in page
+    assert [kept.read_text() for kept in (project / "mlruns").rglob("report.html")] == [page] * len(platforms)
+
+
 def test_a_listed_model_is_judged_beside_the_chain(project, platforms):
     evaluation = json.loads((project / "data/reports/evaluation.json").read_text())
     assert list(evaluation["baselines"]["trees"]) == platforms

@@ -132,8 +132,9 @@ def _tuning(runs: Runs) -> Section | None:
             rows.append([NAMES.get(name, name), milliseconds(first), milliseconds(second), _ratio(first, second) if same else UNKNOWN])
     beside = [each["tuned_ms"] / each["pytorch_ms"] if each["tuned_ms"] and each["pytorch_ms"] else None for each in tuned]
     rows.append(["tuned / PyTorch eager", number(beside[0]), number(beside[1]), _ratio(*beside) if same else UNKNOWN])
-    rows.append(["programs measured", count(tuned[0]["trials"]), count(tuned[1]["trials"]), _ratio(tuned[0]["trials"], tuned[1]["trials"])])
-    rows.append(["search", duration(tuned[0]["search_s"]), duration(tuned[1]["search_s"]), _ratio(tuned[0]["search_s"], tuned[1]["search_s"])])
+    trials, seconds = ([each.get(key) for each in tuned] for key in ("trials", "search_s"))
+    rows.append(["programs measured", *map(count, trials), _ratio(*trials)])
+    rows.append(["search", *map(duration, seconds), _ratio(*seconds)])
     what = [f"{each['network']} on {each['platform']}" for each in tuned]
     text = (
         f"{what[0]} in both runs. Machines and hours differ: the ratio to PyTorch, timed in the same rounds, says more than milliseconds do."

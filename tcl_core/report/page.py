@@ -290,10 +290,6 @@ def noise(run: Run) -> Section | None:
     for place, of in enumerate(found.values(), start=1):
         points = [(share, 100 * value) for share, value in zip(shares, of["spread"], strict=True) if value > 0]  # for the axis is logarithmic
         series += [charts.Line(*zip(*points, strict=True), place)] if points else []
-    chart = charts.lines(
-        "spread", "Spread of a program's repeats, for each share of the programs", series, "% of the programs, the steadiest first", "spread, %",
-        log=True,
-    )  # fmt: skip
     rows = [
         [name, count(n["programs"]), number(n["repeats"], 1), *(percent(n["spread"][place]) for place in (10, 18, 20)), count(n["disturbed"])]
         for name, n in found.items()
@@ -303,8 +299,15 @@ def noise(run: Run) -> Section | None:
         "Spread is the interquartile range of a program's repeats over their median. The machine was not quiet where the sentinel, a "
         "program of known latency, was slower before and after, and measuring again did not help."
     )
+    table = Table("Noise", head, rows)
+    if not series:  # one repeat of each
+        return Section("noise", "Noise of the machine", text, tables=[table])
+    chart = charts.lines(
+        "spread", "Spread of a program's repeats, for each share of the programs", series, "% of the programs, the steadiest first", "spread, %",
+        log=True,
+    )  # fmt: skip
     return Section("noise", "Noise of the machine", text, [
-        Group([Chart("Spread of repeats", chart)], None, [Key(name, place) for place, name in enumerate(found, start=1)], Table("Noise", head, rows))
+        Group([Chart("Spread of repeats", chart)], None, [Key(name, place) for place, name in enumerate(found, start=1)], table)
     ])  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def tuning(tuned: Mapping[str, Any]) -> list[Section]:
         drawn.insert(0, _curve(curve, tuned, systems))
         legend = [Key("tuned, by its tasks' best programs", 3), *(Key(f"{NAMES.get(name, name)}, measured", COLOURS.get(name, 5)) for name in systems)]
     text = (
-        f"{what}, ranked by {_ranker(tuned)}: {count(tuned['trials'])} programs of {count(tuned['tasks'])} tasks in {duration(tuned['search_s'])}. "
+        f"{what}, ranked by {_ranker(tuned)}: {count(tuned.get('trials'))} programs of {count(tuned.get('tasks'))} tasks in {duration(tuned.get('search_s'))}. "
         f"Untuned it takes {milliseconds(tuned['untuned_ms'])}. All systems ran by turns, each in a process of its own; a dot is a round, a stroke their median."
     )
     folded = [_tasks(tuned["task_times"])] if tuned.get("task_times") else []
@@ -53,8 +53,8 @@ def _systems(tuned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _curve(curve: Sequence[Sequence[float]], tuned: Mapping[str, Any], systems: Mapping[str, Any]) -> Chart:
     trials, _, ms = (list(each) for each in zip(*curve, strict=True))
-    if trials[-1] < tuned["trials"]:  # the rest made it no faster
-        trials, ms = [*trials, tuned["trials"]], [*ms, ms[-1]]
+    if trials[-1] < (last := tuned.get("trials", 0)):  # the rest made it no faster
+        trials, ms = [*trials, last], [*ms, ms[-1]]
     levels = [charts.Level(NAMES.get(name, name), system["median_ms"], COLOURS.get(name, 5)) for name, system in systems.items()]
     alt = f"Milliseconds of {tuned['network']} against programs measured, beside what each system takes"
     series = [charts.Line(trials, ms, 3)]

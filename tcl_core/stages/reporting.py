@@ -43,7 +43,7 @@ def write_comparison(runs: Sequence[Path], to: Path | None = None, force: bool =
     from tcl_core.report.render import render
 
     if len(runs) != 2:
-        raise UsageError(f"{len(runs)} runs cannot be compared; name two, each a project's folder or a copy of its {REPORTS}, or none")
+        raise UsageError(f"a comparison takes two runs, not {len(runs)}; name a project's folder, or a copy of its {REPORTS}, for each")
     first, second = (figures_of(run) for run in runs)
     page = render(compare(first, second, (_called(runs[0]), _called(runs[1]))))
     _write(to or COMPARISON, page, force or to is None)

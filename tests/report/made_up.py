@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from markupsafe import Markup
+
+from tcl_core.report import charts
+
 PLATFORMS = ("host-sse42", "host-avx2", "host-avx512")
+
+
+def undraw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts take most of a page's time; where they do not matter they are empty."""
+    for kind in ("dots", "lines", "stacks", "bars", "scatters"):
+        monkeypatch.setattr(charts, kind, lambda name, alt, *given, **options: Markup("<svg></svg>"))
 
 
 def judged(top_1: float, top_5: float, pairs: float, chance: float = 0.3) -> dict[str, Any]:

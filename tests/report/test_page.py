@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 
 import made_up
 import pytest
-from markupsafe import Markup
 
 from tcl_core.report import charts
 from tcl_core.report.compare import compare
@@ -77,9 +76,7 @@ def read(page) -> Reader:
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Charts take most of a page's time; where they do not matter they are empty."""
-    for kind in ("dots", "lines", "stacks", "bars", "scatters"):
-        monkeypatch.setattr(charts, kind, lambda name, alt, *given, **options: Markup("<svg></svg>"))
+    made_up.undraw(monkeypatch)
 
 
 # --- figures ---
@@ -200,6 +197,13 @@ def test_each_part_may_be_missing(read, undrawn, part, section):
     assert set(read.sections) - set(without(**{part: {}}).sections) - {"forgetting"} == {section}
 
 
+def test_a_machine_without_repeats_has_no_chart_of_their_spread(undrawn):
+    noise = {"host-avx2": {"programs": 397, "repeats": 1.0, "spread": [0.0] * 21, "disturbed": 0}}
+    read = without(noise=noise)
+    assert read.tables["Noise"][1] == ["host-avx2", "397", "1.0", "0.0 %", "0.0 %", "0.0 %", "0"]
+    assert "Spread of repeats" not in read.sections["noise"]
+
+
 def test_figures_that_are_not_known_are_dashes():
     run = made_up.run()
     run["evaluation"]["platforms"]["host-avx2"] |= {"pairwise_accuracy": None, "top_5": {"value": None, "low": None, "high": None}}
@@ -218,6 +222,16 @@ def test_no_failed_candidate_needs_no_chart(undrawn):
     read = without(errors={"host-avx2": {"training": {"ok": 160}}})
     assert "Every candidate was built and ran." in read.sections["errors"]
     assert read.tables["Candidates by how they ended"][1:] == [["host-avx2", "training", "160", "160"]]
+
+
+def test_a_report_of_tuning_that_tells_the_least(undrawn):
+    """What ``use.last_tuned`` demands, and no more."""
+    least = {key: made_up.tuned()[key] for key in ("network", "platform", "untuned_ms", "tuned_ms", "pytorch_ms")}
+    read = without(tuned=least)
+    assert "– programs of – tasks in –" in read.sections["tuning"]
+    assert read.tables["One inference"][1:3] == [["tuned", "12.4 ms", "–", "–", "–"], ["PyTorch eager", "16.3 ms", "–", "–", "–"]]
+    compared = Reader(render(compare(made_up.run() | {"tuned": least}, made_up.run(), ("a", "b"))))
+    assert ["programs measured", "–", "200", "–"] in compared.tables["Tuning"]
 
 
 # --- what a page must never be ---

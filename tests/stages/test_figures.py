@@ -102,7 +102,8 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def project(finished, tmp_path, monkeypatch) -> Path:
-    """A copy of the run, in which one works; without a registry."""
+    """A copy of the run, in which one works; without a registry, and with empty charts."""
+    made_up.undraw(monkeypatch)
     folder = tmp_path / "project"
     shutil.copytree(finished, folder)
     monkeypatch.chdir(folder)
@@ -290,8 +291,8 @@ def test_reports_alone_tell_less_and_say_so(project, tmp_path):
 def test_what_is_no_run_is_refused(project, tmp_path):
     (tmp_path / "empty").mkdir()
     for runs, sentence in (
-        ([project], "1 runs cannot be compared; name two"),
-        ([project] * 3, "3 runs cannot be compared"),
+        ([project], "a comparison takes two runs, not 1; name a project's folder"),
+        ([project] * 3, "a comparison takes two runs, not 3"),
         ([project, tmp_path / "gone"], "there is no folder .*gone; name a project"),
         ([tmp_path / "empty", project], "empty holds neither params.yaml nor reports"),
     ):
