@@ -164,7 +164,7 @@ def alerts(block: UUID) -> AutomationCore:
     told = SendNotification(
         block_document_id=block,
         subject="tcl: {{ flow.name }}/{{ deployment.name }} {{ flow_run.state.name }}",
-        body="{{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
+        body="{{ flow_run.name }}: {{ flow_run.state.message }}",
     )
     return AutomationCore(name="tcl: alerts", description=f"To the block {ALERTS}.", tags=[TAG], trigger=ended, actions=[told])
 
@@ -202,6 +202,8 @@ def _server() -> Iterator[SyncPrefectClient]:
         try:
             yield client
         except (HTTPError, RuntimeError) as error:
+            if "401" in str(error):
+                raise PlatformError(f"the Prefect server at {url} asks for a password; export PREFECT_API_AUTH_STRING=user:password") from None
             raise PlatformError(f"the Prefect server at {url} refused ({shown(error)}); see that it is of this version of Prefect") from error
 
 
