@@ -191,6 +191,7 @@ def test_a_platforms_share_is_collected(pool, runners):
 
 def test_what_is_asked_of_the_measuring_process_stands_in_params(pool, runners, monkeypatch):
     monkeypatch.setattr(data, "threads", lambda: 3)
+    monkeypatch.setattr("tcl_core.platforms.local.threads", lambda: 3)
     protocol = {
         "repeats": 7, "min_repeat_ms": 1.5, "max_number": 11, "enough_s": 0.5, "warmup": 2,
         "early_stop_factor": 4.0, "flush_cache": True, "max_repeats": 9, "max_spread": 0.25, "pin_threads": False,
@@ -258,7 +259,7 @@ def test_a_full_disk_keeps_the_old_records(pool, runners, monkeypatch, stage, ki
     def full(path):
         raise PlatformError("disk full")
 
-    monkeypatch.setattr(checked if skipped else store, "replacing", full)
+    monkeypatch.setattr(checked if skipped else store.writing, "replacing", full)
     if skipped:
         monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: "too old" if mcpu == "nehalem" else None)
     with pytest.raises(PlatformError, match="^disk full$"):
