@@ -31,12 +31,13 @@ size.  Three exceptions:
 - mtl-tlp makes as many of its own 50 epochs as 60,000 programs are, six for 160 labels: its transformer is slow, and more would take
   most of the time of all.  Each platform is ranked by its own head.
 
-Where no two of B's programs are of one task, own and own-taught rank nothing, and fine-tuned and ckd stay A's network.  Trees read
-tokens, on every row.
+Where no two of B's programs are of one task, own and own-taught rank nothing, and fine-tuned and ckd stay A's network.  Where fewer
+were measured than the labels asked for, all are taken.  Trees read tokens, on every row.
 
 Pairs A>B of the three platforms of the reference data: grouped cross-validation over its training networks, three held out in turn.
 A chain A>B>C goes on so, with the same programs measured on B and C, and is judged on all its platforms; rows that cannot go on learn
-C alone.  Pairs of real devices are those of imported logs: programs that both measured, a quarter of the tasks held out in turn.
+C alone.  Pairs of real devices are of imported logs: programs that both measured, drawn uniformly, known by task and decisions; a
+quarter of the tasks is held out in turn.
 
 pairs  share of pairs ranked right; u16  top-1 over subsets of 16 programs (``evaluation.metrics.subset_top_1``); top1  best /
 chosen latency; each on the last platform, mean over the tasks of all folds, with the 95 % interval of drawing the tasks again.
@@ -73,6 +74,7 @@ from tcl_core.bridge import BridgeSettings
 from tcl_core.ckd import ChainState, learn_first
 from tcl_core.evaluation.metrics import pairwise_accuracy, picks, subset_top_1
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
+from tcl_core.learning.fit import FitSettings
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
 from tcl_core.teaching import STUDENT, taught
@@ -185,31 +187,12 @@ class Bench:
         when_learned = [judge(state.model, side.test) for side in sides[:-1]]
         for place in range(1, len(sides)):
             if row and (row.sequential or place == len(sides) - 1):
-                lesson = self._lesson(unit, sides[: place + 1], learned.state)
+                fit = replace(BridgeSettings().fit, seed=unit.fold, epochs=self.epochs or BridgeSettings().fit.epochs)
+                lesson = lesson_of(unit.labels, sides[: place + 1], learned.state, fit)
                 learned = row.learn(lesson, steps_of(unit.variant, lesson))
                 if place < len(sides) - 1:
                     when_learned[place] = judge(learned.models[-1], sides[place].test)
         return learned, when_learned
-
-    def _lesson(self, unit: Unit, sides: list[Side], state: ChainState) -> Lesson:
-        """Of the last of these: of the first platform all is measured, of those between as many programs as of the last, the same."""
-        *before, target = sides
-        order = np.random.default_rng([unit.fold, 0 if unit.labels == ALL else unit.labels]).permutation(len(target.train))
-        few, rest = np.split(order, [len(order) if unit.labels == ALL else int(unit.labels)])
-        rest = np.sort(rest)
-        there = before[-1].train.latencies_s if len(before) == 1 else np.full(len(order), np.nan)
-        if len(before) > 1:
-            there[few] = before[-1].train.latencies_s[few]
-        source_s = np.concatenate([there[few], there[rest], np.full(len(target.drawn), np.nan)])
-        measured = [before[0].train, *(side.train.take(few) for side in before[1:])]
-        return Lesson(
-            state,
-            target.train.take(few),
-            concatenate([target.train.take(rest), target.drawn]),
-            source_s,
-            tuple(Earlier(samples, side.hardware) for samples, side in zip(measured, before, strict=True)),
-            replace(BridgeSettings().fit, seed=unit.fold, epochs=self.epochs or BridgeSettings().fit.epochs),
-        )
 
     def _first(self, known_from: tuple[str, ...], chain: tuple[str, ...], fold: int) -> ChainState:
         """The network of the chain's first platform, taught from all its programs."""
@@ -231,6 +214,25 @@ class Bench:
 
 def of_devices(pair: str) -> bool:
     return set(pair.split(">")) <= set(DEVICES)
+
+
+def lesson_of(labels: int | str, sides: Sequence[Side], state: ChainState, fit: FitSettings) -> Lesson:
+    """Of the last of these: of the first platform all is measured, of those between as many programs as of the last, the same ones."""
+    *before, target = sides
+    count = len(target.train) if labels == ALL else int(labels)
+    order = np.random.default_rng([fit.seed, count]).permutation(len(target.train))
+    few, rest = order[:count], np.sort(order[count:])
+    there = before[-1].train.latencies_s.copy()
+    if len(before) > 1:
+        there[rest] = np.nan
+    return Lesson(
+        state,
+        target.train.take(few),
+        concatenate([target.train.take(rest), target.drawn]),
+        np.concatenate([there[few], there[rest], np.full(len(target.drawn), np.nan)]),
+        (Earlier(before[0].train, before[0].hardware), *(Earlier(side.train.take(few), side.hardware) for side in before[1:])),
+        fit,
+    )
 
 
 def judge(model: CostModel, test: Samples) -> dict[str, dict[int, float]]:
