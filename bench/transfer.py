@@ -23,8 +23,10 @@ has fewer programs than a batch makes more epochs, at most 1,500.  All networks 
 size.  Three exceptions:
 
 - Rows that learn B's measured programs alone, or beside A's, can be harmed by so many steps.  own, fine-tuned, ckd, ckd-mended and
-  replay also run with a tenth of them, and with as many as 20 epochs over B's programs have; which of the three counts is told, for
-  each pair and number of labels, by pairs on the first fold, where ours was developed too.  It counts in the mean.
+  replay also run with a tenth of them, and with as many as 20 epochs over B's programs have (ckd and ckd-mended in each phase);
+  ckd-mended with these also where its active column learns as printed, for a committee that learned few labels knows little.  Which
+  of these counts is told, for each pair and number of labels, by pairs on the first fold, where ours was developed too.  That fold
+  counts in the mean.
 - ckd splits its steps evenly over its two phases, and has the printed rates and schedules, stretched from 50 epochs to its own.  The
   active column ranks B, the knowledge base after its KD phase the platforms before.  The columns from which ckd-mended learns phi
   are not counted among its steps.
@@ -64,7 +66,7 @@ from _datasets import Logs, Reference
 from _identity import code_identity, data_identity
 from _tables import ROOT, arguments, into_document, result_file, save
 from _transfer_data import DEVICES, FOLDS, Devices, Side, Targets
-from _transfer_rows import ROWS, TREES, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson, steps_of
+from _transfer_rows import ROWS, TREES, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson
 from _transfer_tables import best_variant, summary, tables
 
 import numpy as np
@@ -189,7 +191,7 @@ class Bench:
             if row and (row.sequential or place == len(sides) - 1):
                 fit = replace(BridgeSettings().fit, seed=unit.fold, epochs=self.epochs or BridgeSettings().fit.epochs)
                 lesson = lesson_of(unit.labels, sides[: place + 1], learned.state, fit)
-                learned = row.learn(lesson, steps_of(unit.variant, lesson))
+                learned = row.variants[unit.variant](lesson)
                 if place < len(sides) - 1:
                     when_learned[place] = judge(learned.models[-1], sides[place].test)
         return learned, when_learned

@@ -127,10 +127,10 @@ def test_a_platform_can_go_on_from_a_champion_wherever_that_was_trained(folder, 
 def test_mended_distillation_learns_from_what_the_committee_labelled(folder, monkeypatch):
     chain, given = project(), {}
     chain = TinyProject(dataclasses.replace(chain.params, distill=dataclasses.replace(chain.params.distill, method="ckd-mended")))
+    models.run_train(chain)
     monkeypatch.setattr(models, "_taught", lambda project, platform, measured, reads: concatenate([measured, samples(platform, "holdout")]))
     learn_next = models.learn_next
     monkeypatch.setattr(models, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
-    models.run_train(chain)
     models.run_distill(chain, "b")
     assert len(given["taught"]) == 128 and not given["last"] and given["settings"].unmeasured_kd
     assert given["settings"].ewc_lambda == chain.params.distill.ewc_lambda / 10_000
