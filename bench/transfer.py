@@ -128,7 +128,8 @@ class Bench:
             for row in found.get("units", ())
             if isinstance(told, dict) and self._still_true(unit := Unit(*row["unit"]), told, code)
         }
-        self.first, self.sides = lru_cache(maxsize=16)(self._first), lru_cache(maxsize=1)(self._sides)
+        self.sides = lru_cache(maxsize=1)(self._sides)
+        self.firsts: dict[tuple[tuple[str, ...], int], ChainState] = {}
 
     def _still_true(self, unit: Unit, told: dict[str, str], code: str) -> bool:
         """A machine without the logs cannot tell whether they have changed."""
@@ -169,7 +170,7 @@ class Bench:
     def _figures(self, unit: Unit) -> dict[str, object]:
         start, chain = time.monotonic(), tuple(unit.pair.split(">"))
         sides = self.sides(chain, unit.fold)
-        state = self.first(self._data(chain).known_from(chain), chain, unit.fold)
+        state = self._first(chain, unit.fold)
         learned, when_learned = self._along(unit, sides, state)
         judged = [judge(model, side.test) for model, side in zip(learned.models, sides, strict=True)]
         tasks = sorted(set.intersection(*(set(found["pairs"]) for found in judged)))
@@ -196,12 +197,15 @@ class Bench:
                     when_learned[place] = judge(learned.models[-1], sides[place].test)
         return learned, when_learned
 
-    def _first(self, known_from: tuple[str, ...], chain: tuple[str, ...], fold: int) -> ChainState:
-        """The network of the chain's first platform, taught from all its programs."""
-        side = self.sides(chain, fold)[0]
-        settings = replace(STUDENT, seed=fold, epochs=self.epochs or STUDENT.epochs)
-        labelled = taught({"tokens": side.train}, {"tokens": side.drawn}, fold, TREES)
-        return learn_first(labelled, None, settings, measured=side.train)
+    def _first(self, chain: tuple[str, ...], fold: int) -> ChainState:
+        """The network of the chain's first platform, taught from all its programs; the same for all chains that know as much of it."""
+        known = self._data(chain).known_from(chain), fold
+        if known not in self.firsts:
+            side = self.sides(chain, fold)[0]
+            settings = replace(STUDENT, seed=fold, epochs=self.epochs or STUDENT.epochs)
+            labelled = taught({"tokens": side.train}, {"tokens": side.drawn}, fold, TREES)
+            self.firsts[known] = learn_first(labelled, None, settings, measured=side.train)
+        return self.firsts[known]
 
     def _data(self, chain: Sequence[str]) -> Targets | Devices:
         return self.devices if of_devices(">".join(chain)) else self.targets
