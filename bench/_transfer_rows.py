@@ -1,6 +1,6 @@
 """Ways to learn a platform of which few programs were measured, when others are known: the rows of ``transfer.py``.
 
-A row takes a lesson and a number of optimiser steps, and says which model ranks each platform of the chain afterwards.
+A row takes a lesson and says which model ranks each platform of the chain afterwards.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from torch import nn
@@ -31,7 +31,7 @@ MOST_EPOCHS = 1500
 FEW_EPOCHS = 20  # over the measured programs, as params.yaml has it for distillation
 MTL_TLP_PROGRAMS = 60_000  # that MTL-TLP sees in all, instead of 50 epochs: some 90 s of two cores
 WHOLE, TENTH, LITTLE = "all steps", "a tenth", f"{FEW_EPOCHS} epochs"
-VARIANTS = (WHOLE, TENTH, LITTLE)
+PRINTED_CL = f"{FEW_EPOCHS} epochs, CL phase as printed"
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,11 @@ class Learned:
 
 @dataclass(frozen=True)
 class Row:
-    """``sequential`` rows go on from platform to platform of a chain; the others learn the last one alone.  ``variants``: numbers of
-    steps, of which a development fold says the best."""
+    """``variants`` are ways to learn, of which a development fold says the best.  ``sequential`` rows go on from platform to
+    platform of a chain; the others learn the last one alone."""
 
-    learn: Callable[[Lesson, int], Learned]
+    variants: dict[str, Callable[[Lesson], Learned]]
     sequential: bool = False
-    variants: tuple[str, ...] = (WHOLE,)
 
 
 class Alike:
@@ -138,9 +137,9 @@ def epochs_of(train: Samples, settings: FitSettings, steps: int) -> int:
     return int(np.clip(round(steps / batches(train.tasks, settings)), 1, MOST_EPOCHS))
 
 
-def steps_of(variant: str, lesson: Lesson) -> int:
+def steps_of(variant: str, lesson: Lesson, phases: int = 1) -> int:
     if variant == LITTLE:
-        return min(lesson.steps, FEW_EPOCHS * max(1, -(-len(lesson.few) // lesson.fit.batch_size)))
+        return min(lesson.steps, phases * FEW_EPOCHS * max(1, -(-len(lesson.few) // lesson.fit.batch_size)))
     return max(1, lesson.steps // 10) if variant == TENTH else lesson.steps
 
 
@@ -150,10 +149,10 @@ def _own(given: Lesson, steps: int) -> Learned:
     return given.one_network(MambaModel(), given.few, steps, "rank")
 
 
-def _own_taught(given: Lesson, steps: int) -> Learned:
+def _own_taught(given: Lesson) -> Learned:
     if not given.comparable:
-        return _own(given, steps)
-    return given.one_network(MambaModel(), given.taught(), steps, "scores")
+        return _own(given, 0)
+    return given.one_network(MambaModel(), given.taught(), given.steps, "scores")
 
 
 def _fine_tuned(given: Lesson, steps: int) -> Learned:
@@ -176,15 +175,18 @@ def _ckd(given: Lesson, steps: int) -> Learned:
     return _two_columns(given, state, 2 * epochs * batches(given.few.tasks, fit))
 
 
-def _ckd_mended(given: Lesson, steps: int) -> Learned:
+def _ckd_mended(given: Lesson, steps: int, taught_cl: bool = True) -> Learned:
     if not given.comparable:
         return given.nothing_new
     labelled = given.taught()
-    epochs = epochs_of(labelled, given.fit, steps // 2)
-    kd_period = _stretched(DistillSettings().kd_period, epochs)
-    settings = mended(DistillSettings(given.fit, epochs, epochs, cl_period=epochs, kd_period=kd_period))
+    lesson = labelled if taught_cl else given.few
+    epochs, kd_epochs = (epochs_of(samples, given.fit, steps // 2) for samples in (lesson, labelled))
+    kd_period = _stretched(DistillSettings().kd_period, kd_epochs)
+    settings = mended(DistillSettings(given.fit, epochs, kd_epochs, cl_period=epochs, kd_period=kd_period))
+    if not taught_cl:
+        settings = replace(settings, taught_cl=False, fit=replace(settings.fit, loss="rank"))
     state = learn_next(given.state, given.few, None, settings, taught=labelled)
-    return _two_columns(given, state, 2 * epochs * batches(labelled.tasks, given.fit))
+    return _two_columns(given, state, epochs * batches(lesson.tasks, given.fit) + kd_epochs * batches(labelled.tasks, given.fit))
 
 
 def _stretched(period: int, epochs: int) -> int:
@@ -209,7 +211,7 @@ def replayed(few: Samples, earlier: Sequence[Samples]) -> Samples:
     return concatenate([replace(part, tasks=part.tasks + np.int32(number * room), task_names=()) for number, part in enumerate(parts)])
 
 
-def _mtl_tlp(given: Lesson, steps: int) -> Learned:
+def _mtl_tlp(given: Lesson) -> Learned:
     sources = [platform.measured for platform in given.earlier]
     programs = len(given.few) + sum(map(len, sources))
     settings = replace(tlp.SETTINGS, seed=given.fit.seed)
@@ -227,10 +229,10 @@ def _under_head(model: MtlTlpModel, head: int) -> MtlTlpModel:
     return other
 
 
-def _pooled(given: Lesson, steps: int) -> Learned:
+def _pooled(given: Lesson) -> Learned:
     heaps = [replace(p.measured, tasks=p.measured.tasks + np.int32(APART * (1 + n))) for n, p in enumerate(given.earlier)]
     labelled = taught({"tokens": concatenate([given.few, *heaps])}, {"tokens": given.rest}, given.fit.seed, TREES)
-    return given.one_network(MambaModel(), labelled.take(labelled.tasks < APART), steps, "scores")
+    return given.one_network(MambaModel(), labelled.take(labelled.tasks < APART), given.steps, "scores")
 
 
 def _bridged(given: Lesson, source_s: np.ndarray | None) -> Learned:
@@ -239,15 +241,28 @@ def _bridged(given: Lesson, source_s: np.ndarray | None) -> Learned:
     return given.ranked_by(model, given.steps)
 
 
+def _by_steps(learn: Callable[[Lesson, int], Learned], phases: int = 1) -> dict[str, Callable[[Lesson], Learned]]:
+    """The same with all steps, and with fewer."""
+    return {variant: partial(_with_steps, learn, variant, phases) for variant in (WHOLE, TENTH, LITTLE)}
+
+
+def _with_steps(learn: Callable[[Lesson, int], Learned], variant: str, phases: int, given: Lesson) -> Learned:
+    return learn(given, steps_of(variant, given, phases))
+
+
 ROWS = {
-    "own": Row(_own, variants=VARIANTS),
-    "own-taught": Row(_own_taught),
-    "fine-tuned": Row(_fine_tuned, True, VARIANTS),
-    "ckd": Row(_ckd, True, VARIANTS),
-    "ckd-mended": Row(_ckd_mended, True, VARIANTS),
-    "replay": Row(_replay, True, VARIANTS),
-    "mtl-tlp": Row(_mtl_tlp),
-    "pooled": Row(_pooled),
-    "bridge-alone": Row(lambda given, steps: _bridged(given, None), True),
-    OURS: Row(lambda given, steps: _bridged(given, given.source_s), True),
+    "own": Row(_by_steps(_own)),
+    "own-taught": Row({WHOLE: _own_taught}),
+    "fine-tuned": Row(_by_steps(_fine_tuned), sequential=True),
+    "ckd": Row(_by_steps(_ckd, phases=2), sequential=True),
+    "ckd-mended": Row(
+        _by_steps(_ckd_mended, phases=2)
+        | {PRINTED_CL: lambda given: _ckd_mended(given, steps_of(LITTLE, given, phases=2), taught_cl=False)},
+        sequential=True,
+    ),
+    "replay": Row(_by_steps(_replay), sequential=True),
+    "mtl-tlp": Row({WHOLE: _mtl_tlp}),
+    "pooled": Row({WHOLE: _pooled}),
+    "bridge-alone": Row({WHOLE: lambda given: _bridged(given, None)}, sequential=True),
+    OURS: Row({WHOLE: lambda given: _bridged(given, given.source_s)}, sequential=True),
 }

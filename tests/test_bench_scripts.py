@@ -60,9 +60,14 @@ TABLES = {
         for key in ("write_records_per_s", "scan_records_per_s", "training_columns_per_s", "encoded_programs_per_s", "write_peak_mb")
     ),
     "transfer": (
-        *(f"summary.avx2>avx512.0.zero-shot.{key}" for key in ("pairs", "u16", "top1", "forgotten")),
-        *(f"summary.avx2>avx512.12.{method}.{key}" for method in ("ours", "own", "ckd") for key in ("pairs", "pairs_less_zero_shot")),
-        *(f"units.*.{key}" for key in ("unit", "figures.pairs", "figures.u16", "figures.top1", "figures.forgotten")),
+        *(f"summary.avx2>avx512.0.zero-shot.{key}" for key in ("pairs", "u16", "top1", "forgetting")),
+        *(
+            f"summary.avx2>avx512.12.{method}.{key}"
+            for method in ("own", "own-taught", "fine-tuned", "ckd", "ckd-mended", "replay", "mtl-tlp", "pooled", "bridge-alone", "ours")
+            for key in ("pairs", "u16", "top1", "forgetting", "pairs_less_zero_shot", "pairs_less_ours", "steps", "variant")
+        ),
+        *(f"summary.sse42>avx2>avx512.12.{method}.on.sse42" for method in ("ours", "ckd", "mtl-tlp", "own")),
+        *(f"units.*.{key}" for key in ("unit", "figures.tasks", "figures.pairs.*", "figures.u16.*", "figures.top1.*", "figures.forgetting.*")),
     ),
     "tune": (
         *(f"summary.*.{key}" for key in ("ours_ms", "random_ms", "scratch_ms", "systems_ms.*", "equal_trials_random_x")),

@@ -14,20 +14,27 @@ from tcl_core.ckd import (
     ChainState,
     DistillSettings,
     distill,
+    held_out_trust,
     learn_first,
     learn_next,
+    mended,
     start_column,
 )
 from tcl_core.errors import DataError, UsageError
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning.batches_by_task import make_batch, usable_tasks
 from tcl_core.learning.distillation_loss import (
     DistillationLoss,
     batch_trust,
     fisher_diagonal,
+    in_order_of,
+    of_mean_one,
+    trust_by_task,
     trust_of_errors,
 )
 from tcl_core.learning.fit import FitSettings, ranking_loss
 from tcl_core.learning.losses import lambda_rank
+from tcl_core.models.lateral_mamba import LateralMambaModel
 
 FIRST = FitSettings(epochs=20, batch_size=64, learning_rate=3e-3)
 NEXT = DistillSettings(FitSettings(batch_size=32, learning_rate=2e-3), epochs=4, kd_epochs=4)
@@ -219,3 +226,113 @@ def test_a_missing_fisher_is_named(first, tmp_path):
     (tmp_path / "fisher.safetensors").unlink()
     with pytest.raises(DataError, match="fisher.safetensors' is missing"):
         ChainState.load(tmp_path)
+
+
+def test_the_mended_loss_by_hand():
+    """Labels of measured programs alone; phi 0.9 and 0.5 of the two tasks; their labels dealt out in the teacher's order."""
+    data = ranking_problem(tasks=2, programs=3)
+    batch = make_batch(data, data.scores, usable_tasks(data), number=1)
+    known = np.array([1.0, 0.4, np.nan, 0.7, np.nan, np.nan], np.float32)  # nothing to compare in the second task
+    loss = DistillationLoss(
+        Linear(-2.0), np.array([0.9, 0.5]), Linear(0.5), {"w": torch.tensor(2.0)}, 0.25, 10.0,
+        measured=known, by_task=True, reordered=True,
+    )  # fmt: skip
+    x, labels = (torch.from_numpy(values).view(2, 3) for values in (data.tokens[:, 0, 0], data.scores))
+    dealt = torch.zeros(2, 3)
+    for task in range(2):
+        dealt[task, x[task].argsort()] = labels[task].sort(descending=True).values  # the teacher likes small x
+    whole = torch.ones(2, 3, dtype=torch.bool)
+    expected = (
+        0.25 * lambda_rank(1.5 * x[:1, :2], torch.tensor([[1.0, 0.4]]), whole[:1, :2])[0]
+        + 0.75 * (torch.tensor([0.9, 0.5]) * lambda_rank(1.5 * x, dealt, whole)).mean()
+        + 10.0
+    )
+    torch.testing.assert_close(loss(Linear(1.5), batch), expected)
+
+
+def test_labels_are_dealt_out_by_the_scores_and_the_padding_gets_none():
+    scores = torch.tensor([[0.1, 0.9, 0.5], [3.0, -1.0, 99.0]])
+    labels = torch.tensor([[1.0, 0.2, 0.6], [0.3, 1.0, 0.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    torch.testing.assert_close(in_order_of(scores, labels, mask), torch.tensor([[0.2, 1.0, 0.6], [1.0, 0.3, 0.0]]))
+
+
+def test_trust_in_a_task_by_hand():
+    """One pair ranked right, one wrong, a task without any: a pair weighs 1 to the mean's 16, so the last stands in the middle."""
+    seconds, tasks = np.array([1.0, 2.0, 1.0, 2.0, 1.0]), np.array([0, 0, 1, 1, 2], np.int32)
+    measured = Samples(np.zeros((5, 1, 1), np.float32), np.ones(5, np.int32), tasks, seconds)
+    scores = np.array([1.0, 0.0, 0.0, 1.0, 7.0], np.float32)
+    np.testing.assert_allclose(trust_by_task(scores, measured, 4), [1.0, 0.0, 0.5, 0.5], atol=1e-5)
+    many = Samples(np.zeros((8, 1, 1), np.float32), np.ones(8, np.int32), np.repeat([0, 1], 4).astype(np.int32), np.tile([1.0, 2.0, 4.0, 8.0], 2))
+    both = concatenate([many, dataclasses.replace(measured, tasks=tasks + np.int32(2))])
+    wrong = np.concatenate([-np.arange(4), np.arange(4), scores]).astype(np.float32)
+    found = trust_by_task(wrong, both, 5)
+    assert found[0] == 1.0 and found[1] == 0.0 and found[1] < found[3] < found[4] < found[2] < found[0]  # more pairs say more
+
+
+def test_a_fisher_diagonal_of_mean_one():
+    found = of_mean_one({"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([[2.0]])})
+    torch.testing.assert_close(found, {"a": torch.tensor([0.5, 1.5]), "b": torch.tensor([[1.0]])})
+    assert not of_mean_one({"a": torch.zeros(2)})["a"].any()
+
+
+def test_mended_settings_count_lambda_in_the_papers():
+    found = mended(DistillSettings(FitSettings(seed=3), ewc_lambda=20_000.0))
+    assert found.ewc_lambda == 2.0 and (found.fit.loss, found.fit.seed) == ("scores", 3)
+    assert all((found.taught_cl, found.unmeasured_kd, found.task_labels, found.task_trust, found.unit_fisher))
+
+
+def taught_target() -> Samples:
+    """TARGET's programs with other labels, and as many that were not measured."""
+    return dataclasses.replace(concatenate([TARGET, ranking_problem(seed=8, tasks=3)]), latencies_s=np.linspace(1, 2, 2 * len(TARGET)))
+
+
+def test_the_cl_phase_learns_the_committees_labels_where_it_is_told_to(first):
+    settings = dataclasses.replace(NEXT, taught_cl=True)
+    expected = start_column(first.knowledge_base.network, settings)
+    expected.fit(taught_target())
+    found = learn_next(first, TARGET, None, settings, taught=taught_target(), last=True)
+    assert same(found.model.network, copy_of(expected.network))
+    with pytest.raises(UsageError, match="give it a committee's labels"):
+        learn_next(first, TARGET, None, settings)
+
+
+@pytest.mark.parametrize("switch", [None, "unmeasured_kd", "task_labels", "task_trust", "unit_fisher"])
+def test_each_term_of_the_kd_phase_is_mended_alone(first, switch):
+    made, rows = [], set()
+
+    class Recorder(DistillationLoss):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            made.append(self)
+
+        def __call__(self, student, batch):
+            rows.update(batch.rows.tolist())
+            return super().__call__(student, batch)
+
+    settings = dataclasses.replace(NEXT, epochs=1, kd_epochs=1, **({switch: True} if switch else {}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tcl_core.ckd.DistillationLoss", Recorder)
+        distill(first, start_column(first.knowledge_base.network, settings).network, TARGET, settings, taught=taught_target())
+    (loss,) = made
+    count = len(TARGET) * (2 if switch == "unmeasured_kd" else 1)
+    assert rows == set(range(count))
+    if switch == "unmeasured_kd":
+        np.testing.assert_array_equal(loss.measured, np.append(TARGET.scores, np.full(len(TARGET), np.nan, np.float32)))
+    else:
+        assert loss.measured is None
+    assert loss.reordered == (switch == "task_labels") and loss.by_task == (switch == "task_trust")
+    assert len(loss.trust) == (3 if switch in ("task_trust", "unmeasured_kd") else 2)  # tasks, or batches
+    wanted = of_mean_one(first.fisher) if switch == "unit_fisher" else first.fisher
+    assert all(torch.equal(loss.fisher[name], value) for name, value in wanted.items())
+
+
+def test_no_task_is_judged_by_a_teacher_that_learned_it(first, monkeypatch):
+    learned, asked = [], []
+    fit, predict = LateralMambaModel.fit, LateralMambaModel.predict
+    monkeypatch.setattr(LateralMambaModel, "fit", lambda self, train: learned.append(set(train.tasks.tolist())) or fit(self, train))
+    monkeypatch.setattr(LateralMambaModel, "predict", lambda self, s: asked.append(set(s.tasks.tolist())) or predict(self, s))
+    settings = dataclasses.replace(NEXT, epochs=1)
+    phi = held_out_trust(first.knowledge_base.network, TARGET, taught_target(), settings)
+    assert len(phi) == 3 and phi.min() == 0.0 and phi.max() == 1.0
+    assert not learned[0] & asked[0] and not learned[1] & asked[1] and asked[0] | asked[1] == {0, 1, 2}

@@ -14,7 +14,7 @@ import pytest
 from tcl_core import provenance, store
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import top_k
-from tcl_core.features.batches import Samples
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Baselines, Chain, Link, load_params
@@ -122,6 +122,19 @@ def test_a_platform_can_go_on_from_a_champion_wherever_that_was_trained(folder, 
     models.run_distill(chain, "b", from_registry=True)
     np.testing.assert_array_equal(catalogue.load(model_folder("b")).predict(held_out), here.predict(held_out))
     assert provenance.read(model_folder("b"))["model_before"] == store.data_digest(elsewhere)
+
+
+def test_mended_distillation_learns_from_what_the_committee_labelled(folder, monkeypatch):
+    chain, given = project(), {}
+    chain = TinyProject(dataclasses.replace(chain.params, distill=dataclasses.replace(chain.params.distill, method="ckd-mended")))
+    models.run_train(chain)
+    monkeypatch.setattr(models, "_taught", lambda project, platform, measured, reads: concatenate([measured, samples(platform, "holdout")]))
+    learn_next = models.learn_next
+    monkeypatch.setattr(models, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
+    models.run_distill(chain, "b")
+    assert len(given["taught"]) == 128 and not given["last"] and given["settings"].unmeasured_kd
+    assert given["settings"].ewc_lambda == chain.params.distill.ewc_lambda / 10_000
+    assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
 
 
 @pytest.mark.parametrize("broken", ["save_hardware", "write_json"])

@@ -1,0 +1,196 @@
+"""What one platform is worth on another: the same steps for every row, programs matched across devices, figures task by task."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transfer
+from _datasets import Reference
+from _transfer_data import EACH, FOLDS, Side, joined, shared_out
+from _transfer_rows import (
+    LITTLE, MOST_EPOCHS, OURS, ROWS, TENTH, WHOLE, ZERO_SHOT, Earlier, Lesson, _under_head, batches, epochs_of, replayed, steps_of,
+)  # fmt: skip
+from _transfer_tables import best_variant, summary, tables
+from synthetic import FEATURES, ranking_problem
+from transfer import Bench, Unit, is_chain, judge, lesson_of, planned
+
+from tcl_core.ckd import ChainState
+from tcl_core.features.batches import Samples
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models.mtl_tlp import MtlTlpModel, MtlTlpNetwork
+
+ROOT = Path(__file__).resolve().parents[1]
+FIT = FitSettings(epochs=3, batch_size=32)
+
+
+def lesson(few: Samples, rest: Samples, earlier: tuple[Earlier, ...] = ()) -> Lesson:
+    return Lesson(ChainState(None, None, {}), few, rest, np.full(len(few) + len(rest), np.nan), earlier, FIT)
+
+
+def test_every_row_comes_within_half_an_epoch_of_the_bridges_steps():
+    whole = ranking_problem(tasks=12, programs=16)
+    few = whole.take(np.arange(20))
+    steps = lesson(few, whole).steps  # without an earlier platform nothing is rehearsed
+    assert steps == FIT.epochs * batches(np.concatenate([few.tasks, whole.tasks]), FIT)
+    for train in (few, whole, replayed(few, [whole])):
+        of_epoch = batches(train.tasks, FIT)
+        assert abs(epochs_of(train, FIT, steps) * of_epoch - steps) <= of_epoch / 2
+    assert epochs_of(few, FIT, 10**6) == MOST_EPOCHS and epochs_of(whole, FIT, 1) == 1
+
+
+def test_fewer_steps_are_a_tenth_or_params_yamls_epochs():
+    given = lesson(ranking_problem(tasks=3, programs=16), ranking_problem(tasks=12, programs=256))
+    assert steps_of(WHOLE, given) == given.steps and steps_of(TENTH, given) == given.steps // 10
+    assert steps_of(LITTLE, given) == 20 * 2 and steps_of(LITTLE, given, phases=2) == 80 < given.steps
+
+
+def test_replay_shows_the_few_as_often_as_the_rest_and_ranks_none_across():
+    few, known = ranking_problem(tasks=3, programs=4), ranking_problem(seed=1, tasks=6, programs=16)
+    both = replayed(few, [known])
+    assert len(both) == 8 * len(few) + len(known) and 8 * len(few) == len(known)
+    sizes = np.unique(both.tasks, return_counts=True)[1]
+    assert sorted(sizes.tolist()) == [4] * 24 + [16] * 6
+    np.testing.assert_array_equal(both.tokens[-len(known) :], known.tokens)  # their hardware's row with them
+
+
+def test_each_head_of_mtl_tlp_ranks_its_own_platform():
+    model, samples = MtlTlpModel(), ranking_problem()
+    model.network = MtlTlpNetwork(FEATURES, platforms=2)
+    other = _under_head(model, 1)
+    tokens, lengths = torch.from_numpy(samples.tokens), torch.from_numpy(samples.lengths.astype(np.int64))
+    with torch.no_grad():
+        wanted = model.network.heads[1](model.network.trunk(tokens, lengths), lengths).numpy()
+    np.testing.assert_allclose(other.predict(samples), wanted, atol=1e-5)
+    assert not np.allclose(model.predict(samples), wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["own", "own-taught", "fine-tuned", "ckd", "ckd-mended"])
+def test_where_nothing_can_be_compared_nothing_is_learned(method):
+    samples = ranking_problem(tasks=6, programs=16)
+    given = lesson(samples.take(np.arange(6) * 16), samples)
+    for learn in ROWS[method].variants.values():
+        learned = learn(given)
+        assert learned.steps == 0 and len(learned.models) == 1
+        if method.startswith("own"):
+            assert not learned.models[0].predict(samples).any()
+        else:
+            assert learned.models[0] is given.state.knowledge_base
+
+
+def test_programs_are_joined_by_what_they_are():
+    """Their first measurement counts, in one order, under one numbering of tasks."""
+    samples = ranking_problem(tasks=3, programs=2)
+    keys = [("b", 1, b"x"), ("b", 1, b"y"), ("a", 1, b"x"), ("a", 2, b"x"), ("c", 1, b"x"), ("b", 1, b"x")]
+    others = [("a", 2, b"x"), ("b", 1, b"x"), ("b", 1, b"z"), ("c", 9, b"x"), ("a", 1, b"x"), ("d", 1, b"x")]
+    one, two = joined([(samples, keys), (samples, others)])
+    np.testing.assert_array_equal(one.latencies_s, samples.latencies_s[[2, 3, 0]])
+    np.testing.assert_array_equal(two.latencies_s, samples.latencies_s[[4, 0, 1]])
+    assert one.tasks.tolist() == two.tasks.tolist() == [0, 0, 1] and one.task_names == ("a", "b")
+
+
+def test_each_task_is_tested_once_and_never_where_it_is_trained_on():
+    tasks = np.repeat(np.arange(10, dtype=np.int32), 3 * EACH)
+    tested = []
+    for fold in range(len(FOLDS)):
+        train, drawn, test = shared_out(tasks, fold)
+        assert not set(train) & set(drawn) and not set(tasks[train]) & set(tasks[test])
+        assert len(train) == len(drawn) == EACH * len(np.unique(tasks[train]))
+        tested += np.unique(tasks[test]).tolist()
+    assert sorted(tested) == list(range(10))
+
+
+def test_a_chain_knows_all_of_its_first_platform_and_as_few_of_the_next_as_of_the_last():
+    seconds = np.arange(1.0, 13.0)
+    base = replace(ranking_problem(tasks=3, programs=4), latencies_s=seconds)
+    sides = [Side(replace(base, latencies_s=seconds * k), base, base.take(np.arange(2)), (float(k),)) for k in (1, 10, 100)]
+    two, three = (lesson_of(5, sides[:n], None, FIT) for n in (2, 3))
+    assert np.isfinite(two.source_s).sum() == 12 and len(two.source_s) == len(two.few) + len(two.rest) == 14
+    np.testing.assert_array_equal(two.source_s[:5] * 10, two.few.latencies_s)
+    np.testing.assert_array_equal(three.source_s[:5] * 10, three.few.latencies_s)
+    assert np.isnan(three.source_s[5:]).all()
+    assert [len(platform.measured) for platform in three.earlier] == [12, 5] and three.hardware == [(1.0,), (10.0,)]
+    everything = lesson_of("all", sides[:2], None, FIT)
+    assert len(everything.few) == 12 and len(everything.rest) == 2 and np.isnan(everything.source_s[12:]).all()
+
+
+def test_a_model_is_judged_task_by_task_where_programs_differ():
+    tokens = np.zeros((7, 1, 1), np.float32)
+    tasks, seconds = np.array([0, 0, 0, 1, 1, 2, 2], np.int32), np.array([1.0, 2.0, 4.0, 3.0, 3.0, 1.0, np.inf])
+
+    class Fixed:
+        def predict(self, samples):
+            return np.array([2.0, 3.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+
+    found = judge(Fixed(), Samples(tokens, np.ones(7, np.int32), tasks, seconds))
+    assert found["pairs"] == {0: pytest.approx(2 / 3), 2: 1.0}
+    assert found["top1"] == found["u16"] == {0: pytest.approx(0.5), 2: 1.0}
+
+
+def of(pairs: dict[int, float], steps: int = 10) -> dict[str, object]:
+    values = list(pairs.values())
+    return {
+        "tasks": list(pairs), **dict.fromkeys(("pairs", "u16", "top1"), values), "forgetting": [0.5 - x for x in values],
+        "on": {"host-a": 0.5, "host-b": float(np.mean(values))}, "steps": steps,
+    }  # fmt: skip
+
+
+def units() -> dict[Unit, dict[str, object]]:
+    """Two folds of ten tasks each, of which both test task 0."""
+    first, second = range(10), (0, *range(10, 19))
+    found = {Unit("host-a>host-b", 0, ZERO_SHOT, n): of(dict.fromkeys(tasks, 0.5)) for n, tasks in enumerate((first, second))}
+    for n, tasks in enumerate((first, second)):
+        found[Unit("host-a>host-b", 160, OURS, n)] = of({task: 0.6 if n == 0 else 0.8 for task in tasks})
+        found[Unit("host-a>host-b", 160, "own", n, TENTH)] = of(dict.fromkeys(tasks, 0.4))
+        found[Unit("host-a>host-b", 160, "own", n, WHOLE)] = of(dict.fromkeys(tasks, 0.3 if n == 0 else 0.9))
+    return found
+
+
+def test_the_summary_is_over_the_tasks_of_all_folds_and_counts_a_task_once():
+    row = summary(units())["a>b"]["160"][OURS]
+    expected = (9 * 0.6 + 9 * 0.8 + 0.7) / 19
+    assert row["pairs"][0] == pytest.approx(expected) and row["pairs"][1] < expected < row["pairs"][2]
+    assert row["pairs_less_zero_shot"][0] == pytest.approx(expected - 0.5) and row["pairs_less_zero_shot"][1] > 0
+    assert row["pairs_less_ours"] == [0.0, 0.0, 0.0] and row["forgetting"][0] == pytest.approx(0.5 - expected)
+    assert row["on"] == {"a": 0.5, "b": pytest.approx(0.7)} and row["folds"] == 2
+
+
+def test_the_variant_that_the_first_fold_says_counts_on_all():
+    """Not the one that a later fold would rather have."""
+    assert best_variant(units(), "host-a>host-b", 160, "own") == TENTH
+    row = summary(units())["a>b"]["160"]["own"]
+    assert row["variant"] == TENTH and row["pairs"][0] == pytest.approx(0.4) and row["pairs_less_ours"][2] < 0
+    assert best_variant(units(), "host-a>host-b", 16, "own") is None
+
+
+def test_the_tables_mark_what_differs_from_ours():
+    text = tables(summary(units()))
+    line = next(line for line in text.splitlines() if line.startswith("| a to b"))
+    assert line.startswith("| a to b | 0.500* | 0.400* | - |") and line.endswith(" 0.700 |")
+    assert tables(summary({unit: found for unit, found in units().items() if unit.labels == 0})).count("0.500") == 1
+
+
+def test_the_plan_asks_for_variants_on_the_first_fold_alone():
+    plan = planned(["a>b"], [160], 2)
+    assert plan.count(Unit("a>b", 0, ZERO_SHOT, 0)) == 1 and len(plan) == len(set(plan)) == 2 + 21 + 10
+    assert [unit.variant for unit in plan if (unit.method, unit.fold) == ("own", 1)] == [None]
+    assert is_chain("a>b>c", "abc") and not is_chain("a>a", "abc") and not is_chain("a", "abc") and not is_chain("a>x", "abc")
+
+
+def test_units_of_other_code_are_forgotten_and_those_of_this_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "result_file", lambda name: tmp_path / name)
+    reference = Reference(ROOT / "data" / "reference", tmp_path, 8)
+    new = lambda: Bench(reference, tmp_path / "none", tmp_path)  # noqa: E731
+    row = {"unit": ["host-avx2>host-avx512", "all", "own", 1, TENTH], "figures": of({1: 0.5})}
+    device = {"unit": ["ryzen-3700x>i5-1035g1", 16, OURS, 0, WHOLE], "figures": of({1: 0.5})}
+    (tmp_path / "transfer.json").write_text(json.dumps({"identity": new().identity, "units": [row, device]}))
+    bench = new()
+    assert bench.units == {Unit(*row["unit"]): row["figures"], Unit(*device["unit"]): device["figures"]}
+    assert bench.resolved(Unit(*row["unit"][:4], None)).variant is None  # the first fold has said nothing yet
+    for other in ("before there were two", {"reference": "x", "logs": "x"}):
+        (tmp_path / "transfer.json").write_text(json.dumps({"identity": other, "units": [row, device]}))
+        assert new().units == {}
