@@ -10,7 +10,7 @@ WORKDIR /tcl
 COPY Makefile pyproject.toml constraints.txt ./
 COPY .dvc .dvc
 COPY tcl_core/__init__.py tcl_core/
-RUN touch README.md && make setup
+RUN touch README.md && make setup EXTRAS=tvm,trees,pipeline,dev,postgres
 COPY . .
 RUN touch .venv/.installed
 

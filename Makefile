@@ -6,18 +6,20 @@
 #   make docs                pages of the public functions, from their docstrings -> build/api
 #   make bench               the comparisons with other cost models, samplers and tuners
 #   make ui                  Prefect and MLflow in the browser, on this machine only
+#   make serve               tell the Prefect server of PREFECT_API_URL what runs when (params.yaml, schedules)
 #   make clean               remove the environment and caches; measurements and models stay
 
 SHELL := /bin/bash
 VENV  := .venv
 BIN   := $(CURDIR)/$(VENV)/bin
+EXTRAS ?= tvm,trees,pipeline,dev
 LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
 
 export PATH := $(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help run test lint docs bench ui setup clean
+.PHONY: help run test lint docs bench ui serve setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -49,6 +51,9 @@ ui: setup
 	    --backend-store-uri sqlite:///$(CURDIR)/mlflow.db --default-artifact-root file://$(CURDIR)/mlruns & \
 	wait
 
+serve: setup
+	@python -m flows.serve
+
 setup: $(VENV)/.installed
 
 # uv installs four times faster; where it cannot be had, pip does the same.
@@ -63,7 +68,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(LINKS) -c constraints.txt uv || true; \
 	if $(BIN)/python -m uv --version >/dev/null 2>&1; then install="$(BIN)/python -m uv pip install --python $(BIN)/python"; \
 	else install="$(BIN)/python -m pip install"; fi; \
-	$$install $(LINKS) -c constraints.txt -e '.[tvm,trees,pipeline,dev]'; \
+	$$install $(LINKS) -c constraints.txt -e '.[$(EXTRAS)]'; \
 	git rev-parse --git-dir >/dev/null 2>&1 || $(BIN)/python -m dvc config --local core.no_scm true; \
 	touch $@
 

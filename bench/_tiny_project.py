@@ -29,7 +29,7 @@ SMALL = {
     "distill": {"epochs": 2, "kd_epochs": 1},
     "baselines": {"models": ["xgboost"]},
     "evaluate": {"bootstrap": 20},
-    "promote": {"confidence": 0.5},
+    "promote": {"confidence": 0.5, "min_tasks": 1},
     "tune": {"network": "networks/held_out.pt2", "trials": 2},
 }
 LANE = "lane-{:04d}"

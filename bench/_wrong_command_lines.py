@@ -71,7 +71,7 @@ def _words() -> Iterator[tuple[str, list[str]]]:
         ["candidates", "extra"], ["evaluate", "-p", "host-avx2"], ["summary", "7"], ["export"], ["import"], ["import", "a.log"],
         ["import", "-p", "p"], ["predict"], ["predict", "-p", "host-avx2"], ["profile"], ["profile", "full", "default"], ["device"],
         ["device", "nosuch"], ["device", "list", "extra"], ["tune", "a", "b"], ["tasks", "a", "b"], ["train", "mamba"],
-        ["import", "--", "-p", "p"], ["predict", "--force"], ["export", "-p", "host-avx2", "--to"], ["--", "--"],
+        ["import", "--", "-p", "p"], ["predict", "--force"], ["rollback"], ["rollback", "-p"], ["lineage"], ["lineage", "-x"], ["models", "extra"], ["export", "-p", "host-avx2", "--to"], ["--", "--"],
     ):  # fmt: skip
         yield "words " + " ".join(words), words
 
@@ -82,6 +82,7 @@ def _names() -> Iterator[tuple[str, list[str]]]:
         "collect": ["collect", "-p"], "holdout": ["holdout", "-p"], "export": ["export", "-p"], "distill": ["distill", "-p"],
         "train": ["train", "--model"], "register": ["register", "-p"], "promote": ["promote", "-p"], "tune": ["tune", "-p"],
         "tasks": ["tasks"], "network": ["tune"], "profile": ["profile"],
+        "rollback": ["rollback", "-p"], "models": ["models", "-p"], "lineage": ["lineage"],
     }  # fmt: skip
     for (command, words), (kind, name) in product(commands.items(), NAMES.items()):
         yield f"{command} of name {kind}", [*words, name]
@@ -91,6 +92,7 @@ def _numbers() -> Iterator[tuple[str, list[str]]]:
     for number in NUMBERS:
         yield f"trials {number[:9]}", ["tune", "--trials", number, "-p", "nosuch"]
         yield f"minutes {number[:9]}", ["tune", "--minutes", number, "-p", "nosuch"]
+        yield f"rollback to {number[:9]}", ["rollback", "-p", "nosuch", "--to", number]
         yield f"rounds {number[:9]}", ["run", "nosuch", "--rounds", number]
         yield f"top {number[:9]}", ["predict", "nosuch.log", "-p", "host-avx2", "--top", number]
         yield f"port {number[:9]}", ["device", "serve", "--key", "a b", "--port", number]

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from tcl_core.errors import TclError
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
 from tcl_core.features.batches import Samples
-from tcl_core.features.tokens import KINDS
+from tcl_core.features.layout import KINDS, numbers_of
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
@@ -98,7 +98,7 @@ def without(*kinds: str) -> Callable[[np.ndarray], np.ndarray]:
 
     def read(tokens: np.ndarray) -> np.ndarray:
         emptied = tokens.copy()
-        emptied[tokens[..., columns].any(axis=-1), len(KINDS) :] = 0.0
+        numbers_of(emptied)[tokens[..., columns].any(axis=-1)] = 0.0
         return emptied
 
     return read
@@ -107,7 +107,7 @@ def without(*kinds: str) -> Callable[[np.ndarray], np.ndarray]:
 def unscaled(tokens: np.ndarray) -> np.ndarray:
     """Sizes as they are and not their logarithms."""
     plain = tokens.copy()
-    plain[..., len(KINDS) :] = np.exp2(plain[..., len(KINDS) :]) - 1.0
+    numbers_of(plain)[:] = np.exp2(numbers_of(plain)) - 1.0
     return plain
 
 

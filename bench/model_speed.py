@@ -44,7 +44,7 @@ from torch.nn import functional as F
 from tcl_core.compat import load_tvm
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
-from tcl_core.features.tokens import KINDS
+from tcl_core.features.layout import KINDS
 from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.models.mamba import MambaModel, MambaNetwork
 from tcl_core.models.selective_scan import selective_scan_reference

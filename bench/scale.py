@@ -27,7 +27,7 @@ from typing import Any
 from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
 
 from tcl_core import store
-from tcl_core.features.tokens import WIDTH
+from tcl_core.features.layout import WIDTH
 from tcl_core.journal import line_of
 from tcl_core.measure.pool import LANES_PER_DEVICE
 from tcl_core.params import Params, load_params

@@ -1,6 +1,7 @@
 """What one platform's knowledge is worth on another that few programs were measured on.
 
-    python bench/transfer.py [--quick] [--pair A>B ...] [--labels N ...] [--folds N] [--threads N] [--minutes M] [--again]
+    python bench/transfer.py [--quick] [--pair A>B ...] [--labels N|all ...] [--folds N] [--threads N] [--minutes M]
+                             [--logs FOLDER] [--again]
 
 Platform A is learned from all its programs, platform B from so many of its own, drawn uniformly: only the target is thinned.
 
@@ -8,300 +9,299 @@ Platform A is learned from all its programs, platform B from so many of its own,
     own            a network that learned B's programs by LambdaRank
     own-taught     one taught by trees that learned them (as the chain's first platform is)
     fine-tuned     A's network that went on with B's programs by LambdaRank
-    ckd            the paper's continuous knowledge distillation, with what params.yaml says of it
+    ckd            the paper's continuous knowledge distillation
+    ckd-mended     the same with its terms mended (``tcl_core.ckd.mended``)
+    replay         A's network that went on with B's programs, repeated until they are half, beside A's
+    mtl-tlp        MTL-TLP, a head for B and one for A, with its own settings
     pooled         taught by trees that learned B's programs and all of A's in one heap
     bridge-alone   ours, without A's measurements: A's network alone, corrected
     ours           the default (tcl_core.bridge): what A measured and A's network says, corrected
 
-All networks but ckd's two columns are of one kind and size and begin with A's or at random.  Those that are taught have the same
-programs and epochs, with the labels of the trees or of the bridge; the bridge rehearses A beside, which doubles its steps.  own,
-fine-tuned and ckd make 20 epochs over B's few programs (ckd in each phase), which for up to 1,024 of them are 20 steps.  Trees read
-tokens, on every row.  Grouped cross-validation over the training networks of the reference data, three held out in turn: no task is trained on and ranked.
-A figure is the mean over the folds and its 95 % interval, each fold with a seed of its own; the differences are fold by fold.
+What they have in common: the optimiser's steps, within half an epoch, are those that the bridge takes there, half of which rehearse
+A; batches of 512 programs; a cosine down to 0, from .002 in networks that begin at random and from .001 in those that go on.  Who
+has fewer programs than a batch makes more epochs, at most 1,500.  All networks but ckd's two columns and MTL-TLP are of one kind and
+size.  Three exceptions:
+
+- Rows that learn B's measured programs alone, or beside A's, can be harmed by so many steps.  own, fine-tuned, ckd, ckd-mended and
+  replay also run with a tenth of them, and with as many as 20 epochs over B's programs have; which of the three counts is told, for
+  each pair and number of labels, by pairs on the first fold, where ours was developed too.  It counts in the mean.
+- ckd splits its steps evenly over its two phases, and has the printed rates and schedules, stretched from 50 epochs to its own.  The
+  active column ranks B, the knowledge base after its KD phase the platforms before.  The columns from which ckd-mended learns phi
+  are not counted among its steps.
+- mtl-tlp makes as many of its own 50 epochs as 60,000 programs are, six for 160 labels: its transformer is slow, and more would take
+  most of the time of all.  Each platform is ranked by its own head.
+
+Where no two of B's programs are of one task, own and own-taught rank nothing, and fine-tuned and ckd stay A's network.  Trees read
+tokens, on every row.
+
+Pairs A>B of the three platforms of the reference data: grouped cross-validation over its training networks, three held out in turn.
+A chain A>B>C goes on so, with the same programs measured on B and C, and is judged on all its platforms; rows that cannot go on learn
+C alone.  Pairs of real devices are those of imported logs: programs that both measured, a quarter of the tasks held out in turn.
 
 pairs  share of pairs ranked right; u16  top-1 over subsets of 16 programs (``evaluation.metrics.subset_top_1``); top1  best /
-chosen latency, mean over tasks; forgotten  pairs of A that A's network ranked right and this one does not.
---quick: one pair, 160 labels, one fold, a quarter of the unmeasured programs.  What was
-computed with the same code and data is kept.
+chosen latency; each on the last platform, mean over the tasks of all folds, with the 95 % interval of drawing the tasks again.
+X_less_zero_shot and X_less_ours are differences task by task.  forgetting  pairs of the earlier platforms that were ranked right
+when they were learned, and no longer.
+--quick: one pair, 160 labels, one fold, a quarter of the unmeasured programs; its results are a file of their own.  What was computed
+with the same code and data is kept.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from pathlib import Path
 
 from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
-from _datasets import VALIDATION, Case, Reference
-from _identity import code_identity
-from _lessons import _drawn_keys
-from _paired import task_top1
-from _tables import ROOT, arguments, into_document, markdown, mean_interval, result_file, save
+from _datasets import Logs, Reference
+from _identity import code_identity, data_identity
+from _tables import ROOT, arguments, into_document, result_file, save
+from _transfer_data import DEVICES, FOLDS, Devices, Side, Targets
+from _transfer_rows import ROWS, TREES, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson, steps_of
+from _transfer_tables import best_variant, summary, tables
 
 import numpy as np
 import torch
 
-from tcl_core import store
-from tcl_core.bridge import BridgeSettings, bridged
-from tcl_core.ckd import ChainState, DistillSettings, learn_first, learn_next
-from tcl_core.evaluation.metrics import pairwise_accuracy, subset_top_1
-from tcl_core.features.batches import Samples, concatenate
-from tcl_core.learning.fit import FitSettings
+from tcl_core.bridge import BridgeSettings
+from tcl_core.ckd import ChainState, learn_first
+from tcl_core.evaluation.metrics import pairwise_accuracy, picks, subset_top_1
+from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.models.cost_model import CostModel
-from tcl_core.models.mamba import MambaModel
-from tcl_core.platforms import read_saved_hardware
 from tcl_core.progress import progress
-from tcl_core.teaching import STUDENT, Member, taught
+from tcl_core.teaching import STUDENT, taught
 
 COMMAND = "python bench/transfer.py"
-FOLDS = (
-    VALIDATION,
-    ("regnet-y-4", "vit-tiny", "gpt2-small"),
-    ("efficientnet-b0", "swin-tiny", "distilbert"),
-    ("convnext-tiny", "wide-resnet-50", "bert-small"),
-)
-PAIRS = ("host-avx2>host-avx512", "host-sse42>host-avx512", "host-avx512>host-sse42")
-LABELS = (16, 64, 160, 600, 2400)
-TREES = (Member("trees", 2, 1.0),)
-OURS, UNMEASURED = "ours", 64
-DISTILL_EPOCHS = 20  # of each phase, as in params.yaml
-FIGURES = ("pairs", "u16", "top1", "forgotten")
+PAIRS = (
+    "host-avx2>host-avx512", "host-sse42>host-avx512", "host-avx512>host-sse42",
+    "host-sse42>host-avx2", "host-avx2>host-sse42", "host-avx512>host-avx2",
+    "host-sse42>host-avx2>host-avx512", "ryzen-3700x>i5-1035g1", "i5-1035g1>cortex-a72",
+)  # fmt: skip
+ALL = "all"
+LABELS = (160, ALL, 16, 600, 64, 2400)  # the first are run first
+UNMEASURED = 64
+DIGITS = 5
 
 
 @dataclass(frozen=True)
 class Unit:
-    """``labels`` None: of zero-shot, which has none."""
+    """``labels`` 0: of zero-shot, which has none.  ``variant`` None: the one that the first fold says."""
 
     pair: str
-    labels: int | None
+    labels: int | str
     method: str
     fold: int
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What is known when platform B is to be learned.
-
-    few, rest  B's measured programs, and all others of the training tasks: A's measured ones first, then those that nobody measured
-    source_s   A's seconds of both, NaN where it has none
-    """
-
-    state: ChainState
-    few: Samples
-    rest: Samples
-    source_s: np.ndarray
-    first: Case
-    hardware: Sequence[float]
-    seed: int
-
-    @cached_property
-    def fit(self) -> FitSettings:
-        return replace(BridgeSettings().fit, seed=self.seed)
-
-    def learned(self, model: MambaModel, train: Samples, settings: FitSettings) -> MambaModel:
-        model.settings = settings
-        model.fit(train)
-        return model
-
-    @property
-    def by_rank(self) -> FitSettings:
-        return FitSettings(epochs=DISTILL_EPOCHS, seed=self.seed, schedule="cosine")
-
-
-def _own(given: Lesson) -> CostModel:
-    return given.learned(MambaModel(), given.few, given.by_rank)
-
-
-def _own_taught(given: Lesson) -> CostModel:
-    return given.learned(MambaModel(), taught({"tokens": given.few}, {"tokens": given.rest}, given.seed, TREES), given.fit)
-
-
-def _fine_tuned(given: Lesson) -> CostModel:
-    return given.learned(copy.deepcopy(given.state.knowledge_base), given.few, given.by_rank)
-
-
-def _ckd(given: Lesson) -> CostModel:
-    settings = DistillSettings(FitSettings(seed=given.seed), epochs=DISTILL_EPOCHS, kd_epochs=DISTILL_EPOCHS)
-    return learn_next(given.state, given.few, None, settings).model
-
-
-def _pooled(given: Lesson) -> CostModel:
-    apart = replace(given.first.train, tasks=given.first.train.tasks + np.int32(1 << 20))
-    labelled = taught({"tokens": concatenate([given.few, apart])}, {"tokens": given.rest}, given.seed, TREES)
-    return given.learned(MambaModel(), labelled.take(labelled.tasks < 1 << 20), given.fit)
-
-
-def _bridged(given: Lesson, source_s: np.ndarray | None) -> CostModel:
-    settings = BridgeSettings(given.fit)
-    return bridged(
-        given.state.knowledge_base, given.few, given.rest, settings, source_s=source_s, earlier=[given.hardware]
-    )[0]
-
-
-METHODS: dict[str, Callable[[Lesson], CostModel]] = {
-    "own": _own,
-    "own-taught": _own_taught,
-    "fine-tuned": _fine_tuned,
-    "ckd": _ckd,
-    "pooled": _pooled,
-    "bridge-alone": lambda given: _bridged(given, None),
-    OURS: lambda given: _bridged(given, given.source_s),
-}
-ZERO_SHOT = "zero-shot"
+    variant: str | None = WHOLE
 
 
 class Bench:
     """The units known, in the results file, and the platforms' lessons."""
 
-    def __init__(self, reference: Reference, epochs: int | None, again: bool) -> None:
-        self.reference, self.epochs = reference, epochs
-        code = code_identity([f"tcl_core.{name}" for name in ("bridge", "ckd", "teaching")], ["_datasets", "_lessons"])
-        self.identity = f"{code}-{store.data_digest(reference.folder)[:12]}-{reference.unmeasured}"
-        file = result_file("transfer.json")
+    def __init__(
+        self, reference: Reference, logs: Path, room: Path, *, name: str = "transfer", epochs: int | None = None, again: bool = False
+    ) -> None:
+        """``room`` is a folder for imported logs; ``epochs`` of all networks, where not their own."""
+        self.reference, self.logs, self.room, self.name, self.epochs = reference, logs, room, name, epochs
+        code = code_identity(
+            [f"tcl_core.{module}" for module in ("bridge", "ckd", "teaching", "models.mtl_tlp")], ["_transfer_data", "_transfer_rows"]
+        )
+        data = data_identity(reference.folder, logs)
+        self.identity = {
+            "reference": f"{code}-{data['reference'][:12]}-{reference.unmeasured}",
+            "logs": f"{code}-{data['logs']}",
+        }
+        file = result_file(f"{name}.json")
         found = json.loads(file.read_text()) if file.exists() and not again else {}
-        rows = found.get("units", []) if found.get("identity") == self.identity else []
-        self.units = {Unit(*row["unit"]): row["figures"] for row in rows}
-        self.first, self.drawn = lru_cache(maxsize=1)(self._first), lru_cache(maxsize=2)(self._drawn)
+        told = found.get("identity", {})
+        self.units = {
+            unit: row["figures"]
+            for row in found.get("units", ())
+            if isinstance(told, dict) and self._still_true(unit := Unit(*row["unit"]), told, code)
+        }
+        self.first, self.sides = lru_cache(maxsize=16)(self._first), lru_cache(maxsize=1)(self._sides)
+
+    def _still_true(self, unit: Unit, told: dict[str, str], code: str) -> bool:
+        """A machine without the logs cannot tell whether they have changed."""
+        kind = "logs" if of_devices(unit.pair) else "reference"
+        if kind == "logs" and not self.logs.exists():
+            self.identity["logs"] = told.get("logs", "")
+            return self.identity["logs"].startswith(code)
+        return told.get(kind) == self.identity[kind]
+
+    @cached_property
+    def targets(self) -> Targets:
+        return Targets(self.reference)
+
+    @cached_property
+    def devices(self) -> Devices:
+        return Devices(Logs(self.logs, self.room / "logs"))
 
     def run(self, units: Sequence[Unit], until: float) -> None:
-        todo = [unit for unit in units if unit not in self.units]
+        todo = [unit for unit in units if self.resolved(unit) not in self.units]
         with progress("learning from another platform", len(todo)) as shown:
-            for place, unit in enumerate(todo):
+            for place, asked in enumerate(todo):
                 if time.monotonic() > until:
                     print(f"{len(todo) - place} of {len(todo)} are left; the same command goes on with them")
                     return
-                self.units[unit] = self._figures(unit)
-                self.save()
-                shown.advance(f"{unit.pair}, {unit.labels or 0} labels, {unit.method}: {self.units[unit]['pairs']:.3f}")
+                unit = self.resolved(asked)
+                if unit not in self.units:
+                    self.units[unit] = self._figures(unit)
+                    self.save()
+                right = np.mean(self.units[unit]["pairs"])
+                shown.advance(f"{unit.pair}, {unit.labels} labels, {unit.method} ({unit.variant}): {right:.3f}")
 
-    def _figures(self, unit: Unit) -> dict[str, float]:
-        first, last = unit.pair.split(">")
-        state, lesson, target = *self.first(first, unit.fold), self._case(last, unit.fold)
-        model: CostModel = state.model
-        if unit.method != ZERO_SHOT:
-            model = METHODS[unit.method](self._lesson(state, lesson, target, unit, first, last))
-        judged = self._judged(model, target)
-        kept = self._judged(model, lesson)["pairs"]
-        return judged | {"forgotten": self._judged(state.model, lesson)["pairs"] - kept}
+    def resolved(self, unit: Unit) -> Unit:
+        """With the variant that the first fold says; as it is while that does not."""
+        if unit.variant is not None:
+            return unit
+        return replace(unit, variant=best_variant(self.units, unit.pair, unit.labels, unit.method))
 
-    def _lesson(self, state: ChainState, lesson: Case, target: Case, unit: Unit, first: str, last: str) -> Lesson:
-        order = np.random.default_rng([unit.fold, unit.labels]).permutation(len(target.train))
-        few, rest = order[: unit.labels], np.sort(order[unit.labels :])
-        drawn = self.drawn(last, unit.fold)
-        source_s = np.concatenate([lesson.train.latencies_s[few], lesson.train.latencies_s[rest], np.full(len(drawn), np.nan)])
-        others = concatenate([target.train.take(rest), drawn])
-        hardware = read_saved_hardware(self.reference.folder / f"platform={first}").vector()
-        return Lesson(state, target.train.take(few), others, source_s, lesson, hardware, unit.fold)
-
-    def _case(self, platform: str, fold: int) -> Case:
-        return self.reference.case(platform, "tokens", FOLDS[fold])
-
-    def _first(self, platform: str, fold: int) -> tuple[ChainState, Case]:
-        """The network of platform A, taught from all its programs."""
-        case, settings = self._case(platform, fold), replace(STUDENT, seed=fold)
-        if self.epochs:
-            settings = replace(settings, epochs=self.epochs)
-        labelled = taught({"tokens": case.train}, {"tokens": self.drawn(platform, fold)}, fold, TREES)
-        return learn_first(labelled, None, settings, measured=case.train), case
-
-    def _drawn(self, platform: str, fold: int) -> Samples:
-        """Programs of the training tasks that nobody measured."""
-        numbers, tasks = self.reference.encoder.numbers, set(self._case(platform, fold).train.tasks.tolist())
-        keys = [key for key in _drawn_keys(self.reference) if numbers[key[0]] in tasks]
-        return self.reference.encoder.encode(keys, read_saved_hardware(self.reference.folder / f"platform={platform}").vector())
-
-    @staticmethod
-    def _judged(model: CostModel, case: Case) -> dict[str, float]:
-        measured = model.predict(case.test), case.test.latencies_s, case.test.tasks
+    def _figures(self, unit: Unit) -> dict[str, object]:
+        start, chain = time.monotonic(), tuple(unit.pair.split(">"))
+        sides = self.sides(chain, unit.fold)
+        state = self.first(self._data(chain).known_from(chain), chain, unit.fold)
+        learned, when_learned = self._along(unit, sides, state)
+        judged = [judge(model, side.test) for model, side in zip(learned.models, sides, strict=True)]
+        tasks = sorted(set.intersection(*(set(found["pairs"]) for found in judged)))
+        lost = [[before["pairs"][task] - after["pairs"][task] for task in tasks] for before, after in zip(when_learned, judged, strict=False)]
         return {
-            "pairs": pairwise_accuracy(*measured),
-            "u16": float(np.mean(list(subset_top_1(*measured).values()))),
-            "top1": float(np.mean(list(task_top1(*measured).values()))),
+            "tasks": tasks,
+            **{name: [round(judged[-1][name][task], DIGITS) for task in tasks] for name in ("pairs", "u16", "top1")},
+            "forgetting": [round(float(x), DIGITS) for x in np.mean(lost, axis=0)],
+            "on": {p: round(float(np.mean([f["pairs"][t] for t in tasks])), DIGITS) for p, f in zip(chain, judged, strict=True)},
+            "steps": learned.steps,
+            "seconds": round(time.monotonic() - start, 1),
         }
+
+    def _along(self, unit: Unit, sides: list[Side], state: ChainState) -> tuple[Learned, list[dict[str, dict[int, float]]]]:
+        """What is learned at the end of the chain, and what of each earlier platform was ranked right when that was its end."""
+        row, learned = ROWS.get(unit.method), Learned((state.model,) * len(sides), state, 0)
+        when_learned = [judge(state.model, side.test) for side in sides[:-1]]
+        for place in range(1, len(sides)):
+            if row and (row.sequential or place == len(sides) - 1):
+                lesson = self._lesson(unit, sides[: place + 1], learned.state)
+                learned = row.learn(lesson, steps_of(unit.variant, lesson))
+                if place < len(sides) - 1:
+                    when_learned[place] = judge(learned.models[-1], sides[place].test)
+        return learned, when_learned
+
+    def _lesson(self, unit: Unit, sides: list[Side], state: ChainState) -> Lesson:
+        """Of the last of these: of the first platform all is measured, of those between as many programs as of the last, the same."""
+        *before, target = sides
+        order = np.random.default_rng([unit.fold, 0 if unit.labels == ALL else unit.labels]).permutation(len(target.train))
+        few, rest = np.split(order, [len(order) if unit.labels == ALL else int(unit.labels)])
+        rest = np.sort(rest)
+        there = before[-1].train.latencies_s if len(before) == 1 else np.full(len(order), np.nan)
+        if len(before) > 1:
+            there[few] = before[-1].train.latencies_s[few]
+        source_s = np.concatenate([there[few], there[rest], np.full(len(target.drawn), np.nan)])
+        measured = [before[0].train, *(side.train.take(few) for side in before[1:])]
+        return Lesson(
+            state,
+            target.train.take(few),
+            concatenate([target.train.take(rest), target.drawn]),
+            source_s,
+            tuple(Earlier(samples, side.hardware) for samples, side in zip(measured, before, strict=True)),
+            replace(BridgeSettings().fit, seed=unit.fold, epochs=self.epochs or BridgeSettings().fit.epochs),
+        )
+
+    def _first(self, known_from: tuple[str, ...], chain: tuple[str, ...], fold: int) -> ChainState:
+        """The network of the chain's first platform, taught from all its programs."""
+        side = self.sides(chain, fold)[0]
+        settings = replace(STUDENT, seed=fold, epochs=self.epochs or STUDENT.epochs)
+        labelled = taught({"tokens": side.train}, {"tokens": side.drawn}, fold, TREES)
+        return learn_first(labelled, None, settings, measured=side.train)
+
+    def _data(self, chain: Sequence[str]) -> Targets | Devices:
+        return self.devices if of_devices(">".join(chain)) else self.targets
+
+    def _sides(self, chain: tuple[str, ...], fold: int) -> list[Side]:
+        return self._data(chain).sides(chain, fold)
 
     def save(self) -> None:
         rows = [{"unit": astuple(unit), "figures": found} for unit, found in self.units.items()]
-        save("transfer", {"identity": self.identity, "summary": summary(self.units), "units": rows}, COMMAND)
+        save(self.name, {"identity": self.identity, "summary": summary(self.units), "units": rows}, COMMAND)
 
 
-def summary(units: dict[Unit, dict[str, float]]) -> dict[str, dict[str, dict[str, dict[str, list[float | None]]]]]:
-    """pair -> labels -> method -> figure and figure less zero-shot's, each [mean, low, high] over the folds; of one fold no bounds."""
-    found: dict[str, Any] = {}
-    for pair, labels, method in dict.fromkeys((unit.pair, unit.labels, unit.method) for unit in units):
-        folds = {u.fold: f for u, f in units.items() if (u.pair, u.labels, u.method) == (pair, labels, method)}
-        zero = {u.fold: f for u, f in units.items() if (u.pair, u.method) == (pair, ZERO_SHOT)}
-        figures = {name: over_folds([f[name] for f in folds.values()]) for name in FIGURES}
-        for name in ("pairs", "u16"):
-            figures[f"{name}_less_zero_shot"] = over_folds([f[name] - zero[fold][name] for fold, f in folds.items() if fold in zero])
-        found.setdefault(pair.replace("host-", ""), {}).setdefault(str(labels or 0), {})[method] = figures
+def of_devices(pair: str) -> bool:
+    return set(pair.split(">")) <= set(DEVICES)
+
+
+def judge(model: CostModel, test: Samples) -> dict[str, dict[int, float]]:
+    """Figure -> task -> value, of the tasks in which programs differ."""
+    scores, found = model.predict(test), {"pairs": {}, "u16": {}, "top1": {}}
+    for rows in rows_by_task(test.tasks):
+        seconds = test.latencies_s[rows]
+        if np.isfinite(seconds).any() and len(np.unique(seconds)) > 1:
+            one = scores[rows], seconds, test.tasks[rows]
+            task, chosen = int(test.tasks[rows[0]]), picks(*one, 1)
+            found["pairs"][task] = pairwise_accuracy(*one)
+            found["u16"][task] = subset_top_1(*one)[task]
+            found["top1"][task] = float(chosen.best_s[0] / chosen.picked_s[0])
     return found
 
 
-def over_folds(values: Sequence[float]) -> list[float | None]:
-    if not values:
-        return [None, None, None]
-    return [float(values[0]), None, None] if len(values) == 1 else [float(x) for x in mean_interval(values)]
+def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int) -> list[Unit]:
+    """Number of labels by number of labels, of each pair fold by fold, so that a table is filled from its most telling column on."""
+    zero = [Unit(pair, 0, ZERO_SHOT, fold) for pair in pairs for fold in range(folds)]
+    rest = [
+        Unit(pair, count, method, fold, variant)
+        for count in labels
+        for pair in pairs
+        for fold in range(folds)
+        for method, row in ROWS.items()
+        for variant in (row.variants if fold == 0 or len(row.variants) == 1 else (None,))
+    ]
+    return [*zero, *rest]
 
 
-def table(found: dict[str, Any]) -> str:
-    rows = []
-    for pair, by_labels in found.items():
-        for labels in sorted(by_labels, key=int):
-            for method, figures in by_labels[labels].items():
-                cells = [_shown(figures[name]) for name in ("pairs", "pairs_less_zero_shot", "u16", "u16_less_zero_shot", "forgotten")]
-                rows.append([pair.replace(">", " to "), labels, method, *cells])
-    return markdown(["from, to", "labels", "learned by", "pairs", "less zero-shot", "U16", "less zero-shot", "pairs forgotten"], rows)
-
-
-def _shown(found: Sequence[float | None]) -> str:
-    mean, low, high = found
-    if mean is None:
-        return "-"
-    return f"{mean:.3f}" if low is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
+def labels_of(text: str) -> int | str:
+    return ALL if text == ALL else int(text)
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="one pair, one number of labels, one fold")
     parser.add_argument("--pair", action="append", help=f"only this one; of {', '.join(PAIRS)}")
-    parser.add_argument("--labels", action="append", type=int, help="only so many; several: give it again")
-    parser.add_argument("--folds", type=int, default=len(FOLDS), help="so many of the folds")
+    parser.add_argument("--labels", action="append", type=labels_of, help=f"only so many, or {ALL}; several: give it again")
+    parser.add_argument("--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help="so many of the folds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after that")
+    parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs")
     parser.add_argument("--again", action="store_true", help="forget what is in the results file")
     given = parser.parse_args()
     until = time.monotonic() + 60 * given.minutes
     torch.set_num_threads(given.threads)
-    reference, epochs = Reference(ROOT / "data" / "reference", ROOT / "data" / "features", UNMEASURED), None
-    pairs, labels, folds = given.pair or PAIRS, given.labels or LABELS, given.folds
+    reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features", UNMEASURED)
+    pairs, labels, folds, name, epochs, room = given.pair, given.labels or LABELS, given.folds, "transfer", None, ROOT / "data" / "bench"
     if given.quick:
-        reference.unmeasured, pairs, labels, folds = UNMEASURED // 4, PAIRS[:1], (160,), 1
+        reference.unmeasured, pairs, labels, folds, name = UNMEASURED // 4, pairs or PAIRS[:1], given.labels or (160,), 1, "transfer_quick"
     if given.smallest:
         import _smallest
 
-        reference, epochs, pairs, labels, folds = _smallest.reference(), 1, PAIRS[:1], (12,), 1
-        BridgeSettings.__init__.__defaults__ = (replace(BridgeSettings().fit, epochs=1), 1.0)
-    if unknown := [pair for pair in pairs if not set(pair.split(">")) <= set(reference.platforms) or pair.count(">") != 1]:
-        sys.exit(f"transfer: no such pair: {', '.join(unknown)}; platforms are {', '.join(reference.platforms)}, written A>B")
-    units = [
-        Unit(pair, count, method, fold)
-        for pair in pairs
-        for fold in range(folds)
-        for count, method in [(None, ZERO_SHOT), *((count, method) for count in labels for method in METHODS)]
-    ]
-    bench = Bench(reference, epochs, given.again)
+        reference, epochs, pairs, labels, folds, room = _smallest.reference(), 1, [PAIRS[0], PAIRS[6]], (12,), 1, _smallest.scratch()
+    if pairs is None:
+        pairs = [pair for pair in PAIRS if given.logs.exists() or not of_devices(pair)]
+    if unknown := [pair for pair in pairs if not (is_chain(pair, reference.platforms) or is_chain(pair, DEVICES))]:
+        names = ", ".join([*reference.platforms, *DEVICES])
+        sys.exit(f"transfer: no such pair: {', '.join(unknown)}; write A>B or A>B>C with platforms of one kind, of {names}")
+    units = planned(pairs, labels, folds)
+    bench = Bench(reference, given.logs, room, name=name, epochs=epochs, again=given.again)
     bench.run(units, until)
-    found = summary({unit: bench.units[unit] for unit in units if unit in bench.units})
-    print(table(found))
+    print(tables(summary({known: bench.units[known] for unit in units if (known := bench.resolved(unit)) in bench.units})))
     if not (given.quick or given.smallest):
-        into_document("transfer", table(summary(bench.units)))
+        into_document("transfer", tables(summary(bench.units)))
+
+
+def is_chain(pair: str, platforms: Sequence[str]) -> bool:
+    names = pair.split(">")
+    return len(names) > 1 and len(set(names)) == len(names) and set(names) <= set(platforms)
 
 
 if __name__ == "__main__":

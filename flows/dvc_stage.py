@@ -11,19 +11,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import writing
 from tcl_core.locks import try_lock
-from tcl_core.process import ANSWER_FILE, PARENT_PID
+from tcl_core.process import ANSWER_FILE, PARENT_PID, runs_dvc
 
 LOCKS = Path(".dvc/tmp")
 INTERRUPT_S = 5.0  # for a child to end by itself after Ctrl-C, which the terminal sends to it as well
+
+
+class Busy(UsageError):
+    """Another run is at work in this folder."""
 
 
 class StageFailed(TclError):
@@ -46,23 +51,38 @@ def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None]
     return _run(stage, command, settings, watch)
 
 
-def run_command(name: str, settings: Mapping[str, str]) -> str:
-    """Run `tcl NAME`; returns what it had to say."""
-    return _run(name, [sys.executable, "-m", "tcl_core.cli", name], settings, lambda: None)
+def run_command(name: str, settings: Mapping[str, str], arguments: Sequence[str] = ()) -> str:
+    """Run `tcl NAME ARGUMENTS`; returns what it had to say."""
+    return _run(name, [sys.executable, "-m", "tcl_core.cli", name, *arguments], settings, lambda: None)
 
 
 @contextmanager
-def only_run() -> Iterator[None]:
-    """One flow at a time in this folder, for two would disturb each other's timings."""
+def only_run(patience_s: float = 0.0, waiting: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """One flow at a time in this folder, for two would disturb each other's timings.
+
+    Raises Busy when another one has not ended after ``patience_s``; ``waiting`` is told once that there is one.
+    """
     path = LOCKS / "flow.lock"
     with writing(path):
         LOCKS.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab")
     with file:
-        if not try_lock(file):
-            raise UsageError("another run is at work in this folder; wait for its end or stop it")
+        _lock(file, patience_s, waiting)
         forget_dead_locks()
         yield
+
+
+def _lock(file: IO, patience_s: float, waiting: Callable[[str], None]) -> None:
+    deadline, told = time.monotonic() + patience_s, False
+    while not try_lock(file):
+        if time.monotonic() >= deadline:
+            if patience_s:
+                raise Busy(f"another run was at work in this folder for {patience_s / 60:g} minutes, so this one did nothing; start it again later")
+            raise Busy("another run is at work in this folder; wait for its end or stop it")
+        if not told:
+            waiting(f"another run is at work in this folder; waiting for its end, up to {patience_s / 60:g} minutes")
+        told = True
+        time.sleep(0.2)
 
 
 def forget_dead_locks(patience_s: float = 15.0) -> None:
@@ -89,7 +109,7 @@ def _lock_holders() -> set[int]:
 
 def _is_dvc(pid: int) -> bool:
     try:
-        return any(Path(word).name == "dvc" for word in psutil.Process(pid).cmdline())
+        return runs_dvc(psutil.Process(pid))
     except (psutil.Error, ValueError, OverflowError):  # a number that no process can have
         return False
 

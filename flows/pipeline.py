@@ -1,6 +1,7 @@
 """The whole pipeline as a Prefect flow.  ``diagram`` is the picture; DVC decides what of it is out of date.
 
-Run it:  python -m flows.pipeline [--force-collect PLATFORM]
+Run it:  python -m flows.pipeline [--force-collect PLATFORM] [--force-holdout PLATFORM]
+On a schedule: ``flows.serve``.
 """
 
 from __future__ import annotations
@@ -8,21 +9,21 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run, task_run
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed, Failed
 
 from flows import report
-from flows.dvc_stage import StageFailed, only_run, reproduce, run_command
+from flows.dvc_stage import Busy, StageFailed, only_run, reproduce, run_command
 from flows.server import prefect_api, wait_until_recorded
 from tcl_core import store
 from tcl_core.cli import INTERRUPTED
-from tcl_core.errors import PlatformError, RegistryError, TclError, unknown_name
+from tcl_core.errors import BusyError, PlatformError, RegistryError, TclError, unknown_name
 from tcl_core.params import Params, load_params
 from tcl_core.progress import say
 from tcl_core.registry import FLOW_RUN_ID
@@ -61,20 +62,48 @@ def diagram(params: Params, stage: Step) -> Done:
 
 
 @flow(name="tcl")
-def pipeline(force_collect: tuple[str, ...] = ()) -> None:
-    """Measure, train along the chain, evaluate, register, promote and tune: whatever of it is not up to date."""
+def pipeline(force_collect: tuple[str, ...] = (), force_holdout: tuple[str, ...] = (), wait_minutes: float = 0) -> State | None:
+    """Measure, train along the chain, evaluate, register, promote and tune: whatever of it is not up to date.
+
+    Args:
+        force_collect: Platforms whose training programs are all measured again, although nothing changed.
+        force_holdout: Platforms whose held-out programs are all measured again, although nothing changed.
+        wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
+    """
+    return alone(lambda: whole_pipeline(force_collect, force_holdout), wait_minutes)
+
+
+def whole_pipeline(force_collect: tuple[str, ...], force_holdout: tuple[str, ...]) -> None:
     params = load_params()
-    for platform in force_collect:
+    for platform in (*force_collect, *force_holdout):
         if platform not in params.platforms:
             raise unknown_name("platform", platform, params.platforms, "params.yaml")
-    forced = {f"collect@{platform}" for platform in force_collect}
-    with only_run():
-        evaluated = diagram(params, lambda name, *inputs: run_stage(name, *inputs, again=name in forced))
-        registered = command("register", evaluated)
-        promoted = command("promote", registered)
-        tuned = command("tune", promoted)
-        written = command("report", tuned)
-        summary(written)
+    forced = {*(f"collect@{platform}" for platform in force_collect), *(f"holdout@{platform}" for platform in force_holdout)}
+    evaluated = diagram(params, lambda name, *inputs: run_stage(name, *inputs, again=name in forced))
+    registered = command("register", evaluated)
+    promoted = command("promote", registered)
+    tuned = command("tune", promoted)
+    written = command("report", tuned)
+    summary(written)
+
+
+def alone(work: Callable[[], State | None], wait_minutes: float) -> State | None:
+    """A flow's work while no other run is at work in this folder.  An error of ours is the one sentence of its state.
+
+    A run that finds its place taken ends as Cancelled: nothing is wrong, and the next scheduled one does the work.
+    """
+    try:
+        with only_run(wait_minutes * 60, get_run_logger().info):
+            return work()
+    except Busy as busy:
+        return Cancelled(message=str(busy), data=busy)
+    except TclError as error:
+        return (Cancelled if is_busy(error) else Failed)(message=str(error), data=error)
+
+
+def is_busy(error: TclError) -> bool:
+    """Whether another process is at the same measurement, and will be for long."""
+    return error.exit_code == BusyError.exit_code
 
 
 def run_stage(name: str, *inputs: Done, again: bool = False) -> Done:
@@ -104,6 +133,7 @@ def stage_task(name: str, inputs: tuple[Done, ...], again: bool) -> Done | State
     log.info(said or "up to date")
     if kind == "collect":
         report.show_rounds(platform)
+        report.show_errors()
     if kind == "evaluate":
         report.show_evaluation()
     return Done(name)
@@ -115,11 +145,11 @@ def command(name: str, *inputs: Done) -> Done:
 
 
 @task(cache_policy=NO_CACHE)
-def command_task(name: str, inputs: tuple[Done, ...]) -> Done | State:
+def command_task(name: str, inputs: tuple[Done, ...], arguments: Sequence[str] = ()) -> Done | State:
     """A platform whose models were all kept back has no champion to tune with: that is said, and no failure."""
     log = get_run_logger()
     try:
-        log.info(run_command(name, {FLOW_RUN_ID: str(flow_run.id)}) or "done")
+        log.info(run_command(name, {FLOW_RUN_ID: str(flow_run.id)}, arguments) or "done")
     except StageFailed as failed:
         if name != "tune" or failed.exit_code != RegistryError.exit_code:
             raise
@@ -172,10 +202,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description=pipeline.__doc__)
     parser.add_argument("--force-collect", action="append", default=[], metavar="PLATFORM",
                         help="measure this platform again, although nothing changed; may be given several times")
+    parser.add_argument("--force-holdout", action="append", default=[], metavar="PLATFORM",
+                        help="the same of its held-out programs")
     arguments = parser.parse_args()
     try:
         with prefect_api():
-            state = pipeline(tuple(arguments.force_collect), return_state=True)
+            state = pipeline(tuple(arguments.force_collect), tuple(arguments.force_holdout), return_state=True)
             wait_until_recorded(state.state_details.flow_run_id)
         if state.is_completed():
             return 0

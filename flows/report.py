@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import base64
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from tcl_core.checked import read_json
-from tcl_core.journal import parse_line
+from tcl_core.journal import ERRORS, parse_line
+
+LATEST = 50  # checks of drift that are shown
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,32 @@ def show_rounds(platform: str) -> None:
     """A table of what each round of the collection chose, measured and learned."""
     if steps := Rounds(platform).all():
         create_table_artifact(steps, key=f"rounds-{platform}", description=f"Collection rounds on {platform}")
+
+
+def show_errors(reports: Path = Path("data/reports")) -> None:
+    """A row per platform: how many of its candidates ran, and what became of the others."""
+    files = sorted((reports / "collect").glob("*.json"))
+    found = [read_json(file, "collect its platform again: dvc repro") for file in files]
+    if rows := error_rows([one for one in found if "errors" in one]):
+        create_table_artifact(rows, key="errors", description="What became of the measured candidates, by platform and kind of error")
+
+
+def error_rows(collected: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row per collection report, with a column for each kind that occurs."""
+    kinds = [kind for kind in ERRORS if any(kind in one["errors"] for one in collected)]
+    return [{"platform": one["platform"], "programs": one["programs"], **{kind: one["errors"].get(kind, 0) for kind in kinds}} for one in collected]
+
+
+def show_drift(platform: str, reports: Path = Path("data/reports")) -> None:
+    """The latest checks of a platform, newest first."""
+    checks = read_json(reports / "drift.json", "move it away")["checks"]
+    rows = [drift_row(check) for check in reversed(checks) if check["platform"] == platform][:LATEST]
+    create_table_artifact(rows, key=f"drift-{platform}", description=f"Checks of {platform}: is the machine as it was measured?")
+
+
+def drift_row(check: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: _short(check[name]) for name in ("checked_at", "verdict", "then", "now", "pairs", "failed", "seconds", "reason")}
+    return {**plain, "ratio": _short(check["ratio"]["value"]), "agreement": _short(check["agreement"]["value"])}
 
 
 def show_evaluation(reports: Path = Path("data/reports")) -> None:

@@ -24,6 +24,18 @@ What the paper leaves open, and what is done here:
 - Both phases keep their last epoch, as in the paper.  Only if tasks are kept apart for validation does the CL
   phase keep the best epoch by their loss; the KD phase never: validation on the newest platform alone would
   favour forgetting the others.
+
+``mended`` keeps the two columns and phases, and changes what each term is made of, where few programs are measured:
+
+    taught_cl      AC learns by regression the labels that a committee, which learned the few, gives measured and unmeasured
+                   programs; as printed it ranks the measured alone, which are often one or two of a task
+    unmeasured_kd  KB is distilled on all those programs.  As printed it hears AC of those alone whose labels taught AC.
+    task_labels    P_T: the task's labels in the teacher's order.  Scores stretched to [0, 1] say that programs differ as much
+                   in every task, and those gains weigh the pairs.
+    task_trust     phi of each task, by errors on programs that were not learned: two further columns learn half of the tasks
+                   each, and rank the other half's.  As printed it is of batches, and of what AC has learned by heart.
+    unit_fisher    the Fisher diagonal over its mean.  As printed lambda is firm or nothing with the number of programs of a
+                   task, over whose pairs the loss sums.
 """
 
 from __future__ import annotations
@@ -33,15 +45,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from tcl_core.checked import read_json, write_json, write_tensors
-from tcl_core.errors import DataError, unknown_name
+from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.features.batches import Samples
 from tcl_core.files import shown
-from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal
+from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal, of_mean_one, trust_by_task
 from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import AGAIN, read_weights
@@ -50,6 +63,7 @@ from tcl_core.models.mamba import MambaModel, MambaNetwork
 
 OnPhaseEpoch = Callable[[str, int, float, dict[str, float]], None]
 """Called after each epoch with the phase ("CL" or "KD"), the epoch, the mean loss and validation metrics."""
+PRINTED_LAMBDA = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -60,17 +74,33 @@ class DistillSettings:
     epochs: int = 50  # of the CL phase
     kd_epochs: int = 50  # of the KD phase
     beta: float = 0.5  # share of the measured labels against the teacher
-    ewc_lambda: float = 10_000.0  # how firmly KB is held near what it was
+    ewc_lambda: float = PRINTED_LAMBDA  # how firmly KB is held near what it was
     adapter_width: int = 32
     column_start: str = "knowledge_base"  # or fresh
+    cl_period: int = 10  # epochs after which the CL phase's cosine begins again
+    kd_period: int = 5  # epochs after which the KD phase's rate is 0.8 of what it was
+    # What is mended, term by term: see above.
+    taught_cl: bool = False
+    unmeasured_kd: bool = False
+    task_labels: bool = False
+    task_trust: bool = False
+    unit_fisher: bool = False
 
     def column_fit(self) -> FitSettings:
         """How the CL phase trains."""
-        return replace(self.fit, epochs=self.epochs, schedule="cosine", period=10)
+        return replace(self.fit, epochs=self.epochs, schedule="cosine", period=self.cl_period)
 
     def base_fit(self) -> FitSettings:
         """How the KD phase trains."""
-        return replace(self.fit, epochs=self.kd_epochs, schedule="step", period=5)
+        return replace(self.fit, epochs=self.kd_epochs, schedule="step", period=self.kd_period)
+
+
+def mended(settings: DistillSettings) -> DistillSettings:
+    """All terms mended.  The Fisher diagonal's mean is 1 then, and so ``ewc_lambda`` counts in units of the paper's 10,000."""
+    return replace(
+        settings, fit=replace(settings.fit, loss="scores"), ewc_lambda=settings.ewc_lambda / PRINTED_LAMBDA,
+        taught_cl=True, unmeasured_kd=True, task_labels=True, task_trust=True, unit_fisher=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,23 +168,29 @@ def learn_next(
     valid: Samples | None,
     settings: DistillSettings,
     *,
+    taught: Samples | None = None,
     last: bool = False,
     on_epoch: OnPhaseEpoch | None = None,
     checkpoint: Path | None = None,
 ) -> ChainState:
     """Learn the chain's next platform; ``state`` is that of the platform before and stays as it is.
 
-    ``last`` leaves out the KD phase: KB and its Fisher diagonal then stay those of ``state``.
-    ``checkpoint`` as in ``learn_first``.  Raises DataError when there is nothing to learn from.
+    ``taught`` are the programs of ``train`` in their order and unmeasured ones behind them, with a committee's labels
+    (``teaching.taught``), where the settings learn from such.  ``last`` leaves out the KD phase: KB and its Fisher diagonal
+    then stay those of ``state``.  ``checkpoint`` as in ``learn_first``.  Raises DataError when there is nothing to learn
+    from, UsageError for settings that need ``taught`` without it.
     """
+    if taught is None and (settings.taught_cl or settings.unmeasured_kd):
+        raise UsageError("mended distillation learns from unmeasured programs too; give it a committee's labels of them (teaching.taught)")
+    lesson = taught if settings.taught_cl else train
     model = start_column(state.knowledge_base.network, settings)
     folder = checkpoint / "column" if checkpoint else None
-    model.fit(train, valid, _in_phase("CL", on_epoch), checkpoint=folder)
+    model.fit(lesson, valid, _in_phase("CL", on_epoch), checkpoint=folder)
     if last:
         return replace(state, model=model)
     folder = checkpoint / "knowledge_base" if checkpoint else None
     student = distill(
-        state, model.network, train, settings, on_epoch=_in_phase("KD", on_epoch), checkpoint=folder
+        state, model.network, train, settings, taught=taught, on_epoch=_in_phase("KD", on_epoch), checkpoint=folder
     )
     return ChainState(model, student, fisher_diagonal(student.network, train, settings.fit.sigma), state.hardware)
 
@@ -179,19 +215,29 @@ def distill(
     train: Samples,
     settings: DistillSettings,
     *,
+    taught: Samples | None = None,
     on_epoch: Callable | None = None,
     checkpoint: Path | None = None,
 ) -> MambaModel:
-    """The KD phase: KB, from where ``state`` left it, learns what the frozen ``teacher`` found."""
+    """The KD phase: KB, from where ``state`` left it, learns what the frozen ``teacher`` found; arguments as in ``learn_next``."""
     student = copy.deepcopy(state.knowledge_base)
     student.settings = settings.base_fit()
-    trust = batch_trust(teacher, train, student.settings)
+    lesson, measured = train, None
+    if settings.unmeasured_kd:
+        lesson, measured = taught, np.full(len(taught), np.nan, np.float32)
+        measured[: len(train)] = train.scores
+    if settings.task_trust:
+        trust = held_out_trust(state.knowledge_base.network, train, taught if settings.taught_cl else train, settings)
+    else:
+        trust = batch_trust(teacher, lesson, student.settings)
     loss = DistillationLoss(
-        teacher, trust, state.knowledge_base.network, state.fisher, settings.beta, settings.ewc_lambda, settings.fit.sigma
-    )
+        teacher, trust, state.knowledge_base.network, of_mean_one(state.fisher) if settings.unit_fisher else state.fisher,
+        settings.beta, settings.ewc_lambda, settings.fit.sigma,
+        measured=measured, by_task=settings.task_trust, reordered=settings.task_labels,
+    )  # fmt: skip
     student.report = fit_network(
         student.network,
-        train,
+        lesson,
         None,
         student.settings,
         loss=loss,
@@ -201,6 +247,20 @@ def distill(
         regroup=False,
     )
     return student
+
+
+def held_out_trust(base: MambaNetwork, measured: Samples, lesson: Samples, settings: DistillSettings) -> np.ndarray:
+    """phi of each task number, as two columns tell that learn ``lesson``, each without half of the tasks, and rank those."""
+    tasks = np.random.default_rng([settings.fit.seed, 3]).permutation(np.unique(measured.tasks))
+    scores, half = np.zeros(len(measured), np.float32), np.isin(measured.tasks, tasks[::2])
+    for apart in (half, ~half):
+        others = lesson.take(~np.isin(lesson.tasks, measured.tasks[apart]))
+        column = start_column(base, settings)
+        if np.unique(others.tasks, return_counts=True)[1].max(initial=0) > 1:  # else there is nothing to learn
+            column.fit(others)
+        if apart.any():
+            scores[apart] = column.predict(measured.take(apart))
+    return trust_by_task(scores, measured, int(lesson.tasks.max()) + 1, settings.fit.sigma)
 
 
 def _in_phase(phase: str, on_epoch: OnPhaseEpoch | None) -> Callable | None:

@@ -20,7 +20,7 @@ from typing import Annotated, NoReturn, Optional
 import typer
 
 from tcl_core import __version__, environment  # noqa: F401  (the latter before torch is imported)
-from tcl_core.errors import DataError, PlatformError, TclError, UsageError, missing_extra
+from tcl_core.errors import DRIFT, DataError, PlatformError, TclError, UsageError, missing_extra
 from tcl_core.files import printable, refusal, shown
 from tcl_core.process import ANSWER_FILE, end_with_parents
 
@@ -40,6 +40,7 @@ app = typer.Typer(
 DATA, MODELS, USE = "Data", "Models", "Use"
 Again = Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before; stopped, it goes on.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what --to names, if it is there.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Say it as JSON, for programs.")]
 Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: the whole chain.")]
 
 
@@ -79,11 +80,14 @@ def init(
 def platforms(
     similar: Annotated[Optional[str], typer.Option("--similar", help="Measure a few programs on this one: which other is nearest to it?")] = None,
     probes: Annotated[int, typer.Option("--probes", min=8, max=10_000, help="How many, with --similar.")] = 48,
+    as_json: AsJson = False,
 ) -> None:
     """List the platforms of the chain and whether this machine can run them; or find out from which one a new one should learn."""
     from tcl_core import stages
 
-    _say(stages.platforms() if similar is None else stages.similar(similar, probes))
+    if similar is not None and as_json:
+        raise UsageError("--similar has no --json; leave one of them out")
+    _say(stages.platforms(as_json) if similar is None else stages.similar(similar, probes))
 
 
 @app.command(rich_help_panel=DATA)
@@ -119,6 +123,23 @@ def holdout(platform: Platform = None, again: Again = False) -> None:
     from tcl_core import stages
 
     _say(stages.holdout(platform, again=again))
+
+
+@app.command(rich_help_panel=DATA)
+def drift(
+    platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: each that was measured here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure a few held-out programs again: does the machine order them as it did?  Exits with 6 if not.
+
+    Example: tcl drift --platform host-avx2
+    """
+    from tcl_core import stages
+
+    said, drifted = stages.drift(platform, as_json)
+    _say(said, DRIFT if drifted else 0)
+    if drifted:
+        sys.exit(DRIFT)
 
 
 @app.command("import", rich_help_panel=DATA)
@@ -186,11 +207,46 @@ def register(platform: Platform = None) -> None:
 
 
 @app.command(rich_help_panel=MODELS)
-def promote(platform: Platform = None) -> None:
+def promote(platform: Platform = None, as_json: AsJson = False) -> None:
     """Make the present models champions where they rank the held-out programs better than today's champions."""
     from tcl_core import stages
 
-    _say(stages.promote(platform))
+    _say(stages.promote(platform, as_json))
+
+
+@app.command(rich_help_panel=MODELS)
+def rollback(
+    platform: Annotated[str, typer.Option("--platform", "-p", help="The platform whose champion is taken back.")],
+    reason: Annotated[str, typer.Option(help="Why; it stays with both versions.")] = "no reason given",
+    to: Annotated[Optional[int], typer.Option(min=1, max=999_999_999, help="Another version than the previous champion.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the previous champion champion again.  Example: tcl rollback -p host-avx2 --reason "slower on BERT" """
+    from tcl_core import stages
+
+    _say(stages.rollback(platform, reason, to, as_json))
+
+
+@app.command(rich_help_panel=MODELS)
+def models(
+    platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="Of this one only; none: of all that is registered.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List champions, candidates and previous champions: since when, how good, from which data."""
+    from tcl_core import stages
+
+    _say(stages.show_models(platform, as_json))
+
+
+@app.command(rich_help_panel=MODELS)
+def lineage(
+    asked: Annotated[str, typer.Argument(metavar="MODEL|REVISION", help="A platform, PLATFORM:NUMBER, a hash of data, or a commit.")],
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a model was made of, or which models were made of data or at a commit.  Example: tcl lineage host-avx2:3"""
+    from tcl_core import stages
+
+    _say(stages.show_lineage(asked, as_json))
 
 
 @app.command(rich_help_panel=USE)
@@ -267,11 +323,11 @@ def serve(
 
 
 @device.command("list")
-def list_(tracker: Tracker = "127.0.0.1:9190") -> None:
+def list_(tracker: Tracker = "127.0.0.1:9190", as_json: AsJson = False) -> None:
     """Show the devices that a tracker knows.  Example: tcl device list --tracker 192.168.0.2:9190"""
     from tcl_core import stages
 
-    _say(stages.devices(tracker))
+    _say(stages.devices(tracker, as_json))
 
 
 @app.command(rich_help_panel=USE)
@@ -304,7 +360,7 @@ def summary() -> None:
 
 
 def main() -> None:
-    """Entry point of `tcl`: exits 0, a TclError's own code, 2 for wrong usage, 130 for Ctrl-C, 1 for the unforeseen."""
+    """Entry point of `tcl`: exits 0, a TclError's own code, 2 for wrong usage, 6 for drift, 130 for Ctrl-C, 1 for the unforeseen."""
     output = _open_standard_streams()
     try:
         _check_words(sys.argv[1:])
@@ -370,8 +426,8 @@ def _check_words(words: list[str]) -> None:
             raise UsageError(f"the argument '{shown(word)}' has control characters in it; give it without them")
 
 
-def _say(text: str | None) -> None:
-    if not text or _handed_over(text, 0):
+def _say(text: str | None, code: int = 0) -> None:
+    if not text or _handed_over(text, code):
         return
     try:
         typer.echo("\n".join(map(printable, text.split("\n"))))

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+DRIFT = 7  # exit code of `tcl drift` that found one: no error, but something to act on
+
 
 class TclError(Exception):
     """Base of every error that is the user's to mend; the command line prints it and exits with ``exit_code``."""
@@ -52,7 +54,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") ->
 
 
 EXTRAS = {  # package that the core does without -> the extra that installs it
-    "dvc": "pipeline", "matplotlib": "pipeline", "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline", "psutil": "tvm", "rich": "pipeline",
+    "cronsim": "pipeline", "dvc": "pipeline", "jinja2": "pipeline", "markupsafe": "pipeline", "matplotlib": "pipeline",
+    "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline", "psutil": "tvm", "rich": "pipeline",
     "ruamel": "pipeline", "transformers": "pipeline", "tvm": "tvm", "tvm_ffi": "tvm", "typer": "pipeline", "xgboost": "trees",
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from tcl_core.crontab import check_cron
 from tcl_core.errors import UsageError, unknown_name
 from tcl_core.files import replacing
 from tcl_core.network_names import NETWORKS, is_file_name
@@ -152,7 +153,7 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Distill:
-    method: Annotated[str, OneOf(("bridge", "ckd"))]
+    method: Annotated[str, OneOf(("bridge", "ckd", "ckd-mended"))]
     epochs: Rounds
     kd_epochs: Rounds
     learning_rate: Positive
@@ -177,12 +178,43 @@ class Evaluate:
 @dataclass(frozen=True)
 class Promote:
     confidence: Annotated[float, Between(0.5, 1)]
+    first_confidence: Annotated[float, Between(0, 1)]
+    min_tasks: Annotated[int, Between(1, 10_000)]
 
 
 @dataclass(frozen=True)
 class Tune:
     network: str
     trials: Count
+
+
+@dataclass(frozen=True)
+class Drift:
+    """When the present machine is no longer the one that was measured, and what a scheduled check does then.
+
+    then  report: say so;  collect: also measure the platform again and bring the models up to date
+    """
+
+    probes: Annotated[int, Between(8, 10_000)]
+    clear: Annotated[float, Between(1, 1e3, above=True)]
+    agreement: Share
+    champion_fall: Share
+    then: Annotated[str, OneOf(("report", "collect"))]
+
+
+# What a schedule can run: one platform's work, or everybody's.
+OF_A_PLATFORM = ("collect", "holdout", "drift", "distill")
+OF_ALL = ("pipeline", "tasks", "candidates", "train", "evaluate", "register", "promote", "tune")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a Prefect server starts a run (``flows.serve``); without a platform, what is ``OF_A_PLATFORM`` runs on each."""
+
+    run: Annotated[str, OneOf((*OF_ALL, *OF_A_PLATFORM))]
+    cron: str
+    timezone: str
+    platform: str = ""
 
 
 @dataclass(frozen=True)
@@ -202,6 +234,8 @@ class Params:
     evaluate: Evaluate
     promote: Promote
     tune: Tune
+    drift: Drift
+    schedules: dict[str, Schedule]
 
     @property
     def chain_order(self) -> tuple[str, ...]:
@@ -233,6 +267,7 @@ def parse_params(tree: Any, source: str = "params.yaml") -> Params:
     _check_chain(params, source)
     _check_models(params, source)
     _check_repeats(params.measure, source)
+    _check_schedules(params, source)
     return params
 
 
@@ -325,6 +360,17 @@ def _check_chain(params: Params, source: str) -> None:
         earlier.append(name)
 
 
+def _check_schedules(params: Params, source: str) -> None:
+    for name, schedule in params.schedules.items():
+        where = f"{source}: schedules.{name}"
+        check_cron(schedule.cron, schedule.timezone, f"{where}.cron")
+        if schedule.platform and schedule.run not in OF_A_PLATFORM:
+            raise UsageError(f"{where} runs '{schedule.run}' on a platform, but that is no work of one; remove the platform")
+        known = params.chain.then if schedule.run == "distill" else params.platforms
+        if schedule.platform and schedule.platform not in known:
+            raise unknown_name("platform", schedule.platform, known, where)
+
+
 def profile_names(path: str | Path = "params.yaml") -> tuple[str, ...]:
     """Names of the patches ``profiles/NAME.yaml`` beside ``path``, each with only the keys that differ."""
     return tuple(sorted(file.stem for file in (Path(path).parent / "profiles").glob("*.yaml")))
@@ -361,7 +407,7 @@ def _patched(path: Path, patch_file: Path) -> tuple[Any, dict[str, tuple[Any, An
 
 
 # Sections whose keys are a user's own names: a profile puts in its own as a whole.
-NAMED = ("platforms", "chain")
+NAMED = ("platforms", "chain", "schedules")
 
 
 def _patch(tree: Any, patch: Mapping, prefix: str, source: str) -> Iterator[tuple[str, tuple[Any, Any]]]:

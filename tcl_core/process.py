@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tcl_core.files import shown
+
+if TYPE_CHECKING:
+    import psutil
 
 # In the environment of a command that a flow starts: whom not to outlive, and the file that takes what would be printed.
 PARENT_PID = "TCL_PARENT_PID"
@@ -71,6 +74,11 @@ def _dvc_above() -> list[int]:
 
     with suppress(psutil.Error):
         for process in psutil.Process().parents():  # a shell may stand between
-            if any(Path(word).name == "dvc" for word in process.cmdline()):
+            if runs_dvc(process):
                 return [process.pid]
     return []
+
+
+def runs_dvc(process: psutil.Process) -> bool:
+    """Raises psutil.Error for a process that is gone."""
+    return any(Path(word).name == "dvc" for word in process.cmdline())

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import platform as python
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tcl_core import store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
+from tcl_core.files import shown
 from tcl_core.platforms import host_fingerprint
 
 FILE = "provenance.json"
 CODE = Path(__file__).resolve().parent
 PACKAGES = {"numpy": "numpy", "torch": "torch", "tvm": "apache-tvm"}  # whose versions decide a model's bytes
+_md5 = partial(hashlib.md5, usedforsecurity=False)
 REMEDY = "make the model again: dvc repro, or tcl train and tcl distill"
 
 
@@ -39,6 +43,7 @@ def collect(
         "stage": stage,
         "parameters": dict(parameters),
         "data": {platform: store.data_digest(folder) for platform, folder in data.items()},
+        "dvc": {platform: dvc_digest(folder) for platform, folder in data.items()},
         "model_before": store.data_digest(model_before) if model_before else None,
         "code": _code(),
         "versions": {
@@ -61,14 +66,56 @@ def read(folder: Path) -> dict[str, Any]:
         raise DataError(f"there is no {folder / FILE}, so nobody knows what this model was made of; {REMEDY}") from None
 
 
-def _code() -> dict[str, Any]:
-    """tcl_core's own sources: their digest, the last commit that changed them (later ones made no other model), and whether
-    they differ from it (None where there is no commit).
+def dvc_digest(folder: Path) -> str:
+    """The hash by which DVC knows a folder, as it stands in dvc.lock: MD5 over the list of its files and theirs, hidden ones
+    left out, with ``.dir`` behind it.
     """
-    tracked = _git("ls-files", "provenance.py")  # or some repository that merely has the environment in it
-    commit = _git("log", "-1", "--format=%H", "--", ".") if tracked else ""
-    changed = bool(_git("status", "--porcelain", "--untracked-files=all", "--", "*.py")) if commit else None
-    return {"commit": commit or None, "changed": changed, "sources": _sources_digest()}
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    names = sorted((path.relative_to(folder).as_posix(), path) for path in files)
+    listed = [{"md5": _md5_of(path), "relpath": name} for name, path in names]
+    return f"{_md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
+
+
+def _md5_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, _md5).hexdigest()
+
+
+def changed_text(changed: Sequence[str] | bool | None, most: int = 5) -> str:
+    """Which of tcl_core's files were not as in the commit, for a tag: ``false`` for none, ``unknown`` without a commit."""
+    if changed is None:
+        return "unknown"
+    if isinstance(changed, bool):  # of a model that was made before their names were kept
+        return "true" if changed else "false"
+    if not changed:
+        return "false"
+    more = f" and {len(changed) - most} more" if len(changed) > most else ""
+    return ", ".join(shown(name, 80) for name in changed[:most]) + more
+
+
+def git(*arguments: str, folder: Path = CODE) -> str:
+    """What git says in a folder; empty where there is no git, no repository or no answer."""
+    try:
+        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, errors="replace", timeout=10)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def _code() -> dict[str, Any]:
+    """tcl_core's own sources: their digest, the last commit that changed them (later ones made no other model), and which
+    of them differ from it (None where there is no commit).  What a run writes, such as dvc.lock, is none of them.
+    """
+    tracked = git("ls-files", "provenance.py", folder=CODE)  # or some repository that merely has the environment in it
+    commit = git("log", "-1", "--format=%H", "--", ".", folder=CODE) if tracked else ""
+    return {"commit": commit or None, "changed": _changed() if commit else None, "sources": _sources_digest()}
+
+
+def _changed() -> list[str]:
+    """Sources that differ from the last commit, or are not in it, relative to tcl_core."""
+    differ = git("diff", "--name-only", "--relative", "-z", "HEAD", "--", "*.py", folder=CODE)
+    new = git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py", folder=CODE)
+    return sorted({name for name in f"{differ}\0{new}".split("\0") if name})
 
 
 def _sources_digest() -> str:
@@ -76,12 +123,3 @@ def _sources_digest() -> str:
     for path in sorted(CODE.rglob("*.py")):
         digest.update(path.relative_to(CODE).as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _git(*arguments: str) -> str:
-    """What git says of tcl_core; empty where there is no git, no repository or no answer."""
-    try:
-        answer = subprocess.run(["git", *arguments], cwd=CODE, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""

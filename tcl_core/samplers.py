@@ -15,7 +15,8 @@ import numpy as np
 
 from tcl_core.errors import UsageError
 from tcl_core.features.batches import Samples, concatenate, scaled_within_task
-from tcl_core.features.tokens import WIDTH, operators_of
+from tcl_core.features.layout import WIDTH
+from tcl_core.features.tokens import operators_of
 from tcl_core.models.cost_model import CostModel
 from tcl_core.sampling import catalogue
 from tcl_core.trained import Trained

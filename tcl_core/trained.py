@@ -22,7 +22,7 @@ from tcl_core.checked import read_tensors, write_tensors
 from tcl_core.compat import load_tvm
 from tcl_core.errors import DataError, RegistryError, UsageError, naming_extras, unknown_name
 from tcl_core.features.batches import Samples
-from tcl_core.features.tokens import WIDTH
+from tcl_core.features.layout import WIDTH
 from tcl_core.files import shown, whole_folder
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
@@ -131,17 +131,23 @@ def simd_bytes(target: Any) -> int:
 
 
 def load(source: str | Path) -> Trained:
-    """A trained model: the champion of a platform (``host-avx2``, or by its name in the registry, ``tcl-host-avx2``), the model
-    of a folder, or of one file (``.safetensors``).
+    """A trained model: the champion of a platform (``host-avx2``, or by its name in the registry, ``tcl-host-avx2``), a version of
+    it (``host-avx2:3``), the model of a folder, or of one file (``.safetensors``).
 
     A text is a path where it has a separator in it, ends in .safetensors or names a folder with a model; else the registry is
-    asked.  Nothing is unpickled.  Raises UsageError for a name without a champion, RegistryError where nothing was promoted yet,
+    asked.  Nothing is unpickled.  Raises UsageError for a name without a champion, RegistryError where nothing was promoted yet or there is no such version,
     DataError where the model is missing, damaged or of other tokens than this version makes.
     """
     path = Path(source)
     if isinstance(source, Path) or os.sep in source or path.suffix == FILE or (path / "model.json").exists():
         return _load_file(path) if path.suffix == FILE else load_folder(path)
     with naming_extras():
+        if not registry.is_there():
+            raise RegistryError(f"there is no model registry at {registry.where()}; set MLFLOW_TRACKING_URI to one, {ELSE}")
+        platform, pin = registry.pinned(source)
+        if pin is not None:
+            version, folder = registry.champion(source.removeprefix(registry.model_name("")))
+            return load_folder(folder, f"version {version} of {platform}")
         platform = _with_champion(source)
         version, folder = registry.champion(platform)
     return load_folder(folder, f"the champion of {platform} (version {version})")
@@ -156,8 +162,6 @@ def find_trained(source: str | Path) -> Trained:
 
 def _with_champion(name: str) -> str:
     """The platform that a name means."""
-    if not registry.is_there():
-        raise RegistryError(f"there is no model registry at {registry.where()}; set MLFLOW_TRACKING_URI to one, {ELSE}")
     platforms = registry.platforms_with_champion()
     if not platforms:
         raise RegistryError(f"the registry at {registry.where()} has no champion yet; run: tcl register and then: tcl promote, {ELSE}")

@@ -230,3 +230,12 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> list[FakeRunner]:
 
     monkeypatch.setattr("tcl_core.collect.Runner", start)
     return made
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """A Prefect server with a database of its own; starting it takes seconds, so once for all tests of flows."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield

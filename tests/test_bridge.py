@@ -9,7 +9,7 @@ import pytest
 
 from tcl_core.bridge import BridgeSettings, bridged, rehearsed, score_scale, source_seconds
 from tcl_core.evaluation.metrics import pairwise_accuracy
-from tcl_core.features import tokens
+from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.features.tokens import hardware_rows
 from tcl_core.learning.fit import FitSettings
@@ -24,7 +24,7 @@ THERE, ELSEWHERE = 20, 25  # columns on which the platforms' latencies depend
 def programs(hardware: tuple[float, ...], seed: int = 0) -> Samples:
     """Both platforms like column THERE to be large; the new one minds column ELSEWHERE too."""
     draw = np.random.default_rng(seed)
-    found = np.zeros((TASKS * EACH, 4, tokens.WIDTH), np.float32)
+    found = np.zeros((TASKS * EACH, 4, layout.WIDTH), np.float32)
     found[:, 0] = hardware_rows(hardware, 1)[0]
     found[:, 1:, THERE : ELSEWHERE + 1] = draw.normal(size=(TASKS * EACH, 3, 6))
     cost = -found[:, 3, THERE] + (found[:, 3, ELSEWHERE] if hardware == NEW else 0.0)

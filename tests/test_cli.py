@@ -42,7 +42,7 @@ def tcl(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "words, function, arguments",
     [
-        (["platforms"], "platforms", ()),
+        (["platforms"], "platforms", (False,)),
         (["tasks", "resnet-18"], "tasks", ("resnet-18",)),
         (["candidates"], "candidates", ()),
         (["collect", "-p", "a", "--again"], "collect", ("a", True)),
@@ -56,11 +56,18 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["train", "--model", "tlp", "-p", "b"], "train", ("tlp", "b")),
         (["distill", "--platform", "b"], "distill", ("b", None)),
         (["distill", "--add", "b"], "distill", (None, "b")),
-        (["platforms"], "platforms", ()),
+        (["platforms", "--json"], "platforms", (True,)),
         (["platforms", "--similar", "b", "--probes", "16"], "similar", ("b", 16)),
         (["evaluate"], "evaluate", ()),
         (["register"], "register", (None,)),
-        (["promote", "-p", "b"], "promote", ("b",)),
+        (["promote", "-p", "b"], "promote", ("b", False)),
+        (["promote", "--json"], "promote", (None, True)),
+        (["rollback", "-p", "b"], "rollback", ("b", "no reason given", None, False)),
+        (["rollback", "-p", "b", "--reason", "slow", "--to", "3", "--json"], "rollback", ("b", "slow", 3, True)),
+        (["models"], "show_models", (None, False)),
+        (["models", "-p", "b", "--json"], "show_models", ("b", True)),
+        (["lineage", "b:3"], "show_lineage", ("b:3", False)),
+        (["lineage", "HEAD~1", "--json"], "show_lineage", ("HEAD~1", True)),
         (["tune", "resnet-18", "-p", "b", "--trials", "64"], "tune", ("resnet-18", "b", 64, False, None, None, False, [], None)),
         (["tune", "--again"], "tune", (None, None, None, True, None, None, False, [], None)),
         (["tune", "--minutes", "2.5", "--out", "/fast", "--force"], "tune", (None, None, None, False, 2.5, Path("/fast"), True, [], None)),
@@ -81,7 +88,8 @@ def tcl(tmp_path, monkeypatch, capsys):
         (["report"], "report", ([], None, False)),
         (["report", "/before", "/after", "--to", "/changes.html", "--force"], "report", ([Path("/before"), Path("/after")], Path("/changes.html"), True)),
         (["summary"], "summary", ()),
-        (["device", "list", "--tracker", "10.0.0.2:9190"], "devices", ("10.0.0.2:9190",)),
+        (["device", "list", "--tracker", "10.0.0.2:9190"], "devices", ("10.0.0.2:9190", False)),
+        (["device", "list", "--json"], "devices", ("127.0.0.1:9190", True)),
     ],
 )
 def test_each_command_is_one_call(tcl, monkeypatch, words, function, arguments):
@@ -108,7 +116,7 @@ def test_paths_are_relative_to_where_a_command_is_given(tcl, monkeypatch, tmp_pa
 
 
 def test_a_known_error_is_one_sentence_and_its_own_code(tcl, monkeypatch):
-    def fail():
+    def fail(*_):
         raise PlatformError("this CPU lacks AVX-512; choose host-avx2")
 
     monkeypatch.setattr(stages, "platforms", fail)
@@ -117,7 +125,7 @@ def test_a_known_error_is_one_sentence_and_its_own_code(tcl, monkeypatch):
 
 
 def test_a_bug_is_one_sentence_and_a_log(tcl, monkeypatch):
-    def fail():
+    def fail(*_):
         raise ZeroDivisionError("no programs")
 
     monkeypatch.setattr(stages, "platforms", fail)
@@ -127,7 +135,7 @@ def test_a_bug_is_one_sentence_and_a_log(tcl, monkeypatch):
 
 
 def test_a_bug_on_a_disk_that_takes_no_log_is_still_told(tcl, monkeypatch, tmp_path):
-    def fail():
+    def fail(*_):
         raise ZeroDivisionError("no programs")
 
     (tmp_path / "logs").write_text("in the way")
@@ -139,12 +147,21 @@ def test_a_bug_on_a_disk_that_takes_no_log_is_still_told(tcl, monkeypatch, tmp_p
 
 def test_an_answer_that_cannot_be_handed_over_is_printed(tcl, monkeypatch, tmp_path):
     monkeypatch.setenv(cli.ANSWER_FILE, str(tmp_path / "gone/answer.json"))
-    monkeypatch.setattr(stages, "platforms", lambda: "3 platforms")
+    monkeypatch.setattr(stages, "platforms", lambda *_: "3 platforms")
     assert tcl("platforms") == (0, "3 platforms\n", "")
 
 
+def test_drift_has_an_exit_code_of_its_own(tcl, monkeypatch, tmp_path):
+    monkeypatch.setattr(stages, "drift", lambda *given: (f"{given}", given[0] == "slow"))
+    assert tcl("drift", "-p", "slow", "--json") == (6, "('slow', True)\n", "")
+    assert tcl("drift") == (0, "(None, False)\n", "")
+    monkeypatch.setenv(cli.ANSWER_FILE, str(tmp_path / "answer.json"))
+    assert tcl("drift", "-p", "slow")[0] == 6
+    assert json.loads((tmp_path / "answer.json").read_text()) == {"text": "('slow', False)", "exit_code": 6}
+
+
 def test_ctrl_c_says_that_nothing_is_lost(tcl, monkeypatch):
-    def stop():
+    def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stages, "platforms", stop)
@@ -161,7 +178,7 @@ def test_wrong_usage_exits_with_2_and_a_hint(tcl):
 
 
 def test_it_works_below_the_project_and_nowhere_else(tcl, monkeypatch, tmp_path):
-    monkeypatch.setattr(stages, "platforms", lambda: str(Path.cwd()))
+    monkeypatch.setattr(stages, "platforms", lambda *_: str(Path.cwd()))
     monkeypatch.chdir(tmp_path / "deeper")
     assert tcl("platforms") == (0, f"{tmp_path}\n", "")
     monkeypatch.chdir("/")
@@ -184,7 +201,7 @@ def test_the_model_of_the_example_exists():
 
 def test_a_flow_gets_the_answer_instead_of_the_terminal(tcl, monkeypatch, tmp_path):
     monkeypatch.setenv(cli.ANSWER_FILE, str(tmp_path / "answer.json"))
-    monkeypatch.setattr(stages, "platforms", lambda: "3 platforms")
+    monkeypatch.setattr(stages, "platforms", lambda *_: "3 platforms")
     assert tcl("platforms") == (0, "", "")
     assert json.loads((tmp_path / "answer.json").read_text()) == {"text": "3 platforms", "exit_code": 0}
 
@@ -195,7 +212,7 @@ def test_help_imports_nothing_heavy():
 
 
 def test_a_reader_that_leaves_is_no_error():
-    code = "from tcl_core import cli, stages; import sys; stages.platforms = lambda: 'x' * 10**6; sys.argv = ['tcl', 'platforms']; cli.main()"
+    code = "from tcl_core import cli, stages; import sys; stages.platforms = lambda *_: 'x' * 10**6; sys.argv = ['tcl', 'platforms']; cli.main()"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         child.stdout.close()
         assert child.stderr.read() == b""
@@ -204,7 +221,7 @@ def test_a_reader_that_leaves_is_no_error():
 @pytest.mark.parametrize("given", ["x", "0", "-1", "1.5", "9" * 30, "\x1b[31m"])
 def test_a_parent_that_is_no_process_is_left_out_with_a_word(tcl, monkeypatch, given):
     monkeypatch.setenv(process.PARENT_PID, given)
-    monkeypatch.setattr(stages, "platforms", lambda: "3 platforms")
+    monkeypatch.setattr(stages, "platforms", lambda *_: "3 platforms")
     code, out, err = tcl("platforms")
     assert (code, out) == (0, "3 platforms\n")
     assert "TCL_PARENT_PID is '" in err and "which is no process id; it is left out" in err and "\x1b[31m'" not in err
@@ -221,7 +238,7 @@ def test_a_stage_does_not_outlive_its_flow():
 
 # --- what a user, a shell or a disk does to it ---
 
-SAYS = "from tcl_core import cli, stages; import sys; stages.platforms = lambda: '3 platforms'; sys.argv = ['tcl', *sys.argv[1:]]; cli.main()"
+SAYS = "from tcl_core import cli, stages; import sys; stages.platforms = lambda *_: '3 platforms'; sys.argv = ['tcl', *sys.argv[1:]]; cli.main()"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +262,7 @@ def test_outputs_that_take_nothing(command, code, told):
 
 def test_what_is_opened_later_does_not_take_the_place_of_a_closed_output():
     """Else what is printed would end in that file."""
-    code = "from tcl_core import cli, stages; import os, sys; stages.platforms = lambda: sys.exit(os.open('/dev/null', 0))"
+    code = "from tcl_core import cli, stages; import os, sys; stages.platforms = lambda *_: sys.exit(os.open('/dev/null', 0))"
     code += "; sys.argv = ['tcl', 'platforms']; cli.main()"
     ended = subprocess.run(["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, code], cwd=ROOT, timeout=60)
     assert ended.returncode > 2
@@ -261,7 +278,7 @@ def test_what_is_opened_later_does_not_take_the_place_of_a_closed_output():
     ],
 )
 def test_what_no_stage_has_foreseen_is_a_sentence_all_the_same(tcl, monkeypatch, tmp_path, error, code, told):
-    def fail():
+    def fail(*_):
         raise error
 
     monkeypatch.setattr(stages, "platforms", fail)
@@ -281,10 +298,10 @@ def test_an_empty_name_does_not_mean_everything(tcl, monkeypatch, words):
 def test_a_terminal_obeys_nothing_that_a_user_or_a_file_says(tcl, monkeypatch):
     code, _, err = tcl("tasks", "resnet\x1b[31m\n18")
     assert code == 2 and err == "tcl: the argument 'resnet\\x1b[31m\\n18' has control characters in it; give it without them\n"
-    monkeypatch.setattr(stages, "platforms", lambda: "task \x1b[31mred\x07\udcff\nnext é")
+    monkeypatch.setattr(stages, "platforms", lambda *_: "task \x1b[31mred\x07\udcff\nnext é")
     assert tcl("platforms") == (0, "task \\x1b[31mred\\x07\\udcff\nnext é\n", "")
 
-    def fail():
+    def fail(*_):
         raise PlatformError(f"a device said \x1b[2J\n{'a' * 5_000}")
 
     monkeypatch.setattr(stages, "platforms", fail)
@@ -309,7 +326,7 @@ def test_a_folder_that_is_gone(tcl, monkeypatch, tmp_path):
 
 
 def test_a_log_of_a_bug_overwrites_nothing(tcl, monkeypatch, tmp_path):
-    def fail():
+    def fail(*_):
         raise ZeroDivisionError("no\x1b programs")
 
     monkeypatch.setattr(stages, "platforms", fail)

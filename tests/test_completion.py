@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tcl_core.features import tokens
+from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.completion import best_share, completed
@@ -18,7 +18,7 @@ N = TASKS * EACH
 def world() -> tuple[Samples, np.ndarray, np.ndarray]:
     """Programs, what depends on them in another way on either platform, and the source's seconds."""
     rng = np.random.default_rng(0)
-    found = np.zeros((N, 3, tokens.WIDTH), np.float32)
+    found = np.zeros((N, 3, layout.WIDTH), np.float32)
     found[:, :, 1:6] = rng.normal(size=(N, 3, 5))
     tasks = np.repeat(np.arange(TASKS, dtype=np.int32), EACH)
     programs = Samples(found, np.full(N, 3, np.int32), tasks, np.full(N, np.inf))

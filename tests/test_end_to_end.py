@@ -26,7 +26,7 @@ SMALL = {
     "distill": {"epochs": 2, "kd_epochs": 1},
     "baselines": {"models": ["trees"]},
     "evaluate": {"bootstrap": 50},
-    "promote": {"confidence": 0.5},
+    "promote": {"confidence": 0.5, "min_tasks": 1},
     "tune": {"network": "networks/held_out.pt2", "trials": 8},
 }
 

@@ -380,3 +380,27 @@ def test_a_folder_instead_of_parameters(project):
     project.unlink()
     project.mkdir()
     assert "cannot read" in error_of(project)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ('{run: pipeline, cron: "0 99 * * *", timezone: UTC}', "schedules.a.cron is '0 99 * * *', no cron expression (bad hour"),
+        ('{run: pipeline, cron: "0 2 * * *", timezone: Mars}', "schedules.a.cron has the time zone 'Mars', which this system does not know"),
+        ('{run: collct, cron: "0 2 * * *", timezone: UTC}', "unknown schedules.a.run 'collct'"),
+        ('{run: train, cron: "0 2 * * *", timezone: UTC, platform: host-avx2}', "schedules.a runs 'train' on a platform"),
+        ('{run: drift, cron: "0 2 * * *", timezone: UTC, platform: host-avx3}', "did you mean 'host-avx2'?"),
+        ('{run: distill, cron: "0 2 * * *", timezone: UTC, platform: host-sse42}', "unknown platform 'host-sse42'"),
+        ('{run: drift, timezone: UTC}', "section 'schedules.a' of"),
+    ],
+)
+def test_a_schedule_that_cannot_be_kept_is_refused(project, schedule, told):
+    text = project.read_text()
+    project.write_text(text[: text.index("\nschedules:")] + f"\nschedules:\n  a: {schedule}\n")
+    assert told in error_of(project)
+
+
+def test_there_may_be_no_schedule(project):
+    text = project.read_text()
+    project.write_text(text[: text.index("\nschedules:")] + "\nschedules: {}\n")
+    assert load_params(project).schedules == {}

@@ -13,7 +13,8 @@ from synthetic import FEATURES, ranking_problem
 
 import tcl_core as tcl
 from tcl_core.errors import EXTRAS, DataError, UsageError, missing_extra, naming_extras
-from tcl_core.features.tokens import ALL_OPERATORS, KINDS, SIZES, WIDTH, operators_of, token_row
+from tcl_core.features.layout import ALL_OPERATORS, KINDS, WIDTH, WORKLOAD, token_row
+from tcl_core.features.tokens import operators_of
 from tcl_core.learning.fit import FitSettings
 from tcl_core.platforms import Hardware
 
@@ -213,7 +214,7 @@ def with_operators(samples):
     tokens = samples.tokens.copy()
     for row, task in enumerate(samples.tasks):
         name = "matmul" if task < 3 else "depthwise_conv2d"
-        numbers = [0.0] * SIZES + [float(name == each) for each in ALL_OPERATORS]
+        numbers = WORKLOAD.row(operator=[float(name == each) for each in ALL_OPERATORS])
         tokens[row, 0] = token_row("workload", numbers, 1)[0]
     return tcl.Samples(tokens, samples.lengths, samples.tasks, samples.latencies_s, samples.task_names)
 

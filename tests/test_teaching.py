@@ -10,7 +10,7 @@ import pytest
 from tcl_core import teaching
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import pairwise_accuracy
-from tcl_core.features import tokens as layout
+from tcl_core.features import layout
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue

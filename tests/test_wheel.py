@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "params.yaml", "dvc.yaml", "prefect.yaml", ".dvcignore", "constraints.txt")
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "params.yaml", "dvc.yaml", ".dvcignore", "constraints.txt")
 LIMIT_S = 300
 
 

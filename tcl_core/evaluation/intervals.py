@@ -1,11 +1,11 @@
-"""How sure a figure is: intervals over tasks and over random rankings, and the champion's duel.
+"""How sure a figure is: intervals over tasks and over random rankings, and duels of two models.
 
 Arguments as in ``metrics``.  All intervals are 95 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -15,14 +15,18 @@ from tcl_core.evaluation.metrics import (
     Picks,
     first_of_random,
     forgetting,
+    mean_over_tasks,
     measured_tasks,
     pairwise_accuracy,
     picks,
     pooled,
     spearman,
+    subset_top_1,
     task_weights,
     top_k_network_average,
 )
+
+FLIPS = 4096  # choices of signs that are looked at: all of twelve tasks
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Duel:
-    """Two models on the same records.
+    """One figure of two models on the same records.
 
-    champion, candidate  top-k of each over all tasks
-    probability          that the candidate's is higher, over resampled tasks; equal counts 1/2: twins get 0.5
-    low, high            95 % interval of candidate - champion
+    champion, candidate  the figure of each over all tasks
+    probability          how sure it is that the candidate's is higher, from 0 to 1; see the function that made the duel
+    low, high            95 % interval of candidate - champion, over resampled tasks
     """
 
     champion: float
@@ -78,10 +82,10 @@ def paired_bootstrap(
     champion: np.ndarray, candidate: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray,
     networks: Networks, k: int = 1, draws: int = 1000, seed: int = 0,
 ) -> Duel:  # fmt: skip
-    """The promotion gate: two models' predictions (N,) on the same records, tasks drawn with replacement.
+    """Top-k by two models' predictions (N,) on the same records, tasks drawn with replacement.
 
-    With few tasks the probability is coarse; with one it can only be 0, 0.5 or 1.  Raises DataError as
-    ``top_k`` does.
+    The probability is the share of draws in which the candidate's is higher; equal counts 1/2: twins get 0.5.  With few
+    tasks it is coarse; with one it can only be 0, 0.5 or 1.  Raises DataError as ``top_k`` does.
     """
     chosen = [picks(predictions, latencies_s, tasks, k) for predictions in (champion, candidate)]
     weight = task_weights(chosen[0].tasks, pooled(networks))
@@ -91,13 +95,42 @@ def paired_bootstrap(
     return Duel(*(c.ratio(pooled(networks)) for c in chosen), probability, low, high)
 
 
+def flipped_signs(champion: Mapping[int, float], candidate: Mapping[int, float], draws: int = 1000, seed: int = 0) -> Duel:
+    """The means of a figure that both models have of the same tasks, each task counting the same.
+
+    The probability is 1 - p of the sign-flip test: were the models equally good, each task's difference could as well
+    have the other sign, and p is the share of all 2^T ways to choose the signs (``FLIPS`` random ones, where there are more)
+    whose mean is at least the one found.  It is exact however few tasks there are, and no better than they allow: of T
+    tasks p is at least 1 / 2^T.  A bootstrap of so few is too sure of itself.  Twins get 0.
+
+    Raises ValueError for different tasks, or none.
+    """
+    if not champion or champion.keys() != candidate.keys():
+        raise ValueError(f"{len(champion)} and {len(candidate)} tasks do not pair")
+    old, new = (np.array([figure[task] for task in sorted(champion)]) for figure in (champion, candidate))
+    difference, rng = new - old, np.random.default_rng(seed)
+    drawn = difference[rng.integers(0, len(difference), (draws, len(difference)))].mean(axis=1)
+    low, high = np.percentile(drawn, [2.5, 97.5]).tolist()
+    return Duel(float(old.mean()), float(new.mean()), 1.0 - _share_at_least(difference, rng), low, high)
+
+
+def _share_at_least(difference: np.ndarray, rng: np.random.Generator) -> float:
+    """p of the sign-flip test: the share of signs with a sum of at least the one found, itself among them."""
+    count, found = len(difference), difference.sum() - 1e-12
+    if 2**count <= FLIPS:
+        signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
+        return float(np.mean(signs @ difference >= found))
+    signs = rng.choice([-1.0, 1.0], size=(FLIPS, count))
+    return float((np.sum(signs @ difference >= found) + 1) / (FLIPS + 1))
+
+
 def model_figures(
     predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks,
     ks: Sequence[int], draws: int = 1000, seed: int = 0,
 ) -> dict:  # fmt: skip
     """All figures of one model on one platform, as plain numbers for JSON and ``report``.
 
-    {tasks, programs, failed, pairwise_accuracy, spearman, and for each k: top_k {value, low, high},
+    {tasks, programs, failed, pairwise_accuracy, spearman, subset_top_1, and for each k: top_k {value, low, high},
     top_k_random {...}, top_k_network_average}
     """
     figures: dict = {
@@ -106,6 +139,7 @@ def model_figures(
         "failed": int(np.isinf(latencies_s).sum()),
         "pairwise_accuracy": pairwise_accuracy(predictions, latencies_s, tasks),
         "spearman": spearman(predictions, latencies_s, tasks),
+        "subset_top_1": mean_over_tasks(subset_top_1(predictions, latencies_s, tasks)),
     }
     for k in ks:
         chosen = picks(predictions, latencies_s, tasks, k)

@@ -102,8 +102,13 @@ def pairwise_accuracy(predictions: np.ndarray, latencies_s: np.ndarray, tasks: n
     Equal predictions count 1/2.  A failed program is slower than any that ran.  NaN where no task
     has two different latencies.
     """
+    return mean_over_tasks(task_pairs(predictions, latencies_s, tasks))
+
+
+def task_pairs(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[int, float]:
+    """Task -> share of its pairs that are ranked right, as ``pairwise_accuracy``; tasks without two different latencies are left out."""
     check_inputs(predictions, latencies_s, tasks)
-    return _mean_over_tasks(_pairs_right, predictions, latencies_s, tasks)
+    return _by_task(_pairs_right, predictions, latencies_s, tasks)
 
 
 def spearman(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:
@@ -113,7 +118,7 @@ def spearman(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray
     ``pairwise_accuracy``.
     """
     check_inputs(predictions, latencies_s, tasks)
-    return _mean_over_tasks(_rank_correlation, predictions, latencies_s, tasks)
+    return mean_over_tasks(_by_task(_rank_correlation, predictions, latencies_s, tasks))
 
 
 def forgetting(top_1: np.ndarray) -> np.ndarray:
@@ -183,13 +188,17 @@ def _expected_pick(predictions: np.ndarray, seconds: np.ndarray, k: int) -> floa
     return float(tied @ first_of_random(len(tied), k - int(above.sum())))
 
 
-def _mean_over_tasks(figure, predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:
-    values = [
-        figure(predictions[rows], -latencies_s[rows])
+def _by_task(figure, predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[int, float]:
+    return {
+        int(tasks[rows[0]]): figure(predictions[rows], -latencies_s[rows])
         for rows in rows_by_task(tasks)
         if len(np.unique(latencies_s[rows])) > 1
-    ]
-    return float(np.mean(values)) if values else float("nan")
+    }
+
+
+def mean_over_tasks(of_tasks: Mapping[int, float]) -> float:
+    """Each task counts the same; NaN of none."""
+    return float(np.mean(list(of_tasks.values()))) if of_tasks else float("nan")
 
 
 def _pairs_right(predictions: np.ndarray, speed: np.ndarray) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcl_core.features.tokens import KINDS, NUMBERS
+from tcl_core.features.layout import KINDS, NUMBERS, kinds_of, numbers_of
 
 COUNTED = [number for number, kind in enumerate(KINDS) if kind not in ("workload", "hardware")]
 PER_KIND = 1 + 3 * NUMBERS
@@ -17,7 +17,7 @@ def action_statistics(tokens: np.ndarray) -> np.ndarray:
 
     Programs of a sketch have the same kinds in the same order, so they are counted together.
     """
-    kinds, numbers = tokens[..., : len(KINDS)], tokens[..., len(KINDS) :]
+    kinds, numbers = kinds_of(tokens), numbers_of(tokens)
     found = np.zeros((len(tokens), len(COUNTED), PER_KIND), dtype=np.float32)
     orders, member = np.unique(np.where(kinds.any(2), kinds.argmax(2), -1), axis=0, return_inverse=True)
     for number, order in enumerate(orders):
@@ -33,4 +33,4 @@ def action_statistics(tokens: np.ndarray) -> np.ndarray:
 def hardware_numbers(tokens: np.ndarray) -> np.ndarray:
     """(N, NUMBERS) the numbers of each program's hardware row; zeros where it has none."""
     mine = tokens[..., KINDS.index("hardware"), None]
-    return (tokens[..., len(KINDS) :] * mine).sum(1).reshape(len(tokens), NUMBERS)
+    return (numbers_of(tokens) * mine).sum(1).reshape(len(tokens), NUMBERS)

@@ -14,7 +14,8 @@ import numpy as np
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.features.groups import by_sketch, samples_of
-from tcl_core.features.tokens import WIDTH, program_tokens
+from tcl_core.features.layout import WIDTH
+from tcl_core.features.tokens import program_tokens
 from tcl_core.programs.primitives import Primitive, sketch_primitives
 from tcl_core.programs.sketches import Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import Task

@@ -1,4 +1,4 @@
-"""Tokens of imported AutoTVM and Ansor programs, in the layout of ``tokens``, so that one model class learns from both.
+"""Tokens of imported AutoTVM and Ansor programs, in the layout of a network's, so that one model class learns from both.
 
 A row for the hardware where it is known, one for the workload, one per step of the program: a knob of AutoTVM or a
 transformation of Ansor.  A split's row has its factors from outermost to innermost and the extent of its axis; what a
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,26 @@ import numpy as np
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.features.groups import Group, by_sketch, samples_of
-from tcl_core.features.tokens import ALL_OPERATORS, FACTORS, KINDS, WIDTH, Row, log2p, token_row
+from tcl_core.features.layout import (
+    ALL_OPERATORS,
+    ANNOTATE,
+    AXES,
+    HARDWARE,
+    KINDS,
+    LOCATION,
+    LOOPS,
+    PRIMITIVE,
+    SPLIT,
+    WIDTH,
+    WORKLOAD,
+    Row,
+    log2p,
+    token_row,
+)
 from tcl_core.programs.tuning_logs import ansor, autotvm
 from tcl_core.programs.tuning_logs.workload import REDUCED, LogWorkload, read_log_workload
 from tcl_core.store import Columns
 
-EXTENTS = 12  # of the workload's axes, and strides
 TEMPLATES = {  # Ansor's kinds that have no decisions -> kind of a row
     "RE": "Reorder", "FU": "Fuse", "FSP": "Split", "FFSP": "Split", "CI": "ComputeInline", "CR": "ComputeAt",
     "CHR": "CacheRead", "CHW": "CacheWrite", "RF": "RFactor",
@@ -65,7 +79,7 @@ class LogEncoder:
         workload, sketch = self._workloads[group.task_key], self._sketches[key]
         decisions = group.decisions.astype(np.int64)
         read: Callable[..., list[np.ndarray]] = {autotvm.NAME: _knob_rows, ansor.NAME: _step_rows}[sketch["log"]]
-        first = [token_row("hardware", [log2p(x) for x in hardware], len(decisions))] if len(hardware) else []
+        first = [token_row("hardware", HARDWARE.row(fields=[log2p(x) for x in hardware]), len(decisions))] if len(hardware) else []
         return np.stack(first + read(sketch["steps"], decisions, workload), axis=1)
 
 
@@ -73,12 +87,12 @@ def _workload_numbers(workload: LogWorkload, spatial: Any, reduced: Any) -> Row:
     """As of a network's task; ``spatial`` and ``reduced`` iterations are constants or (n,)."""
     flops = workload.flops or 2.0 * spatial * reduced
     intensity = flops / workload.argument_bytes if workload.argument_bytes else 0.0
-    one_hot = [float(workload.operator == name) for name in ALL_OPERATORS]
-    sizes = [*workload.axes.values(), *workload.strides]
-    return [
-        *map(log2p, (flops, workload.argument_bytes, intensity, spatial, reduced)), 1 / 8, *one_hot,
-        *map(log2p, sizes[:EXTENTS]),
-    ]  # fmt: skip
+    return WORKLOAD.row(
+        sizes=[*map(log2p, (flops, workload.argument_bytes, intensity, spatial, reduced))],
+        blocks=1 / AXES,
+        operator=[float(workload.operator == name) for name in ALL_OPERATORS],
+        extents=[*map(log2p, (*workload.axes.values(), *workload.strides))],
+    )
 
 
 def _knob_rows(steps: list[Any], decisions: np.ndarray, workload: LogWorkload) -> list[np.ndarray]:
@@ -95,17 +109,22 @@ def _knob_rows(steps: list[Any], decisions: np.ndarray, workload: LogWorkload) -
 def _knob_row(place: int, knob: list[Any], values: np.ndarray, workload: LogWorkload) -> np.ndarray:
     name, kind, _ = knob
     if kind == "sp" or (name.startswith("tile") and values.shape[1] == 1):
-        return token_row("Split", [*_tile_numbers(name, values, workload), place / 8], len(values))
+        return token_row("Split", _tile_numbers(place, name, values, workload), len(values))
     if kind == "re":
-        return token_row("Reorder", [1.0, *map(log2p, values.T)], len(values))
+        return token_row("Reorder", _all(PRIMITIVE.row(anchor=1.0), PRIMITIVE.numbers, values.T), len(values))
     flags: Row = [0.0, 0.0, float("unroll" in name)]
     if kind == "an":
         flags = [(values == autotvm.WORDS.index(word)).any(axis=1) for word in ("parallel", "vec", "unroll")]
-    return token_row("Annotate", [*flags, 0.0, 0.0, *map(log2p, values.T)], len(values))
+    return token_row("Annotate", _all(ANNOTATE.row(key=flags), ANNOTATE.values, values.T), len(values))
 
 
-def _tile_numbers(name: str, values: np.ndarray, workload: LogWorkload) -> Row:
-    """Factors, extent, whether the axis is reduced, and which it is; the factor -1 is what the others leave."""
+def _all(row: Row, columns: slice, numbers: Iterable[Any]) -> Row:
+    """The row with all of a log's numbers from these columns on: there may be more than a network's schedule has."""
+    return [*row[: columns.start], *map(log2p, numbers)]
+
+
+def _tile_numbers(place: int, name: str, values: np.ndarray, workload: LogWorkload) -> Row:
+    """Factors, extent, whether the axis is reduced, which it is, and the knob's place; the factor -1 is what the others leave."""
     axis = workload.knobs.get(name, "")
     extent = workload.axes.get(axis, 0)
     if values.shape[1] == 1:
@@ -113,14 +132,13 @@ def _tile_numbers(name: str, values: np.ndarray, workload: LogWorkload) -> Row:
     others = np.where(values < 0, 1, values).prod(axis=1, keepdims=True)
     factors = np.where(values < 0, np.ceil(extent / np.maximum(others, 1)), values)
     number = list(workload.axes).index(axis) if axis else 0
-    return _split_numbers(factors, extent, axis in REDUCED, 1.0, number)
+    return _split_numbers(factors, extent, axis in REDUCED, 1.0, number, place)
 
 
-def _split_numbers(factors: np.ndarray, extent: Any, reduces: Any, is_anchor: float, axis: int) -> Row:
-    """The columns of a split of ``tokens``: the factors, then what is known of the axis; its strides are not."""
-    padded = [log2p(column) for column in factors.T[:FACTORS]]
-    padded += [0.0] * (FACTORS - len(padded))
-    return [*padded, log2p(extent), reduces, is_anchor, axis / 8, 0.0, 0.0, 0.0, 0.0]
+def _split_numbers(factors: np.ndarray, extent: Any, reduces: Any, is_anchor: float, axis: int, knob: int = 0) -> Row:
+    """The factors, then what is known of the axis; its strides are not."""
+    about = {"extent": log2p(extent), "reduces": reduces, "anchor": is_anchor, "axis": axis / AXES, "knob": knob / AXES}
+    return SPLIT.row(factors=[*map(log2p, factors.T)], **about)
 
 
 def _step_rows(steps: list[Any], decisions: np.ndarray, workload: LogWorkload) -> list[np.ndarray]:
@@ -158,23 +176,23 @@ def _step_row(step: list[Any], values: np.ndarray, anchor: _Anchor) -> np.ndarra
         extent, inner = values[:, 0], values[:, 1:]
         outer = np.ceil(extent / np.maximum(inner.prod(axis=1), 1))
         factors = np.concatenate([outer[:, None], inner], axis=1)
-        return token_row("Split", [*_split_numbers(factors, extent, anchor.reduces(step), is_anchor, step[2])], count)
+        return token_row("Split", _split_numbers(factors, extent, anchor.reduces(step), is_anchor, step[2]), count)
     if kind == "CA":
-        return token_row("ComputeAt", [values[:, 0] / 32, 0.0, 0.0, 0.0, 0.0, 0.0, is_anchor], count)
+        return token_row("ComputeAt", LOCATION.row(loop=values[:, 0] / LOOPS, inside=is_anchor), count)
     if kind == "PR":
-        return token_row("Annotate", [0.0, 0.0, 1.0, 0.0, 0.0, *map(log2p, values.T)], count)
+        return token_row("Annotate", _all(ANNOTATE.row(key=[0.0, 0.0, 1.0]), ANNOTATE.values, values.T), count)
     if kind == "AN":
         return _annotation_row(values[:, 0])
     numbers = [
         float(x) for part in step[1:] for x in (part if isinstance(part, list) else [part]) if isinstance(x, int)
     ]
-    return token_row(TEMPLATES.get(kind, "other"), [is_anchor, *map(log2p, numbers)], count)
+    return token_row(TEMPLATES.get(kind, "other"), _all(PRIMITIVE.row(anchor=is_anchor), PRIMITIVE.numbers, numbers), count)
 
 
 def _annotation_row(codes: np.ndarray) -> np.ndarray:
     """An annotated loop; one that is bound to a thread index is a row of kind Bind."""
     flags = [codes == PARALLEL, codes == VECTORIZE, codes == UNROLL]
-    row = token_row("Annotate", [*flags, 0.0, 0.0, log2p(codes)], len(codes))
+    row = token_row("Annotate", ANNOTATE.row(key=flags, values=log2p(codes)), len(codes))
     bound = codes >= FIRST_THREAD
     row[bound, KINDS.index("Annotate")], row[bound, KINDS.index("Bind")] = 0.0, 1.0
     return row

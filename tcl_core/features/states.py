@@ -27,7 +27,8 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.features.cache import Cache
 from tcl_core.features.encode import Encoder
-from tcl_core.features.tokens import IGNORED, log2p
+from tcl_core.features.layout import log2p
+from tcl_core.features.tokens import IGNORED
 from tcl_core.programs.primitives import QUERIES
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET

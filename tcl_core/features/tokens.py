@@ -5,9 +5,7 @@ comes first, so that a model which reads from left to right knows the platform w
 (arXiv 2604.12891 gives the row, not its place).  Within a sketch only decisions differ, so a sketch is a template
 plus a scatter of its holes.
 The tiling-level rows say what boosted trees get from the lowered statements (extents, footprints, strides per level):
-they are functions of the decisions, so they cost array operations and no lowering.
-
-    row = [kind one-hot (K) | numbers (M)],  F = K + M;  counts, extents, bytes and strides as log2(1 + x)
+they are functions of the decisions, so they cost array operations and no lowering.  ``layout`` says which column is what.
 """
 
 from __future__ import annotations
@@ -17,32 +15,33 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tcl_core.features.layout import (
+    ACCESSES,
+    ALL_OPERATORS,
+    ANNOTATE,
+    ANNOTATIONS,
+    AXES,
+    HARDWARE,
+    KINDS,
+    LEVEL,
+    LOCATED,
+    LOCATION,
+    LOOPS,
+    PRIMITIVE,
+    SPLIT,
+    WORKLOAD,
+    Row,
+    kinds_of,
+    log2p,
+    numbers_of,
+    token_row,
+)
 from tcl_core.programs.primitives import Hole, Number, Primitive
-from tcl_core.programs.tasks import OPERATORS
 from tcl_core.programs.workload import Workload
 
-KINDS = (
-    "workload", "hardware", "level", "Split", "Reorder", "Fuse", "ComputeAt", "ReverseComputeAt", "ComputeInline",
-    "ReverseComputeInline", "CacheRead", "CacheWrite", "RFactor", "Annotate", "Bind", "other",
-)  # fmt: skip
-NUMBERS = 32
-WIDTH = len(KINDS) + NUMBERS
-ALL_OPERATORS = (*OPERATORS, "depthwise_conv2d", "elementwise")
-SIZES = 6  # numbers of a workload's row before the one-hot of its operator
-ANNOTATIONS = ("parallel", "vectorize", "unroll_explicit", "tiling_structure", "random_compute_producer")
-ACCESSES = 4  # the written buffer and the first three read ones
-FACTORS = 5
-REACHING = 3  # of the annotations: those that take hold of loops
-REACH = 10  # column of an annotation's reach, behind the values that a log's annotation may have
+REACHING = ANNOTATIONS[:3]  # those that take hold of loops
 LINE_BYTES = 64
 IGNORED = ("Unannotate",)
-
-Row = list[np.ndarray | float]
-
-
-def log2p(x: np.ndarray | float) -> np.ndarray:
-    """log2(1 + |x|), the scale of all sizes."""
-    return np.log2(1.0 + np.abs(np.asarray(x, dtype=np.float64)))
 
 
 def program_tokens(
@@ -67,24 +66,14 @@ def program_tokens(
 
 def hardware_rows(hardware: Sequence[float], count: int) -> np.ndarray:
     """(count, F) of the platform's row, the first of every program."""
-    return token_row("hardware", [log2p(x) for x in hardware], count)
+    return token_row("hardware", HARDWARE.row(fields=[log2p(x) for x in hardware]), count)
 
 
 def operators_of(tokens: np.ndarray) -> np.ndarray:
     """(N,) names of the operators that (N, L, F) tokens compute, as their workload's rows say."""
-    places = tokens[:, :, KINDS.index("workload")].argmax(axis=1)
-    first = len(KINDS) + SIZES
-    one_hot = tokens[np.arange(len(tokens)), places, first : first + len(ALL_OPERATORS)]
-    return np.array(ALL_OPERATORS)[one_hot.argmax(axis=1)]
-
-
-def token_row(kind: str, numbers: Row, count: int) -> np.ndarray:
-    """(count, F) of one row; each number is a constant or (count,)."""
-    row = np.zeros((count, WIDTH), dtype=np.float32)
-    row[:, KINDS.index(kind)] = 1.0
-    for column, value in enumerate(numbers[:NUMBERS]):
-        row[:, len(KINDS) + column] = value
-    return row
+    places = kinds_of(tokens)[:, :, KINDS.index("workload")].argmax(axis=1)
+    rows = numbers_of(tokens)[np.arange(len(tokens)), places]
+    return np.array(ALL_OPERATORS)[rows[:, WORKLOAD.operator].argmax(axis=1)]
 
 
 def _values(number: Number, decisions: np.ndarray) -> np.ndarray:
@@ -99,28 +88,32 @@ def _workload_numbers(workload: Workload) -> Row:
     anchor = workload.anchor
     spatial, reduced = anchor.extents[~anchor.reduces].prod(), anchor.extents[anchor.reduces].prod()
     sizes = [workload.flops, workload.argument_bytes, workload.flops / workload.argument_bytes, spatial, reduced]
-    one_hot = [float(workload.operator == name) for name in ALL_OPERATORS]
-    return [*map(log2p, sizes), len(workload.blocks) / 8, *one_hot, *map(log2p, anchor.extents[:12])]
+    return WORKLOAD.row(
+        sizes=[*map(log2p, sizes)],
+        blocks=len(workload.blocks) / AXES,
+        operator=[float(workload.operator == name) for name in ALL_OPERATORS],
+        extents=[*map(log2p, anchor.extents)],
+    )
 
 
 def _primitive_numbers(primitive: Primitive, workload: Workload, nest: _Nest, decisions: np.ndarray) -> Row:
     if primitive.kind == "Split":
         return _split_numbers(primitive, workload, decisions)
-    if primitive.kind in ("ComputeAt", "ReverseComputeAt"):
+    if primitive.kind in LOCATED:
         return _location_numbers(primitive, workload, nest, decisions)
     if primitive.kind == "Annotate":
         return _annotation_numbers(primitive, nest, decisions)
-    return [_is_anchor(primitive, workload), *(log2p(_values(n, decisions)) for n in primitive.numbers[:4])]
+    numbers = [log2p(_values(n, decisions)) for n in primitive.numbers]
+    return PRIMITIVE.row(anchor=_is_anchor(primitive, workload), numbers=numbers)
 
 
 def _annotation_numbers(primitive: Primitive, nest: _Nest, decisions: np.ndarray) -> Row:
     """Its key, its values, and how far it reaches in this nest."""
     one_hot = [float(primitive.key.endswith(name)) for name in ANNOTATIONS]
-    values = [_values(number, decisions) for number in primitive.numbers[:2]]
-    numbers: Row = [*one_hot, *map(log2p, values)]
-    if not values or not any(one_hot[:REACHING]):
-        return numbers
-    return [*numbers, *[0.0] * (REACH - len(numbers)), log2p(nest.reach(primitive.key, values[0]))]
+    values = [_values(number, decisions) for number in primitive.numbers]
+    reaches = values and primitive.key.endswith(REACHING)
+    reach = log2p(nest.reach(primitive.key, values[0])) if reaches else 0.0
+    return ANNOTATE.row(key=one_hot, values=[*map(log2p, values)], reach=reach)
 
 
 def _is_anchor(primitive: Primitive, workload: Workload) -> float:
@@ -129,14 +122,20 @@ def _is_anchor(primitive: Primitive, workload: Workload) -> float:
 
 def _split_numbers(primitive: Primitive, workload: Workload, decisions: np.ndarray) -> Row:
     loop = primitive.loops[0]
-    factors = [log2p(_values(n, decisions)) for n in primitive.numbers[:FACTORS]]
-    factors += [0.0] * (FACTORS - len(factors))
+    known = {
+        "factors": [log2p(_values(n, decisions)) for n in primitive.numbers],
+        "anchor": _is_anchor(primitive, workload),
+    }
     block = workload.block(loop.block)
     if block is None or loop.axis is None:
-        return [*factors, 0.0, 0.0, _is_anchor(primitive, workload)]
-    about = [log2p(block.extents[loop.axis]), float(block.reduces[loop.axis]), _is_anchor(primitive, workload)]
-    strides = [log2p(access.strides[loop.axis]) for access in block.accesses[:ACCESSES]]
-    return [*factors, *about, loop.axis / 8, *strides]
+        return SPLIT.row(**known)
+    return SPLIT.row(
+        **known,
+        extent=log2p(block.extents[loop.axis]),
+        reduces=float(block.reduces[loop.axis]),
+        axis=loop.axis / AXES,
+        strides=[log2p(access.strides[loop.axis]) for access in block.accesses],
+    )
 
 
 def _location_numbers(primitive: Primitive, workload: Workload, nest: _Nest, decisions: np.ndarray) -> Row:
@@ -145,17 +144,17 @@ def _location_numbers(primitive: Primitive, workload: Workload, nest: _Nest, dec
     block = workload.block(primitive.block)
     size = log2p(block.iterations) if block else 0.0
     if loop.location is None:
-        return [0.0, 0.0, 0.0, size, 1.0, log2p(_values(loop.extent, decisions))]
+        return LOCATION.row(size=size, fixed=1.0, extent=log2p(_values(loop.extent, decisions)))
     location = _values(loop.location, decisions)
-    return [
-        location / 32,
-        (location == -1).astype(float),
-        (location == -2).astype(float),
-        size,
-        0.0,
-        0.0,
-        *nest.at_location(location),
-    ]
+    inside, footprints = nest.at_location(location)
+    return LOCATION.row(
+        loop=location / LOOPS,
+        at_root=(location == -1).astype(float),
+        inlined=(location == -2).astype(float),
+        size=size,
+        inside=inside,
+        footprints=footprints,
+    )
 
 
 @dataclass
@@ -206,33 +205,35 @@ class _Nest:
         levels, anchor, rows = self.levels(), self.workload.anchor, []
         for depth, level in enumerate(levels):
             tiles, last = self.tiles[:, level[0]], level[-1]
-            strides = [access.strides[self.axes[last]] for access in anchor.accesses[:ACCESSES]]
+            strides = [access.strides[self.axes[last]] for access in anchor.accesses]
+            turning, moves = self._turning(level)
             rows.append(
-                [
-                    float(anchor.reduces[self.axes[last]]),
-                    depth / 8,
-                    (len(levels) - depth) / 8,
-                    log2p(self.extents[:, level].prod(axis=1)),
-                    log2p(tiles.prod(axis=1)),
-                    log2p(self.extents[:, last]),
-                    *_padded([log2p(s) for s in strides]),
-                    *_padded([float(s == 1) for s in strides]),
-                    *_padded(self._footprints(tiles)),
-                    *_padded([log2p(self.extents[:, p]) for p in level]),
-                    *self._innermost_numbers(level),
-                    *_padded(self._lines(tiles)),
-                ]
+                LEVEL.row(
+                    reduces=float(anchor.reduces[self.axes[last]]),
+                    depth=depth / AXES,
+                    height=(len(levels) - depth) / AXES,
+                    trips=log2p(self.extents[:, level].prod(axis=1)),
+                    work=log2p(tiles.prod(axis=1)),
+                    innermost=log2p(self.extents[:, last]),
+                    strides=[log2p(s) for s in strides],
+                    contiguous=[float(s == 1) for s in strides],
+                    footprints=self._footprints(tiles),
+                    extents=[log2p(self.extents[:, p]) for p in level],
+                    turning=turning,
+                    moves=moves,
+                    lines=self._lines(tiles),
+                )
             )
         return rows
 
-    def _innermost_numbers(self, level: range) -> Row:
+    def _turning(self, level: range) -> tuple[np.ndarray, Row]:
         """Of the level's last loop that turns more than once: its extent, and how far a turn moves in each access."""
         turns = self.extents[:, level] > 1
         place = level[-1] - turns[:, ::-1].argmax(axis=1)  # the level's last loop where none turns
         programs, axis = np.arange(len(place)), np.array(self.axes)[place]
         step = self.tiles[programs, place + 1, axis]
-        strides = [log2p(access.strides[axis] * step) for access in self.workload.anchor.accesses[:ACCESSES]]
-        return [log2p(self.extents[programs, place]), *_padded(strides)]
+        moves = [log2p(access.strides[axis] * step) for access in self.workload.anchor.accesses[:ACCESSES]]
+        return log2p(self.extents[programs, place]), moves
 
     def reach(self, key: str, limit: np.ndarray) -> np.ndarray:
         """(N,) iterations that an annotation of the root with the value ``limit`` (N,) takes hold of, as TVM rewrites it.
@@ -247,18 +248,14 @@ class _Nest:
         turns = np.cumprod(loops[:, :count], axis=1)
         return np.where(turns <= limit[:, None], turns, 1).max(axis=1, initial=1)
 
-    def at_location(self, location: np.ndarray) -> Row:
+    def at_location(self, location: np.ndarray) -> tuple[np.ndarray, Row]:
         """Work and footprints inside the loop number ``location`` (N,); everything where it is negative."""
         inside = np.where(location < 0, 0, np.minimum(location + 1, len(self.axes)))
         tiles = self.tiles[np.arange(len(location)), inside]
-        return [log2p(tiles.prod(axis=1)), *_padded(self._footprints(tiles))]
+        return log2p(tiles.prod(axis=1)), self._footprints(tiles)
 
     def _footprints(self, tiles: np.ndarray) -> Row:
         return [log2p(access.footprint_bytes(tiles)) for access in self.workload.anchor.accesses[:ACCESSES]]
 
     def _lines(self, tiles: np.ndarray) -> Row:
         return [log2p(access.lines(tiles, LINE_BYTES)) for access in self.workload.anchor.accesses[:ACCESSES]]
-
-
-def _padded(numbers: Row) -> Row:
-    return [*numbers, *[0.0] * (ACCESSES - len(numbers))][:ACCESSES]

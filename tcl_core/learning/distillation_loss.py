@@ -1,7 +1,8 @@
 """What the KD phase of continuous knowledge distillation (arXiv 2604.12891) adds to plain ranking.
 
 A teacher's order beside the measured one, trust in the teacher batch by batch, and elastic weight
-consolidation (EWC, arXiv 1612.00796) towards what the student was.  The phases themselves are in ``distill``.
+consolidation (EWC, arXiv 1612.00796) towards what the student was.  The phases themselves are in ``ckd``, as is what
+each mended term is for.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tcl_core.features.batches import Samples
+from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.learning.batches_by_task import Batch, make_batch, usable_tasks
 from tcl_core.learning.fit import FitSettings, epoch_batches, ranking_loss
-from tcl_core.learning.losses import lambda_rank, within_task
+from tcl_core.learning.losses import lambda_rank, predicted_ranks, within_task
 
+SHRUNK = 16.0  # pairs by which a task's error is drawn to the mean of all
 
 class DistillationLoss:
     """The knowledge base's loss for the step on batch j:
@@ -22,7 +24,11 @@ class DistillationLoss:
         L_j = beta Lrank(P_S, P_G) + (1 - beta) phi_j Lrank(P_S, P_T)
               + sum_k lambda / 2 F_k (theta_k - theta_k_before)^2
 
-    P_S student, P_T teacher, P_G measured labels.
+    P_S student, P_T teacher, P_G measured labels.  Mended, each where it is asked for:
+
+    measured   (N,) labels, NaN for programs that were not measured: P_G is of the others alone, P_T of all
+    by_task    ``trust`` is phi of each task number, not of each batch j
+    reordered  P_T is the task's labels in the teacher's order, not the teacher's scores stretched to [0, 1]
     """
 
     def __init__(
@@ -34,19 +40,34 @@ class DistillationLoss:
         beta: float,
         ewc_lambda: float,
         sigma: float = 1.0,
+        *,
+        measured: np.ndarray | None = None,
+        by_task: bool = False,
+        reordered: bool = False,
     ) -> None:
         self.teacher, self.trust, self.fisher = teacher, trust, fisher
         self.beta, self.ewc_lambda, self.sigma = beta, ewc_lambda, sigma
+        self.measured, self.by_task, self.reordered = measured, by_task, reordered
         self.before = {name: value.detach().clone() for name, value in before.named_parameters()}
 
     def __call__(self, student: nn.Module, batch: Batch) -> Tensor:
         predicted = batch.by_task(student(batch.tokens, batch.lengths))
         with torch.no_grad():
-            taught = within_task(batch.by_task(self.teacher(batch.tokens, batch.lengths)), batch.mask)
-        from_labels = lambda_rank(predicted, batch.labels, batch.mask, self.sigma).mean()
-        from_teacher = lambda_rank(predicted, taught, batch.mask, self.sigma).mean()
-        beta, phi = self.beta, float(self.trust[batch.number])
-        return beta * from_labels + (1.0 - beta) * phi * from_teacher + self.consolidation(student)
+            scores = batch.by_task(self.teacher(batch.tokens, batch.lengths))
+        taught = in_order_of(scores, batch.labels, batch.mask) if self.reordered else within_task(scores, batch.mask)
+        from_teacher = lambda_rank(predicted, taught, batch.mask, self.sigma)
+        phi = torch.as_tensor(self.trust[batch.tasks if self.by_task else batch.number], dtype=predicted.dtype)
+        from_teacher = (phi.to(predicted.device) * from_teacher).mean()
+        return self.beta * self._from_labels(predicted, batch) + (1.0 - self.beta) * from_teacher + self.consolidation(student)
+
+    def _from_labels(self, predicted: Tensor, batch: Batch) -> Tensor:
+        """Mean over the tasks that have measured programs to compare."""
+        if self.measured is None:
+            return lambda_rank(predicted, batch.labels, batch.mask, self.sigma).mean()
+        labels = batch.by_task(torch.from_numpy(self.measured[batch.rows]).to(predicted))
+        known = batch.mask & ~labels.isnan()
+        of_tasks = lambda_rank(predicted, labels.nan_to_num(), known, self.sigma)
+        return of_tasks.sum() / (known.sum(1) > 1).sum().clamp_min(1)
 
     def consolidation(self, student: nn.Module) -> Tensor:
         """The EWC term: moving what the former platform relied on is dear."""
@@ -73,6 +94,29 @@ def trust_of_errors(errors: np.ndarray) -> np.ndarray:
     return 1.0 - (errors - errors.min()) / width if width > 0 else np.ones_like(errors)
 
 
+def trust_by_task(scores: np.ndarray, measured: Samples, tasks: int, sigma: float = 1.0) -> np.ndarray:
+    """(tasks,) phi of each task number, from (N,) ``scores`` that the measured programs got from teachers that did not learn them:
+
+        e_t = (the task's ranking loss + 16 mean) / (its pairs + 16)      phi_t = 1 - (e_t - min e) / (max e - min e)
+
+    with the mean loss of a pair.  A task of few pairs says little of itself, so it stands near the mean; one of none at it.
+    """
+    losses, pairs, labels = np.zeros(tasks), np.zeros(tasks), measured.scores
+    for rows in rows_by_task(measured.tasks):
+        task, mask = measured.tasks[rows[0]], torch.ones(1, len(rows), dtype=torch.bool)
+        predicted, wanted = (torch.from_numpy(values[rows])[None] for values in (scores, labels))
+        losses[task] = lambda_rank(predicted, wanted, mask, sigma).item()
+        pairs[task] = np.count_nonzero(labels[rows][:, None] > labels[rows])
+    mean = losses.sum() / max(pairs.sum(), 1.0)
+    return trust_of_errors((losses + SHRUNK * mean) / (pairs + SHRUNK))
+
+
+def in_order_of(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """(T, P) the labels of each task, dealt out by ``scores``: the highest to the highest; 0 in the padding."""
+    dealt = labels.masked_fill(~mask, 0.0).sort(dim=1, descending=True).values
+    return dealt.gather(1, predicted_ranks(scores, mask).long() - 1).masked_fill(~mask, 0.0)
+
+
 def fisher_diagonal(network: nn.Module, train: Samples, sigma: float = 1.0) -> dict[str, Tensor]:
     """Mean over tasks of the squared gradient of the task's LambdaRank loss, for every parameter by name."""
     groups, scores = usable_tasks(train), train.scores
@@ -84,3 +128,9 @@ def fisher_diagonal(network: nn.Module, train: Samples, sigma: float = 1.0) -> d
         for total, gradient in zip(fisher.values(), gradients, strict=True):
             total += gradient**2 / len(groups)
     return fisher
+
+
+def of_mean_one(fisher: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The Fisher diagonal over its mean, so that lambda means the same whatever loss it is of; one of zeros stays so."""
+    mean = sum(value.sum() for value in fisher.values()) / sum(value.numel() for value in fisher.values())
+    return {name: value / mean.clamp_min(torch.finfo(value.dtype).tiny) for name, value in fisher.items()}

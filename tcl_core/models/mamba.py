@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tcl_core.features import tokens as layout
+from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_tokens
 from tcl_core.learning.fit import FitSettings, OnEpoch

@@ -19,9 +19,9 @@ from typing import Self
 import numpy as np
 
 from tcl_core.errors import DataError
-from tcl_core.features import tokens as layout
+from tcl_core.features import layout
 from tcl_core.features.batches import Samples
-from tcl_core.features.tokens import FACTORS, KINDS
+from tcl_core.features.layout import ANNOTATE, KINDS, LOCATED, LOCATION, LOOPS, PRIMITIVE, SPLIT, kinds_of, numbers_of
 from tcl_core.learning.fit import OnEpoch
 from tcl_core.models.mamba import MambaNetwork
 from tcl_core.models.torch_model import TorchCostModel
@@ -29,11 +29,8 @@ from tcl_core.models.torch_model import TorchCostModel
 ROWS, WIDTH = 26, 22
 DERIVED = tuple(KINDS.index(kind) for kind in ("workload", "level"))
 HARDWARE = KINDS.index("hardware")
-FIRST = 3  # kind that is a primitive
+FIRST = len(layout.BESIDE)  # kind that is a primitive
 ARGUMENTS = WIDTH - (len(KINDS) - FIRST)
-LOCATIONS = tuple(KINDS.index(kind) for kind in ("ComputeAt", "ReverseComputeAt"))
-ANNOTATE, SPLIT = KINDS.index("Annotate"), KINDS.index("Split")
-LOCATION_SCALE = 32.0  # of ``tokens``
 
 
 class MambaPaperModel(TorchCostModel):
@@ -85,28 +82,28 @@ def primitive_rows(samples: Samples) -> Samples:
 
 def _as_written(rows: np.ndarray) -> np.ndarray:
     """(N, L, 22) of (N, L, F) tokens: kind and unscaled arguments, or the hardware's numbers."""
-    kinds, numbers = rows[..., : len(KINDS)], rows[..., len(KINDS) :]
+    kinds, numbers = kinds_of(rows), numbers_of(rows)
     raw = np.exp2(numbers[..., :ARGUMENTS]) - 1.0
     out = np.zeros((*rows.shape[:2], WIDTH), dtype=np.float32)
     out[..., : len(KINDS) - FIRST] = kinds[..., FIRST:]
     arguments = out[..., len(KINDS) - FIRST :]
     for kind in range(FIRST, len(KINDS)):
         mine = kinds[..., kind] > 0
-        arguments[mine] = _arguments(kind, numbers[mine][:, :ARGUMENTS], raw[mine])
+        arguments[mine] = _arguments(KINDS[kind], numbers[mine][:, :ARGUMENTS], raw[mine])
     hardware = kinds[..., HARDWARE] > 0
     out[hardware] = numbers[hardware][:, :WIDTH]
     return out
 
 
-def _arguments(kind: int, numbers: np.ndarray, raw: np.ndarray) -> np.ndarray:
+def _arguments(kind: str, numbers: np.ndarray, raw: np.ndarray) -> np.ndarray:
     """(n, 9) arguments of primitives of one kind: a split's factors, a location, an annotation's key and value..."""
     found = np.zeros_like(numbers)
-    if kind == SPLIT:
-        found[:, :FACTORS] = raw[:, :FACTORS]
-    elif kind in LOCATIONS:
-        found[:, 0] = numbers[:, 0] * LOCATION_SCALE
-    elif kind == ANNOTATE:
-        found[:, :5], found[:, 5:7] = numbers[:, :5], raw[:, 5:7]
-    else:  # whether it is of the anchor block, and its numbers
-        found[:, 0], found[:, 1:5] = numbers[:, 0], raw[:, 1:5]
+    if kind == "Split":
+        found[:, SPLIT.factors] = raw[:, SPLIT.factors]
+    elif kind in LOCATED:
+        found[:, LOCATION.loop] = numbers[:, LOCATION.loop] * LOOPS
+    elif kind == "Annotate":
+        found[:, ANNOTATE.key], found[:, ANNOTATE.values] = numbers[:, ANNOTATE.key], raw[:, ANNOTATE.values]
+    else:
+        found[:, PRIMITIVE.anchor], found[:, PRIMITIVE.numbers] = numbers[:, PRIMITIVE.anchor], raw[:, PRIMITIVE.numbers]
     return np.round(found)

@@ -31,7 +31,7 @@ import xgboost
 from torch import Tensor
 
 from tcl_core.errors import DataError, UsageError
-from tcl_core.features import statements, tokens
+from tcl_core.features import layout, statements
 from tcl_core.features.action_statistics import action_statistics
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_tokens, group_tasks, make_batch, usable_tasks
@@ -198,7 +198,7 @@ class TreesModel(BoostedTrees):
     """Trees over one row per program, made of its tokens."""
 
     name = "trees"
-    features = tokens.WIDTH
+    features = layout.WIDTH
 
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:

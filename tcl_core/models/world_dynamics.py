@@ -21,13 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tcl_core.features.tokens import KINDS
+from tcl_core.features.layout import KINDS, PRIMITIVES
 from tcl_core.models.mamba import TokenBatch
 
 LATENT = 64
 HIDDEN = 128
-NO_ACTIONS = ("workload", "hardware", "level")
-_ACTIONS = [number for number, kind in enumerate(KINDS) if kind not in NO_ACTIONS]
+_ACTIONS = [KINDS.index(kind) for kind in PRIMITIVES]
 _WORKLOAD = KINDS.index("workload")
 
 

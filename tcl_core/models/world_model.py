@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from tcl_core.errors import UsageError
 from tcl_core.features.action_statistics import STATISTICS, action_statistics, hardware_numbers
 from tcl_core.features.batches import Samples
+from tcl_core.features.layout import NUMBERS, WIDTH
 from tcl_core.features.states import STATE_WIDTH
-from tcl_core.features.tokens import NUMBERS, WIDTH
 from tcl_core.learning.batches_by_task import usable_tasks
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.models.torch_model import TorchCostModel

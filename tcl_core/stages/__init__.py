@@ -6,9 +6,12 @@ and returns what there is to say about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from tcl_core.checked import plain_json
 from tcl_core.errors import UsageError
 from tcl_core.params import apply_profile, load_params
 
@@ -19,10 +22,10 @@ def init(folder: Path) -> str:
     return run_init(folder)
 
 
-def platforms() -> str:
-    from tcl_core.stages.listing import list_platforms
+def platforms(as_json: bool = False) -> str:
+    from tcl_core.stages.listing import list_platforms, platforms_text
 
-    return list_platforms(load_params())
+    return _told(list_platforms(load_params()), platforms_text, as_json)
 
 
 def similar(platform: str, probes: int) -> str:
@@ -99,19 +102,44 @@ def evaluate() -> str:
 
 
 def register(platform: str | None = None) -> str:
-    from tcl_core.stages.use import chosen_platforms, register_model
+    from tcl_core.stages.promotion import chosen_platforms, register_model
 
     _refuse_empty(platform=platform)
     project = _project()
     return "\n".join([*(register_model(project, name) for name in chosen_platforms(project, platform)), _registry()])
 
 
-def promote(platform: str | None = None) -> str:
-    from tcl_core.stages.use import chosen_platforms, promote_model
+def promote(platform: str | None = None, as_json: bool = False) -> str:
+    from dataclasses import asdict
+
+    from tcl_core import registry
+    from tcl_core.stages.promotion import chosen_platforms, promote_model
 
     _refuse_empty(platform=platform)
     project = _project()
-    return "\n".join([*(promote_model(project, name) for name in chosen_platforms(project, platform)), _registry()])
+    done = [promote_model(project, name) for name in chosen_platforms(project, platform)]
+    found = {"registry": registry.where(), "promotions": [asdict(each) for each in done]}
+    return _told(found, lambda _: "\n".join([*map(str, done), _registry()]), as_json)
+
+
+def rollback(platform: str, reason: str, to: int | None = None, as_json: bool = False) -> str:
+    from tcl_core.stages.promotion import roll_back, roll_back_text
+
+    _refuse_empty(platform=platform, reason=reason)
+    return _told(roll_back(platform, reason, to), roll_back_text, as_json)
+
+
+def show_models(platform: str | None = None, as_json: bool = False) -> str:
+    from tcl_core.stages.lineage import list_models, models_text
+
+    _refuse_empty(platform=platform)
+    return _told(list_models(platform), models_text, as_json)
+
+
+def show_lineage(asked: str, as_json: bool = False) -> str:
+    from tcl_core.stages.lineage import lineage, lineage_text
+
+    return _told(lineage(asked, Path.cwd()), lineage_text, as_json)
 
 
 def tune(
@@ -135,6 +163,18 @@ def run(folder: Path, rounds: int = 7) -> str:
     from tcl_core.stages.tuned_folder import run_tuned
 
     return run_tuned(folder, rounds)
+
+
+def drift(platform: str | None = None, as_json: bool = False) -> tuple[str, bool]:
+    """What there is to say about the checks, and whether any found drift."""
+    from tcl_core.checked import plain_json
+    from tcl_core.evaluation.drift import DRIFTED
+    from tcl_core.stages.drifting import drift_text, run_drift
+
+    _refuse_empty(platform=platform)
+    checks = run_drift(_project(), platform)
+    said = json.dumps(plain_json({"checks": checks}), indent=2) if as_json else "\n".join(map(drift_text, checks))
+    return said, any(check["verdict"] == DRIFTED for check in checks)
 
 
 def import_logs(logs: Sequence[Path], platform: str, target: str = "") -> str:
@@ -171,10 +211,10 @@ def serve_device(key: str | None, tracker: str, host: str, port: int | None, say
     serve(key, tracker, host, port, say)
 
 
-def devices(tracker: str) -> str:
-    from tcl_core.stages.device import show_devices
+def devices(tracker: str, as_json: bool = False) -> str:
+    from tcl_core.stages.device import devices_at, show_devices
 
-    return show_devices(tracker)
+    return _told(devices_at(tracker), str, True) if as_json else show_devices(tracker)
 
 
 def profile(name: str) -> str:
@@ -194,6 +234,11 @@ def summary() -> str:
     from tcl_core.stages.overview import write_summary
 
     return write_summary(_project())
+
+
+def _told(found: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str], as_json: bool) -> str:
+    """What a command found: as JSON for programs, or in words."""
+    return json.dumps(plain_json(found), indent=2, allow_nan=False) if as_json else text(found)
 
 
 def _registry() -> str:

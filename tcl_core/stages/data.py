@@ -19,7 +19,7 @@ from tcl_core.files import replacing, sync_folder, writing
 from tcl_core.journal import line_of, locked
 from tcl_core.learning.fit import FitSettings
 from tcl_core.gpu import GpuHardware
-from tcl_core.measure.job import Limits, Protocol, Setup, Tracker
+from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup, Tracker
 from tcl_core.measure.pool import Runner
 from tcl_core.models import catalogue
 from tcl_core.platforms import Ask, Hardware, kind_of, threads
@@ -175,6 +175,25 @@ def measure_probes(
         with collection.measuring() as measuring, progress(f"probing {platform}", len(rows)) as shown:
             measuring.measure(rows, 0, project.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
     return {record.key: record.latency_s for record in collection.records.values()}
+
+
+def measure_now(project: Project, platform: str, keys: Sequence[ProgramKey]) -> tuple[list[Outcome], Setup, str]:
+    """Time programs of the pool as the platform is measured today, beside all journals: outcomes, and how and on which host.
+
+    The caller holds the machine (``measuring_alone``).  Raises PlatformError for a platform that this machine cannot run,
+    DataError for a program of another pool.
+    """
+    if reason := _reason_to_skip(project, platform):
+        raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
+    place, encoder = _place(project, platform), project.encoder
+    traces = [encoder.trace_json(task_key, sketch) for task_key, sketch, _ in keys]
+    jobs = [Job(key[0], encoder.tasks[key[0]].module_json, trace, key[2]) for key, trace in zip(keys, traces, strict=True)]
+    outcomes = []
+    with Runner(place.setup) as runner, progress(f"measuring {platform} again", len(jobs)) as shown:
+        for outcome in runner.measure(jobs):
+            outcomes.append(outcome)
+            shown.advance(outcome.error)
+    return outcomes, place.setup, place.host
 
 
 def _plan(project: Project, platform: str, programs: int) -> Plan:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from typing import Any
 
 from tcl_core.errors import PlatformError, UsageError
@@ -84,10 +85,15 @@ def _until_one_ends(served: list[Served]) -> None:
     raise PlatformError("the tracker or the server ended; its last words are above")
 
 
+def devices_at(tracker: str) -> dict[str, Any]:
+    """The tracker's keys with their devices, for JSON.  Raises UsageError and PlatformError as above."""
+    listed = list_devices(*parse_address(tracker, "--tracker"))
+    return {"tracker": tracker, "devices": [{"key": key, **asdict(devices)} for key, devices in listed.items()]}
+
+
 def show_devices(tracker: str) -> str:
     """The tracker's keys as a table.  Raises UsageError and PlatformError as above."""
-    address = parse_address(tracker, "--tracker")
-    devices = list_devices(*address)
+    devices = list_devices(*parse_address(tracker, "--tracker"))
     if not devices:
         return (
             f"the tracker at {tracker} has no devices; "

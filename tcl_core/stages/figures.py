@@ -36,7 +36,7 @@ from tcl_core.evaluation.report import collection_progress
 from tcl_core.files import shown
 from tcl_core.params import Params, load_params
 from tcl_core.settings import read_yaml, yaml_format
-from tcl_core.stages import use
+from tcl_core.stages import promotion, use
 from tcl_core.stages.overview import SUMMARY, stages_of
 from tcl_core.stages.project import JOURNAL, POOL, REPORTS, TASKS, learning_curve, model_folder, records_folder
 
@@ -123,7 +123,7 @@ def _summary(root: Path) -> Mapping[str, Any]:
 
 def _of_reports(reports: Path) -> dict[str, Any]:
     """Raises DataError for a damaged file."""
-    evaluation = _evaluation(reports / use.EVALUATION.name)
+    evaluation = _evaluation(reports / promotion.EVALUATION.name)
     collection = {file.stem: _collected(file) for file in sorted((reports / "collect").glob("*.json"))}
     tuned = use.last_tuned(reports / use.TUNED.name)
     names = dict.fromkeys([*evaluation.get("chain", {}).get("platforms", evaluation.get("platforms", {})), *collection])
@@ -155,7 +155,7 @@ def _evaluation(file: Path) -> dict[str, Any]:
     """As it was written; empty where there is none.  Raises DataError where it lacks what every figure rests on."""
     if not file.is_file():
         return {}
-    found = use.evaluation(file)
+    found = promotion.evaluation(file)
     for name, figures in found.get("platforms", {"": {}}).items():
         if lacking := {"top_1", "top_1_random", "pairwise_accuracy"} - set(figures):
             lacks = ", ".join(sorted(lacking))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from tcl_core import sandbox
 from tcl_core.errors import PlatformError
@@ -13,29 +15,46 @@ from tcl_core.platforms import Ask, copy_bandwidth_gbs, kind_of
 RUNS = "runs here"
 
 
-def list_platforms(params: Params) -> str:
-    """The chain's platforms, whether this machine can run them, and the hardware vector of the last that it can."""
-    lines = [f"{'platform':14s} {'hardware':16s} {'from':14s} status"]
-    runnable = []
+def list_platforms(params: Params) -> dict[str, Any]:
+    """The chain's platforms and whether this machine can run them, the hardware vector of the last that it can, and how it is
+    confined what cannot be trusted; for JSON and ``platforms_text``.
+    """
+    rows, last = [], None
     for name in params.chain_order:
         spec = params.platforms[name]
         status = _status(spec, params.candidates.design_space)
-        hardware = kind_of(spec).shown_as(spec, status == RUNS)
-        lines.append(f"{name:14s} {hardware:16s} {params.previous(name) or '-':14s} {status}")
-        runnable += [(name, spec)] if status == RUNS else []
-    if runnable:
-        name, spec = runnable[-1]
-        fields = asdict(kind_of(spec).find(spec, Ask(copy_bandwidth_gbs, dict)).hardware)
+        runs = status == RUNS
+        rows.append({
+            "platform": name, "hardware": kind_of(spec).shown_as(spec, runs), "from": params.previous(name), "runs_here": runs, "status": status,
+        })  # fmt: skip
+        last = name if runs else last
+    if last is None:
+        return {"platforms": rows, "hardware": None, **_confinement()}
+    spec = params.platforms[last]
+    vector = {"platform": last, "vector": asdict(kind_of(spec).find(spec, Ask(copy_bandwidth_gbs, dict)).hardware)}
+    return {"platforms": rows, "hardware": vector, **_confinement()}
+
+
+def platforms_text(listed: Mapping[str, Any]) -> str:
+    """As a table, with the hardware vector of the last platform that runs here."""
+    lines = [f"{'platform':14s} {'hardware':16s} {'from':14s} status"]
+    lines += [f"{row['platform']:14s} {row['hardware']:16s} {row['from'] or '-':14s} {row['status']}" for row in listed["platforms"]]
+    if listed["hardware"]:
+        name, fields = listed["hardware"]["platform"], listed["hardware"]["vector"]
         known = ", ".join(f"{field} {value:g}" for field, value in fields.items() if value)
         unknown = ", ".join(field for field, value in fields.items() if not value)
         lines += ["", f"hardware of {name}: {known}"]
         lines += [f"unknown here (platforms.{name}.hardware of params.yaml can say): {unknown}"] if unknown else []
-    return "\n".join([*lines, "", f"what cannot be trusted runs {_confined()}"])
+    return "\n".join([*lines, "", f"what cannot be trusted runs {_confined_text(listed)}"])
 
 
-def _confined() -> str:
+def _confinement() -> dict[str, list[str]]:
     held = sandbox.barriers()
-    missing = [name for name in sandbox.BARRIERS if name not in held]
+    return {"confined_in": list(held), "not_confined_in": [name for name in sandbox.BARRIERS if name not in held]}
+
+
+def _confined_text(listed: Mapping[str, Any]) -> str:
+    held, missing = listed["confined_in"], listed["not_confined_in"]
     if not held:
         return "with all rights of this user (docs/security.md)"
     return f"confined in {', '.join(held)}" + (f"; not in {', '.join(missing)} (docs/security.md)" if missing else "")

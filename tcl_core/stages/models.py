@@ -16,7 +16,7 @@ import numpy as np
 from tcl_core import provenance, registry, store
 from tcl_core.bridge import BridgeSettings, bridged
 from tcl_core.checked import write_contents, write_json
-from tcl_core.ckd import ChainState, DistillSettings, learn_first, learn_next
+from tcl_core.ckd import ChainState, DistillSettings, learn_first, learn_next, mended
 from tcl_core.errors import PlatformError
 from tcl_core.evaluation import plots
 from tcl_core.evaluation.intervals import chain_figures, model_figures
@@ -204,6 +204,20 @@ class _Ckd:
         return learn_next(step.state, *step.own, settings, last=step.is_last, on_epoch=curve, checkpoint=step.checkpoint), ""
 
 
+class _CkdMended(_Ckd):
+    """The paper's with its terms mended, which also learns from unmeasured programs (``tcl_core.ckd``)."""
+
+    @staticmethod
+    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, str]:
+        settings, (train, valid) = mended(distill_settings(step.project)), step.own
+        labelled = _taught(step.project, step.platform, train, ("tokens",))
+        state = learn_next(
+            step.state, train, valid, settings,
+            taught=labelled, last=step.is_last, on_epoch=curve, checkpoint=step.checkpoint,
+        )  # fmt: skip
+        return state, ""
+
+
 class _Bridge:
     """What is known, corrected by what is measured (``tcl_core.bridge``)."""
 
@@ -232,7 +246,7 @@ class _Bridge:
         return state, f"; the difference is believed by {labelled.share:.0%}, which leaves {labelled.left:.0%} of it unexplained"
 
 
-METHODS = {"bridge": _Bridge, "ckd": _Ckd}
+METHODS = {"bridge": _Bridge, "ckd": _Ckd, "ckd-mended": _CkdMended}
 
 
 def bridge_settings(project: Project) -> BridgeSettings:

@@ -9,7 +9,7 @@ from tcl_core import registry, store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
 from tcl_core.params import Params
-from tcl_core.stages import use
+from tcl_core.stages import promotion, use
 from tcl_core.stages.project import MEASURED_BY, REPORTS, Project, read_measured, records_folder, stage_seconds
 
 SUMMARY = REPORTS / "summary.json"
@@ -17,7 +17,7 @@ SUMMARY = REPORTS / "summary.json"
 
 def write_summary(project: Project) -> str:
     """Everything of the last run that a person asks for first -> data/reports/summary.json, and as text."""
-    evaluation, tuned = use.evaluation(), use.last_tuned()
+    evaluation, tuned = promotion.evaluation(), use.last_tuned()
     platforms: dict[str, Any] = {}
     for platform in project.params.chain_order:
         reason = store.skipped_reason(records_folder(platform))
@@ -44,8 +44,8 @@ def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
             **_collected(platform),
         }
     except KeyError as error:
-        raise DataError(f"{use.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
-    use.check_judged(evaluation, platform)
+        raise DataError(f"{promotion.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
+    promotion.check_judged(evaluation, platform)
     return found
 
 
@@ -90,7 +90,7 @@ def _as_text(platforms: Mapping[str, Any], tuned: Mapping[str, Any], seconds: Ma
     total = sum(seconds.values())
     spent = ", ".join(f"{stage} {s:.0f} s" for stage, s in sorted(seconds.items(), key=lambda item: -item[1])[:5])
     lines += ["", f"Time: {total / 60:.1f} min in stages ({spent})"]
-    lines += [f"Open next: {use.PAGE} (tcl report writes it), {REPORTS / 'plots'}/*.png, {SUMMARY}; or `make ui` for MLflow and Prefect in the browser"]
+    lines += [f"Open next: {promotion.PAGE} (tcl report writes it), {REPORTS / 'plots'}/*.png, {SUMMARY}; or `make ui` for MLflow and Prefect in the browser"]
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from tcl_core import registry
 from tcl_core.checked import write_json
 from tcl_core.errors import UsageError
 from tcl_core.files import replacing_given
-from tcl_core.stages import use
+from tcl_core.stages import promotion
 from tcl_core.stages.figures import FIGURES, FORMAT, figures_of, gather
 from tcl_core.stages.project import REPORTS, Project
 
@@ -29,12 +29,12 @@ def write_report(project: Project, to: Path | None = None, force: bool = False) 
     champions = {name: registry.champion_version(name) if there else None for name in project.params.chain_order}
     figures = gather(Path("."), champions)
     page = render(page_of(figures))
-    _write(to or use.PAGE, page, force or to is None)
+    _write(to or promotion.PAGE, page, force or to is None)
     if to is not None:
         return f"wrote {to}"
     write_json(FIGURES, {"format": FORMAT, **figures})
-    kept = use.keep_page(project) if there else []
-    return f"wrote {use.PAGE}" + (f", also kept with {', '.join(kept)}" if kept else "")
+    kept = promotion.keep_page(project) if there else []
+    return f"wrote {promotion.PAGE}" + (f", also kept with {', '.join(kept)}" if kept else "")
 
 
 def write_comparison(runs: Sequence[Path], to: Path | None = None, force: bool = False) -> str:

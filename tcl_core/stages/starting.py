@@ -12,7 +12,7 @@ from tcl_core.files import shown, writing
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "package_data" / "project"
 PARAMS = "params.yaml"
-AS_THEY_ARE = ("prefect.yaml", "prefect.toml", "Makefile")
+AS_THEY_ARE = ("prefect.toml", "Makefile")
 FOLDERS = ("profiles", "flows")
 DOTTED = {"dvcignore": ".dvcignore", "gitignore": ".gitignore"}
 DVC = """[core]

@@ -1,4 +1,4 @@
-"""What is done with models: register, promote, tune.  Leaves history, not reproducible bytes."""
+"""What is done with a champion: tune a network.  Leaves history, not reproducible bytes."""
 
 from __future__ import annotations
 
@@ -12,168 +12,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tcl_core import provenance, registry, store
+from tcl_core import registry, store
 from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.compat import TVM_VERSION, make_target
-from tcl_core.errors import DataError, RegistryError, UsageError
-from tcl_core.evaluation.intervals import paired_bootstrap
-from tcl_core.features.batches import Samples
+from tcl_core.errors import UsageError
 from tcl_core.measure.job import Setup
-from tcl_core.models import catalogue
 from tcl_core.platforms import host_fingerprint, kind_of
 from tcl_core.stages.data import check_platform, setup_of
-from tcl_core.stages.project import (
-    DATA,
-    REPORTS,
-    Project,
-    judged_now,
-    kept,
-    learning_curve,
-    measuring_alone,
-    model_folder,
-    records_folder,
-    timed,
-)
+from tcl_core.stages.project import DATA, REPORTS, Project, kept, measuring_alone, timed
 from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
 from tcl_core.trained import Trained, find_trained
 from tcl_core.tuning.database import database_files
 
 TUNED = REPORTS / "tuned.json"
 TUNING = DATA / "tuning"  # what a run that was stopped has measured; a run that ends well leaves nothing there
-EVALUATION = REPORTS / "evaluation.json"
-PAGE = REPORTS / "report.html"  # of `tcl report`
-FIRST_CONFIDENCE = 0.5
-
-
-def chosen_platforms(project: Project, platform: str | None) -> list[str]:
-    """One platform that was asked for, or all of the chain that this machine could measure."""
-    if platform is None:
-        return project.platforms_that_ran()
-    check_platform(project, platform)
-    if reason := store.skipped_reason(records_folder(platform)):
-        raise DataError(f"platform {platform} was skipped here ({reason}); choose another one")
-    return [platform]
-
-
-def register_model(project: Project, platform: str) -> str:
-    """Put a platform's model into the registry, with what it was made of and how good it is.
-
-    Both as they were found when the model was made and judged, whatever params.yaml and the records are now.  Raises
-    DataError where either is not known of this very model.
-    """
-    folder = model_folder(platform)
-    made, report = provenance.read(folder), evaluation()
-    check_judged(report, platform)
-    version = registry.register(
-        platform,
-        folder,
-        facts=_flat(made["parameters"]),
-        metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(report["platforms"][platform])},
-        tags=_origin(made, platform) | {"holdout.hash": report["judged"][platform]["holdout"]},
-        curves=_curves(folder),
-        artifacts=[EVALUATION, *sorted((REPORTS / "plots").glob("*.png"))],
-    )
-    return f"tcl-{platform} version {version}"
-
-
-def keep_page(project: Project) -> list[str]:
-    """Keep the page of the last run with the versions as which the present models are registered; which these are."""
-    kept = []
-    for platform in project.platforms_that_ran():
-        folder = model_folder(platform)
-        try:
-            check_judged(evaluation(), platform)
-            version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform))
-        except (DataError, RegistryError):  # not judged or not registered since it was made: the page is of no version
-            continue
-        registry.attach(platform, version, PAGE)
-        kept.append(f"{registry.model_name(platform)} version {version}")
-    return kept
-
-
-def promote_model(project: Project, platform: str) -> str:
-    """Make the present model champion if it ranks the platform's held-out records better than today's champion.
-
-    Raises DataError where the figures that it is registered with may be another model's, or of other records.
-    """
-    folder = model_folder(platform)
-    version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform))
-    check_judged(evaluation(), platform)
-    against = registry.champion_version(platform)
-    if against == version:
-        return f"tcl-{platform} version {version} is the champion already"
-    better, reason = _verdict(project, platform, against)
-    registry.promote(platform, version, better, reason, against)
-    return f"tcl-{platform} version {version} {'is now champion' if better else 'stays a candidate'}: {reason}"
-
-
-def check_judged(report: Mapping[str, Any], platform: str) -> None:
-    """Raise DataError unless the evaluation's figures of a platform are the present model's, on the present records."""
-    given, names = report.get("judged", {}).get(platform, {}), {"model": "model", "holdout": "held-out records"}
-    if other := [names[what] for what, digest in judged_now(platform).items() if given.get(what) != digest]:
-        raise DataError(
-            f"the figures in {EVALUATION} are not those of the present {' and '.join(other)} of platform {platform}; "
-            "run: dvc repro evaluate"
-        )
-
-
-def _origin(made: Mapping[str, Any], platform: str) -> dict[str, str]:
-    """What a model was made of, as tags; stage and data are part of its identity (``registry.run_key``)."""
-    if platform not in made["data"]:
-        raise DataError(
-            f"{model_folder(platform)} holds a model of {', '.join(made['data'])}, says its {provenance.FILE}; {provenance.REMEDY}"
-        )
-    code, changed = made["code"], {True: "true", False: "false", None: "unknown"}
-    return {
-        "dvc.stage": made["stage"],
-        "data.hash": made["data"][platform],
-        "model.before": made["model_before"] or "none",
-        "git.commit": code["commit"] or "none",
-        "git.dirty": changed[code["changed"]],
-        "tcl_core.hash": code["sources"],
-        **{f"{name}.version": version for name, version in made["versions"].items()},
-        "host": made["host"],
-    }
-
-
-def _verdict(project: Project, platform: str, against: int | None) -> tuple[bool, str]:
-    """Whether the present model is better than the champion, and the sentence that says how sure that is."""
-    samples, weights = project.samples(platform, "holdout"), project.task_weights("held_out")
-    predicted = catalogue.load(model_folder(platform)).predict(samples)
-    rival, name = _rival(platform, against, samples)
-    evaluate = project.params.evaluate
-    # Where nothing is promoted yet, a model that is more likely better than chance than not beats having none.
-    needed = project.params.promote.confidence if against is not None else FIRST_CONFIDENCE
-    duel = paired_bootstrap(
-        rival, predicted, samples.latencies_s, samples.tasks, weights, 1, evaluate.bootstrap, project.params.seed
-    )
-    reason = (
-        f"top-1 {duel.candidate:.3f} against {duel.champion:.3f} of {name} on {len(samples)} held-out programs, "
-        f"better with probability {duel.probability:.3f} ({needed:g} needed), "
-        f"difference {duel.low:+.3f} to {duel.high:+.3f}"
-    )
-    return duel.probability >= needed, reason
-
-
-def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.ndarray, str]:
-    """(N,) what the candidate must beat, and its name: the champion's predictions, or a random ranking.
-
-    Equal predictions are a random ranking exactly: the metrics take the expected latency of a choice among equals.
-    A champion that cannot rank these samples is no reason to promote just anything.
-    """
-    at_random = np.zeros(len(samples), np.float32)
-    if against is None:
-        return at_random, "a random ranking"
-    try:
-        predicted = catalogue.load(registry.champion(platform)[1]).predict(samples)
-        if np.isnan(predicted).any():
-            raise DataError("it predicts values that are not numbers")
-    except (DataError, UsageError) as error:  # damaged, of another feature width, of a class that is no more
-        why = str(error).rstrip(".")
-        return at_random, f"a random ranking (champion version {against} cannot rank them: {why})"
-    return predicted, f"champion version {against}"
 
 
 def run_tune(
@@ -355,37 +207,3 @@ def tuned_text(tuned: Mapping[str, Any]) -> str:
         f"{tuned['network']} on {tuned['platform']}{by}: {tuned['untuned_ms']:.2f} ms untuned, "
         f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}{compiled}"
     )
-
-
-def evaluation(file: Path = EVALUATION) -> dict[str, Any]:
-    """The report of the stage evaluate.  Raises DataError when it was not written yet."""
-    try:
-        return read_json(file, "judge the models again: dvc repro evaluate")
-    except FileNotFoundError:
-        raise DataError(f"there is no {file}; the stage evaluate writes it: dvc repro evaluate") from None
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
-def _numbers(figures: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    """(figure, part, value) of all finite numbers of one platform's figures."""
-    found = []
-    for key, value in figures.items():
-        parts = value.items() if isinstance(value, Mapping) else [("value", value)]
-        found += [(key, part, float(v)) for part, v in parts if isinstance(v, int | float) and np.isfinite(v)]
-    return found
-
-
-def _curves(folder: Path) -> dict[str, list[float]]:
-    """Metric name -> one value per epoch, phases apart."""
-    curves: dict[str, list[float]] = {}
-    for entry in learning_curve(folder):
-        for name, value in entry.items():
-            if name not in ("phase", "epoch") and value is not None:
-                curves.setdefault(f"{entry['phase']}.{name}", []).append(value)
-    return curves

@@ -16,6 +16,7 @@ from tcl_core.evaluation.metrics import (
     picks,
     pooled,
     spearman,
+    task_pairs,
     top_k,
     top_k_network_average,
 )
@@ -105,6 +106,12 @@ def test_pairwise_accuracy_by_hand():
     with_failed = np.where(LATENCIES == 4.0, INF, LATENCIES)
     assert pairwise_accuracy(-with_failed, with_failed, TASKS) == 1.0
     assert math.isnan(pairwise_accuracy(np.array([1.0, 2.0]), np.array([3.0, 3.0]), np.array([0, 0])))
+
+
+def test_pairs_of_each_task_by_hand():
+    """A task whose programs all take as long has no pair to rank."""
+    assert task_pairs(PREDICTIONS, LATENCIES, TASKS) == pytest.approx({0: 2 / 3, 1: 1.0})
+    assert task_pairs(np.array([1.0, 2.0]), np.array([3.0, 3.0]), np.array([0, 0])) == {}
 
 
 def test_spearman_equals_scipys_with_ties_and_failures():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from tcl_core.features.action_statistics import COUNTED, action_statistics, hardware_numbers
-from tcl_core.features.tokens import KINDS, NUMBERS, WIDTH
+from tcl_core.features.layout import KINDS, NUMBERS, WIDTH
 
 
 def row(kind: str, *numbers: float) -> np.ndarray:

@@ -8,7 +8,8 @@ import pytest
 from tcl_core.errors import DataError
 from tcl_core.features import encode as encode_module
 from tcl_core.features.encode import Encoder
-from tcl_core.features.tokens import KINDS, WIDTH, program_tokens
+from tcl_core.features.layout import KINDS, WIDTH
+from tcl_core.features.tokens import program_tokens
 from tcl_core.programs.primitives import sketch_primitives
 
 HARDWARE = (2.0,) * 11

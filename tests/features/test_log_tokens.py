@@ -12,7 +12,7 @@ from tcl_core.evaluation.metrics import spearman
 from tcl_core.features.batches import Samples
 from tcl_core.features.groups import by_sketch
 from tcl_core.features.log_tokens import LogEncoder, is_of_log
-from tcl_core.features.tokens import ALL_OPERATORS, KINDS, WIDTH
+from tcl_core.features.layout import ALL_OPERATORS, KINDS, SPLIT, WIDTH, WORKLOAD, numbers_of
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.store import Coded, Ragged
@@ -72,7 +72,7 @@ def kinds(tokens: np.ndarray) -> list[str]:
 
 
 def numbers(row: np.ndarray, count: int) -> list[float]:
-    return row[len(KINDS) : len(KINDS) + count].tolist()
+    return numbers_of(row)[:count].tolist()
 
 
 def log2p(*values: float) -> list[float]:
@@ -89,7 +89,7 @@ def test_rows_of_an_autotvm_program():
     assert numbers(inner[6:], 3) == pytest.approx([1, 1, 4 / 8])  # reduced, of the anchor, axis 4
     assert numbers(outer, 6) == log2p(4, 16, 0, 0, 0, 64) and numbers(outer[6:], 3) == pytest.approx([0, 1, 1 / 8])
     assert numbers(unroll, 6) == pytest.approx([0, 0, 1, 0, 0, 1])
-    assert numbers(rows, 6) == log2p(14, 2, 0, 0, 0, 28) and rows[len(KINDS) + 13] == pytest.approx(3 / 8)
+    assert numbers(rows, 6) == log2p(14, 2, 0, 0, 0, 28) and numbers_of(rows)[SPLIT.knob] == pytest.approx([3 / 8])
     assert numbers(order, 3) == pytest.approx([1, 1, 0])
     assert numbers(annotations, 7) == pytest.approx([0, 1, 1, 0, 0, np.log2(3), 1])
     assert numbers(unknown, 6) == log2p(0, 4, 0, 0, 0, 0)
@@ -100,9 +100,9 @@ def test_the_workload_row_of_a_convolution():
     spatial, reduced, argument_bytes = 64 * 28 * 28, 32 * 9, 4 * (32 * 56 * 56 + 64 * 32 * 9)
     flops = 2 * spatial * reduced
     assert numbers(row, 5) == log2p(flops, argument_bytes, flops / argument_bytes, spatial, reduced)
-    one_hot = numbers(row[6:], len(ALL_OPERATORS))
+    one_hot = numbers_of(row)[WORKLOAD.operator].tolist()
     assert [name for name, hot in zip(ALL_OPERATORS, one_hot, strict=True) if hot] == ["conv2d"] and sum(one_hot) == 1
-    assert numbers(row[6 + len(ALL_OPERATORS) :], 10) == log2p(1, 64, 28, 28, 32, 3, 3, 2, 2, 0)
+    assert numbers_of(row)[WORKLOAD.extents][:10].tolist() == log2p(1, 64, 28, 28, 32, 3, 3, 2, 2, 0)
 
 
 def test_rows_of_an_ansor_program():

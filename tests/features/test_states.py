@@ -21,7 +21,7 @@ from tcl_core.features.states import (
     pooled,
     with_states,
 )
-from tcl_core.features.tokens import KINDS
+from tcl_core.features.layout import KINDS
 from tcl_core.programs.sketches import DesignSpace
 
 HARDWARE = (2.0,) * 11

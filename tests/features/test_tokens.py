@@ -7,7 +7,23 @@ import pytest
 
 from tcl_core.compat import load_tvm
 from tcl_core.features import tokens
-from tcl_core.features.tokens import ALL_OPERATORS, ANNOTATIONS, IGNORED, KINDS, NUMBERS, REACH, WIDTH, log2p, program_tokens
+from tcl_core.features.layout import (
+    ALL_OPERATORS,
+    ANNOTATE,
+    ANNOTATIONS,
+    HARDWARE as HARDWARE_COLUMNS,
+    KINDS,
+    LEVEL,
+    LOCATION,
+    NUMBERS,
+    SPLIT,
+    WIDTH,
+    WORKLOAD,
+    kinds_of,
+    log2p,
+    numbers_of,
+)
+from tcl_core.features.tokens import IGNORED, program_tokens
 from tcl_core.platforms import Hardware
 from tcl_core.programs.primitives import sketch_primitives, trace_primitives
 
@@ -17,7 +33,7 @@ NO_DECISIONS = np.zeros((1, 0), dtype=np.int32)
 
 def rows_of(tokens, kind):
     """The numbers of the rows of one kind, in order."""
-    return tokens[tokens[:, KINDS.index(kind)] == 1][:, len(KINDS) :]
+    return numbers_of(tokens[tokens[:, KINDS.index(kind)] == 1])
 
 
 def tokens_of(tiny, sketch, decisions):
@@ -53,13 +69,15 @@ def test_split_rows_against_the_printed_trace(tiny_tasks, name):
         assert len(tiles) == {"matmul": 3, "conv": 7}[name] == len(rows)
         for factors, row in zip(tiles, rows, strict=True):
             wanted = [np.log2(1 + f) for f in factors] + [0.0] * (5 - len(factors))
-            np.testing.assert_allclose(row[:5], wanted, rtol=1e-6)
+            np.testing.assert_allclose(row[SPLIT.factors], wanted, rtol=1e-6)
 
 
 def test_a_split_row_says_which_axis_and_how_it_strides(matmul):
     """The third split of a matmul is k: extent 32, a reduction of the anchor, strides 0, 1 and 32 in C, A and B."""
     row = rows_of(tokens_of(matmul, matmul.sketches[-1], matmul.sample(matmul.sketches[-1], 1))[0], "Split")[2]
-    np.testing.assert_allclose(row[5:12], [np.log2(33), 1.0, 1.0, 2 / 8, 0.0, 1.0, np.log2(33)], rtol=1e-6)
+    assert [row[columns].item() for columns in (SPLIT.reduces, SPLIT.anchor, SPLIT.axis)] == [1.0, 1.0, 2 / 8]
+    np.testing.assert_allclose(row[SPLIT.extent], np.log2(33), rtol=1e-6)
+    np.testing.assert_allclose(row[SPLIT.strides], [0.0, 1.0, np.log2(33), 0.0], rtol=1e-6)
 
 
 def test_the_level_rows_of_a_matmul_by_hand(matmul):
@@ -67,26 +85,27 @@ def test_the_level_rows_of_a_matmul_by_hand(matmul):
     decisions = np.array([[2, 4, 2, 2, 1, 2, 4, 4, 8, 4, 16, 0]])
     rows = rows_of(tokens_of(matmul, matmul.sketches[-1], decisions)[0], "level")
     trips = [2 * 1, 4 * 2, 8, 2 * 4, 4, 2 * 4]
-    np.testing.assert_allclose(rows[:, 3], np.log2(1 + np.array(trips)), rtol=1e-6)
-    assert rows[:, 0].tolist() == [0, 0, 1, 0, 1, 0]  # walks a reduction
+    np.testing.assert_allclose(rows[:, LEVEL.trips][:, 0], np.log2(1 + np.array(trips)), rtol=1e-6)
+    assert rows[:, LEVEL.reduces].ravel().tolist() == [0, 0, 1, 0, 1, 0]  # walks a reduction
     work = [32**3, 32**3 // 2, 32**3 // 16, 32**3 // 128, 32**3 // 1024, 8]
-    np.testing.assert_allclose(rows[:, 4], np.log2(1 + np.array(work)), rtol=1e-6)
+    np.testing.assert_allclose(rows[:, LEVEL.work][:, 0], np.log2(1 + np.array(work)), rtol=1e-6)
     # From level 3 on the tile is i = 4, j = 16, k = 4: C 4 x 16, A 4 x 4, B 4 x 16 floats, no fourth access.
     footprints = [4 * 16 * 4, 4 * 4 * 4, 4 * 16 * 4]
-    np.testing.assert_allclose(rows[3, 14:18], [*np.log2(1 + np.array(footprints)), 0.0], rtol=1e-6)
+    np.testing.assert_allclose(rows[3, LEVEL.footprints], [*np.log2(1 + np.array(footprints)), 0.0], rtol=1e-6)
     # The innermost loop is j3: extent 4, contiguous in C and B, still in A.
-    np.testing.assert_allclose(rows[5, 5:14], [np.log2(5), 1, 0, 1, 0, 1, 0, 1, 0], rtol=1e-6)
+    np.testing.assert_allclose(rows[5, LEVEL.innermost], [np.log2(5)], rtol=1e-6)
+    assert rows[5, LEVEL.strides].tolist() == rows[5, LEVEL.contiguous].tolist() == [1, 0, 1, 0]
 
 
 def test_the_loop_that_turns_last_in_each_level_by_hand(matmul):
     """[i: 2 4 2 2][j: 1 2 4 1][k: 8 4]: j turns once in levels 0 and 5, so i is what moves there."""
     decisions = np.array([[2, 4, 2, 2, 1, 2, 16, 1, 8, 4, 16, 0]])
     rows = rows_of(tokens_of(matmul, matmul.sketches[-1], decisions)[0], "level")
-    np.testing.assert_allclose(rows[:, 22], np.log2(1 + np.array([2, 2, 8, 16, 4, 2])), rtol=1e-6)
+    np.testing.assert_allclose(rows[:, LEVEL.turning][:, 0], np.log2(1 + np.array([2, 2, 8, 16, 4, 2])), rtol=1e-6)
     # In C (32 x 32): a turn of i0 moves 16 rows, one of j1 16 elements, k none, j2 one element, i3 one row.
-    np.testing.assert_allclose(rows[:, 23], np.log2(1 + np.array([16 * 32, 16, 0, 1, 0, 32])), rtol=1e-6)
+    np.testing.assert_allclose(rows[:, LEVEL.moves][:, 0], np.log2(1 + np.array([16 * 32, 16, 0, 1, 0, 32])), rtol=1e-6)
     # Its lines from level 3 on, where the tile is i = 4, j = 16: one for each row; in level 5 i = 2, j = 1.
-    np.testing.assert_allclose(rows[[3, 5], 27], np.log2(1 + np.array([4, 2])), rtol=1e-6)
+    np.testing.assert_allclose(rows[[3, 5], LEVEL.lines.start], np.log2(1 + np.array([4, 2])), rtol=1e-6)
 
 
 def test_how_far_annotations_reach(matmul):
@@ -100,14 +119,14 @@ def test_how_far_annotations_reach(matmul):
     assert nest.reach("meta_schedule.unroll_explicit", limits).tolist() == [32, 4]
     assert nest.reach("meta_schedule.parallel", np.array([15, 1])).tolist() == [8, 1]
     rows = rows_of(tokens_of(matmul, sketch, np.array([[2, 4, 2, 2, 1, 2, 4, 4, 8, 4, 16, 2]]))[0], "Annotate")
-    vectors = rows[rows[:, ANNOTATIONS.index("vectorize")] == 1]
-    assert vectors[:, 10].tolist() == [pytest.approx(np.log2(9))]
+    vectors = rows[rows[:, ANNOTATE.key][:, ANNOTATIONS.index("vectorize")] == 1]
+    assert vectors[:, ANNOTATE.reach].ravel().tolist() == [pytest.approx(np.log2(9))]
 
 
 def test_a_row_is_one_kind_and_its_numbers(conv):
     tokens = tokens_of(conv, conv.sketches[0], conv.sample(conv.sketches[0], 5))
     assert WIDTH == len(KINDS) + NUMBERS == tokens.shape[2]
-    assert (tokens[:, :, : len(KINDS)].sum(axis=2) == 1).all()
+    assert (kinds_of(tokens).sum(axis=2) == 1).all()
     assert np.isfinite(tokens).all()
     assert not rows_of(tokens[0], "other").size  # every primitive of these sketches has a name
 
@@ -116,7 +135,7 @@ def test_hardware_is_the_first_row(matmul):
     """A model that reads from left to right knows the platform when it meets the schedule."""
     tokens = tokens_of(matmul, matmul.sketches[0], matmul.sample(matmul.sketches[0], 2))
     assert (tokens[:, 0, KINDS.index("hardware")] == 1).all()
-    numbers = tokens[0, 0, len(KINDS) :]
+    numbers = numbers_of(tokens[0, 0])[HARDWARE_COLUMNS.fields]
     np.testing.assert_allclose(numbers[:11], np.log2(1 + np.array(HARDWARE)), rtol=1e-6)
     assert not numbers[11:].any() and len(Hardware().vector()) == 11
     assert rows_of(tokens[0], "hardware").shape == (1, NUMBERS)
@@ -125,7 +144,7 @@ def test_hardware_is_the_first_row(matmul):
 def test_the_order_of_the_rows(matmul):
     """Hardware, workload, the primitives in the trace's order, then the tiling levels."""
     tokens = tokens_of(matmul, matmul.sketches[-1], matmul.sample(matmul.sketches[-1], 1))[0]
-    kinds = [KINDS[k] for k in tokens[:, : len(KINDS)].argmax(axis=1)]
+    kinds = [KINDS[k] for k in kinds_of(tokens).argmax(axis=1)]
     assert kinds[:2] == ["hardware", "workload"] and kinds[-6:] == ["level"] * 6
     wanted = [p.kind for p in sketch_primitives(matmul.sketches[-1], matmul.workload)]
     assert kinds[2:-6] == [k if k in KINDS else "other" for k in wanted if k not in IGNORED]
@@ -134,12 +153,12 @@ def test_the_order_of_the_rows(matmul):
 def test_the_workload_is_the_second_row(matmul):
     tokens = tokens_of(matmul, matmul.sketches[0], matmul.sample(matmul.sketches[0], 1))[0]
     assert tokens[1, KINDS.index("workload")] == 1
-    numbers = tokens[1, len(KINDS) :]
+    numbers = numbers_of(tokens[1])
     flops, size = 2 * 32**3 + 32**2, 3 * 4096
-    np.testing.assert_allclose(numbers[:5], np.log2(1 + np.array([flops, size, flops / size, 1024, 32])), rtol=1e-6)
-    operators = numbers[6 : 6 + len(ALL_OPERATORS)]
+    np.testing.assert_allclose(numbers[WORKLOAD.sizes], np.log2(1 + np.array([flops, size, flops / size, 1024, 32])), rtol=1e-6)
+    operators = numbers[WORKLOAD.operator]
     assert operators.tolist() == [float(name == "matmul") for name in ALL_OPERATORS]
-    np.testing.assert_allclose(numbers[6 + len(ALL_OPERATORS) :][:3], np.log2(33), rtol=1e-6)
+    np.testing.assert_allclose(numbers[WORKLOAD.extents][:3], np.log2(33), rtol=1e-6)
 
 
 def test_decisions_are_the_only_difference_within_a_sketch(matmul):
@@ -152,9 +171,9 @@ def test_decisions_are_the_only_difference_within_a_sketch(matmul):
     (differing,) = np.flatnonzero((left != right).any(axis=1))
     annotations = np.flatnonzero(left[:, KINDS.index("Annotate")])
     assert differing in annotations
-    changed = np.flatnonzero(left[differing] != right[differing]) - len(KINDS)
-    assert changed.tolist() == [5, REACH]
-    assert (right - left)[differing, len(KINDS) + 5] == pytest.approx(np.log2(513))
+    changed = numbers_of(left[differing]) != numbers_of(right[differing])
+    assert np.flatnonzero(changed).tolist() == [ANNOTATE.values.start, ANNOTATE.reach.start]
+    assert numbers_of((right - left)[differing])[ANNOTATE.values].tolist() == [pytest.approx(np.log2(513)), 0]
 
 
 def test_where_a_block_is_computed(softmax):
@@ -165,10 +184,10 @@ def test_where_a_block_is_computed(softmax):
     decisions[:, slot.offset] = (-1, -2, 0)
     tokens = tokens_of(softmax, sketch, decisions)
     (row,) = [r for r in range(tokens.shape[1]) if len({tuple(t) for t in tokens[:, r]}) == 3][:1]
-    numbers = tokens[:, row, len(KINDS) :]
-    assert numbers[:, 1].tolist() == [1, 0, 0]
-    assert numbers[:, 2].tolist() == [0, 1, 0]
-    assert numbers[0, 6] > numbers[2, 6]  # the root serves the whole anchor, a loop less
+    numbers = numbers_of(tokens[:, row])
+    assert numbers[:, LOCATION.at_root].ravel().tolist() == [1, 0, 0]
+    assert numbers[:, LOCATION.inlined].ravel().tolist() == [0, 1, 0]
+    assert numbers[0, LOCATION.inside] > numbers[2, LOCATION.inside]  # the root serves the whole anchor, a loop less
 
 
 def test_a_task_that_nobody_reorders():
@@ -184,4 +203,4 @@ def test_a_task_that_nobody_reorders():
     tokens = program_tokens([], workload, HARDWARE, NO_DECISIONS)
     assert tokens.shape == (1, 3, WIDTH)
     (level,) = rows_of(tokens[0], "level")
-    np.testing.assert_allclose(level[[3, 4, 5]], log2p(np.array([24, 24, 6])), rtol=1e-6)
+    np.testing.assert_allclose(level[LEVEL.trips.start : LEVEL.innermost.stop], log2p(np.array([24, 24, 6])), rtol=1e-6)

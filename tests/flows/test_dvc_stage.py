@@ -174,3 +174,20 @@ def test_two_runs_do_not_measure_at_once(project):
                 pass
     with dvc_stage.only_run():
         pass
+
+
+def test_a_run_that_waits_says_so_once_and_gives_up(project):
+    told = []
+    with dvc_stage.only_run():
+        with pytest.raises(dvc_stage.Busy, match="was at work in this folder for 0.01 minutes, so this one did nothing; start it again later"):
+            with dvc_stage.only_run(0.6, told.append):
+                pass
+    assert told == ["another run is at work in this folder; waiting for its end, up to 0.01 minutes"]
+
+
+def test_a_run_that_waits_has_its_turn(project):
+    with dvc_stage.only_run():
+        holder = open(dvc_stage.LOCKS / "flow.lock", "ab")
+    dvc_stage.fcntl.flock(holder, dvc_stage.fcntl.LOCK_EX)
+    with dvc_stage.only_run(60.0, lambda text: holder.close()):  # the other one ends while this one waits
+        assert holder.closed

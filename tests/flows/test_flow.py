@@ -29,6 +29,7 @@ class Stages:
         self.calls: list[str] = []
         self.again: list[str] = []
         self.failures: dict[str, list[int]] = {}  # stage -> exit codes of its first runs
+        self.errors = {"ok": 40}
 
     def reproduce(self, name, settings, watch, again=False) -> str:
         self.calls.append(name)
@@ -47,27 +48,19 @@ class Stages:
             file = Path(f"data/journal/collect/{platform}/rounds.jsonl")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(line_of(STEP))
+            write_json(f"data/reports/collect/{platform}.json", {"platform": platform, "programs": 40, "errors": self.errors})
         elif kind == "evaluate":
             write_json("data/reports/evaluation.json", {"platforms": {"host-avx2": {"top_1": {"value": 0.91234567}}}})
             Path("data/reports/plots").mkdir()
             Path("data/reports/plots/top_k.png").write_bytes(b"picture")
 
-    def command(self, name, settings) -> str:
+    def command(self, name, settings, arguments=()) -> str:
         self.calls.append(name)
         if name == "report":
             Path("data/reports/report.html").write_text("<!doctype html>")
         if self.failures.get(name):
             raise StageFailed(name, "it said no", self.failures[name].pop(0))
         return f"did {name}"
-
-
-@pytest.fixture(scope="module")
-def prefect_server():
-    """A Prefect server with a database of its own; starting it takes seconds, so once."""
-    from prefect.testing.utilities import prefect_test_harness
-
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
 
 
 @pytest.fixture
@@ -98,10 +91,11 @@ def run(**arguments):
 
 
 def artifacts() -> dict[str, object]:
+    """The latest of each key."""
     from prefect import get_client
 
     with get_client(sync_client=True) as client:
-        return {artifact.key: artifact.data for artifact in client.read_artifacts()}
+        return {artifact.key: artifact.data for artifact in client.read_latest_artifacts()}
 
 
 def test_the_whole_flow_runs_in_order_and_shows_what_it_did(stages):
@@ -196,10 +190,56 @@ def test_a_platform_can_be_measured_again(stages):
     assert stages.again == ["collect@host-avx2"]  # the second try keeps what the first one measured
 
 
+def test_both_kinds_of_programs_can_be_measured_again(stages):
+    run(force_collect=("host-avx2",), force_holdout=("host-avx2",))
+    assert stages.again == ["collect@host-avx2", "holdout@host-avx2"]
+
+
 def test_an_unknown_platform_is_refused_before_anything_runs(stages):
     state, _ = run(force_collect=("host-avx",))
     assert "did you mean 'host-avx2'?" in str(state.result(raise_on_failure=False))
     assert stages.calls == []
+
+
+def test_a_failed_flow_says_the_one_sentence(stages):
+    stages.failures = {"train": [3]}
+    state, _ = run()
+    assert state.is_failed() and state.message == "train: no answer from the board; plug it in"
+
+
+def test_a_run_that_finds_its_place_taken_is_cancelled_with_the_reason(stages):
+    with module.only_run():
+        state, runs = run()
+    assert state.is_cancelled() and state.message == "another run is at work in this folder; wait for its end or stop it"
+    assert (stages.calls, runs) == ([], {})
+    assert state.result(raise_on_failure=False).exit_code == 2  # make run refuses
+
+
+def test_a_collection_by_hand_is_a_reason_to_cancel_and_no_failure(stages):
+    def busy(name, settings, watch, again=False):
+        raise StageFailed(name, "process 7 is already collecting into data/journal/collect/p; wait for it to end or stop it", 4)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "reproduce", busy)
+        state, _ = run()
+    assert state.is_cancelled() and "process 7 is already collecting" in state.message
+
+
+def test_what_became_of_the_candidates_is_a_table(stages):
+    stages.errors = {"ok": 38, "timeout": 2}
+    run()
+    assert json.loads(artifacts()["errors"])[0] == {"platform": "host-avx2", "programs": 40, "ok": 38, "timeout": 2}
+
+
+def test_error_kinds_are_columns_in_their_order():
+    collected = [
+        {"platform": "a", "programs": 3, "errors": {"timeout": 1, "ok": 2}},
+        {"platform": "b", "programs": 2, "errors": {"ok": 1, "build": 1}},
+    ]
+    assert report.error_rows(collected) == [
+        {"platform": "a", "programs": 3, "ok": 2, "build": 0, "timeout": 1},
+        {"platform": "b", "programs": 2, "ok": 1, "build": 1, "timeout": 0},
+    ]
 
 
 def test_a_known_error_is_logged_without_its_traceback():

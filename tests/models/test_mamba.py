@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from tcl_core.ckd import DistillSettings, start_column
-from tcl_core.features import tokens as layout
+from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.lateral_mamba import LateralMamba

@@ -9,7 +9,7 @@ import pytest
 
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
-from tcl_core.features.tokens import KINDS, WIDTH, log2p, token_row
+from tcl_core.features.layout import KINDS, WIDTH, log2p, token_row
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba_paper import ROWS, primitive_rows

@@ -12,7 +12,8 @@ import xgboost
 from safetensors.numpy import load_file, save_file
 
 from tcl_core.errors import DataError, UsageError
-from tcl_core.features import statements, tokens
+from tcl_core.features import layout, statements
+from tcl_core.features.layout import KINDS, LEVEL, numbers_of
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
 from tcl_core.learning.losses import lambda_rank, pair_weights
@@ -21,7 +22,6 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import LAST, ROUNDS, TreesModel, XgboostModel, rank_derivatives
 
 SETTINGS = FitSettings(epochs=3, seed=1)
-LEVEL = tokens.KINDS.index("level")
 
 
 def statement_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samples:
@@ -40,11 +40,11 @@ def token_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samples:
     """Level tokens behind a hardware and a workload token; latency follows from the innermost level."""
     draw = np.random.default_rng(seed)
     count, lengths = tasks * programs, 2 + draw.integers(1, 4, tasks * programs).astype(np.int32)
-    rows = np.zeros((count, 5, tokens.WIDTH), dtype=np.float32)
-    rows[:, :, len(tokens.KINDS) :] = draw.normal(size=(count, 5, tokens.NUMBERS))
-    rows[:, 0, tokens.KINDS.index("hardware")] = rows[:, 1, tokens.KINDS.index("workload")] = rows[:, 2:, LEVEL] = 1.0
+    rows = np.zeros((count, 5, layout.WIDTH), dtype=np.float32)
+    numbers_of(rows)[:] = draw.normal(size=(count, 5, layout.NUMBERS))
+    rows[:, 0, KINDS.index("hardware")] = rows[:, 1, KINDS.index("workload")] = rows[:, 2:, KINDS.index("level")] = 1.0
     rows[np.arange(5) >= lengths[:, None]] = 0.0
-    innermost = rows[np.arange(count), lengths - 1, len(tokens.KINDS) + 3]
+    innermost = numbers_of(rows)[np.arange(count), lengths - 1, LEVEL.trips.start]
     return Samples(rows, lengths, np.repeat(np.arange(tasks, dtype=np.int32), programs), 1e-3 * np.exp(innermost))
 
 
@@ -128,7 +128,7 @@ def test_programs_that_could_not_be_lowered():
 
 def test_the_row_of_a_program_keeps_its_innermost_levels_in_place():
     rows, owner = TreesModel.rows(token_samples())
-    data, width = token_samples(), tokens.WIDTH
+    data, width = token_samples(), layout.WIDTH
     assert owner.tolist() == list(range(192)) and len(rows) == 192
     for program in (0, 1, 2, 3):
         length = data.lengths[program]

@@ -18,7 +18,7 @@ from tcl_core.evaluation.metrics import spearman
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.features.states import STATE_WIDTH, Trajectory, with_states
-from tcl_core.features.tokens import KINDS, WIDTH
+from tcl_core.features.layout import KINDS, WIDTH
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel

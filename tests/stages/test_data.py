@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from conftest import FakeRunner
 
 from tcl_core import checked, gpu, stages, store
 from tcl_core.checked import read_json
@@ -515,6 +517,7 @@ COMMANDS = {
     "distill": stages.distill, "register": stages.register, "promote": stages.promote, "tune": stages.tune,
     "tune -p": lambda name: stages.tune(None, name), "export": stages.export,
     "predict": lambda name: stages.predict_log(Path("log"), name), "profile": stages.profile,
+    "models": stages.show_models, "rollback": lambda name: stages.rollback(name, "slow"),
 }  # fmt: skip
 
 
@@ -665,6 +668,9 @@ def test_platforms_and_their_state(here, monkeypatch):
     assert second == f"{'second':14s} {'cortex-a72':16s} {'first':14s} 3 devices of key 'pi4' at 10.0.0.2:9190, 1 free"
     assert known.startswith("hardware of first: cores ") and "bandwidth_gbs 12.5" in known
     assert confined.startswith("what cannot be trusted runs ")
+    told = json.loads(stages.platforms(as_json=True))
+    assert [(row["platform"], row["from"], row["runs_here"]) for row in told["platforms"]] == [("first", None, True), ("second", "first", False)]
+    assert told["hardware"]["platform"] == "first" and told["hardware"]["vector"]["bandwidth_gbs"] == 12.5
 
     def away(host, port):
         raise PlatformError("no RPC tracker answers")
@@ -683,7 +689,7 @@ def test_platforms_and_their_state(here, monkeypatch):
 )
 def test_what_confines_programs_here(monkeypatch, held, said):
     monkeypatch.setattr(listing.sandbox, "barriers", lambda: held)
-    assert listing._confined() == said
+    assert listing._confined_text(listing._confinement()) == said
 
 
 def test_a_gpu_and_its_state(one_gpu, monkeypatch):
@@ -692,3 +698,18 @@ def test_a_gpu_and_its_state(one_gpu, monkeypatch):
     assert lines[3].startswith("hardware of gpu: cuda_cores 6912, boost_ghz 1.41, memory_gib 80, ")
     monkeypatch.setattr(gpu, "cuda_compiler", lambda: "")
     assert stages.platforms().splitlines()[1].startswith(f"{'gpu':14s} {'GPU':16s} {'-':14s} there is neither nvcc")
+
+
+def test_programs_can_be_timed_beside_all_journals(pool, runners, monkeypatch):
+    monkeypatch.setattr(data, "Runner", lambda setup: runners.append(FakeRunner(setup)) or runners[-1])
+    project = Project.here()
+    keys = [(p.task_key, p.sketch, p.decisions) for p in project.programs("held_out")]
+    outcomes, setup, host = data.measure_now(project, "first", keys)
+    assert [(job.task_key, job.decisions) for job in runners[0].jobs] == [(key[0], key[2]) for key in keys]
+    assert len(outcomes) == len(keys) == 6 and setup == data.setup_of(project, "first") and host
+    assert not Path("data/journal/collect").exists() and not Path("data/journal/holdout").exists()
+    with pytest.raises(DataError, match="sketch 99 of task"):
+        data.measure_now(project, "first", [(keys[0][0], 99, keys[0][2])])
+    monkeypatch.setattr(data, "why_not", lambda mcpu: "no AVX2 here" if mcpu == "haswell" else None)
+    with pytest.raises(PlatformError, match=r"second cannot be measured here \(no AVX2 here\); run this on its machine"):
+        data.measure_now(project, "second", keys)

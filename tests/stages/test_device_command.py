@@ -252,3 +252,6 @@ def test_a_host_to_listen_at_that_is_none(children, host):
 def test_keys_of_a_tracker_are_shown_as_what_they_are(children):
     children.trackers[HERE, 9190] = ["\x1b[2Jboard"]
     assert device.show_devices(f"{HERE}:9190").splitlines()[1].split() == ["\\x1b[2Jboard", "1", "1", "0"]
+    assert device.devices_at(f"{HERE}:9190") == {
+        "tracker": f"{HERE}:9190", "devices": [{"key": "\x1b[2Jboard", "servers": 1, "free": 1, "waiting": 0}],
+    }  # fmt: skip

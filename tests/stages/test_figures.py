@@ -19,7 +19,8 @@ from tcl_core.journal import Record
 from tcl_core.stages import figures
 from tcl_core.stages.figures import FIGURES, figures_of, gather
 from tcl_core.stages.project import JOURNAL, POOL, REPORTS, TASKS, model_folder, records_folder
-from tcl_core.stages.use import EVALUATION, PAGE, TUNED
+from tcl_core.stages.promotion import EVALUATION, PAGE
+from tcl_core.stages.use import TUNED
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, SECOND, SKIPPED = "host-sse42", "host-avx2", "host-avx512"

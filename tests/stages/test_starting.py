@@ -28,7 +28,7 @@ def test_a_project_has_what_the_repository_has(tmp_path):
     assert load_params(mine / "params.yaml") == load_params(ROOT / "params.yaml")
     assert profile_names(mine / "params.yaml") == profile_names(ROOT / "params.yaml")
     assert {f"flows/{path.name}" for path in (ROOT / "flows").glob("*.py")} <= files(mine)
-    assert {"Makefile", "prefect.yaml", "prefect.toml", ".gitignore", ".dvcignore", ".dvc/config", "networks/README.md"} <= files(mine)
+    assert {"Makefile", "prefect.toml", ".gitignore", ".dvcignore", ".dvc/config", "networks/README.md"} <= files(mine)
     assert not any("__pycache__" in name for name in files(mine))
 
 
@@ -82,5 +82,12 @@ def test_a_folder_that_may_not_be_written(tmp_path):
 
 
 def test_the_template_is_the_repositorys_own():
-    for name in ("params.yaml", "dvc.yaml", "prefect.yaml", "flows/pipeline.py", "profiles/full.yaml"):
+    for name in ("params.yaml", "dvc.yaml", "flows/pipeline.py", "profiles/full.yaml"):
         assert (TEMPLATE / name).read_bytes() == (ROOT / name).read_bytes()
+
+
+def test_prefect_is_set_up_as_in_the_repository(tmp_path):
+    import tomllib
+
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["prefect"]
+    assert tomllib.loads((TEMPLATE / "prefect.toml").read_text()) == ours

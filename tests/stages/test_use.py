@@ -1,297 +1,25 @@
-"""Registering, promoting, tuning and summing up, with models whose quality is known and the real registry."""
+"""Tuning and summing up, with models whose quality is known and the real registry."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import shutil
-import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tcl_core import provenance, registry, store
+from tcl_core import registry, store
 from tcl_core.checked import write_json, read_json
-from tcl_core.errors import DataError, RegistryError, TclError, UsageError
-from tcl_core.features.batches import Samples
-from tcl_core.models import catalogue
-from tcl_core.models.cost_model import FORMAT
-from tcl_core.params import Chain, Link, Platform, load_params
+from tcl_core.errors import DataError, TclError, UsageError
+from tcl_core.params import Platform
 from tcl_core.platforms import Hardware
-from tcl_core.stages import overview, tuned_folder, use
-from tcl_core.stages.project import JOURNAL, REPORTS, Project, judged_now, model_folder, records_folder, save_hardware
-
-ROOT = Path(__file__).resolve().parents[2]
-P = "p-one"
-
-
-class Known:
-    """Ranks as told by the text in its folder: best, worst, nan; or says that the features have changed."""
-
-    def __init__(self, how: str) -> None:
-        self.how = how
-
-    @classmethod
-    def load(cls, folder: Path) -> Known:
-        return cls(read_json(folder / "model.json", "")["arguments"]["how"])
-
-    def predict(self, samples: Samples) -> np.ndarray:
-        if self.how == "narrow":
-            raise DataError("the model reads 47 features and these programs have 48.")
-        return {"best": -1.0, "worst": 1.0, "nan": np.nan}[self.how] * samples.latencies_s.astype(np.float32)
-
-
-class TinyProject(Project):
-    """Twelve held-out tasks of six programs that take 1 to 6 ms."""
-
-    def samples(self, platform: str, kind: str = "records") -> Samples:
-        tasks = np.repeat(np.arange(12, dtype=np.int32), 6)
-        latencies_s = np.tile(np.arange(1, 7) * 1e-3, 12)
-        return Samples(np.zeros((72, 2, 3), np.float32), np.full(72, 2, np.int32), tasks, latencies_s)
-
-    def task_weights(self, split: str) -> dict[str, dict[int, float]]:
-        return {"network": dict.fromkeys(range(12), 1.0)}
-
-
-def write_model(platform: str, how: str) -> None:
-    folder = model_folder(platform)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "model.json", {"format": FORMAT, "class": "known", "arguments": {"how": how}})
-    write_json(folder / "curve.json", {"epochs": [{"phase": "train", "epoch": 1, "loss": 0.5}]})
-    provenance.write(folder, {**MADE, "data": {platform: "d" * 64}})
-
-
-MADE = {
-    "stage": "train",
-    "parameters": {"seed": 0, "train": {"epochs": 60}},
-    "model_before": None,
-    "code": {"commit": "c" * 40, "changed": False, "sources": "s" * 64},
-    "versions": {"python": "3.11.9", "tvm": "0.27.0"},
-    "host": "a CPU x2",
-}
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory):
-    """One registry for the module, for making one takes seconds; each test has a platform of its own."""
-    return f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch, database, request) -> TinyProject:
-    """A project with platforms of this test's own names: P, then b; both measured and evaluated."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the machine's lock of measuring lies
-    monkeypatch.setitem(catalogue.CLASSES, "known", f"{__name__}:Known")
-    params = load_params(ROOT / "params.yaml")
-    first = "".join(c if c.isalnum() else "-" for c in request.node.name.lower())
-    mcpu = dataclasses.replace(params.platforms["host-sse42"])
-    monkeypatch.setitem(globals(), "P", first)
-    chain = Chain(first, {"b": Link(first)})
-    for platform in (first, "b"):
-        for kind in ("records", "holdout"):
-            records_folder(platform, kind).mkdir(parents=True)
-            (records_folder(platform, kind) / "records.parquet").write_bytes(b"as measured")
-        write_model(platform, "best")
-        save_hardware(model_folder(platform), Hardware(cores=2))
-    write_json(use.EVALUATION, evaluation(first, "b"))
-    monkeypatch.setattr(store, "read_records", lambda folder: [None] * 10)
-    return TinyProject(dataclasses.replace(params, chain=chain, platforms={first: mcpu, "b": mcpu}))
-
-
-def evaluation(*platforms: str) -> dict:
-    figures = {"top_1": {"value": 0.9}, "top_1_random": {"value": 0.5}, "pairwise_accuracy": 0.8}
-    return {
-        "platforms": dict.fromkeys(platforms, figures),
-        "chain": {"forgetting": dict.fromkeys(platforms, 0.0)},
-        "judged": {platform: judged_now(platform) for platform in platforms},
-    }
-
-
-def made_and_judged(how: str) -> None:
-    write_model(P, how)
-    write_json(use.EVALUATION, evaluation(P, "b"))
-
-
-def made_and_promoted(project: TinyProject, how: str) -> str:
-    made_and_judged(how)
-    use.register_model(project, P)
-    return use.promote_model(project, P)
-
-
-# --- the page of a run ---
-
-
-def test_the_page_is_kept_with_the_version_that_it_is_of(project):
-    """Until other figures of the model are registered; the other platform's model is in no registry."""
-    from mlflow import MlflowClient
-
-    made_and_judged("best")
-    use.register_model(project, P)
-    client = MlflowClient()
-    run_id = client.get_model_version(registry.model_name(P), "1").run_id
-
-    def kept() -> str | None:
-        there = {file.path for file in client.list_artifacts(run_id)}
-        return Path(client.download_artifacts(run_id, use.PAGE.name)).read_text() if use.PAGE.name in there else None
-
-    for page in ("first", "second"):
-        use.PAGE.write_text(page)
-        assert use.keep_page(project) == [f"tcl-{P} version 1"] and kept() == page
-    use.register_model(project, P)
-    assert kept() == "second"  # nothing was corrected
-    write_json(use.EVALUATION, evaluation(P, "b") | {"more": 1})
-    use.register_model(project, P)
-    assert kept() is None
-    write_model(P, "worst")  # neither judged nor registered
-    assert use.keep_page(project) == []
-
-
-# --- promotion ---
-
-
-def test_the_first_must_beat_a_random_ranking_by_what_it_is_expected_to_find(project):
-    """Of 1 .. 6 ms a random choice takes 3.5 ms on average, whatever the seed: 1 / 3.5 = 0.286."""
-    said = made_and_promoted(project, "worst")
-    assert "version 1 stays a candidate: top-1 0.167 against 0.286 of a random ranking on 72 held-out programs" in said
-    said = made_and_promoted(project, "best")
-    assert "version 2 is now champion: top-1 1.000 against 0.286 of a random ranking" in said
-    assert registry.champion_version(P) == 2
-    assert use.promote_model(project, P) == f"tcl-{P} version 2 is the champion already"
-
-
-def refuse_the_first(load, platform):
-    """As for a class of models that is no more: only the present model can be loaded."""
-
-    def refuse(folder):
-        if folder != model_folder(platform):
-            raise UsageError("unknown model 'transformer'")
-        return load(folder)
-
-    return refuse
-
-
-@pytest.mark.parametrize("champion", ["narrow", "nan", "gone", "damaged", "lost"])
-def test_a_champion_that_cannot_rank_does_not_wave_the_next_one_through(project, monkeypatch, champion):
-    made_and_promoted(project, "best")
-    if champion in ("narrow", "nan"):
-        monkeypatch.setattr(Known, "load", classmethod(lambda cls, folder: cls(_how(folder, champion))))
-    elif champion == "gone":
-        monkeypatch.setattr(catalogue, "load", refuse_the_first(catalogue.load, P))
-    else:
-        _, folder = registry.champion(P)
-        (folder / "model.json").write_text("{") if champion == "damaged" else shutil.rmtree(folder)
-    said = made_and_promoted(project, "worst")
-    why = {
-        "narrow": "47 features", "nan": "not numbers", "gone": "unknown model 'transformer'",
-        "damaged": "holds other bytes than were registered", "lost": "there is no model in",
-    }[champion]  # fmt: skip
-    assert "version 2 stays a candidate: top-1 0.167 against 0.286 of a random ranking (champion version 1 " in said
-    assert f"{why}" in said and "better with probability 0.000 (0.95 needed)" in said
-    assert registry.champion_version(P) == 1
-
-
-def test_the_first_needs_no_more_than_to_be_likelier_better_than_chance(project):
-    """With something promoted already the same model would need params.yaml's confidence."""
-    assert use.FIRST_CONFIDENCE == 0.5 < project.params.promote.confidence
-    said = made_and_promoted(project, "best")
-    assert "(0.5 needed)" in said
-    assert "(0.95 needed)" in made_and_promoted(project, "worst")
-
-
-def _how(folder: Path, champion: str) -> str:
-    """The present model ranks as it was written, the registered one as the test wants."""
-    is_present = folder == model_folder(P)
-    return read_json(folder / "model.json", "")["arguments"]["how"] if is_present else champion
-
-
-def test_a_candidate_that_predicts_no_numbers_is_an_error(project):
-    with pytest.raises(DataError, match="NaN|not a number|finite"):
-        made_and_promoted(project, "nan")
-
-
-def test_the_present_model_is_judged_not_the_newest_version(project):
-    """Parameters were changed and changed back: version 1 is the model again, and fights the champion, version 2."""
-    made_and_promoted(project, "worst")
-    assert "version 2 is now champion" in made_and_promoted(project, "best")
-    made_and_judged("worst")
-    assert use.register_model(project, P) == f"tcl-{P} version 1"
-    assert "version 1 stays a candidate: top-1 0.167 against 1.000 of champion version 2" in use.promote_model(project, P)
-
-
-def test_what_is_not_registered_is_not_promoted(project):
-    use.register_model(project, P)
-    made_and_judged("worst")
-    with pytest.raises(RegistryError, match=f"is not registered; run: tcl register --platform {P}"):
-        use.promote_model(project, P)
-
-
-# --- what is registered ---
-
-
-def test_a_version_says_what_its_model_was_made_of_whatever_the_parameters_are_now(project):
-    import mlflow
-
-    params = project.params
-    later = TinyProject(dataclasses.replace(params, train=dataclasses.replace(params.train, epochs=777)))
-    made_and_judged("best")
-    use.register_model(later, P)
-    version = mlflow.MlflowClient().get_model_version(f"tcl-{P}", "1")
-    run = mlflow.MlflowClient().get_run(version.run_id).data
-    assert run.params == {"seed": "0", "train.epochs": "60"}
-    assert run.metrics["top_1"] == 0.9 and run.metrics["train.loss"] == 0.5
-    expected = {
-        "dvc.stage": "train", "data.hash": "d" * 64, "holdout.hash": store.data_digest(records_folder(P, "holdout")),
-        "model.before": "none", "git.commit": "c" * 40, "git.dirty": "false", "tcl_core.hash": "s" * 64,
-        "python.version": "3.11.9", "tvm.version": "0.27.0", "host": "a CPU x2",
-    }  # fmt: skip
-    assert expected.items() <= version.tags.items() and expected.items() <= run.tags.items()
-
-
-@pytest.mark.parametrize(
-    ("what", "changed"),
-    [("model", lambda: write_model(P, "worst")), ("held-out records", lambda: measure_again(P))],
-    ids=["model", "holdout"],
-)
-def test_figures_of_another_model_or_of_other_records_are_refused(project, what, changed):
-    made_and_promoted(project, "best")
-    changed()
-    message = f"^the figures in .*evaluation.json are not those of the present {what} of platform {P}; run: dvc repro evaluate$"
-    with pytest.raises(DataError, match=message):
-        use.register_model(project, P)
-    with pytest.raises(DataError, match=message):
-        overview.write_summary(project)
-    if what != "model":  # that one is not even registered
-        with pytest.raises(DataError, match=message):
-            use.promote_model(project, P)
-
-
-def measure_again(platform: str) -> None:
-    (records_folder(platform, "holdout") / "records.parquet").write_bytes(b"measured again")
-
-
-def test_a_later_evaluation_corrects_the_version(project):
-    import mlflow
-
-    made_and_promoted(project, "best")
-    measure_again(P)
-    later = evaluation(P, "b")
-    later["platforms"][P] = {"top_1": {"value": 0.4}, "top_1_random": {"value": 0.5}, "pairwise_accuracy": 0.8}
-    write_json(use.EVALUATION, later)
-    assert use.register_model(project, P) == f"tcl-{P} version 1"
-    version = mlflow.MlflowClient().get_model_version(f"tcl-{P}", "1")
-    assert mlflow.MlflowClient().get_run(version.run_id).data.metrics["top_1"] == 0.4
-    assert version.tags["holdout.hash"] == store.data_digest(records_folder(P, "holdout"))
-
-
-def test_a_model_of_another_platform_is_said(project):
-    shutil.copy(model_folder("b") / provenance.FILE, model_folder(P))
-    write_json(use.EVALUATION, evaluation(P, "b"))
-    with pytest.raises(DataError, match=f"data/models/{P} holds a model of b, says its provenance.json"):
-        use.register_model(project, P)
+from tcl_core.stages import overview, promotion, tuned_folder, use
+from tcl_core.stages.project import JOURNAL, REPORTS, model_folder, records_folder, save_hardware
+from tests.stages import known_models
+from tests.stages.known_models import Known, P, TinyProject, evaluation, made_and_promoted, write_model
+
+database, project = known_models.database, known_models.project
 
 
 # --- tuning ---
@@ -604,7 +332,7 @@ def test_the_summary_says_what_top_1_is_to_be_read_with(project):
     known = evaluation(P, "b")
     known["platforms"][P] = known["platforms"][P] | {"top_1": {"value": 0.9, "low": 0.75, "high": 0.98}, "pairwise_accuracy": None}
     known["baselines"] = {"zero-shot": {P: {"top_1": {"value": 0.6}}}, "xgboost": {"b": {"top_1": {"value": 0.7}}}}
-    write_json(use.EVALUATION, known)
+    write_json(promotion.EVALUATION, known)
     rounds = [{"step": "measure", "disturbed": 3}, {"step": "refit"}, {"step": "measure", "disturbed": 4}]
     write_json(REPORTS / "collect" / f"{P}.json", {"errors": {"ok": 8, "timeout": 1, "crash": 1}, "rounds": rounds})
     assert (
@@ -620,7 +348,7 @@ def test_an_older_evaluation_is_said_to_be_old(project, lacking):
     old = evaluation(P, *("b" for _ in range(lacking != "platform")))
     if lacking == "figure":
         old["platforms"]["b"] = {"top_5": {"value": 1.0}}
-    write_json(use.EVALUATION, old)
+    write_json(promotion.EVALUATION, old)
     with pytest.raises(DataError, match="evaluation.json lacks '.*' for platform b; run: dvc repro evaluate"):
         overview.write_summary(project)
 

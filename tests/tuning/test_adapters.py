@@ -15,7 +15,7 @@ from conftest import matmul_module
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule
 from tcl_core.errors import UsageError
-from tcl_core.features.tokens import ALL_OPERATORS, KINDS, WIDTH
+from tcl_core.features.layout import ALL_OPERATORS, KINDS, WIDTH, WORKLOAD, numbers_of
 from tcl_core.gpu import GpuHardware
 from tcl_core.measure.pool import Runner
 from tcl_core.platforms import Hardware
@@ -110,7 +110,7 @@ def test_the_cost_model_knows_the_operator_where_the_task_has_no_telling_name(tm
         population_size=8, init_measured_ratio=0.0, init_min_unmeasured=4, genetic_num_iters=1, max_fail_count=10
     )
     tune(tmp_path, runner, model, strategy, trials=2)
-    workload_row = model.seen[0].tokens[0, 1, len(KINDS) + 6 :][: len(ALL_OPERATORS)]
+    workload_row = numbers_of(model.seen[0].tokens[0, 1])[WORKLOAD.operator]
     assert ALL_OPERATORS[int(workload_row.argmax())] == "matmul"
 
 

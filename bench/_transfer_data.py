@@ -1,0 +1,137 @@
+"""Platforms that one is learned from another of: those of the reference data, and devices whose logs have programs in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from _datasets import VALIDATION, Logs, Reference, _inside
+from _lessons import _drawn_keys
+
+from tcl_core import store
+from tcl_core.features.batches import Samples, concatenate, rows_by_task
+from tcl_core.platforms import Hardware
+from tcl_core.stages import exchange
+
+FOLDS = (
+    VALIDATION,
+    ("regnet-y-4", "vit-tiny", "gpt2-small"),
+    ("efficientnet-b0", "swin-tiny", "distilbert"),
+    ("convnext-tiny", "wide-resnet-50", "bert-small"),
+)
+# Of the makers' data sheets; what they leave to the board is 0, unknown.
+DEVICES = {
+    "ryzen-3700x": Hardware(8, 16, 3.6, 4.4, 32, 512, 32_768, 2, 0, 51.2, 32),
+    "i5-1035g1": Hardware(4, 8, 1.0, 3.6, 48, 512, 6_144, 2, 0, 51.2, 64),
+    "cortex-a72": Hardware(l1_kib=32, simd_bytes=16),
+}
+EACH, TESTED = 64, 256  # programs of a log's task: that are measured, and as many that are not; that are ranked
+
+Key = tuple[str, int, bytes]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A platform in a fold.  All platforms of a chain have the same programs, in the same order.
+
+    train  measured programs of the training tasks; ``test`` those of the tested tasks
+    drawn  further programs of the training tasks, whose latencies nobody reads
+    """
+
+    train: Samples
+    test: Samples
+    drawn: Samples
+    hardware: tuple[float, ...]
+
+
+class Targets:
+    """The reference data's platforms: three of the training networks are tested at a time."""
+
+    def __init__(self, reference: Reference) -> None:
+        self.reference = reference
+
+    @property
+    def platforms(self) -> list[str]:
+        return self.reference.platforms
+
+    def known_from(self, chain: Sequence[str]) -> tuple[str, ...]:
+        """What the first platform's network depends on beside the fold."""
+        return tuple(chain[:1])
+
+    def sides(self, chain: Sequence[str], fold: int) -> list[Side]:
+        found = [self._side(platform, fold) for platform in chain]
+        assert all(np.array_equal(side.train.tasks, found[0].train.tasks) for side in found)
+        return found
+
+    def _side(self, platform: str, fold: int) -> Side:
+        case, hardware = self.reference.case(platform, "tokens", FOLDS[fold]), self.reference.hardware(platform).vector()
+        numbers, tasks = self.reference.encoder.numbers, set(case.train.tasks.tolist())
+        keys = [key for key in _drawn_keys(self.reference) if numbers[key[0]] in tasks]
+        return Side(case.train, case.test, self.reference.encoder.encode(keys, hardware), hardware)
+
+
+class Devices:
+    """Real devices: the programs that all of a chain measured, known by task, sketch and decisions.
+
+    Only programs that were drawn uniformly; what a tuner chose is biased towards fast ones.  A quarter of the tasks is tested at a
+    time; of the others' programs ``EACH`` are measured and as many more stand for those that nobody measured.
+    """
+
+    def __init__(self, logs: Logs) -> None:
+        self.logs = logs
+
+    @property
+    def platforms(self) -> list[str]:
+        return list(DEVICES)
+
+    def known_from(self, chain: Sequence[str]) -> tuple[str, ...]:
+        return tuple(chain)  # which of its programs are taken depends on the others
+
+    def sides(self, chain: Sequence[str], fold: int) -> list[Side]:
+        with _inside(self.logs.scratch):
+            parts = [_of_device(platform) for platform in chain]
+        samples = joined(parts)
+        train, drawn, test = shared_out(samples[0].tasks, fold)
+        return [Side(s.take(train), s.take(test), s.take(drawn), DEVICES[p].vector()) for s, p in zip(samples, chain, strict=True)]
+
+
+def _of_device(platform: str) -> tuple[Samples, list[Key]]:
+    """A device's uniformly drawn programs with its hardware row, and what each is known by."""
+    samples = concatenate(list(exchange.imported_batches(platform, ["random"], DEVICES[platform].vector())))
+    blocks = store.iter_columns(exchange.imported_folder(platform) / "records", ("task_key", "sketch_id", "decisions"), ["random"])
+    return samples, [key for block in blocks for key in _keys(block)]
+
+
+def _keys(block: store.Columns) -> list[Key]:
+    tasks, sketches, (values, offsets) = block["task_key"], block["sketch_id"].tolist(), block["decisions"]
+    names = [tasks.names[code] for code in tasks.codes.tolist()]
+    return [(names[i], sketches[i], values[offsets[i] : offsets[i + 1]].tobytes()) for i in range(len(sketches))]
+
+
+def joined(parts: Sequence[tuple[Samples, Sequence[Key]]]) -> list[Samples]:
+    """Each platform's samples of the programs that all have, in one order and with one numbering of tasks.
+
+    What a platform measured twice counts by its first measurement.
+    """
+    rows = [{key: row for row, key in reversed(list(enumerate(keys)))} for _, keys in parts]
+    both = sorted(set.intersection(*map(set, rows)))
+    numbers = {task: number for number, task in enumerate(dict.fromkeys(task for task, *_ in both))}
+    tasks = np.array([numbers[task] for task, *_ in both], np.int32)
+    taken = [samples.take(np.array([row[key] for key in both])) for (samples, _), row in zip(parts, rows, strict=True)]
+    return [replace(samples, tasks=tasks, task_names=tuple(numbers)) for samples in taken]
+
+
+def shared_out(tasks: np.ndarray, fold: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows that are measured, that stand for unmeasured ones, and that are ranked; of (N,) tasks of programs."""
+    tested = set(np.random.default_rng(0).permutation(np.unique(tasks))[fold :: len(FOLDS)].tolist())
+    train, drawn, test = [], [], []
+    for rows in rows_by_task(tasks):
+        task = int(tasks[rows[0]])
+        order = np.random.default_rng([fold, task]).permutation(rows)
+        if task in tested:
+            test.append(order[:TESTED])
+        else:
+            train.append(order[:EACH])
+            drawn.append(order[EACH : 2 * EACH])
+    return tuple(np.sort(np.concatenate(part)) for part in (train, drawn, test))

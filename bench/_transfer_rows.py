@@ -1,0 +1,253 @@
+"""Ways to learn a platform of which few programs were measured, when others are known: the rows of ``transfer.py``.
+
+A row takes a lesson and a number of optimiser steps, and says which model ranks each platform of the chain afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from torch import nn
+
+from tcl_core.bridge import BridgeSettings, bridged, rehearsed
+from tcl_core.ckd import ChainState, DistillSettings, learn_next, mended
+from tcl_core.features.batches import Samples, concatenate, rows_by_task
+from tcl_core.learning.batches_by_task import group_tasks
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models import tlp
+from tcl_core.models.cost_model import CostModel
+from tcl_core.models.mamba import MambaModel
+from tcl_core.models.mtl_tlp import MtlTlpModel
+from tcl_core.teaching import STUDENT, Member, taught
+
+ZERO_SHOT, OURS = "zero-shot", "ours"
+TREES = (Member("trees", 2, 1.0),)
+APART = 1 << 20  # beyond any task's number
+MOST_EPOCHS = 1500
+FEW_EPOCHS = 20  # over the measured programs, as params.yaml has it for distillation
+MTL_TLP_PROGRAMS = 60_000  # that MTL-TLP sees in all, instead of 50 epochs: some 90 s of two cores
+WHOLE, TENTH, LITTLE = "all steps", "a tenth", f"{FEW_EPOCHS} epochs"
+VARIANTS = (WHOLE, TENTH, LITTLE)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What is known of an earlier platform: what it measured, and its hardware vector."""
+
+    measured: Samples
+    hardware: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What is known when a platform is to be learned.
+
+    state      that of the platform before
+    few, rest  the platform's measured programs, and all others of the training tasks: those that only others measured, then those
+               that nobody did
+    source_s   seconds of both on the platform before, NaN where it has none
+    earlier    the platforms before, in the chain's order
+    fit        of the bridge, whose steps and schedule the rows share
+    """
+
+    state: ChainState
+    few: Samples
+    rest: Samples
+    source_s: np.ndarray
+    earlier: tuple[Earlier, ...]
+    fit: FitSettings
+
+    @cached_property
+    def steps(self) -> int:
+        """That the bridge takes."""
+        programs = concatenate([self.few, self.rest])
+        parts = rehearsed(self.state.knowledge_base, programs, self.hardware, BridgeSettings().rehearsal, self.fit.seed)
+        return self.fit.epochs * batches(np.concatenate([programs.tasks, *(part.tasks for part in parts)]), self.fit)
+
+    @property
+    def hardware(self) -> list[tuple[float, ...]]:
+        return [platform.hardware for platform in self.earlier]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether two of the measured programs are of one task; of others there is no order to learn."""
+        return bool(np.unique(self.few.tasks, return_counts=True)[1].max(initial=0) > 1)
+
+    def taught(self) -> Samples:
+        """All programs with labels of trees that learned the measured few."""
+        return taught({"tokens": self.few}, {"tokens": self.rest}, self.fit.seed, TREES)
+
+    def one_network(self, model: MambaModel, train: Samples, steps: int, loss: str) -> Learned:
+        """``model`` after so many steps; one without a network begins at random, at that beginning's rate."""
+        rate = STUDENT.learning_rate if model.network is None else self.fit.learning_rate
+        epochs = epochs_of(train, self.fit, steps)
+        model.settings = replace(self.fit, epochs=epochs, period=epochs, learning_rate=rate, loss=loss)
+        model.fit(train)
+        return self.ranked_by(model, epochs * batches(train.tasks, self.fit))
+
+    def ranked_by(self, model: CostModel, steps: int) -> Learned:
+        """One network for all platforms."""
+        return Learned((model,) * (len(self.earlier) + 1), replace(self.state, model=model, knowledge_base=model), steps)
+
+    @property
+    def nothing_new(self) -> Learned:
+        return self.ranked_by(self.state.knowledge_base, 0)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """models  what ranks each platform of the chain, in its order
+    state   what the next platform goes on from
+    steps   of the optimiser, in all
+    """
+
+    models: tuple[CostModel, ...]
+    state: ChainState
+    steps: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """``sequential`` rows go on from platform to platform of a chain; the others learn the last one alone.  ``variants``: numbers of
+    steps, of which a development fold says the best."""
+
+    learn: Callable[[Lesson, int], Learned]
+    sequential: bool = False
+    variants: tuple[str, ...] = (WHOLE,)
+
+
+class Alike:
+    """Ranks nothing: what a network at random would do, without its luck."""
+
+    def predict(self, samples: Samples) -> np.ndarray:
+        return np.zeros(len(samples), np.float32)
+
+
+def batches(tasks: np.ndarray, settings: FitSettings) -> int:
+    """Of an epoch, the first."""
+    groups = [rows for rows in rows_by_task(tasks) if len(rows) > 1]
+    return len(group_tasks(groups, settings.batch_size, np.random.default_rng([settings.seed, 0, 0])))
+
+
+def epochs_of(train: Samples, settings: FitSettings, steps: int) -> int:
+    """Epochs that come nearest to so many steps."""
+    return int(np.clip(round(steps / batches(train.tasks, settings)), 1, MOST_EPOCHS))
+
+
+def steps_of(variant: str, lesson: Lesson) -> int:
+    if variant == LITTLE:
+        return min(lesson.steps, FEW_EPOCHS * max(1, -(-len(lesson.few) // lesson.fit.batch_size)))
+    return max(1, lesson.steps // 10) if variant == TENTH else lesson.steps
+
+
+def _own(given: Lesson, steps: int) -> Learned:
+    if not given.comparable:
+        return Learned((Alike(),) * (len(given.earlier) + 1), given.state, 0)
+    return given.one_network(MambaModel(), given.few, steps, "rank")
+
+
+def _own_taught(given: Lesson, steps: int) -> Learned:
+    if not given.comparable:
+        return _own(given, steps)
+    return given.one_network(MambaModel(), given.taught(), steps, "scores")
+
+
+def _fine_tuned(given: Lesson, steps: int) -> Learned:
+    if not given.comparable:
+        return given.nothing_new
+    return given.one_network(copy.deepcopy(given.state.knowledge_base), given.few, steps, "rank")
+
+
+def _ckd(given: Lesson, steps: int) -> Learned:
+    if not given.comparable:
+        return given.nothing_new
+    epochs = epochs_of(given.few, given.fit, steps // 2)
+    fit = FitSettings(batch_size=given.fit.batch_size, seed=given.fit.seed)
+    printed = DistillSettings()
+    settings = DistillSettings(
+        fit, epochs=epochs, kd_epochs=epochs,
+        cl_period=_stretched(printed.cl_period, epochs), kd_period=_stretched(printed.kd_period, epochs),
+    )  # fmt: skip
+    state = learn_next(given.state, given.few, None, settings)
+    return _two_columns(given, state, 2 * epochs * batches(given.few.tasks, fit))
+
+
+def _ckd_mended(given: Lesson, steps: int) -> Learned:
+    if not given.comparable:
+        return given.nothing_new
+    labelled = given.taught()
+    epochs = epochs_of(labelled, given.fit, steps // 2)
+    kd_period = _stretched(DistillSettings().kd_period, epochs)
+    settings = mended(DistillSettings(given.fit, epochs, epochs, cl_period=epochs, kd_period=kd_period))
+    state = learn_next(given.state, given.few, None, settings, taught=labelled)
+    return _two_columns(given, state, 2 * epochs * batches(labelled.tasks, given.fit))
+
+
+def _stretched(period: int, epochs: int) -> int:
+    """Of a phase of so many epochs, what a printed period is of the printed 50."""
+    return max(1, round(period * epochs / DistillSettings().epochs))
+
+
+def _two_columns(given: Lesson, state: ChainState, steps: int) -> Learned:
+    return Learned((*(state.knowledge_base,) * len(given.earlier), state.model), state, steps)
+
+
+def _replay(given: Lesson, steps: int) -> Learned:
+    both = replayed(given.few, [platform.measured for platform in given.earlier])
+    return given.one_network(copy.deepcopy(given.state.knowledge_base), both, steps, "rank")
+
+
+def replayed(few: Samples, earlier: Sequence[Samples]) -> Samples:
+    """The few beside what earlier platforms measured, in tasks of their own; repeated until they are about half of all."""
+    copies = max(1, round(sum(map(len, earlier)) / max(1, len(few))))
+    parts = [few] * copies + list(earlier)
+    room = 1 + max(int(part.tasks.max(initial=0)) for part in parts)
+    return concatenate([replace(part, tasks=part.tasks + np.int32(number * room), task_names=()) for number, part in enumerate(parts)])
+
+
+def _mtl_tlp(given: Lesson, steps: int) -> Learned:
+    sources = [platform.measured for platform in given.earlier]
+    programs = len(given.few) + sum(map(len, sources))
+    settings = replace(tlp.SETTINGS, seed=given.fit.seed)
+    settings = replace(settings, epochs=max(1, min(settings.epochs, given.fit.epochs, MTL_TLP_PROGRAMS // programs)))
+    model = MtlTlpModel(settings).fit_platforms(given.few, sources)
+    heads = tuple(_under_head(model, 1 + place) for place in range(len(sources)))
+    return Learned((*heads, model), given.state, settings.epochs * -(-programs // settings.batch_size))
+
+
+def _under_head(model: MtlTlpModel, head: int) -> MtlTlpModel:
+    """What the model says of another of its platforms: only its first head predicts."""
+    other = MtlTlpModel(model.settings)
+    other.network = copy.deepcopy(model.network)
+    other.network.heads = nn.ModuleList([other.network.heads[head]])
+    return other
+
+
+def _pooled(given: Lesson, steps: int) -> Learned:
+    heaps = [replace(p.measured, tasks=p.measured.tasks + np.int32(APART * (1 + n))) for n, p in enumerate(given.earlier)]
+    labelled = taught({"tokens": concatenate([given.few, *heaps])}, {"tokens": given.rest}, given.fit.seed, TREES)
+    return given.one_network(MambaModel(), labelled.take(labelled.tasks < APART), steps, "scores")
+
+
+def _bridged(given: Lesson, source_s: np.ndarray | None) -> Learned:
+    settings = BridgeSettings(given.fit)
+    model, _ = bridged(given.state.knowledge_base, given.few, given.rest, settings, source_s=source_s, earlier=given.hardware)
+    return given.ranked_by(model, given.steps)
+
+
+ROWS = {
+    "own": Row(_own, variants=VARIANTS),
+    "own-taught": Row(_own_taught),
+    "fine-tuned": Row(_fine_tuned, True, VARIANTS),
+    "ckd": Row(_ckd, True, VARIANTS),
+    "ckd-mended": Row(_ckd_mended, True, VARIANTS),
+    "replay": Row(_replay, True, VARIANTS),
+    "mtl-tlp": Row(_mtl_tlp),
+    "pooled": Row(_pooled),
+    "bridge-alone": Row(lambda given, steps: _bridged(given, None), True),
+    OURS: Row(lambda given, steps: _bridged(given, given.source_s), True),
+}

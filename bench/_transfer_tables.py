@@ -1,0 +1,158 @@
+"""What the units of ``transfer.py`` say together: means over tasks, paired differences, and the tables of them.
+
+Units are known by pair, labels, method, fold and variant; their figures are lists, task by task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from _paired import against
+from _tables import markdown
+from _transfer_rows import OURS, ROWS, ZERO_SHOT
+
+FIGURES = ("pairs", "u16", "top1")
+METHODS = (ZERO_SHOT, *ROWS)
+
+
+class Unit(Protocol):
+    pair: str
+    labels: int | str
+    method: str
+    fold: int
+    variant: str | None
+
+
+Units = Mapping[Unit, Mapping[str, Any]]
+
+
+def best_variant(units: Units, pair: str, labels: int | str, method: str) -> str | None:
+    """Which ranks most pairs right on the first fold; None while it has none."""
+    known = {
+        unit.variant: float(np.mean(found["pairs"]))
+        for unit, found in units.items()
+        if (unit.pair, unit.labels, unit.method, unit.fold) == (pair, labels, method, 0)
+    }
+    return max(known, key=known.get) if known else None
+
+
+def summary(units: Units) -> dict[str, Any]:
+    """pair -> labels -> method -> figure -> [mean, low, high] over the tasks of all folds, as ``transfer.py`` says.
+
+    Beside them ``on``, platform -> pairs there; ``variant``, ``steps`` and ``folds``.
+    """
+    found: dict[str, Any] = {}
+    for pair, labels in dict.fromkeys((unit.pair, unit.labels) for unit in units):
+        rows = {method: _folds(units, pair, labels, method) for method in METHODS}
+        zero, ours = _folds(units, pair, 0, ZERO_SHOT), rows[OURS]
+        for method, folds in rows.items():
+            if folds:
+                others = {"less_zero_shot": zero, "less_ours": ours}
+                figures: dict[str, Any] = {name: _over_tasks(folds, name) for name in FIGURES}
+                figures |= {f"{name}_{less}": _less(folds, other, name) for less, other in others.items() for name in FIGURES}
+                figures["forgetting"] = _over_tasks(folds, "forgetting")
+                figures["on"] = _on(folds)
+                figures["variant"] = best_variant(units, pair, labels, method)
+                figures["steps"] = float(np.mean([fold["steps"] for fold in folds.values()]))
+                figures["folds"] = len(folds)
+                found.setdefault(short(pair), {}).setdefault(str(labels), {})[method] = figures
+    return found
+
+
+def short(pair: str) -> str:
+    return pair.replace("host-", "")
+
+
+def _folds(units: Units, pair: str, labels: int | str, method: str) -> dict[int, Mapping[str, Any]]:
+    """Fold -> figures of the variant that counts."""
+    variant = best_variant(units, pair, labels, method)
+    named = (pair, labels, method, variant)
+    return {unit.fold: found for unit, found in units.items() if (unit.pair, unit.labels, unit.method, unit.variant) == named}
+
+
+def _by_task(folds: Sequence[Mapping[str, Any]], name: str) -> dict[int, float]:
+    """Each task's mean over the folds that tested it."""
+    values: dict[int, list[float]] = {}
+    for fold in folds:
+        for task, value in zip(fold["tasks"], fold[name], strict=True):
+            values.setdefault(task, []).append(value)
+    return {task: float(np.mean(found)) for task, found in sorted(values.items())}
+
+
+def _over_tasks(folds: Mapping[int, Mapping[str, Any]], name: str) -> list[float | None]:
+    values = np.array(list(_by_task(list(folds.values()), name).values()))
+    return against(values, np.zeros(len(values)))
+
+
+def _less(folds: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]], name: str) -> list[float | None]:
+    """Task by task, over the folds that both have."""
+    both = sorted(folds.keys() & other.keys())
+    if not both:
+        return [None, None, None]
+    mine, theirs = (_by_task([of[fold] for fold in both], name) for of in (folds, other))
+    tasks = sorted(mine.keys() & theirs.keys())
+    return against(np.array([mine[task] for task in tasks]), np.array([theirs[task] for task in tasks]))
+
+
+def _on(folds: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+    platforms = next(iter(folds.values()))["on"]
+    return {short(name): float(np.mean([fold["on"][name] for fold in folds.values()])) for name in platforms}
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """Pair by pair at the number of labels that most pairs have, and by number of labels in the mean over the pairs A>B.
+
+    A figure that differs from ours beyond the interval of the difference has a star.
+    """
+    counts = [labels for by_labels in found.values() for labels in by_labels if labels != "0"]
+    if not counts:
+        return _of_pairs(found, "0", "pairs")
+    usual = max(sorted(set(counts), key=_size), key=counts.count)
+    parts = []
+    for name, title in (("pairs", "Pairs ranked right"), ("u16", "Top-1 of 16 programs"), ("forgetting", "Pairs forgotten before")):
+        parts.append(f"{title}, {usual} labels:\n\n{_of_pairs(found, usual, name)}")
+        parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=_size), name)}")
+    return "\n\n".join([*parts, "A star: the difference from ours is beyond its 95 % interval, task by task."])
+
+
+def _of_pairs(found: Mapping[str, Any], labels: str, name: str) -> str:
+    """A row per pair, a column per method."""
+    rows = [
+        [pair.replace(">", " to "), *(_cell(by_labels, labels, method, name) for method in METHODS)]
+        for pair, by_labels in found.items()
+        if labels in by_labels
+    ]
+    return markdown(["from, to", *METHODS], rows)
+
+
+def _of_labels(found: Mapping[str, Any], counts: Sequence[str], name: str) -> str:
+    """A row per method, a column per number of labels, over the pairs that have all methods there."""
+    of_two = [by_labels for pair, by_labels in found.items() if pair.count(">") == 1]
+    whole = {labels: [by for by in of_two if all(_row_of(by, labels, method) for method in METHODS)] for labels in counts}
+    whole = {labels: pairs for labels, pairs in whole.items() if pairs}
+    rows = [
+        [method, *(f"{np.mean([_row_of(by, labels, method)[name][0] for by in pairs]):.3f}" for labels, pairs in whole.items())]
+        for method in METHODS
+    ]
+    return markdown(["learned by", *(f"{labels} labels ({len(pairs)} pairs)" for labels, pairs in whole.items())], rows)
+
+
+def _row_of(by_labels: Mapping[str, Any], labels: str, method: str) -> Mapping[str, Any] | None:
+    return by_labels.get("0" if method == ZERO_SHOT else labels, {}).get(method)
+
+
+def _cell(by_labels: Mapping[str, Any], labels: str, method: str, name: str) -> str:
+    figures = _row_of(by_labels, labels, method)
+    if figures is None:
+        return "-"
+    ours = _row_of(by_labels, labels, OURS) or {}
+    difference = ours.get(f"{name}_less_zero_shot") if method == ZERO_SHOT else figures.get(f"{name}_less_ours")
+    low, high = (difference or [None] * 3)[1:]
+    star = low is not None and not low <= 0.0 <= high
+    return f"{figures[name][0]:.3f}{'*' if star else ''}"
+
+
+def _size(labels: str) -> float:
+    return float(labels) if labels.isdigit() else np.inf

@@ -1,0 +1,307 @@
+"""Tells a Prefect server what can be run, where and when: deployments, work pools and automations, all from params.yaml.
+
+Run it after each change of params.yaml:  python -m flows.serve   (or: make serve)
+What is no longer in params.yaml is removed at the server.  Runs themselves are Prefect's workers' business, which are
+started in the project's folder:  prefect worker start --pool POOL
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from flows import pipeline, stages
+from flows.pipeline import Done, diagram
+from tcl_core.crontab import next_time
+from tcl_core.errors import PlatformError, TclError, UsageError
+from tcl_core.files import shown
+from tcl_core.params import OF_A_PLATFORM, Params, Schedule, load_params
+from tcl_core.progress import say
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect import Flow
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.events.schemas.automations import AutomationCore
+
+POOL = "tcl"  # of what measures nothing; tcl-PLATFORM is that of a platform
+TAG = "tcl"  # of all that is made here, and of its runs
+MEASURING = ("collect", "holdout", "drift")
+HEARTBEAT_S = 30  # flows.heartbeat_frequency in pyproject.toml
+SILENT_S = 5 * HEARTBEAT_S  # after which a run is taken for dead
+MOST_STARTS = 5  # of one run: what kills it each time must be looked at
+ALERTS = "tcl-alerts"  # name of the notification block that, if somebody saved one, is told of what needs a look
+NEEDS_A_LOOK = ("Failed", "Crashed", "Drift", "Late")  # Late: no worker took the run when it was due
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Skipped", "Drift")  # names of a run's last state
+# A worker is started in the project's folder, wherever that lies on its machine; a run works there.
+HERE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Something that can be run, with the values that its flow is given."""
+
+    flow: Flow
+    entrypoint: str
+    name: str
+    pool: str
+    parameters: Mapping[str, Any]
+    description: str
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.flow.name}/{self.name}"
+
+
+def plan(params: Params) -> list[Deployment]:
+    """The whole pipeline, each of its stages, and what follows them; every schedule of params.yaml is on one or more."""
+    whole = Deployment(
+        pipeline.pipeline, "flows.pipeline.pipeline", "pipeline", POOL, {"wait_minutes": stages.WAIT_MINUTES},
+        "Bring measurements, models, evaluation and champions up to date.", _schedules(params, "pipeline"),
+    )  # fmt: skip
+    return [whole, *_stages(params), *_after(params)]
+
+
+def _stages(params: Params) -> Iterator[Deployment]:
+    """One for each stage of the diagram, under DVC's own name for it."""
+    names: list[str] = []
+    diagram(params, lambda name, *_: names.append(name) or Done(name))
+    for name in names:
+        kind, _, platform = name.partition("@")
+        yield Deployment(
+            stages.stage, "flows.stages.stage", name, _pool(kind, platform), {"name": name},
+            f"Bring the stage {name} up to date.", _schedules(params, kind, platform),
+        )  # fmt: skip
+
+
+def _after(params: Params) -> Iterator[Deployment]:
+    for action, what in (("register", "Put the present models into the registry."), ("promote", "Make better models champions.")):
+        yield Deployment(stages.registry, "flows.stages.registry", action, POOL, {"action": action}, what, _schedules(params, action))
+    yield Deployment(
+        stages.tune, "flows.stages.tune", "tune", POOL, {}, "Search fast programs for a network with a champion.", _schedules(params, "tune")
+    )
+    for platform in params.platforms:
+        yield Deployment(
+            stages.drift, "flows.stages.drift", platform, _pool("drift", platform), {"platform": platform},
+            f"Does the machine of {platform} still order programs as when it was measured?", _schedules(params, "drift", platform),
+        )  # fmt: skip
+
+
+def _pool(kind: str, platform: str) -> str:
+    return f"{POOL}-{platform}" if kind in MEASURING else POOL
+
+
+def _schedules(params: Params, run: str, platform: str = "") -> dict[str, Schedule]:
+    """Those that start a run; one without a platform is for each of them."""
+    found = {name: schedule for name, schedule in params.schedules.items() if schedule.run == run}
+    return {name: one for name, one in found.items() if run not in OF_A_PLATFORM or one.platform in ("", platform)}
+
+
+NO_ALERTS = f"nobody is told of failures: to change that, save a notification block named {ALERTS} (docs/operations.md)"
+OURS = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
+
+
+def automations() -> list[AutomationCore]:
+    """Runs of which nothing is heard are called crashed; a crashed run is taken up again, a few times.
+
+    A run that a power cut or a kill ended cannot say so itself: without this it would be Running for ever.
+    """
+    from prefect.client.schemas.objects import StateType
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    silent = EventTrigger(
+        after={"prefect.flow-run.heartbeat"},
+        expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{name}" for name in ENDS)},
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related=OURS,
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=SILENT_S),
+    )
+    crashed = EventTrigger(
+        expect={"prefect.flow-run.Crashed"},
+        # A run that never began (count 0) would fail to begin again at once, and for ever.
+        match={"prefect.resource.id": "prefect.flow-run.*", "prefect.run-count": [str(n) for n in range(1, MOST_STARTS)]},
+        match_related=OURS,
+        posture=Posture.Reactive,
+        threshold=1,
+    )
+    dead = f"nothing was heard of this run for {SILENT_S} s: its machine or its process was stopped; what was measured is kept"
+    again = "taken up again after a crash; what was measured is not measured again"
+    return [
+        AutomationCore(
+            name="tcl: a run that fell silent has crashed", description=f"No heartbeat for {SILENT_S} s.", tags=[TAG],
+            trigger=silent, actions=[ChangeFlowRunState(state=StateType.CRASHED, message=dead)],
+        ),
+        AutomationCore(
+            name="tcl: a crashed run is taken up again", description=f"At most {MOST_STARTS} starts of one run.", tags=[TAG],
+            trigger=crashed, actions=[ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message=again)],
+        ),
+    ]  # fmt: skip
+
+
+def alerts(block: UUID) -> AutomationCore:
+    """Tells a notification block of every run that needs somebody's look, with the last state's sentence."""
+    from prefect.events.actions import SendNotification
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    ended = EventTrigger(
+        expect={f"prefect.flow-run.{name}" for name in NEEDS_A_LOOK},
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related=OURS,
+        posture=Posture.Reactive,
+        threshold=1,
+    )
+    told = SendNotification(
+        block_document_id=block,
+        subject="tcl: {{ flow.name }}/{{ deployment.name }} {{ flow_run.state.name }}",
+        body="{{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
+    )
+    return AutomationCore(name="tcl: alerts", description=f"To the block {ALERTS}.", tags=[TAG], trigger=ended, actions=[told])
+
+
+def serve(params: Params) -> str:
+    """Make the server's deployments, pools and automations those of ``params``; what there is to say about it.
+
+    Raises UsageError where no server is named, PlatformError where it does not answer or refuses.
+    """
+    deployments = plan(params)
+    pools = list(dict.fromkeys(deployment.pool for deployment in deployments))
+    with _server() as client:
+        made = _make_pools(client, pools)
+        for deployment in deployments:
+            _deploy(client, deployment)
+        removed = _remove_others(client, {deployment.full_name for deployment in deployments})
+        blocks = [block.id for block in client.read_block_documents(include_secrets=False) if block.name == ALERTS]
+        for automation in (*automations(), *map(alerts, blocks[:1])):
+            _automate(client, automation)
+    return "\n".join([*_told(deployments, pools, made, removed), *([] if blocks else [NO_ALERTS])])
+
+
+@contextmanager
+def _server() -> Iterator[SyncPrefectClient]:
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if not url:
+        raise UsageError("no Prefect server is named; start one (make ui) and export PREFECT_API_URL=http://127.0.0.1:4200/api")
+    with get_client(sync_client=True) as client:
+        if client.api_healthcheck() is not None:
+            raise PlatformError(f"no Prefect server answers at {url}; start it (make ui), or correct PREFECT_API_URL")
+        try:
+            yield client
+        except (HTTPError, RuntimeError) as error:
+            raise PlatformError(f"the Prefect server at {url} refused ({shown(error)}); see that it is of this version of Prefect") from error
+
+
+def _make_pools(client: SyncPrefectClient, pools: Iterable[str]) -> list[str]:
+    """Pools that were not there yet; those that were are left as somebody may have changed them."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    made = []
+    for name in pools:
+        what = "programs are measured" if name != POOL else "models are trained, judged and promoted"
+        pool = WorkPoolCreate(
+            name=name, type="process", description=f"Where {what}.", base_job_template=ProcessWorker.get_default_base_job_template()
+        )
+        try:
+            client.create_work_pool(pool)
+            made.append(name)
+        except ObjectAlreadyExists:
+            pass
+    return made
+
+
+def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
+    """Create a deployment, or put it in the place of the one of its name; its runs stay."""
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+    from prefect.client.schemas.schedules import CronSchedule
+    from prefect.utilities.callables import parameter_schema
+
+    client.create_deployment(
+        flow_id=client.create_flow_from_name(deployment.flow.name),
+        name=deployment.name,
+        description=deployment.description,
+        tags=[TAG],
+        parameters=dict(deployment.parameters),
+        parameter_openapi_schema=parameter_schema(deployment.flow).model_dump(exclude_unset=True),
+        enforce_parameter_schema=True,
+        work_pool_name=deployment.pool,
+        job_variables={"working_dir": "."},
+        entrypoint=deployment.entrypoint,
+        pull_steps=HERE,
+        # A run that comes while the one before is still at work has nothing to do: that one goes on with what is missing.
+        concurrency_limit=1,
+        concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW),
+        schedules=[
+            DeploymentScheduleCreate(schedule=CronSchedule(cron=one.cron, timezone=one.timezone), slug=name)
+            for name, one in deployment.schedules.items()
+        ],
+    )
+
+
+def _remove_others(client: SyncPrefectClient, kept: set[str]) -> list[str]:
+    """Delete what an earlier params.yaml had here and this one has not."""
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+
+    removed = []
+    found = client.read_deployments(deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])))
+    for deployment in found:
+        name = f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
+        if name not in kept:
+            client.delete_deployment(deployment.id)
+            removed.append(name)
+    return removed
+
+
+def _automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    """Create an automation, or renew the one of its name; one that somebody paused stays paused."""
+    known = client.read_automations_by_name(automation.name)
+    if not known:
+        client.create_automation(automation)
+        return
+    # Only what was set is sent: so set all, but for the owner, which an update may not name.
+    whole = type(automation)(**{**automation.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled})
+    client.update_automation(known[0].id, whole)
+
+
+def _told(deployments: list[Deployment], pools: list[str], made: list[str], removed: list[str]) -> Iterator[str]:
+    for deployment in deployments:
+        for name, one in deployment.schedules.items():
+            comes = next_time(one.cron, one.timezone, name)
+            yield f"{name:16s} {deployment.full_name:28s} pool {deployment.pool:20s} {one.cron:16s} next {comes:%Y-%m-%d %H:%M} {one.timezone}"
+    yield f"{len(deployments)} deployments; each can be started by hand: prefect deployment run {deployments[0].full_name}"
+    if removed:
+        yield f"removed, for params.yaml has them no longer: {', '.join(removed)}"
+    if made:
+        yield f"new work pools: {', '.join(made)}"
+    yield "workers, each started in the project's folder on its machine:"
+    yield from (f"  prefect worker start --pool {pool}" for pool in pools)
+
+
+def main() -> int:
+    argparse.ArgumentParser(prog="python -m flows.serve", description=serve.__doc__.splitlines()[0]).parse_args()
+    try:
+        say(serve(load_params()), sys.stdout)
+    except TclError as error:
+        say(f"tcl: {error}")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Cron expressions as schedules use them: five fields, in a time zone.  Knows nothing of what is scheduled."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from tcl_core.errors import UsageError
+from tcl_core.files import shown
+
+FIELDS = "minute hour day-of-month month day-of-week"
+
+
+def check_cron(cron: str, timezone: str, where: str) -> None:
+    """Raise UsageError for an expression or a time zone that cannot be read; ``where`` it stands is named in it."""
+    try:
+        ZoneInfo(timezone)
+    except (KeyError, OSError, ValueError):  # unknown; a folder of the zone database; a path out of it
+        raise UsageError(
+            f"{where} has the time zone '{shown(timezone)}', which this system does not know; write one such as UTC or Europe/Berlin"
+        ) from None
+    next_time(cron, timezone, where)
+
+
+def next_time(cron: str, timezone: str, where: str, after: datetime | None = None) -> datetime:
+    """When the expression comes next, in its time zone.  Raises UsageError as ``check_cron``, also where it never comes."""
+    from cronsim import CronSim, CronSimError
+
+    words = cron.split()
+    if len(words) != 5:  # some readers take a sixth for seconds, but not all in the same place
+        raise UsageError(f"{where} is '{shown(cron)}', {len(words)} fields; it must be five ({FIELDS}), such as 0 2 * * *")
+    try:
+        return next(CronSim(" ".join(words), (after or datetime.now(UTC)).astimezone(ZoneInfo(timezone))))
+    except CronSimError as error:
+        why = str(error)[:1].lower() + str(error)[1:]
+        raise UsageError(f"{where} is '{shown(cron)}', no cron expression ({why}); write {FIELDS}, such as 0 2 * * *") from None
+    except StopIteration:
+        raise UsageError(f"{where} is '{shown(cron)}', a time that never comes; write {FIELDS}, such as 0 2 * * *") from None
+

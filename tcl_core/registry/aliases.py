@@ -1,0 +1,73 @@
+"""Who is candidate, champion and previous: three aliases of a registered model, of which one decides.
+
+The move of `champion` is the one step that counts.  Whom a champion took the place of is a tag that it has before it
+becomes champion; `previous` and `candidate` follow from that (``settle``), so whatever is killed on the way, the next
+writer brings them to where they belong.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from tcl_core.registry.names import CANDIDATE, CHAMPION, PREVIOUS
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+# Tags of a version: since when it is champion, and whom it took the place of; why it was taken back, while it is.
+SINCE, BEFORE, WITHDRAWN = "champion.since", "champion.before", "withdrawn"
+NOBODY = "none"
+MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # what MLflow says of a name, version or alias that is not there
+
+
+def version_at(client: MlflowClient, name: str, alias: str) -> int | None:
+    """The version that carries an alias; None where there is no such model or alias."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return int(client.get_model_version_by_alias(name, alias).version)
+    except MlflowException as error:
+        if error.error_code in MISSING:
+            return None
+        raise
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def crown(client: MlflowClient, name: str, version: int, former: int | None) -> None:
+    """Let a version take the place of the champion ``former``."""
+    client.set_model_version_tag(name, str(version), SINCE, now())
+    client.set_model_version_tag(name, str(version), BEFORE, str(former or NOBODY))
+    client.set_registered_model_alias(name, CHAMPION, str(version))
+
+
+def settle(client: MlflowClient, name: str, registered: int | None = None) -> None:
+    """Bring `previous` and `candidate` to where they belong; ``registered`` is the version that was just registered."""
+    aliases = {alias: int(version) for alias, version in client.get_registered_model(name).aliases.items()}
+    champion = aliases.get(CHAMPION)
+    candidate = aliases.get(CANDIDATE) if registered in (None, champion) else registered
+    wanted = {CANDIDATE: candidate, PREVIOUS: _before(client, name, champion, aliases.get(PREVIOUS))}
+    for alias, version in wanted.items():
+        if version is None or version == champion:
+            if alias in aliases:
+                client.delete_registered_model_alias(name, alias)
+        elif aliases.get(alias) != version:
+            client.set_registered_model_alias(name, alias, str(version))
+
+
+def _before(client: MlflowClient, name: str, champion: int | None, known: int | None) -> int | None:
+    """Whom a champion took the place of; ``known`` where it does not say, for it was made champion by other means."""
+    from mlflow.exceptions import MlflowException
+
+    if champion is None:
+        return known
+    said = client.get_model_version(name, str(champion)).tags.get(BEFORE)
+    if said is None or said == NOBODY:
+        return known if said is None else None
+    with suppress(MlflowException):  # it was deleted since
+        return int(client.get_model_version(name, said).version)
+    return None

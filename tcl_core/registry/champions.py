@@ -1,0 +1,153 @@
+"""What compilers load, and what is put there: the champion of a platform, its promotion and its way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tcl_core.errors import RegistryError
+from tcl_core.registry import local_store, model_files
+from tcl_core.registry.aliases import MISSING, PREVIOUS, WITHDRAWN, crown, now, settle, version_at
+from tcl_core.registry.connection import RegistryAway, opened, pages
+from tcl_core.registry.names import CHAMPION, model_name, pinned, platform_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from tcl_core.models.cost_model import CostModel
+
+PROMOTION, ROLLBACK = "promotion", "rollback"  # tags: what was decided of a version last, and why
+
+
+def champion_version(platform: str) -> int | None:
+    """The version that carries the alias `champion`; None while no version does."""
+    with opened() as client:
+        return version_at(client, model_name(platform), CHAMPION)
+
+
+def champion(platform: str) -> tuple[int, Path]:
+    """The champion's version and its model folder; of ``PLATFORM:NUMBER`` that version's.
+
+    A remote store's is fetched once, and kept: while the server is away, the version that it last gave is used, with a
+    warning that names it and its age.
+
+    Raises RegistryError if there is none; DataError if its files are not those that were registered, or if it reads
+    other tokens than this version of TCL makes; UsageError for what names no version.
+    """
+    platform, pin = pinned(platform)
+    try:
+        with opened() as client:
+            number, folder = _given(client, platform, pin)
+    except RegistryAway as away:
+        number, folder = model_files.kept(platform, pin, away)
+    if folder is None:
+        others = platforms_with_champion()
+        there = f"; there are champions of {', '.join(others)}" if others else ""
+        raise RegistryError(f"{platform} has no champion; run: tcl register and then: tcl promote{there}")
+    model_files.check_tokens(folder, f"version {number} of {model_name(platform)}")
+    return number, folder
+
+
+def load_champion(platform: str) -> CostModel:
+    """The champion, or the version of ``PLATFORM:NUMBER``, ready to rank programs: what a compiler calls."""
+    from tcl_core.models.catalogue import load
+
+    return load(champion(platform)[1])
+
+
+def platforms_with_champion() -> list[str]:
+    """Names of the platforms one of whose versions carries the alias `champion`; of a server that is away, those kept."""
+    try:
+        with opened() as client:
+            models = [model for model in pages(client.search_registered_models) if CHAMPION in model.aliases]
+    except RegistryAway:
+        if not (kept := model_files.platforms_kept()):
+            raise
+        return kept
+    return sorted(filter(None, (platform_of(model.name) for model in models)))
+
+
+def promote(platform: str, version: int, better: bool, reason: str, against: int | None) -> bool:
+    """Make ``version`` the champion if it is ``better``; tag it with the reason either way.  Returns whether it moved.
+
+    against  the champion that ``version`` was compared with, None where there was none.  If another promotion moved
+             the alias meanwhile, the verdict is void and RegistryError says so: of two at once, one wins.
+    """
+    name = model_name(platform)
+    with opened(alone=True) as client:
+        champion = version_at(client, name, CHAMPION)
+        if champion != against:
+            raise RegistryError(
+                f"the champion of {platform} changed from version {against} to {champion} while version {version} was "
+                f"compared with it; run again: tcl promote --platform {platform}"
+            )
+        # The reason first: no champion is without one, whenever this dies.
+        client.set_model_version_tag(name, str(version), PROMOTION, f"{'promoted' if better else 'kept back'}: {reason}")
+        if better:
+            crown(client, name, version, against)
+        settle(client, name)
+    return better
+
+
+def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, int]:
+    """Make the previous champion, or the version ``to``, champion again; returns its number and that of the one it replaces.
+
+    The present champion becomes `previous`, and is tagged as withdrawn: the gate lets it back no more (``withdrawn``),
+    another rollback does.
+
+    Raises RegistryError where there is no champion, no previous one or no such version; DataError where its files are not
+    those that were registered.  Nothing has changed then.
+    """
+    name = model_name(platform)
+    with opened(alone=True) as client:
+        champion = version_at(client, name, CHAMPION)
+        if champion is None:
+            raise RegistryError(f"{platform} has no champion to go back from; nothing was changed; run: tcl promote --platform {platform}")
+        settle(client, name)  # a promotion may have been killed before `previous` followed
+        target = version_at(client, name, PREVIOUS) if to is None else to
+        if target is None:
+            raise RegistryError(
+                f"{platform} has no previous champion to go back to, version {champion} is the first; nothing was changed; "
+                f"to go to another version: tcl rollback --platform {platform} --to NUMBER"
+            )
+        if target == champion:
+            raise RegistryError(f"version {target} of {name} is the champion already; nothing was changed")
+        found = _version(client, platform, target)
+        model_files.folder_of(client, platform, found)
+        told = f"{now()}: {reason}"
+        client.set_model_version_tag(name, str(target), ROLLBACK, f"{told} (in the place of version {champion})")
+        client.set_model_version_tag(name, str(champion), WITHDRAWN, told)
+        crown(client, name, target, champion)
+        if WITHDRAWN in found.tags:
+            client.delete_model_version_tag(name, str(target), WITHDRAWN)
+        settle(client, name)
+    return target, champion
+
+
+def withdrawn(platform: str, version: int) -> str | None:
+    """When and why a rollback took a version's place from it; None unless one did and no other gave it back."""
+    with opened() as client:
+        return _version(client, platform, version).tags.get(WITHDRAWN)
+
+
+def _given(client: MlflowClient, platform: str, pin: int | None) -> tuple[int, Path | None]:
+    """What the store says of the champion, or of the version ``pin``; no folder where there is no champion."""
+    number = pin or version_at(client, model_name(platform), CHAMPION)
+    if number is None:
+        return 0, None
+    version = _version(client, platform, number)
+    folder = model_files.folder_of(client, platform, version)
+    if local_store.local_store() is None:
+        model_files.note(version, pin)
+    return number, folder
+
+
+def _version(client: MlflowClient, platform: str, number: int):
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_model_version(model_name(platform), str(number))
+    except MlflowException as error:
+        if error.error_code not in MISSING:
+            raise
+        raise RegistryError(f"there is no version {number} of {model_name(platform)}; tcl models lists what there is") from None

@@ -1,0 +1,143 @@
+"""A client of the store, and what it raises as one sentence: the store is away, has no rights for us, or failed.
+
+Who writes holds the store's one lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from tcl_core import environment  # noqa: F401  (before MLflow is imported)
+from tcl_core.errors import RegistryError
+from tcl_core.files import shown
+from tcl_core.registry import local_store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+QUICK = {  # a server that is away is said within seconds, not after minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+_NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_READ_ONLY = ("readonly database", "unable to open database file", "access denied", "permission denied", "authentication failed")
+_AWAY = (502, 503, 504)  # what a proxy says of a server behind it
+
+
+class RegistryAway(RegistryError):
+    """The store is a server's, and no server answers."""
+
+
+@contextmanager
+def opened(alone: bool = False) -> Iterator[MlflowClient]:
+    """A client of the store; what MLflow raises leaves as one sentence that names the store.
+
+    alone  with the store's lock, as who writes must; it is not to be asked for twice
+
+    Raises RegistryAway where no server answers, else RegistryError.
+    """
+    for name, value in QUICK.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for noisy in ("mlflow", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # an error is ours to tell, without a traceback
+    try:
+        file = local_store.database()
+        with _lock() if alone else nullcontext():
+            if file and (alone or not local_store.is_ready(file)):
+                with nullcontext() if alone else _lock():
+                    local_store.make_ready(file)
+            mlflow.set_tracking_uri(local_store.uri())
+            yield mlflow.MlflowClient()
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
+        raise _told(error) from error
+
+
+def pages(search: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+    """All entries of a search, page by page."""
+    token = None
+    while True:
+        page = search(*arguments, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _lock():
+    return local_store.alone(local_store.lock_file("registry"))
+
+
+def _told(error: BaseException) -> RegistryError:
+    """The sentence for what MLflow, its database or the system raised."""
+    causes, where = _causes(error), local_store.where()
+    reason = shown(local_store.without_password(_reason(causes)))
+    of_server = local_store.database() is None
+    status = _status(causes) if of_server else None  # MLflow has statuses for what SQLite says, too
+    if status in (401, 403):
+        return RegistryError(
+            f"the model registry at {where} refuses this user (HTTP {status}); "
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, to a user who may do that"
+        )
+    if _lacks_rights(causes):
+        return RegistryError(
+            f"the model registry at {where} failed ({reason}), for this user lacks the rights; "
+            "see to the rights of the database and its folder, or be their owner"
+        )
+    if of_server and (status in _AWAY or _is_away(causes)):
+        return RegistryAway(f"the model registry at {where} is away ({reason}); start it, or set MLFLOW_TRACKING_URI to one that answers")
+    return RegistryError(
+        f"the model registry at {where} failed ({reason}); "
+        "check that it can be reached and written, that there is room on the disk, and MLFLOW_TRACKING_URI if it is set"
+    )
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """What was raised, from the outermost layer to the innermost: each wraps the next one's words in its own."""
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
+
+
+def _reason(causes: list[BaseException]) -> str:
+    """Why it failed, in the words of what lies deepest of the database's or the system's own."""
+    told = [cause for cause in causes if isinstance(cause, sqlite3.Error | OSError)] or causes[:1]
+    return (str(told[-1]).strip().splitlines() or ["no reason given"])[0].split(" failed with exception ")[0]
+
+
+def _status(causes: list[BaseException]) -> int | None:
+    """The HTTP status with which a server refused, as far as MLflow tells."""
+    codes = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "TEMPORARILY_UNAVAILABLE": 503}
+    for cause in causes:
+        if found := re.search(r"failed with error code (\d{3})\b|too many (\d{3}) error responses", str(cause)):
+            return int(found[1] or found[2])
+        if status := codes.get(getattr(cause, "error_code", "")):
+            return status
+    return None
+
+
+def _is_away(causes: list[BaseException]) -> bool:
+    """Whether no server answers, be it MLflow's or a database's."""
+    from requests.exceptions import ConnectionError as NotConnected, Timeout
+    from sqlalchemy.exc import OperationalError
+
+    return any(isinstance(cause, NotConnected | Timeout | ConnectionError | TimeoutError | OperationalError) for cause in causes)
+
+
+def _lacks_rights(causes: list[BaseException]) -> bool:
+    text = " ".join(str(cause) for cause in causes if not isinstance(cause, OSError)).lower()
+    return any(isinstance(c, OSError) and c.errno in _NO_RIGHTS for c in causes) or any(part in text for part in _READ_ONLY)

@@ -1,0 +1,214 @@
+"""Where the registry lies: a server's address, or `mlflow.db` with `mlruns/` beside it; its locks, its making, its moving.
+
+A local store may be moved or copied with its folder: whoever opens it there first makes its locations those of the new
+folder.  It is made aside and renamed, so that of a killed one nothing is in the way.  Knows SQLite and files; of MLflow
+only which schema it has and how it makes a database.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from tcl_core.errors import RegistryError
+from tcl_core.files import shown, sync_folder
+from tcl_core.locks import wait_for_lock
+
+EXPERIMENT = "tcl"
+_LOCAL = "sqlite:///"
+_FILES = "mlruns"  # beside a local database: its models, its lock
+_ASIDE = ".making-"  # a folder in which a database is made
+
+
+def where() -> str:
+    """The store that everything here reads and writes, as one may print it."""
+    return str(database() or without_password(uri()))
+
+
+def is_there() -> bool:
+    """Whether there is a store to read; to ask a local one that is not there would make it.  A server is taken to be there."""
+    file = database()
+    return file is None or file.exists()
+
+
+def uri() -> str:
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{_LOCAL}{Path.cwd() / 'mlflow.db'}"
+
+
+def without_password(text: str) -> str:
+    return re.sub(r"//[^/@\s]*@", "//", text)
+
+
+def database() -> Path | None:
+    """The file of a local store; None for a server."""
+    if not uri().startswith(_LOCAL):
+        return None
+    name = uri().removeprefix(_LOCAL).partition("?")[0]
+    if name in ("", ":memory:") or Path(name).is_dir():
+        raise RegistryError(f"MLFLOW_TRACKING_URI is {uri()}, which names no file; set it as in sqlite:////home/me/mlflow.db")
+    return Path(name).resolve()
+
+
+def local_store() -> Path | None:
+    """The folder of a local database, where models and locks are put as well; None for a server."""
+    file = database()
+    return file.parent if file else None
+
+
+def beside_store() -> Path:
+    """Where this machine keeps the files and locks of a store: beside a local database, else in the working folder."""
+    return (local_store() or Path.cwd()) / _FILES
+
+
+def lock_file(name: str) -> Path:
+    return beside_store() / f"{name}.lock"
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process, or thread, at a time; the lock is freed when its process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        wait_for_lock(file)
+        yield
+
+
+def path_of(location: str) -> Path | None:
+    """A location on this machine as a path; None for a server's."""
+    if location.startswith("file:"):
+        return Path(unquote(urlsplit(location).path))
+    return Path(location) if location.startswith("/") else None
+
+
+# --- making, and another MLflow's schema ---
+
+
+def is_ready(file: Path) -> bool:
+    """Whether a local store is there, of this MLflow's schema, and its files are said to lie beside it."""
+    locations = experiments(file)
+    if locations:
+        _check_schema(file)
+    return bool(locations) and _moved_from(file, locations) is None
+
+
+def make_ready(file: Path) -> None:
+    """Make a local store, or let it lie where it lies.  Under the lock: another may have done so meanwhile."""
+    for left_over in (file.parent / _FILES).glob(f"{_ASIDE}*"):
+        shutil.rmtree(left_over)
+    locations = experiments(file)
+    if not locations:
+        _make(file)
+        return
+    _check_schema(file)
+    if former := _moved_from(file, locations):
+        rebase(file, former)
+
+
+def experiments(file: Path) -> dict[str, str]:
+    """Name -> where its files lie; empty where there is no store yet.  Raises RegistryError for a half-made one."""
+    if not file.exists():
+        return {}
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True, timeout=60)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        made = {"experiments", "alembic_version"} <= tables
+        found = dict(connection.execute("SELECT name, artifact_location FROM experiments")) if made else {}
+    if tables and not found:  # MLflow makes its first experiment last
+        raise RegistryError(
+            f"{file} was left half made, by a first start that was killed or is still under way, and holds no model; "
+            f"if nothing uses it now, remove it and run again: rm {file}"
+        )
+    return found
+
+
+def _check_schema(file: Path) -> None:
+    """Raise RegistryError for a database of another MLflow's schema.
+
+    MLflow would bring some older ones up to date by merely opening them, without a copy of what was there: that is left to
+    the user.
+    """
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=60)) as connection:
+        found = [number for (number,) in connection.execute("SELECT version_num FROM alembic_version")]
+    known = _schemas()
+    if found == [known[0]]:
+        return
+    schema = shown(", ".join(map(str, found)) or "none")
+    if found and set(found) <= set(known):
+        raise RegistryError(
+            f"the model registry at {file} was made by an older MLflow (schema {schema}, this one's is {known[0]}); "
+            f"keep a copy of it, then run: mlflow db upgrade {_LOCAL}{file}"
+        )
+    raise RegistryError(
+        f"the model registry at {file} was made by a newer MLflow (schema {schema} is not known to this one); "
+        "install that MLflow's version, or let MLFLOW_TRACKING_URI name another registry"
+    )
+
+
+@functools.cache
+def _schemas() -> tuple[str, ...]:
+    """The schemas that this MLflow can read or bring up to date, its own first."""
+    import mlflow.store
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory(str(Path(mlflow.store.__path__[0]) / "db_migrations"))
+    return tuple(script.revision for script in scripts.walk_revisions())
+
+
+def _make(file: Path) -> None:
+    """Have MLflow make a database aside, which takes its place when it is whole: of a killed one nothing is in the way."""
+    files = file.parent / _FILES
+    with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=files) as aside:
+        made = Path(aside) / file.name
+        _initialise(made, files)
+        sync_folder(made)  # of a file likewise
+        os.replace(made, file)
+        sync_folder(file.parent)
+
+
+def _initialise(file: Path, files: Path) -> None:
+    """A fresh database, all of whose experiments' files are to lie in ``files``, ours' too."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    store = SqlAlchemyStore(f"{_LOCAL}{file}", files.as_uri())
+    store.create_experiment(EXPERIMENT, files.as_uri())
+    store.engine.dispose()
+
+
+# --- moving ---
+
+
+def _moved_from(file: Path, locations: Mapping[str, str]) -> Path | None:
+    """The folder in which a local store lay when its experiment of ours was last given a place; None if it is there still."""
+    path = path_of(locations.get(EXPERIMENT, ""))
+    if path is None or _FILES not in path.parts:
+        return None
+    former = Path(*path.parts[: len(path.parts) - 1 - path.parts[::-1].index(_FILES)])
+    return former if former != file.parent and former != Path("/") else None
+
+
+def rebase(file: Path, former: Path) -> None:
+    """Let every text of a store that names its former folder name its present one; all of them or none."""
+    olds, new = {str(former), quote(str(former))}, str(file.parent)
+    path = re.compile(rf"(file://|sqlite:///|(?<![\w./-]))(?:{'|'.join(map(re.escape, olds))})(?=[/\"'\s]|$)")
+
+    def rebased(text: str) -> str:
+        return path.sub(lambda m: m[1] + (quote(new) if m[1] == "file://" else new), text)
+
+    with closing(sqlite3.connect(file, timeout=60, isolation_level=None)) as connection:
+        connection.create_function("rebased", 1, rebased, deterministic=True)
+        connection.execute("BEGIN IMMEDIATE")
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
+        for (table,) in tables.fetchall():
+            for _, column, *_ in connection.execute(f'PRAGMA table_info("{table}")').fetchall():
+                connection.execute(
+                    f'UPDATE "{table}" SET "{column}" = rebased("{column}") '
+                    f'WHERE typeof("{column}") = \'text\' AND rebased("{column}") <> "{column}"'
+                )
+        connection.execute("COMMIT")

@@ -1,0 +1,61 @@
+"""What a version brings along to be served by MLflow: this package's code, and a file that loads the model with it.
+
+Code, not a pickled object: loading a version runs ``serve`` and reads safetensors.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow.models.model import ModelInfo
+
+CODE = Path(__file__).resolve().parents[1]  # tcl_core: what a registered version brings along
+NEEDED = ("numpy", "torch", "safetensors", "mlflow")  # to load a model and rank with it
+SERVED = "from tcl_core.registry import serve\n\nserve()\n"  # what MLflow runs to load a version
+
+
+def log_model(model_folder: Path, tags: Mapping[str, str]) -> ModelInfo:
+    """Put a model's folder and what serves it into the run that is active."""
+    import mlflow
+
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) / "served.py"
+        code.write_text(SERVED)
+        return mlflow.pyfunc.log_model(
+            name="model",
+            python_model=str(code),
+            artifacts={"model": str(model_folder)},
+            pip_requirements=[f"{package}=={importlib.metadata.version(package).partition('+')[0]}" for package in NEEDED],
+            code_paths=[str(CODE)],
+            tags=dict(tags),
+        )
+
+
+def serve() -> None:
+    """Give MLflow a model that ranks: ``predict({"tokens": (N, L, F), "lengths": (N,), "tasks": (N,)})`` -> (N,) scores."""
+    import numpy as np
+    from mlflow.models import set_model
+    from mlflow.pyfunc import PythonModel
+
+    from tcl_core.features.batches import Samples
+    from tcl_core.models.catalogue import load
+
+    with warnings.catch_warnings(record=True):  # MLflow asks for a type hint, but has none for a group of arrays
+
+        class Ranking(PythonModel):
+            def load_context(self, context) -> None:
+                self.model = load(Path(context.artifacts["model"]))
+
+            def predict(self, context, model_input, params=None):
+                tokens = np.asarray(model_input["tokens"], np.float32)
+                lengths = np.asarray(model_input["lengths"], np.int32)
+                tasks = np.asarray(model_input["tasks"], np.int32)
+                return self.model.predict(Samples(tokens, lengths, tasks, np.full(len(tasks), np.inf)))
+
+    set_model(Ranking())

@@ -1,0 +1,167 @@
+"""`tcl drift`: is the machine still the one that was measured?  Measures a few held-out programs again and compares.
+
+Knows which programs, what is compared with what, and the history; what the figures mean is ``evaluation.drift``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from tcl_core import registry, store
+from tcl_core.checked import read_json, write_json
+from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
+from tcl_core.evaluation.drift import SAME_ORDER, Comparison, compare, verdict
+from tcl_core.features.batches import Samples
+from tcl_core.journal import Record
+from tcl_core.measure.job import Outcome, Setup
+from tcl_core.models import catalogue
+from tcl_core.platforms import read_saved_hardware
+from tcl_core.progress import say
+from tcl_core.stages.data import check_platform, measure_now
+from tcl_core.stages.project import REPORTS, Project, measuring_alone, records_folder
+
+HISTORY = REPORTS / "drift.json"
+KEPT = 10_000  # checks that the history holds: some years
+OF_A_TASK = 4  # probes; fewer tell of few pairs, more of few tasks
+
+
+def run_drift(project: Project, platform: str | None) -> list[dict[str, Any]]:
+    """Check one platform, or each of the chain that was measured here; every check is added to the history.
+
+    Raises UsageError for an unknown platform, DataError where nothing was measured that could be compared, PlatformError where
+    this machine cannot run it.
+    """
+    if platform is None:
+        names = [name for name in project.platforms_that_ran() if not _why_none(name)]
+        if not names:
+            raise DataError("no platform has held-out records to compare with; run tcl holdout first")
+    else:
+        check_platform(project, platform)
+        if reason := _why_none(platform):
+            raise DataError(f"{platform} cannot be checked: {reason}")
+        names = [platform]
+    found = []
+    for name in names:
+        with measuring_alone():
+            checks = history()  # damaged, it is refused before anything is measured
+            found.append(_check(project, name))
+            write_json(HISTORY, {"checks": [*checks, found[-1]][-KEPT:]})
+    return found
+
+
+def history() -> list[dict[str, Any]]:
+    """All checks, oldest first."""
+    try:
+        return read_json(HISTORY, "move it away, and the next check begins a new history")["checks"]
+    except FileNotFoundError:
+        return []
+
+
+def drift_text(check: Mapping[str, Any]) -> str:
+    changed = f"; {', '.join(check['changed'])}" if check["changed"] else ""
+    return f"{check['platform']}: {check['verdict']}: {check['reason']}{changed}"
+
+
+def _why_none(platform: str) -> str | None:
+    folder = records_folder(platform, "holdout")
+    if reason := store.skipped_reason(folder):
+        return f"it was skipped ({reason})"
+    return None if any(folder.glob("*.parquet")) else f"it has no held-out records; run: tcl holdout --platform {platform}"
+
+
+def _check(project: Project, platform: str) -> dict[str, Any]:
+    start, settings = time.monotonic(), project.params.drift
+    probes = choose_probes(store.read_records(records_folder(platform, "holdout")), settings.probes, project.params.seed)
+    if not probes:
+        raise DataError(f"{platform} has no task of which two held-out programs ran; nothing can be compared")
+    samples = _samples(project, platform, probes)
+    version, champion = _champion(platform, samples)
+    best_s = np.full(len(probes), np.nan)
+    for attempt in (1, 2):
+        outcomes, setup, host = measure_now(project, platform, [probe.key for probe in probes])
+        if all(outcome.error == "build" for outcome in outcomes):
+            raise PlatformError(f"none of the probes of {platform} can be built any more ({outcomes[0].message}); mend the compiler")
+        best_s = np.fmin(best_s, [_seconds(outcome) for outcome in outcomes])  # a neighbour only ever makes a program slower
+        found = compare(samples.latencies_s, best_s, samples.tasks, settings.clear, champion, project.params.seed)
+        judged, reason = verdict(found, settings.agreement, settings.champion_fall)
+        if judged == SAME_ORDER:
+            break
+        if attempt == 1:
+            say(f"{platform}: {reason}; measuring once more, to be sure")
+    return {
+        "platform": platform,
+        "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "verdict": judged,
+        "reason": reason,
+        "changed": list(_changed(probes[0], setup, host)),
+        **_figures(found),
+        "champion_version": version,
+        "measured": attempt,
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def choose_probes(records: Sequence[Record], count: int, seed: int) -> list[Record]:
+    """About ``count`` programs that ran undisturbed: ``OF_A_TASK`` of as many tasks, from a task's fastest to its slowest.
+
+    The same ones whenever the records are the same.
+    """
+    tasks: dict[str, list[Record]] = {}
+    for record in sorted(records, key=lambda one: one.latency_s):
+        if record.error == "ok" and not record.disturbed:
+            tasks.setdefault(record.task_key, []).append(record)
+    names = sorted(name for name, found in tasks.items() if len(found) > 1)
+    drawn = np.random.default_rng(seed).permutation(len(names))[: max(1, count // OF_A_TASK)]
+    return [probe for number in sorted(drawn) for probe in _spread_out(tasks[names[number]])]
+
+
+def _spread_out(ranked: Sequence[Record]) -> list[Record]:
+    places = np.linspace(0, len(ranked) - 1, min(OF_A_TASK, len(ranked))).round().astype(int)
+    return [ranked[place] for place in places]
+
+
+def _samples(project: Project, platform: str, probes: Sequence[Record]) -> Samples:
+    hardware = read_saved_hardware(records_folder(platform, "holdout")).vector()
+    return project.encoder.encode([probe.key for probe in probes], hardware, [probe.latency_s for probe in probes])
+
+
+def _champion(platform: str, samples: Samples) -> tuple[int | None, np.ndarray | None]:
+    """Its version and its predictions; None where there is none, or, with a word, where it cannot rank these programs."""
+    if not registry.is_there():
+        return None, None
+    try:
+        version, folder = registry.champion(platform)
+        return version, catalogue.load(folder).predict(samples)
+    except RegistryError:
+        return None, None
+    except (DataError, UsageError) as error:
+        say(f"{platform}: its champion is left out of the check: {error}")
+        return None, None
+
+
+def _seconds(outcome: Outcome) -> float:
+    """The latency, inf of a program that failed, NaN of one that was disturbed."""
+    if outcome.disturbed:
+        return np.nan
+    return float(np.median(outcome.latencies_s)) if outcome.latencies_s else np.inf
+
+
+def _changed(old: Record, setup: Setup, host: str) -> Iterator[str]:
+    """What is measured otherwise than then: the host, the threads, a setting of the protocol."""
+    if old.host != host:
+        yield f"measured on {old.host} then, on {host} now"
+    before, now = json.loads(old.protocol), json.loads(setup.protocol_json())
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield f"{name} was {before.get(name)} then and is {now.get(name)} now"
+
+
+def _figures(found: Comparison) -> dict[str, Any]:
+    return {**asdict(found), "fall": found.fall}

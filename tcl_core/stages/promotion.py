@@ -1,0 +1,247 @@
+"""From a trained model to what compilers load: register, promote, roll back.  Leaves history, not reproducible bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcl_core import provenance, registry, store
+from tcl_core.checked import read_json
+from tcl_core.errors import DataError, RegistryError, UsageError
+from tcl_core.features.batches import Samples
+from tcl_core.models import catalogue
+from tcl_core.stages.data import check_platform
+from tcl_core.stages.gate import Verdict, judge
+from tcl_core.stages.project import REPORTS, Project, judged_now, learning_curve, model_folder, records_folder
+
+EVALUATION = REPORTS / "evaluation.json"
+PAGE = REPORTS / "report.html"  # of `tcl report`
+SHORT = 12  # digits of a hash that people see
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What became of a platform's present model; ``str`` is the sentence about it.
+
+    moved    the alias moved to it now;  champion: it is champion now, moved or not
+    figures  figure -> both models' values, as ``gate.Verdict`` has them; empty where nothing was compared
+    """
+
+    platform: str
+    version: int
+    champion: bool
+    moved: bool
+    reason: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        name = f"{registry.model_name(self.platform)} version {self.version}"
+        if self.champion and not self.moved:
+            return f"{name} is {self.reason}"
+        return f"{name} {'is now champion' if self.moved else 'stays a candidate'}: {self.reason}"
+
+
+def chosen_platforms(project: Project, platform: str | None) -> list[str]:
+    """One platform that was asked for, or all of the chain that this machine could measure."""
+    if platform is None:
+        return project.platforms_that_ran()
+    check_platform(project, platform)
+    if reason := store.skipped_reason(records_folder(platform)):
+        raise DataError(f"platform {platform} was skipped here ({reason}); choose another one")
+    return [platform]
+
+
+def register_model(project: Project, platform: str) -> str:
+    """Put a platform's model into the registry, with what it was made of and how good it is.
+
+    Both as they were found when the model was made and judged, whatever params.yaml and the records are now.  Raises
+    DataError where either is not known of this very model.
+    """
+    folder = model_folder(platform)
+    made, report = provenance.read(folder), evaluation()
+    check_judged(report, platform)
+    figures, origin = report["platforms"][platform], _origin(made, platform)
+    version = registry.register(
+        platform,
+        folder,
+        facts=_flat(made["parameters"]),
+        metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(figures)},
+        tags=origin | {"holdout.hash": report["judged"][platform]["holdout"], "figures": figures_text(_plain(figures))},
+        curves=_curves(folder),
+        artifacts=[EVALUATION, *sorted((REPORTS / "plots").glob("*.png"))],
+        description=_description(platform, figures, origin),
+    )
+    return f"{registry.model_name(platform)} version {version}"
+
+
+def keep_page(project: Project) -> list[str]:
+    """Keep the page of the last run with the versions as which the present models are registered; which these are."""
+    kept = []
+    for platform in project.platforms_that_ran():
+        folder = model_folder(platform)
+        try:
+            check_judged(evaluation(), platform)
+            version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform))
+        except (DataError, RegistryError):  # not judged or not registered since it was made: the page is of no version
+            continue
+        registry.attach(platform, version, PAGE)
+        kept.append(f"{registry.model_name(platform)} version {version}")
+    return kept
+
+
+def promote_model(project: Project, platform: str) -> Promotion:
+    """Make the present model champion if it passes the gate against today's champion, on the platform's held-out records.
+
+    Raises DataError where the figures that it is registered with may be another model's, or of other records.
+    """
+    folder = model_folder(platform)
+    version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform))
+    check_judged(evaluation(), platform)
+    against = registry.champion_version(platform)
+    if against == version:
+        return Promotion(platform, version, True, False, "the champion already")
+    if taken := registry.withdrawn(platform, version):
+        give_back = f"tcl rollback --platform {platform} --to {version}"
+        verdict = Verdict(False, f"a rollback took its place from it ({taken}); to give it back: {give_back}", {})
+    else:
+        verdict = _verdict(project, platform, against)
+    moved = registry.promote(platform, version, verdict.better, verdict.reason, against)
+    return Promotion(platform, version, moved, moved, verdict.reason, verdict.figures())
+
+
+def roll_back(platform: str, reason: str, to: int | None) -> dict[str, Any]:
+    """Make a platform's previous champion, or the version ``to``, champion again; who is what then.  Raises as ``registry.rollback``."""
+    if not registry.is_there():
+        raise RegistryError(
+            f"there is no model registry at {registry.where()}, so nothing to go back to; run tcl where it is, or set MLFLOW_TRACKING_URI to it"
+        )
+    version, former = registry.rollback(platform, reason, to)
+    return {"platform": platform, "champion": version, "previous": former, "reason": reason}
+
+
+def roll_back_text(done: Mapping[str, Any]) -> str:
+    return (
+        f"{registry.model_name(done['platform'])} version {done['champion']} is champion again ({done['reason']}); "
+        f"version {done['previous']} is the previous one"
+    )
+
+
+def check_judged(report: Mapping[str, Any], platform: str) -> None:
+    """Raise DataError unless the evaluation's figures of a platform are the present model's, on the present records."""
+    given, names = report.get("judged", {}).get(platform, {}), {"model": "model", "holdout": "held-out records"}
+    if other := [names[what] for what, digest in judged_now(platform).items() if given.get(what) != digest]:
+        raise DataError(
+            f"the figures in {EVALUATION} are not those of the present {' and '.join(other)} of platform {platform}; "
+            "run: dvc repro evaluate"
+        )
+
+
+def evaluation(file: Path = EVALUATION) -> dict[str, Any]:
+    """The report of the stage evaluate.  Raises DataError when it was not written yet."""
+    try:
+        return read_json(file, "judge the models again: dvc repro evaluate")
+    except FileNotFoundError:
+        raise DataError(f"there is no {file}; the stage evaluate writes it: dvc repro evaluate") from None
+
+
+def figures_text(metrics: Mapping[str, float]) -> str:
+    """``pairs 0.743, U16 0.951, top-1 0.546`` of what is registered; figures that an older evaluation lacks are left out."""
+    names = {"pairwise_accuracy": "pairs", "subset_top_1": "U16", "top_1": "top-1"}
+    return ", ".join(f"{name} {metrics[key]:.3f}" for key, name in names.items() if key in metrics) or "none"
+
+
+def _origin(made: Mapping[str, Any], platform: str) -> dict[str, str]:
+    """What a model was made of, as tags; stage and data are part of its identity (``registry.run_key``)."""
+    if platform not in made["data"]:
+        raise DataError(
+            f"{model_folder(platform)} holds a model of {', '.join(made['data'])}, says its {provenance.FILE}; {provenance.REMEDY}"
+        )
+    code, folder = made["code"], model_folder(platform)
+    return {
+        "dvc.stage": made["stage"],
+        "data.hash": made["data"][platform],
+        "data.dvc": made.get("dvc", {}).get(platform, "unknown"),
+        "model.hash": store.data_digest(folder),
+        "model.dvc": provenance.dvc_digest(folder),
+        "model.before": made["model_before"] or "none",
+        "git.commit": code["commit"] or "none",
+        "git.dirty": provenance.changed_text(code["changed"]),
+        "tcl_core.hash": code["sources"],
+        **{f"{name}.version": version for name, version in made["versions"].items()},
+        "host": made["host"],
+    }
+
+
+def _description(platform: str, figures: Mapping[str, Any], origin: Mapping[str, str]) -> str:
+    """What a version is, for people who meet it in MLflow."""
+    changed = "" if origin["git.dirty"] in ("false", "unknown") else f", where these files differed: {origin['git.dirty']}"
+    held_out = f" on {figures['programs']} held-out programs of {figures['tasks']} tasks" if {"programs", "tasks"} <= figures.keys() else ""
+    return "\n\n".join((
+        f"Ranks tensor programs for {platform}: one number a program, higher is faster, comparable within a task only.",
+        f"How good{held_out}, of networks that it was not trained on: {figures_text(_plain(figures))}.",
+        f"Made by {origin['dvc.stage']} from the records {origin['data.hash'][:SHORT]} (DVC: {origin['data.dvc']}), "
+        f"with the code of commit {origin['git.commit'][:SHORT]}{changed}, on {origin['host']}.",
+    ))  # fmt: skip
+
+
+def _verdict(project: Project, platform: str, against: int | None) -> Verdict:
+    """Whether the present model passes the gate against the champion, or against a random ranking where there is none."""
+    samples, params = project.samples(platform, "holdout"), project.params
+    predicted = catalogue.load(model_folder(platform)).predict(samples)
+    rival, name = _rival(platform, against, samples)
+    weights = project.task_weights("held_out")
+    return judge(rival, predicted, samples, weights, params.promote, name, against is None, params.evaluate.bootstrap, params.seed)
+
+
+def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.ndarray, str]:
+    """(N,) what the candidate must beat, and its name: the champion's predictions, or a random ranking.
+
+    Equal predictions are a random ranking exactly: the metrics take the expected latency of a choice among equals.
+    A champion that cannot rank these samples is no reason to promote just anything.
+    """
+    at_random = np.zeros(len(samples), np.float32)
+    if against is None:
+        return at_random, "a random ranking"
+    try:
+        predicted = catalogue.load(registry.champion(platform)[1]).predict(samples)
+        if np.isnan(predicted).any():
+            raise DataError("it predicts values that are not numbers")
+    except (DataError, UsageError) as error:  # damaged, of another feature width, of a class that is no more
+        why = str(error).rstrip(".")
+        return at_random, f"a random ranking (champion version {against} cannot rank them: {why})"
+    return predicted, f"champion version {against}"
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _numbers(figures: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """(figure, part, value) of all finite numbers of one platform's figures."""
+    found = []
+    for key, value in figures.items():
+        parts = value.items() if isinstance(value, Mapping) else [("value", value)]
+        found += [(key, part, float(v)) for part, v in parts if isinstance(v, int | float) and np.isfinite(v)]
+    return found
+
+
+def _plain(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Figure -> its value, without intervals."""
+    return {key: value for key, part, value in _numbers(figures) if part == "value"}
+
+
+def _curves(folder: Path) -> dict[str, list[float]]:
+    """Metric name -> one value per epoch, phases apart."""
+    curves: dict[str, list[float]] = {}
+    for entry in learning_curve(folder):
+        for name, value in entry.items():
+            if name not in ("phase", "epoch") and value is not None:
+                curves.setdefault(f"{entry['phase']}.{name}", []).append(value)
+    return curves

@@ -1,0 +1,179 @@
+"""What a Prefect server is told: one truth with params.yaml, and nothing left of a former one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from flows import serve as module
+from flows.serve import ENDS, HEARTBEAT_S, MOST_STARTS, POOL, SILENT_S, plan
+from tcl_core.errors import PlatformError, UsageError
+from tcl_core.params import Params, Schedule, load_params
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIFT = Schedule(run="drift", cron="30 */6 * * *", timezone="UTC")
+
+
+@pytest.fixture
+def params() -> Params:
+    return load_params(ROOT / "params.yaml")
+
+
+def with_schedules(params: Params, **schedules: Schedule) -> Params:
+    return dataclasses.replace(params, schedules=schedules)
+
+
+def scheduled(params: Params) -> dict[str, list[str]]:
+    """Full name of a deployment -> its schedules' names."""
+    return {one.full_name: list(one.schedules) for one in plan(params) if one.schedules}
+
+
+def test_there_is_a_deployment_for_all_and_for_each_part(params):
+    names = [one.full_name for one in plan(params)]
+    assert len(names) == len(set(names))
+    assert {"tcl/pipeline", "stage/tasks", "stage/train", "stage/evaluate", "registry/register", "registry/promote", "tune/tune"} <= set(names)
+    for platform in params.platforms:
+        assert {f"stage/collect@{platform}", f"stage/holdout@{platform}", f"drift/{platform}"} <= set(names)
+    assert "stage/distill@host-avx512" in names and "stage/distill@host-sse42" not in names
+
+
+def test_what_measures_a_platform_has_its_pool(params):
+    for one in plan(params):
+        measures = one.full_name.startswith(("stage/collect@", "stage/holdout@", "drift/"))
+        platform = re.split("[@/]", one.full_name)[-1]
+        assert one.pool == (f"{POOL}-{platform}" if measures else POOL)
+
+
+def test_every_deployment_gives_its_flow_what_it_takes(params):
+    for one in plan(params):
+        assert one.flow.validate_parameters(dict(one.parameters)) is not None
+        folder, _, function = one.entrypoint.rpartition(".")
+        assert (ROOT / f"{folder.replace('.', '/')}.py").is_file() and one.flow.fn.__name__ == function
+
+
+def test_parameters_have_types_and_descriptions(params):
+    from prefect.utilities.callables import parameter_schema
+
+    for flow in {one.flow for one in plan(params)}:
+        for name, told in parameter_schema(flow).properties.items():
+            assert told["description"] and {"type", "enum", "allOf", "$ref"} & told.keys(), (flow.name, name)
+
+
+def test_schedules_are_on_what_they_run(params):
+    assert scheduled(with_schedules(params, weekly=Schedule(run="pipeline", cron="0 2 * * 0", timezone="UTC"))) == {"tcl/pipeline": ["weekly"]}
+    everywhere = {f"drift/{platform}": ["a"] for platform in params.platforms}
+    assert scheduled(with_schedules(params, a=DRIFT)) == everywhere
+    one = dataclasses.replace(DRIFT, platform="host-avx2")
+    assert scheduled(with_schedules(params, a=DRIFT, b=one)) == {**everywhere, "drift/host-avx2": ["a", "b"]}
+
+
+def test_each_schedule_of_the_committed_file_is_on_something(params):
+    assert params.schedules.keys() == {name for names in scheduled(params).values() for name in names}
+
+
+def test_a_run_is_dead_after_several_heartbeats_and_not_taken_up_for_ever():
+    silent, crashed = module.automations()
+    assert silent.trigger.within.total_seconds() == SILENT_S >= 3 * HEARTBEAT_S
+    assert {f"prefect.flow-run.{name}" for name in ENDS} < silent.trigger.expect
+    assert crashed.trigger.match.root["prefect.run-count"] == [str(n) for n in range(1, MOST_STARTS)]
+
+
+def test_the_heartbeat_is_that_of_the_settings():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f"\nflows.heartbeat_frequency = {HEARTBEAT_S} " in text
+
+
+def test_without_a_server_one_is_asked_for(params, monkeypatch):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        with pytest.raises(UsageError, match="no Prefect server is named; start one"):
+            module.serve(params)
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        with pytest.raises(PlatformError, match="no Prefect server answers at http://127.0.0.1:9/api; start it"):
+            module.serve(params)
+
+
+def told(params: Params) -> dict[str, object]:
+    """Full name -> deployment, at the server."""
+    from prefect import get_client
+
+    module.serve(params)
+    with get_client(sync_client=True) as client:
+        flows = {flow.id: flow.name for flow in client.read_flows()}
+        return {f"{flows[one.flow_id]}/{one.name}": one for one in client.read_deployments() if module.TAG in one.tags}
+
+
+def test_the_server_has_what_params_yaml_says_and_no_more(params, prefect_server):
+    first = told(with_schedules(params, often=DRIFT))
+    assert set(first) == {one.full_name for one in plan(params)}
+    one = first["drift/host-avx2"]
+    assert (one.work_pool_name, one.entrypoint, one.parameters) == ("tcl-host-avx2", "flows.stages.drift", {"platform": "host-avx2"})
+    assert [(s.slug, s.schedule.cron, s.schedule.timezone, s.active) for s in one.schedules] == [("often", "30 */6 * * *", "UTC", True)]
+    assert one.global_concurrency_limit.limit == 1 and one.concurrency_options.collision_strategy == "CANCEL_NEW"
+    assert one.parameter_openapi_schema["properties"]["then"]["enum"] == ["params.yaml", "report", "collect"]
+    fewer = dataclasses.replace(params, platforms={name: spec for name, spec in params.platforms.items() if name != "host-avx512"})
+    fewer = dataclasses.replace(fewer, chain=dataclasses.replace(params.chain, then={"host-avx2": params.chain.then["host-avx2"]}))
+    second = told(with_schedules(fewer))
+    assert first.keys() - second.keys() == {f"{what}host-avx512" for what in ("stage/collect@", "stage/holdout@", "stage/distill@", "drift/")}
+    assert second["drift/host-avx2"].id == one.id and second["drift/host-avx2"].schedules == []
+
+
+def test_an_automation_that_was_paused_stays_paused(params, prefect_server):
+    from prefect import get_client
+
+    module.serve(with_schedules(params))
+    with get_client(sync_client=True) as client:
+        known = {one.name: one for one in client.read_automations()}
+        client.pause_automation(known["tcl: a crashed run is taken up again"].id)
+        module.serve(with_schedules(params))
+        again = {one.name: (one.id, one.enabled) for one in client.read_automations()}
+    assert again == {name: (one.id, "taken up" not in name) for name, one in known.items()}
+
+
+def test_what_is_said_names_times_pools_and_workers(params, prefect_server):
+    said = module.serve(with_schedules(params, often=DRIFT)).splitlines()
+    assert re.match(r"often +drift/host-sse42 +pool tcl-host-sse42 +30 \*/6 \* \* \* +next \d{4}-\d\d-\d\d \d\d:30 UTC", said[0])
+    assert said[-5:-1] == [f"  prefect worker start --pool {pool}" for pool in ("tcl", *(f"tcl-{name}" for name in params.platforms))]
+    assert "save a notification block named tcl-alerts" in said[-1]
+
+
+def test_failures_are_told_to_the_block_that_somebody_saved(params, prefect_server):
+    from prefect import get_client
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock
+
+    block = CustomWebhookNotificationBlock(name="alerts", url="http://127.0.0.1:9/", json_data={"text": "{{subject}}"}).save(module.ALERTS)
+    try:
+        assert "prefect worker start" in module.serve(with_schedules(params)).splitlines()[-1]
+        with get_client(sync_client=True) as client:
+            (found,) = client.read_automations_by_name("tcl: alerts")
+            assert found.trigger.expect == {f"prefect.flow-run.{name}" for name in ("Failed", "Crashed", "Drift", "Late")}
+            assert str(found.actions[0].block_document_id) == str(block)
+            client.delete_automation(found.id)
+    finally:
+        CustomWebhookNotificationBlock.delete(module.ALERTS)
+
+
+@pytest.fixture
+def compose() -> dict:
+    return YAML(typ="safe").load(ROOT / "compose.yaml")
+
+
+def test_the_containers_have_a_worker_for_each_pool(params, compose):
+    commands = [service.get("command", "") for service in compose["services"].values()]
+    pools = [match[1] for match in (re.search(r"worker start --pool (\S+)", command) for command in commands) if match]
+    assert sorted(pools) == sorted({one.pool for one in plan(params)})
+
+
+def test_containers_are_published_on_this_machine_and_have_no_default_password(compose):
+    text = (ROOT / "compose.yaml").read_text()
+    ports = [port for service in compose["services"].values() for port in service.get("ports", ())]
+    assert len(ports) == 3 and all(port.startswith("${TCL_BIND:-127.0.0.1}:") for port in ports)
+    secrets = re.findall(r"(?:PASSWORD|PGPASSWORD|AUTH_STRING): ?(.*)", text)
+    assert secrets and all(not secret.split("#")[0].strip() or secret.startswith("${POSTGRES_PASSWORD:?") for secret in secrets)
+    lasting = {name for name, service in compose["services"].items() if name != "deploy"}
+    assert {name for name in lasting if "healthcheck" not in compose["services"][name]} == set()
