@@ -14,7 +14,8 @@ from typing import Any
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from tcl_core.checked import read_json
-from tcl_core.journal import ERRORS, parse_line
+from tcl_core.journal import parse_line
+from tcl_core.records import ERRORS
 
 LATEST = 50  # checks of drift that are shown
 
