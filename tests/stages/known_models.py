@@ -106,7 +106,7 @@ def project(tmp_path, monkeypatch, database, request) -> TinyProject:
         write_model(platform, "best")
         save_hardware(model_folder(platform), Hardware(cores=2))
     write_json(promotion.EVALUATION, evaluation(first, "b"))
-    monkeypatch.setattr(store, "read_records", lambda folder: [None] * 10)
+    monkeypatch.setattr(store, "read_records", lambda *_: [None] * 10)
     return TinyProject(dataclasses.replace(params, chain=chain, platforms={first: mcpu, "b": mcpu}))
 
 

@@ -310,7 +310,7 @@ def test_models_that_cannot_score_a_log(here):
     with pytest.raises(DataError, match="no model in 'gone'"):
         predict_log(path, folder=Path("gone"))
     trained(ranking_problem(), Path("narrow"))
-    with pytest.raises(DataError, match="reads 6 features per token, but the tokens have 48"):
+    with pytest.raises(DataError, match="reads tokens of 6 numbers, and this version.s have 48; train it again"):
         predict_log(path, folder=Path("narrow"), to=Path("scores.csv"))
     assert not list(here.glob("*.csv*"))
 
