@@ -360,7 +360,7 @@ def summary() -> None:
 
 
 def main() -> None:
-    """Entry point of `tcl`: exits 0, a TclError's own code, 2 for wrong usage, 6 for drift, 130 for Ctrl-C, 1 for the unforeseen."""
+    """Entry point of `tcl`: exits 0, a TclError's own code, 2 for wrong usage, 7 for drift, 130 for Ctrl-C, 1 for the unforeseen."""
     output = _open_standard_streams()
     try:
         _check_words(sys.argv[1:])

@@ -22,7 +22,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from tcl_core.errors import PlatformError, TclError
+from tcl_core.errors import PlatformError, TclError, naming_extras
 from tcl_core.gpu import cuda_compiler
 
 TVM_VERSION = "0.27.0.post1"
@@ -58,7 +58,8 @@ def load_tvm(without_torch: bool = False) -> types.ModuleType:
     check_versions()
     if without_torch and "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` raise ImportError
-    tvm = importlib.import_module("tvm")
+    with naming_extras():
+        tvm = importlib.import_module("tvm")
     _stand_in_for_intrinsics(tvm)
     return tvm
 

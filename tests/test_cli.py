@@ -153,7 +153,7 @@ def test_an_answer_that_cannot_be_handed_over_is_printed(tcl, monkeypatch, tmp_p
 
 def test_drift_has_an_exit_code_of_its_own(tcl, monkeypatch, tmp_path):
     monkeypatch.setattr(stages, "drift", lambda *given: (f"{given}", given[0] == "slow"))
-    assert tcl("drift", "-p", "slow", "--json") == (6, "('slow', True)\n", "")
+    assert tcl("drift", "-p", "slow", "--json") == (7, "('slow', True)\n", "")
     assert tcl("drift") == (0, "(None, False)\n", "")
     monkeypatch.setenv(cli.ANSWER_FILE, str(tmp_path / "answer.json"))
     assert tcl("drift", "-p", "slow")[0] == 6

@@ -19,7 +19,7 @@ from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
 from tcl_core.evaluation.drift import SAME_ORDER, Comparison, compare, verdict
 from tcl_core.features.batches import Samples
-from tcl_core.journal import Record
+from tcl_core.records import Record
 from tcl_core.measure.job import Outcome, Setup
 from tcl_core.models import catalogue
 from tcl_core.platforms import read_saved_hardware

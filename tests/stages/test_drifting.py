@@ -13,7 +13,7 @@ import pytest
 from tcl_core import stages, store
 from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
 from tcl_core.features.batches import Samples
-from tcl_core.journal import Record
+from tcl_core.records import Record
 from tcl_core.measure.job import Outcome, Setup
 from tcl_core.params import load_params
 from tcl_core.platforms import Hardware

@@ -15,7 +15,7 @@ from tcl_core import provenance, registry, stages, store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import chain_figures, model_figures
-from tcl_core.journal import Record
+from tcl_core.records import Record
 from tcl_core.stages import figures
 from tcl_core.stages.figures import FIGURES, figures_of, gather
 from tcl_core.stages.project import JOURNAL, POOL, REPORTS, TASKS, model_folder, records_folder
