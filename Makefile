@@ -2,7 +2,8 @@
 #   make run                 the whole pipeline: tasks, measuring, training, chain, evaluation, registry, tuning
 #   make run PROFILE=full    the same with the sizes of a named profile (see `tcl profile --help`)
 #   make test                all tests
-#   make lint                what a linter finds without running anything
+#   make test-fast           all but those marked slow: whole runs and comparisons
+#   make lint                what a linter and a type checker find without running anything
 #   make docs                pages of the public functions, from their docstrings -> build/api
 #   make bench               the comparisons with other cost models, samplers and tuners
 #   make ui                  Prefect and MLflow in the browser, on this machine only
@@ -19,7 +20,7 @@ export PATH := $(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help run test lint docs bench ui serve setup clean
+.PHONY: help run test test-fast lint docs bench ui serve setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -31,8 +32,12 @@ run: setup
 test: setup
 	@python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+test-fast: setup
+	@python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+
 lint: setup
 	@ruff check
+	@mypy
 
 docs: setup
 	@python -m pdoc --docformat restructuredtext -o build/api tcl_core tcl_core.datasets tcl_core.samplers tcl_core.errors
@@ -73,5 +78,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build *.egg-info
 	find tcl_core flows tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from _tables import RESULTS, ROOT, arguments, into_readme, markdown, save
+from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
 
 from tcl_core import store
 from tcl_core.features.layout import WIDTH
@@ -33,7 +33,6 @@ from tcl_core.measure.pool import LANES_PER_DEVICE
 from tcl_core.params import Params, load_params
 
 COMMAND = "python bench/scale.py"
-DOCUMENT = ROOT / "docs" / "scale.md"
 SYSTEM, BATCH, LENGTH = "TCL, early stop", "64", "48"  # what `tcl collect` does; tokens of the longest programs
 RECORDS = 1_000  # that stand for a journal's line
 HOUR = 3600.0
@@ -280,7 +279,7 @@ def main() -> None:
     print(text)
     save("scale", {"rates": asdict(rates), "prices": prices, "compared": checked, "fleets": found}, COMMAND)
     if not given.quick:
-        into_readme("scale", text, DOCUMENT)
+        into_document("scale", text)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def plan(params: Params) -> list[Deployment]:
 def _stages(params: Params) -> Iterator[Deployment]:
     """One for each stage of the diagram, under DVC's own name for it."""
     names: list[str] = []
-    diagram(params, lambda name, *_: names.append(name) or Done(name))
+    diagram(params, lambda name, *_: names.append(name) or Done(name))  # type: ignore[func-returns-value]
     for name in names:
         kind, _, platform = name.partition("@")
         yield Deployment(
@@ -140,11 +140,11 @@ def automations() -> list[AutomationCore]:
     return [
         AutomationCore(
             name="tcl: a run that fell silent has crashed", description=f"No heartbeat for {SILENT_S} s.", tags=[TAG],
-            trigger=silent, actions=[ChangeFlowRunState(state=StateType.CRASHED, message=dead)],
+            trigger=silent, actions=[ChangeFlowRunState(state=StateType.CRASHED, message=dead)],  # type: ignore[call-arg]
         ),
         AutomationCore(
             name="tcl: a crashed run is taken up again", description=f"At most {MOST_STARTS} starts of one run.", tags=[TAG],
-            trigger=crashed, actions=[ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message=again)],
+            trigger=crashed, actions=[ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message=again)],  # type: ignore[call-arg]
         ),
     ]  # fmt: skip
 

@@ -68,7 +68,7 @@ def load_compiled(path: Path) -> Any:
     """The module of a library that TVM compiled, by TVM's runtime alone: the compiler takes seconds to import."""
     check_versions()
     tvm_ffi = importlib.import_module("tvm_ffi")
-    package = importlib.util.find_spec("tvm").submodule_search_locations[0]
+    package = importlib.util.find_spec("tvm").submodule_search_locations[0]  # type: ignore[union-attr, index]  # check_versions has found it
     ctypes.CDLL(str(Path(package) / "lib" / "libtvm_runtime.so"))  # what compiled code calls
     return tvm_ffi.load_module(str(path))
 
@@ -82,7 +82,7 @@ def _stand_in_for_intrinsics(tvm: types.ModuleType) -> None:
     name = "tvm.s_tir.tensor_intrin"
     if name not in sys.modules:
         package = types.ModuleType(name)
-        package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]  # type: ignore[attr-defined]
+        package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
         sys.modules[name] = tvm.s_tir.tensor_intrin = package
 
 

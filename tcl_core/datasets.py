@@ -55,7 +55,7 @@ def log(path: str | Path, hardware: Sequence[float] = (), target: str = "") -> S
     if not blocks:
         raise DataError(f"no line of {shown(path)} can become a program ({' '.join(refused.first).strip()}); give another log")
     known = opened.known
-    parts = [encoder_of(known.task_rows(), known.sketch_rows(), block["task_key"]).encode_columns(block, hardware) for block in blocks]
+    parts = [encoder_of(known.task_rows(), known.sketch_rows(), block["task_key"]).encode_columns(block, hardware) for block in blocks]  # type: ignore[arg-type]
     return concatenate(parts)
 
 
@@ -108,7 +108,7 @@ class Reference:
 
     def hardware(self, platform: str) -> Hardware:
         """What models are told of a platform's hardware."""
-        return read_saved_hardware(self._place(platform))
+        return read_saved_hardware(self._place(platform))  # type: ignore[return-value]  # CPUs alone were measured for it
 
     def _place(self, platform: str) -> Path:
         return self.folder / f"platform={platform}"

@@ -241,8 +241,9 @@ def reading(path: Path) -> Iterator[None]:
 
 def refusal(error: OSError) -> TclError:
     """The sentence for what the system refused, where no better one was found on the way."""
-    if error.filename is None and "temporary directory" in (error.strerror or ""):  # tempfile's own words, which name them all
-        where = shown(error.strerror[0].lower() + error.strerror[1:], 1000)
+    words = error.strerror or ""
+    if error.filename is None and "temporary directory" in words:  # tempfile's own, which name them all
+        where = shown(words[0].lower() + words[1:], 1000)
         return PlatformError(f"cannot write a temporary file ({where}); free some space or let TMPDIR name another folder, then run again")
     return _cannot("read or write", error.filename or "a file", error)
 

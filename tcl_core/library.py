@@ -94,7 +94,7 @@ def _rank_traces(trained: Trained, programs: Sequence[tuple[Any, Any, float]]) -
     names = {key: _name(first[key]) for key in numbers}
     tasks, scores = np.array([numbers[key] for key in keys], dtype=np.int32), np.empty(len(keys), dtype=np.float32)
     for key, number in numbers.items():
-        rows = np.flatnonzero(tasks == number)
+        rows = np.flatnonzero(tasks == number).tolist()
         workload = workload_of(names[key], first[key])
         scores[rows] = trained.predict(samples_of_traces([programs[row][1] for row in rows], workload, trained.hardware_vector))
     lines, seconds = np.arange(1, len(keys) + 1, dtype=np.int32), np.array([seconds for _, _, seconds in programs])
@@ -201,7 +201,7 @@ def tune(
     donors = Donors([Path(folder) for folder in warm_start], setup.target) if warm_start else None
     with nullcontext() if out is None else tuned_folder(Path(out), force) as aside:
         tuned = tune_network(
-            str(network), PREPARED, model=trained and trained.model, hardware=trained.hardware_vector if trained else (),
+            str(network), PREPARED, model=trained.model if trained else None, hardware=trained.hardware_vector if trained else (),
             setup=setup, trials=trials, seed=seed, folder=aside and aside / "database", out=aside, minutes=minutes, donors=donors,
         )  # fmt: skip
         if aside is not None:

@@ -47,7 +47,7 @@ def parse(kind: Any, value: Any, key: str, source: str) -> Any:
     Raises UsageError: unknown or missing key, wrong type, value out of range.
     """
     kind, rule = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return _parse_section(kind, value, key, source)
     if get_origin(kind) is dict:
         entries = _mapping(value, key, source)

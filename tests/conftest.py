@@ -22,11 +22,15 @@ from tcl_core.programs.workload import Workload, read_workload
 
 
 LONG = ("test_end_to_end.py", "test_bench_scripts.py")  # begin first, so that no process is left alone with one of them
+SLOW = (*LONG, "test_network_tuning.py")  # `make test-fast` leaves them out
 USABLE = os.sched_getaffinity(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
+    for item in items:
+        if item.path.name in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 def interruptible() -> None:

@@ -48,6 +48,7 @@ def template(node: ast.expr, module: ast.Module) -> list[str]:
         return [text for value in returned for text in template(value, module)] or [GAP]
     if isinstance(node, ast.Name):
         given = [s.value for s in module.body if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == node.id]
+        given += [part.value for part in ast.walk(module) if isinstance(part, ast.NamedExpr) and part.target.id == node.id]
         return [text for value in given for text in template(value, module)] or [GAP]
     return [GAP]
 
@@ -83,9 +84,9 @@ def said(path: str, module: ast.Module, codes: dict[str, int | None]) -> Iterato
         if name == "unknown_name":
             kind, known = template(node.args[0], module)[0], f" in {GAP}" if len(node.args) > 3 else ""
             yield Sentence(f"unknown {kind} '{GAP}'{known}; {GAP}", errors.UsageError.exit_code, place)
-        elif name in codes and path != "tcl_core/errors.py":
+        elif name in codes:
             text = node.args[1] if name == "StageFailed" else node.args[0]
-            yield from (Sentence(found, codes[name], place) for found in template(text, module))
+            yield from (Sentence(found, codes[name], place) for found in template(text, module) if not found.startswith(f"unknown {GAP}"))
         elif name == "_fail" and path == "tcl_core/cli.py":
             code = node.args[1]
             number = code.value if isinstance(code, ast.Constant) else codes.get(ast.unparse(code).split(".")[0])

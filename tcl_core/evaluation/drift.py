@@ -64,7 +64,7 @@ def compare(
     ratios = new_s[ran] / old_s[ran]
     old = _clear_pairs(old_s, tasks, clear)
     kept = _ordered(-new_s, old)
-    shares: dict[str, float] = {}
+    shares: dict[str, float | None] = {}
     if champion is not None:
         new = _clear_pairs(new_s, tasks, clear)
         shares = {"then": _mean(_ordered(champion, old)), "now": _mean(_ordered(champion, new))}

@@ -92,7 +92,7 @@ def paired_bootstrap(
     old, new = _resampled(weight, draws, seed, *chosen)
     low, high = np.percentile(new - old, [2.5, 97.5]).tolist()
     probability = float(np.mean(new > old) + 0.5 * np.mean(new == old))
-    return Duel(*(c.ratio(pooled(networks)) for c in chosen), probability, low, high)
+    return Duel(*(c.ratio(pooled(networks)) for c in chosen), probability, low, high)  # type: ignore[call-arg]
 
 
 def flipped_signs(champion: Mapping[int, float], candidate: Mapping[int, float], draws: int = 1000, seed: int = 0) -> Duel:

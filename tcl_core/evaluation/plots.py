@@ -123,7 +123,7 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, Any]]], folder: str
                         *zip(*points, strict=True), style, color=_SERIES[index % len(_SERIES)], label=label
                     )
         axes.set(xlabel="epoch", title=platform)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         if axes.lines:
             axes.legend(frameon=False)
     panels[0].set_ylabel("LambdaRank loss (mean over batches)")

@@ -29,7 +29,7 @@ def terminal_table(evaluation: Mapping[str, Any], width: int = 160) -> str:
     for key, what in (("chain", "along the chain"), ("knowledge_base", "of the knowledge base alone")):
         if key in evaluation:
             console.print(_chain_table(evaluation[key], f"Top-1 {what}, by platform ranked"))
-    return console.file.getvalue()
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def _ranking_table(evaluation: Mapping[str, Any]) -> Any:

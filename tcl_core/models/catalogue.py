@@ -41,7 +41,7 @@ def model_class(name: str) -> type[CostModel]:
 
 def create(name: str, settings: FitSettings | None = None) -> CostModel:
     """A fresh model of a name; ``settings`` carries the seed and how it trains."""
-    return model_class(name)(settings) if settings else model_class(name)()
+    return model_class(name)(settings) if settings else model_class(name)()  # type: ignore[call-arg]
 
 
 def own_settings(name: str) -> FitSettings:

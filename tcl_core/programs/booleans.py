@@ -20,7 +20,7 @@ def spell_out_booleans(module: Any) -> Any:
     relax = tvm.relax
 
     @relax.expr_functor.mutator
-    class SpellOut(relax.PyExprMutator):
+    class SpellOut(relax.PyExprMutator):  # type: ignore[name-defined]
         found = False
 
         def visit_call_(self, call: Any) -> Any:

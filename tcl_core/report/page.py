@@ -196,7 +196,7 @@ def _curves(epochs: Sequence[Mapping[str, Any]], phases: Sequence[str]) -> list[
     for place, phase in enumerate(phases, start=1):
         for key, dashed in (("loss", False), ("valid_loss", True)):
             points = [(e["epoch"], e[key]) for e in epochs if e.get("phase", "") == phase and e.get(key) is not None]
-            found += [charts.Line(*zip(*points, strict=True), place, dashed)] if points else []
+            found += [charts.Line(*zip(*points, strict=True), place, dashed)] if points else []  # type: ignore[call-arg]
     return found
 
 
@@ -289,7 +289,7 @@ def noise(run: Run) -> Section | None:
     series = []
     for place, of in enumerate(found.values(), start=1):
         points = [(share, 100 * value) for share, value in zip(shares, of["spread"], strict=True) if value > 0]  # for the axis is logarithmic
-        series += [charts.Line(*zip(*points, strict=True), place)] if points else []
+        series += [charts.Line(*zip(*points, strict=True), place)] if points else []  # type: ignore[call-arg]
     rows = [
         [name, count(n["programs"]), number(n["repeats"], 1), *(percent(n["spread"][place]) for place in (10, 18, 20)), count(n["disturbed"])]
         for name, n in found.items()

@@ -65,7 +65,7 @@ def judge(
     if not pairs[0]:
         raise DataError("no held-out task has two programs of different latencies, so there is nothing to rank; hold out more programs")
     chosen = [subset_top_1(predictions, *records) for predictions in (rival, candidate)]
-    duels = {"pairs": flipped_signs(*pairs, draws, seed), "u16": flipped_signs(*chosen, draws, seed), "top_1": top_1}
+    duels = {"pairs": flipped_signs(*pairs, draws, seed), "u16": flipped_signs(*chosen, draws, seed), "top_1": top_1}  # type: ignore[call-arg]
     needed, least = (settings.first_confidence, 1) if first else (settings.confidence, settings.min_tasks)
     told = f"{_told(duels)}, against {against} on {len(samples)} held-out programs of {len(pairs[0])} tasks"
     if len(pairs[0]) < least:

@@ -246,7 +246,7 @@ class _Bridge:
         return state, f"; the difference is believed by {labelled.share:.0%}, which leaves {labelled.left:.0%} of it unexplained"
 
 
-METHODS = {"bridge": _Bridge, "ckd": _Ckd, "ckd-mended": _CkdMended}
+METHODS: dict[str, type[_Bridge] | type[_Ckd]] = {"bridge": _Bridge, "ckd": _Ckd, "ckd-mended": _CkdMended}
 
 
 def bridge_settings(project: Project) -> BridgeSettings:
@@ -335,7 +335,7 @@ def run_evaluate(project: Project) -> str:
             },
             "chain": _chain(predicted, held_out, weights),
             "knowledge_base": _chain(by_base, held_out, weights),
-            "parameters": {p: m.parameter_count() for p, m in models.items()},
+            "parameters": {p: m.parameter_count() for p, m in models.items()},  # type: ignore[attr-defined]
             "judged": judged,
         }
         write_json(REPORTS / "evaluation.json", evaluation)

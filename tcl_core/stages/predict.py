@@ -291,7 +291,7 @@ def _table(scored: Scored, top: int) -> list[str]:
     console = Console(file=StringIO(), width=120, markup=False, emoji=False, force_terminal=False)
     console.print(table)
     left = [f"{len(best) - TASKS:,} more tasks: --to FILE writes all of them"] if len(best) > TASKS else []
-    return [console.file.getvalue().rstrip(), *left]
+    return [console.file.getvalue().rstrip(), *left]  # type: ignore[attr-defined]
 
 
 def _cells(scored: Scored, row: int) -> list[str]:

@@ -44,7 +44,7 @@ def cost_model(source: str | Path | Trained) -> Any:
     from tvm.ir.utils import derived_object
 
     @derived_object
-    class TclCostModel(ms.cost_model.PyCostModel):
+    class TclCostModel(ms.cost_model.PyCostModel):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.tasks: dict[str, tuple[Workload, TaskRanking]] = {}
@@ -121,7 +121,7 @@ def search_strategy(source: str | Path | Trained, settings: SearchSettings = USU
     from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
     @derived_object
-    class TclSearch(ms.search_strategy.PySearchStrategy):
+    class TclSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[name-defined]
         """One task's search, made when it is tuned: MetaSchedule makes a strategy for each, by ``clone``."""
 
         def __init__(self) -> None:

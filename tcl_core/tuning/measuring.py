@@ -48,7 +48,7 @@ def module_builder(below: str | Path | None = None) -> Any:
     from tvm.ir.utils import derived_object
 
     @derived_object
-    class ModuleBuilder(ms.builder.PyBuilder):
+    class ModuleBuilder(ms.builder.PyBuilder):  # type: ignore[name-defined]
         def build(self, build_inputs: Sequence[Any]) -> list[Any]:
             paths = [new_artifact(tvm.ir.save_json(given.mod), below) for given in build_inputs]
             return [ms.builder.BuilderResult(str(path), None) for path in paths]
@@ -75,7 +75,7 @@ def worker_runner(runner: Runner, on_outcome: Callable[[Outcome], Any] = lambda 
         return RunnerFuture(f_done=lambda: True, f_result=lambda: result)
 
     @derived_object
-    class WorkerRunner(ms.runner.PyRunner):
+    class WorkerRunner(ms.runner.PyRunner):  # type: ignore[name-defined]
         def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
             futures = []
             for outcome in runner.measure(jobs([str(given.artifact_path) for given in runner_inputs])):

@@ -61,7 +61,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with open_log_file(path) as raw:
-            file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+            file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw  # type: ignore[attr-defined]
             while text := file.readline(LONGEST + 1):
                 number += 1
                 if len(text) > LONGEST:
