@@ -16,8 +16,10 @@ from tcl_core.report.svg import FAINT, INK, LINE, PAPER, as_svg, colour, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 ROW_PX, AXIS_PX = 22, 48  # of a chart that has a row for each thing: its row, and what its axis takes
+FAR = 12  # times as large: too far apart for one linear axis
 
 
 class Dot(NamedTuple):
@@ -101,7 +103,8 @@ def lines(
         if steps:
             axes.set_xlim(left=0)
         if log:
-            _plain_logarithmic(axes)
+            axes.set_yscale("log")
+            _plain_logarithmic(axes.yaxis)
         elif zero:
             axes.margins(y=0.08)
             axes.set_ylim(bottom=0)
@@ -109,16 +112,15 @@ def lines(
         return as_svg(figure, name, alt)
 
 
-def _plain_logarithmic(axes: Axes) -> None:
-    """A logarithmic y-axis with plain numbers on it, a few at least."""
+def _plain_logarithmic(axis: Axis) -> None:
+    """Plain numbers on a logarithmic axis, a few at least."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
+    low, high = axis.get_view_interval()
     subs = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0) if high > 12 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(subs=subs, numticks=9))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def stacks(name: str, alt: str, at: Sequence[int], parts: Mapping[str, tuple[int, Sequence[float]]], xlabel: str, ylabel: str) -> Markup:
@@ -166,15 +168,23 @@ class Repeated(NamedTuple):
 
 
 def scatters(name: str, alt: str, rows: Sequence[Repeated], xlabel: str) -> Markup:
-    """A row for each thing: every value of it, and their median as a stroke with its number."""
+    """A row for each thing: every value of it, and their median as a stroke with its number.
+
+    From 0, or, where some are many times as large as others, on a logarithmic axis.
+    """
     with drawing(AXIS_PX + 1.5 * ROW_PX * len(rows)) as figure:
         axes = figure.subplots()
         for place, row in enumerate(rows):
             axes.plot(row.values, [place] * len(row.values), "o", color=colour(row.colour), markersize=6, alpha=0.45, markeredgewidth=0)
             axes.plot([row.middle] * 2, [place - 0.3, place + 0.3], color=colour(row.colour), linewidth=2.4, solid_capstyle="butt")
             axes.text(1.03, place, row.told, transform=axes.get_yaxis_transform(), va="center", color=INK)
-        most = max(value for row in rows for value in (*row.values, row.middle))
-        axes.set(xlim=(0, 1.04 * most), xlabel=xlabel)
-        axes.axvline(0, color=LINE)
+        values = [value for row in rows for value in (*row.values, row.middle)]
+        axes.set(xlabel=xlabel)
+        if max(values) > FAR * min(values) > 0:
+            axes.set_xscale("log")
+            _plain_logarithmic(axes.xaxis)
+        else:
+            axes.set_xlim(0, 1.04 * max(values))
+            axes.axvline(0, color=LINE)
         _name_rows(axes, [row.label for row in rows])
         return as_svg(figure, name, alt)

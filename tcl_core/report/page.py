@@ -348,7 +348,7 @@ def provenance(run: Run) -> Section | None:
         tables.append(Table("Parameters that differ from the committed ones", ["parameter", "committed", "this run"], rows, left=3))
     parameters = Table("All parameters", ["parameter", "value"], [[name, value_of(value)] for name, value in made["parameters"].items()], left=2)
     text = {True: "", False: "All parameters are those committed."}[bool(made["changed"])]
-    text = "Which parameters differ from the committed ones is not known: there is no Git repository." if made["changed"] is None else text
+    text = "Which parameters differ from the committed ones is not known: params.yaml is not committed." if made["changed"] is None else text
     return Section("provenance", "Where it comes from", text, tables=tables, folded=[parameters])
 
 

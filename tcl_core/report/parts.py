@@ -121,10 +121,10 @@ def interval(figure: dict[str, float | None] | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """With three significant digits or more: ``12.4 ms``, ``0.481 ms``."""
+    """With three significant digits or so: ``12.4 ms``, ``0.481 ms``, ``0.0076 ms``."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3 if value >= 0.1 else 4
     return f"{value:,.{digits}f} ms"
 
 

@@ -35,6 +35,7 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.report import collection_progress
 from tcl_core.files import shown
 from tcl_core.params import Params, load_params
+from tcl_core.report.tuned import NAMES
 from tcl_core.settings import read_yaml, yaml_format
 from tcl_core.stages import promotion, use
 from tcl_core.stages.overview import SUMMARY, stages_of
@@ -182,7 +183,7 @@ def _left_out_by_evaluation(evaluation: Mapping[str, Any]) -> list[list[str]]:
 def _left_out_by_tuning(tuned: Mapping[str, Any]) -> list[list[str]]:
     if not tuned:
         return [["tuning", "no network has been tuned yet; run: tcl tune"]]
-    found = [[name, why] for name, why in tuned.get("compared", {}).get("missing", {}).items()]
+    found = [[NAMES.get(name, name), why] for name, why in tuned.get("compared", {}).get("missing", {}).items()]
     if not tuned.get("curve"):
         found.append(["milliseconds against programs measured", "tuning kept no curve; tune again: tcl tune --again"])
     if count := tuned.get("left_out"):

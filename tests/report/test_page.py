@@ -215,7 +215,7 @@ def test_figures_that_are_not_known_are_dashes():
     assert row[2:5] == ["0.614 (0.514 to 0.714)", "–", "–"]
     assert read.tables["Top-1 of each platform's model"][1][3] == "–"
     assert [row[0] for row in read.tables["One inference"][1:]] == ["tuned", "untuned"]
-    assert "PyTorch did not run it" in read.sections[""] and "there is no Git repository" in read.sections["provenance"]
+    assert "PyTorch did not run it" in read.sections[""] and "params.yaml is not committed" in read.sections["provenance"]
 
 
 def test_no_failed_candidate_needs_no_chart(undrawn):
@@ -374,7 +374,7 @@ def test_runs_of_equal_parameters_are_said_to_be_so(undrawn):
 
 
 def test_figures_are_written_as_people_read_them():
-    assert [milliseconds(ms) for ms in (2745.03, 12.44, 1.234, 0.4807, None)] == ["2,745 ms", "12.4 ms", "1.23 ms", "0.481 ms", "–"]
+    assert [milliseconds(ms) for ms in (2745.03, 12.44, 1.234, 0.4807, 0.00762, None)] == ["2,745 ms", "12.4 ms", "1.23 ms", "0.481 ms", "0.0076 ms", "–"]
     assert [duration(s) for s in (4.52, 86.5, 893, 9000, None)] == ["4.5 s", "86 s", "14.9 min", "2.5 h", "–"]
     assert number(float("nan")) == "–" and interval({"value": 0.5}) == "0.500" and interval(None) == "–"
     assert short("a\x1b[31m\udce9") == "a\\x1b[31m\\udce9"
@@ -386,6 +386,13 @@ def test_a_collection_of_any_number_of_rounds_can_be_drawn(rounds):
     drawn = charts.stacks("n", "a chart of rounds", rounds, {"conv2d": (1, [3.0] * len(rounds))}, "round", "programs")
     shown = [int(text) for text in re.findall(r">(\d+)</text>", drawn)]
     assert 0 in shown and len(set(shown) & set(rounds)) <= 9
+
+
+@pytest.mark.parametrize(("slowest", "ticks"), [(3.0, {"0.0", "1.0", "2.0"}), (900.0, {"1", "10", "100"})])
+def test_rounds_far_apart_are_drawn_on_a_logarithmic_axis(slowest, ticks):
+    drawn = charts.scatters("n", "a chart of rounds", [charts.Repeated("eager", [1.0, 1.1, slowest], 1.1, 2, "1.10 ms")], "ms")
+    texts = re.findall(r">([^<]+)</text>", drawn)
+    assert ticks <= set(texts) and {"eager", "1.10 ms", "ms"} <= set(texts)
 
 
 # --- in a browser ---

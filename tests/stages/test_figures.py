@@ -174,7 +174,7 @@ def test_what_is_missing_is_said_with_its_reason(project):
     (JOURNAL / "seconds" / "tasks.json").write_text("torn")
     left_out = dict(gather(Path("."))["left_out"])
     assert left_out["accuracy"] == "no model has been judged yet; run: dvc repro evaluate"
-    assert left_out["compile"] == "no compiler" and "tcl tune --again" in left_out["milliseconds against programs measured"]
+    assert left_out["torch.compile"] == "no compiler" and "tcl tune --again" in left_out["milliseconds against programs measured"]
     assert "TVM's own took their place" in left_out["tuned programs of 2 tasks"]
     assert "is damaged (it is no JSON)" in left_out["time of tasks"]
     assert "nobody knows what this model was made of" in left_out[f"what the model of {FIRST} was made of"]
