@@ -122,7 +122,7 @@ def test_an_unchanged_machine(machine, project, monkeypatch):
     (check,) = run_drift(project, P)
     assert (check["verdict"], check["changed"], check["measured"], check["champion_version"]) == ("no drift", [], 1, 7)
     assert check["then"] == check["now"] == check["agreement"]["value"] == 1.0
-    assert drift_text(check).startswith("host-avx2: no drift: the machine is as fast as then, ranking unchanged: 100% of 36 clear pairs")
+    assert drift_text(check).startswith("host-avx2: no drift: the machine is as fast as then, ranking unchanged: 100% of 72 clear pairs")
     run_drift(project, P)
     assert [one["verdict"] for one in history()] == ["no drift"] * 2 and machine.measured[0] == machine.measured[1]
 
@@ -138,7 +138,7 @@ def test_another_order_is_measured_twice_before_it_is_called_drift(machine, proj
     machine.seconds = lambda number: 64e-3 / 2**number
     (check,) = run_drift(project, P)
     assert (check["verdict"], check["measured"], check["then"], check["now"]) == ("drift", 2, 1.0, 0.0)
-    assert "keeps the order of only 0% of 36 clear pairs" in check["reason"] and "the champion orders 0% of clear pairs right" in check["reason"]
+    assert "keeps the order of only 0% of 72 clear pairs" in check["reason"] and "the champion orders 0% of clear pairs right" in check["reason"]
     assert "measuring once more, to be sure" in capsys.readouterr().err
 
 
@@ -151,8 +151,8 @@ def test_a_neighbour_that_has_gone_by_the_second_time_is_no_drift(machine, proje
 def test_on_a_loud_machine_nothing_can_be_told(machine, project):
     machine.disturbed, machine.seconds = [True, True], lambda number: 64e-3 / 2**number
     (check,) = run_drift(project, P)
-    assert (check["verdict"], check["measured"], check["disturbed"]) == ("undecided", 2, 24)
-    assert "others on this machine disturbed 24 programs; try again when it is quieter" in check["reason"]
+    assert (check["verdict"], check["measured"], check["disturbed"]) == ("undecided", 2, 48)
+    assert "others on this machine disturbed 48 programs; try again when it is quieter" in check["reason"]
     machine.disturbed, machine.seconds = [True, False], lambda number: 1e-3 * 2**number
     (check,) = run_drift(project, P)
     assert (check["verdict"], check["measured"], check["disturbed"]) == ("no drift", 2, 0)
