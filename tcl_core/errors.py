@@ -46,8 +46,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") ->
 
 
 EXTRAS = {  # package that the core does without -> the extra that installs it
-    "dvc": "pipeline", "matplotlib": "pipeline", "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline", "psutil": "tvm", "rich": "pipeline",
-    "ruamel": "pipeline", "transformers": "pipeline", "tvm": "tvm", "tvm_ffi": "tvm", "typer": "pipeline", "xgboost": "trees",
+    "distributed": "dask", "dvc": "pipeline", "matplotlib": "pipeline", "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline",
+    "prefect_dask": "dask", "psutil": "tvm", "rich": "pipeline", "ruamel": "pipeline", "transformers": "pipeline", "tvm": "tvm", "tvm_ffi": "tvm", "typer": "pipeline", "upath": "remote",
+    "xgboost": "trees",
 }  # fmt: skip
 
 

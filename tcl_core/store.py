@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.errors import DataError, unknown_name
-from tcl_core.files import reading, replacing, shown
+from tcl_core.files import is_remote, place, reading, replacing, shown
 from tcl_core.journal import SCHEMA_VERSION, Record
 
 ROWS_PER_GROUP = 65_536  # the unit of streaming: some 10 MB of records in memory
@@ -166,17 +166,25 @@ def _footer_start(tail: bytes, size: int) -> int:
 
 def _is_sealed(path: Path) -> bool:
     """Whether a file has a seal, which files of an earlier version have not; DataError where it does not fit."""
-    facts = path.stat()
-    fits = _seal_fits(path, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    fits = _seal_fits(path, _state(path))
     if fits is False:
         raise damaged(path, "its checksum does not fit", _remedy(path))
     return bool(fits)
 
 
+def _state(path: Path) -> object:
+    """What differs once a file is another."""
+    if is_remote(path):
+        return path.fs.ukey(path.path)
+    facts = path.stat()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
 @lru_cache(maxsize=4096)  # a file is read for it once
-def _seal_fits(path: Path, inode: int, size: int, changed_ns: int) -> bool | None:
+def _seal_fits(path: Path, state: object) -> bool | None:
     """None where there is no seal."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
         if size < 8:
             return None
         file.seek(size - 8)
@@ -224,7 +232,7 @@ def _leaf(field: pa.Field) -> str:
 
 def read_table(path: str | Path, table: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """All rows, as dictionaries.  Raises DataError: file missing, damaged, or of another schema version."""
-    path = Path(path)
+    path = place(path)
     return [row for group in _iter_groups(path, table, columns) for row in group.to_pylist()]
 
 
@@ -233,7 +241,7 @@ def iter_records(folder: str | Path, columns: Sequence[str] | None = None) -> It
 
     Raises DataError: no records (names their stage), a damaged file, another schema version, several hosts.
     """
-    folder = Path(folder)
+    folder = place(folder)
     files = _record_files(folder)
     _check_hosts(folder, (host for file in files for host in _distinct(file, "host")))
     for file in files:
@@ -252,7 +260,7 @@ def iter_columns(
     ``files`` are names without .parquet; none: all.
     Raises what ``iter_records`` does, before the first block where it can, and UsageError for an unknown file.
     """
-    folder = Path(folder)
+    folder = place(folder)
     paths = _chosen(_record_files(folder), folder, files)
     _check_hosts(folder, (host for path in paths for host in _distinct(path, "host")))
     return (
@@ -478,7 +486,7 @@ def write_skipped(folder: str | Path, platform: str, reason: str, **facts: str) 
 
 def skipped_reason(folder: str | Path) -> str | None:
     """Why the stage that writes ``folder`` left the platform out; None where it did not."""
-    path = Path(folder) / "skipped.json"
+    path = place(folder) / "skipped.json"
     try:
         found = read_json(path, _remedy(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -562,7 +570,7 @@ def _open(path: Path, table: str) -> pq.ParquetFile:
     try:
         with reading(path):
             sealed = _is_sealed(path)
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        file = _parquet(path)
     except FileNotFoundError:
         stage = _STAGES.get(table)
         hint = f"the stage {stage} writes it: dvc repro {stage}" if stage else _how_to_write(path.parent)
@@ -573,9 +581,13 @@ def _open(path: Path, table: str) -> pq.ParquetFile:
     _check_size(path, table, file.metadata)
     if not sealed and b"tcl.sealed" in file.schema_arrow.metadata:
         raise damaged(path, "its checksum is gone", _remedy(path))
-    return pq.ParquetFile(
-        path, metadata=file.metadata, page_checksum_verification=True, read_dictionary=_texts(table)
-    )
+    return _parquet(path, metadata=file.metadata, read_dictionary=_texts(table))
+
+
+def _parquet(path: Path, **options: Any) -> pq.ParquetFile:
+    """A file of this machine, or one of a URL through pyarrow's bridge to fsspec."""
+    where = {"source": path.path, "filesystem": path.fs} if is_remote(path) else {"source": path}
+    return pq.ParquetFile(**where, page_checksum_verification=True, **options)
 
 
 def _texts(table: str) -> list[str]:
