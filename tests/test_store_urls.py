@@ -35,9 +35,9 @@ def change(path: str, change) -> None:
 def test_tables_and_records_are_those_of_the_folder(url):
     assert store.read_table(f"{url}/networks.parquet", "networks") == store.read_table(datasets.PACKAGED / "networks.parquet", "networks")
     places = f"{url}/{PLATFORM}", datasets.PACKAGED / PLATFORM
-    for found, expected in zip(*(store.iter_records(place, ["task_key", "decisions", "host"]) for place in places), strict=True):
+    for found, expected in zip(*(store.iter_records(folder, ["task_key", "decisions", "host"]) for folder in places), strict=True):
         assert found == expected
-    for found, expected in zip(*(store.iter_columns(place, SMALL) for place in places), strict=True):
+    for found, expected in zip(*(store.iter_columns(folder, SMALL) for folder in places), strict=True):
         np.testing.assert_array_equal(found["latencies_s"].values, expected["latencies_s"].values)
         np.testing.assert_array_equal(found["decisions"].offsets, expected["decisions"].offsets)
 
