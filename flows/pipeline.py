@@ -20,6 +20,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from flows import report
 from flows.dvc_stage import Busy, StageFailed, only_run, reproduce, run_command
+from flows.features import lower_programs
 from flows.server import prefect_api, wait_until_recorded
 from tcl_core import store
 from tcl_core.cli import INTERRUPTED
@@ -79,7 +80,13 @@ def whole_pipeline(force_collect: tuple[str, ...], force_holdout: tuple[str, ...
         if platform not in params.platforms:
             raise unknown_name("platform", platform, params.platforms, "params.yaml")
     forced = {*(f"collect@{platform}" for platform in force_collect), *(f"holdout@{platform}" for platform in force_holdout)}
-    evaluated = diagram(params, lambda name, *inputs: run_stage(name, *inputs, again=name in forced))
+
+    def stage(name: str, *inputs: Done) -> Done:
+        if name == "train" and params.run.engine == "dask":  # all is measured by then
+            lower_programs(params.run)
+        return run_stage(name, *inputs, again=name in forced)
+
+    evaluated = diagram(params, stage)
     registered = command("register", evaluated)
     promoted = command("promote", registered)
     tuned = command("tune", promoted)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tcl_core.errors import DataError
-from tcl_core.files import reading, replacing, shown
+from tcl_core.files import place, reading, replacing, shown
 
 KEY = "checksum"
 AGAIN = "delete it and run its stage again, or fetch it with: dvc checkout"  # the remedy for a stage's damaged file
@@ -47,7 +47,7 @@ def read_json(path: str | Path, remedy: str) -> dict[str, Any]:
     ``remedy`` ends the sentence about a damaged file: what to do.  Raises DataError for a damaged one, PlatformError for
     one that may not be read, FileNotFoundError for none.
     """
-    path = Path(path)
+    path = place(path)
     with reading(path):
         size = path.stat().st_size
         raw = path.read_bytes() if size <= _LARGEST else b""

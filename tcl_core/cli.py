@@ -19,7 +19,7 @@ from typing import Annotated, NoReturn, Optional
 
 import typer
 
-from tcl_core import __version__, environment  # noqa: F401  (the latter before torch is imported)
+from tcl_core import __version__, environment  # the latter before torch is imported
 from tcl_core.errors import DRIFT, DataError, PlatformError, TclError, UsageError, missing_extra
 from tcl_core.files import printable, refusal, shown
 from tcl_core.process import ANSWER_FILE, end_with_parents
@@ -29,6 +29,7 @@ INTERRUPTED = "stopped; what was measured and finished is kept, the same command
 MOST_TRIALS = 10_000_000
 MOST_MINUTES = 100_000.0
 SENTENCE = 2_000  # characters of an error that are printed
+TOGETHER = ("train", "distill")  # what several processes of torchrun can do together
 
 app = typer.Typer(
     help="Learn to rank tensor programs: choose what to measure, train, carry knowledge down a chain of platforms, tune.",
@@ -56,6 +57,11 @@ def start(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version, and exit.")] = False,
 ) -> None:
     context.obj = _here()  # what a user's paths are relative to
+    if environment.processes() > 1 and context.invoked_subcommand not in TOGETHER:
+        raise UsageError(
+            f"tcl {context.invoked_subcommand} is the work of one process, and torchrun started {environment.processes()}; run it "
+            f"without torchrun, which is for: {', '.join(TOGETHER)}"
+        )
     # These need no project; and this runs before a command sees its own --help.
     if context.invoked_subcommand not in ("device", "init") and not set(HELP) & set(sys.argv):
         _enter_project()

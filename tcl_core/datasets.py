@@ -24,7 +24,7 @@ from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.features.statements import with_statements
 from tcl_core.features.states import with_states
-from tcl_core.files import shown
+from tcl_core.files import place, shown
 from tcl_core.platforms import Hardware, read_saved_hardware
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.tuning_logs.known import Known
@@ -37,10 +37,10 @@ PACKAGED = Path(__file__).parent / "package_data" / "reference"
 def reference(folder: str | Path | None = None, features: str | Path | None = None) -> Reference:
     """11,584 programs of 182 tasks on three targets of one machine, really measured; ``data/reference/README.md`` tells how.
 
-    folder    another data set of that form; features  where lowered programs are cached, else in the user's cache folder
+    folder    another data set of that form, or a URL of one that fsspec reads; features  where lowered programs are cached, else in the user's cache folder
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / "features"
-    return Reference(Path(folder or PACKAGED), Path(features or cache))
+    return Reference(place(folder or PACKAGED), Path(features or cache))
 
 
 def log(path: str | Path, hardware: Sequence[float] = (), target: str = "") -> Samples:

@@ -17,3 +17,8 @@ WANTED = {
 }
 for name, value in WANTED.items():
     os.environ.setdefault(name, value)
+
+
+def processes() -> int:
+    """How many processes torchrun started side by side, this one among them; 1 where it started none."""
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1

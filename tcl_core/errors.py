@@ -54,9 +54,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") ->
 
 
 EXTRAS = {  # package that the core does without -> the extra that installs it
-    "cronsim": "pipeline", "dvc": "pipeline", "jinja2": "pipeline", "markupsafe": "pipeline", "matplotlib": "pipeline",
-    "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline", "psutil": "tvm", "rich": "pipeline",
-    "ruamel": "pipeline", "transformers": "pipeline", "tvm": "tvm", "tvm_ffi": "tvm", "typer": "pipeline", "xgboost": "trees",
+    "cronsim": "pipeline", "distributed": "dask", "dvc": "pipeline", "jinja2": "pipeline", "markupsafe": "pipeline",
+    "matplotlib": "pipeline", "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline", "prefect_dask": "dask", "psutil": "tvm",
+    "rich": "pipeline", "ruamel": "pipeline", "transformers": "pipeline", "tvm": "tvm", "tvm_ffi": "tvm", "typer": "pipeline",
+    "upath": "remote", "xgboost": "trees",
 }  # fmt: skip
 
 

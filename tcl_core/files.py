@@ -20,13 +20,35 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tcl_core.errors import PlatformError, TclError, UsageError
+from tcl_core.errors import PlatformError, TclError, UsageError, naming_extras
 from tcl_core.locks import lock_if_there, wait_for_lock
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO, errno.EINVAL)
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 _TOKEN = "[0-9a-f]" * 12  # of names aside, as a pattern
+
+
+def place(path: str | Path) -> Path:
+    """A path of this machine; of a URL such as s3://bucket/folder one that is read alike, by fsspec.
+
+    Raises UsageError where a package that reads such URLs is not installed, or there is none.
+    """
+    if not isinstance(path, str) or "://" not in path:
+        return path if is_remote(path) else Path(path)
+    with naming_extras():
+        from upath import UPath
+    try:
+        found = UPath(path)
+        found.fs  # noqa: B018  asks for the package of its kind
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"cannot read {shown(path)} ({shown(error)}); install what reads it, or give a folder of this machine") from None
+    return found
+
+
+def is_remote(path: object) -> bool:
+    """Whether ``place`` made it of a URL."""
+    return hasattr(path, "fs")
 
 
 @contextmanager

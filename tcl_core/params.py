@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from tcl_core.crontab import check_cron
 from tcl_core.errors import UsageError, unknown_name
-from tcl_core.files import replacing
+from tcl_core.files import replacing, shown
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.platforms import DESIGN_SPACES, KINDS, kind_of
 from tcl_core.sampler_names import SAMPLERS
@@ -189,6 +189,20 @@ class Tune:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Where programs are lowered (``flows.features``); measuring is always done where ``platforms`` says.
+
+    engine     local: processes of this machine;  dask: workers of Dask
+    workers    processes that are started here; 0: one for each CPU
+    scheduler  dask: the address of a scheduler that runs already, with its own workers; without it workers are started here
+    """
+
+    engine: Annotated[str, OneOf(("local", "dask"))]
+    workers: Threads
+    scheduler: str = ""
+
+
+@dataclass(frozen=True)
 class Drift:
     """When the present machine is no longer the one that was measured, and what a scheduled check does then.
 
@@ -234,6 +248,7 @@ class Params:
     evaluate: Evaluate
     promote: Promote
     tune: Tune
+    run: Run
     drift: Drift
     schedules: dict[str, Schedule]
 
@@ -268,6 +283,7 @@ def parse_params(tree: Any, source: str = "params.yaml") -> Params:
     _check_models(params, source)
     _check_repeats(params.measure, source)
     _check_schedules(params, source)
+    _check_run(params.run, source)
     return params
 
 
@@ -328,6 +344,13 @@ def _check_repeats(measure: Measure, source: str) -> None:
         raise UsageError(
             f"{source}: measure.max_repeats is {measure.max_repeats}, fewer than measure.repeats ({measure.repeats}); raise it"
         )
+
+
+def _check_run(run: Run, source: str) -> None:
+    if run.scheduler and run.engine != "dask":
+        raise UsageError(f"{source}: run.scheduler says nothing about the engine {run.engine}; remove it, or set run.engine to dask")
+    if run.scheduler and not re.fullmatch(r"(tcp|tls|ws|wss)://[^\s/@]+:[0-9]{1,5}", run.scheduler):
+        raise UsageError(f"{source}: run.scheduler is '{shown(run.scheduler)}'; it must be an address such as tcp://192.168.0.2:8786")
 
 
 def _check_models(params: Params, source: str) -> None:

@@ -206,6 +206,15 @@ def test_a_flow_gets_the_answer_instead_of_the_terminal(tcl, monkeypatch, tmp_pa
     assert json.loads((tmp_path / "answer.json").read_text()) == {"text": "3 platforms", "exit_code": 0}
 
 
+@pytest.mark.parametrize("command, code", [("collect", 2), ("evaluate", 2), ("tune", 2), ("train", 0)])
+def test_only_training_runs_in_several_processes(tcl, monkeypatch, command, code):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(stages, command, lambda *given, **named: "done")
+    sentence = f"tcl: tcl {command} is the work of one process, and torchrun started 2; run it without torchrun, which is for: train, distill\n"
+    assert tcl(command) == ((0, "done\n", "") if code == 0 else (code, "", sentence))
+
+
 def test_help_imports_nothing_heavy():
     code = "import sys, tcl_core.cli; sys.exit(bool({'torch', 'tvm', 'mlflow', 'prefect', 'pyarrow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

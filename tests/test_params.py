@@ -148,6 +148,10 @@ def test_every_number_has_a_comment():
         ("seed: 0 ", "seed: 0\nseed: 1 ", "line 5: not valid YAML (found duplicate key"),
         ("  host-avx2:\n    mcpu", "  7:\n    mcpu", "the name 7 in 'platforms' is no text"),
         ("chain: ", "chain: later ", "not valid YAML"),
+        ("engine: local ", "engine: ray ", "unknown run.engine 'ray' in {file}; known: dask, local"),
+        ("  workers: 0 ", "  workers: -1 ", "run.workers is -1; it must be an integer of at least 0"),
+        ("engine: local ", "scheduler: tcp://a:1\n  engine: local ", "run.scheduler says nothing about the engine local; remove it"),
+        ("engine: local ", "scheduler: a:8786\n  engine: dask ", "run.scheduler is 'a:8786'; it must be an address such as tcp://"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(project, old, new, expected):

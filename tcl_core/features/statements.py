@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -57,14 +57,19 @@ def with_statements(samples: Samples, keys: Sequence[ProgramKey], encoder: Encod
     return replace(samples, tokens=tokens, lengths=counts)
 
 
-def read_statements(keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> list[np.ndarray]:
-    """The (statements, 172) float32 rows of each program, in order; what ``folder`` lacks is extracted and kept."""
+def read_statements(
+    keys: Sequence[ProgramKey], encoder: Encoder, folder: Path, engine: Engine | None = None, chunk: int = CHUNK
+) -> list[np.ndarray]:
+    """The (statements, 172) float32 rows of each program, in order; what ``folder`` lacks is extracted and kept.
+
+    ``engine`` does the jobs, of up to ``chunk`` programs of one task, in any order; none: processes of this machine.
+    """
     names = [_name(key, encoder) for key in keys]
     caches = {task: Cache(folder / f"{task}.safetensors", FORMAT) for task in sorted({key[0] for key in keys})}
     missing = {name: key for name, key in zip(names, keys, strict=True) if name not in caches[key[0]].arrays}
     if missing:
         with progress("lowering programs for their statements", len(missing)) as shown:
-            for job, found in _extracted(_jobs(missing, encoder)):
+            for job, found in (engine or _extracted)(_jobs(missing, encoder, chunk)):
                 caches[job.task_key].arrays.update(zip(job.names, found, strict=True))
                 caches[job.task_key].write()
                 for _ in found:
@@ -80,7 +85,7 @@ def _name(key: ProgramKey, encoder: Encoder) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Job:
+class LoweringJob:
     """Programs of one task as plain data: ``programs`` are (sketch, decisions), ``traces`` the sketches' JSON."""
 
     task_key: str
@@ -90,19 +95,22 @@ class _Job:
     names: list[bytes]
 
 
-def _jobs(missing: Mapping[bytes, ProgramKey], encoder: Encoder) -> Iterator[_Job]:
+Engine = Callable[[Iterable[LoweringJob]], Iterable[tuple[LoweringJob, list[np.ndarray]]]]
+
+
+def _jobs(missing: Mapping[bytes, ProgramKey], encoder: Encoder, chunk: int) -> Iterator[LoweringJob]:
     by_task: dict[str, list[bytes]] = {}
     for name, key in missing.items():
         by_task.setdefault(key[0], []).append(name)
     for task_key, names in by_task.items():
-        for start in range(0, len(names), CHUNK):
-            chunk = names[start : start + CHUNK]
-            programs = [missing[name][1:] for name in chunk]
+        for start in range(0, len(names), chunk):
+            part = names[start : start + chunk]
+            programs = [missing[name][1:] for name in part]
             traces = {sketch: encoder.trace_json(task_key, sketch) for sketch, _ in programs}
-            yield _Job(task_key, encoder.tasks[task_key].module_json, traces, programs, chunk)
+            yield LoweringJob(task_key, encoder.tasks[task_key].module_json, traces, programs, part)
 
 
-def _extracted(jobs: Iterator[_Job]) -> Iterator[tuple[_Job, list[np.ndarray]]]:
+def _extracted(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.ndarray]]]:
     """Each job with the statements of its programs, in the order in which they are done."""
     todo, processes = list(jobs), threads()
     if processes == 1 or sum(len(job.programs) for job in todo) <= FEW:
@@ -128,7 +136,7 @@ def _start_process() -> None:
     load_tvm(without_torch=True)
 
 
-def extract(job: _Job) -> list[np.ndarray]:
+def extract(job: LoweringJob) -> list[np.ndarray]:
     """The (statements, 172) rows of the job's programs; none for a program that TVM refuses."""
     with quiet_compiler():
         space = _space(job.task_key, job.module_json)

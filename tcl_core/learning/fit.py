@@ -1,7 +1,8 @@
 """The one training loop: Adam over batches of whole tasks.
 
 A learning method is a difference from this loop: it passes another ``loss``.  The loop knows nothing of the
-network but that ``network(tokens, lengths)`` gives (B,) scores.
+network but that ``network(tokens, lengths)`` gives (B,) scores.  Where torch has a process group, its processes
+train the network together (``learning.distributed``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from tcl_core.errors import DataError, unknown_name
 from tcl_core.features.batches import Samples
+from tcl_core.learning import distributed
 from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
 from tcl_core.learning.losses import lambda_rank, score_regression
@@ -110,15 +112,23 @@ def fit_network(
                 recognised
     regroup     draw new batches each epoch; otherwise one grouping is kept and only its order is shuffled
 
-    Raises DataError that names the task for values that are not finite, or when no task has two programs.
+    Of several processes all end with the same weights; the first alone keeps checkpoints and calls ``on_epoch``.
+    Raises DataError that names the task for values that are not finite, or when no task has two programs; PlatformError
+    when another process of the group is gone.
     """
+    distributed.call_helpers(fit_network, network, train, None, settings, loss=loss, regroup=regroup)
     groups = usable_tasks(train)
     trained = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    if distributed.processes() > 1:
+        distributed.check_same(run_identity((settings, regroup), network, train, None))
+    checkpoint = checkpoint if distributed.is_first() else None
     identity = run_identity((settings, identity, regroup), network, train, valid) if checkpoint else ""
     progress = load_checkpoint(checkpoint, identity, network, optimizer) if checkpoint else Progress()
+    progress = distributed.from_first(network, optimizer, progress)
     due = {*range(0, settings.epochs, settings.checkpoint_every), settings.epochs}
-    on_epoch = on_epoch or (lambda epoch, loss, metrics: None)
+    if on_epoch is None or not distributed.is_first():
+        on_epoch = lambda epoch, loss, metrics: None  # noqa: E731
     for epoch, facts in enumerate(zip(progress.losses, progress.metrics, strict=True), start=1):
         on_epoch(epoch, *facts)
     loss = loss or named_loss(settings)
@@ -193,15 +203,17 @@ def _run_epoch(
     """One pass over the batches; returns their mean loss."""
     network.train()
     losses = []
-    for batch in batches:
-        optimizer.zero_grad(set_to_none=True)
-        value = loss(network, batch)
-        value.backward()
-        norm = nn.utils.clip_grad_norm_(trained, settings.clip_norm)
-        if not (torch.isfinite(value) and torch.isfinite(norm)):
-            raise DataError(_broken_task(network, batch, train))
-        optimizer.step()
-        losses.append(value.item())
+    with distributed.shared(network):
+        for batch in batches:
+            optimizer.zero_grad(set_to_none=True)
+            value = loss(network, batch)
+            value.backward()
+            distributed.average_gradients(trained)
+            norm = nn.utils.clip_grad_norm_(trained, settings.clip_norm)
+            if not (torch.isfinite(value) and torch.isfinite(norm)):
+                raise DataError(_broken_task(network, batch, train))
+            optimizer.step()
+            losses.append(value.item())
     network.eval()
     return float(np.mean(losses))
 

@@ -66,6 +66,7 @@ def holdout(platform: str | None = None, again: bool = False) -> str:
 
 def train(model: str | None = None, platform: str | None = None) -> str:
     """The chain's first model; ``model``: another one of the catalogue, on one platform or on each."""
+    from tcl_core.learning.distributed import with_helpers
     from tcl_core.stages.baselines import run_baseline
     from tcl_core.stages.data import check_platform
     from tcl_core.stages.models import run_train
@@ -78,12 +79,13 @@ def train(model: str | None = None, platform: str | None = None) -> str:
         if platform not in (None, project.params.chain.first):
             raise UsageError(f"the chain's model is trained on {project.params.chain.first}; "
                              f"it learns {platform} by: tcl distill --platform {platform}")
-        return run_train(project)
-    return run_baseline(project, model, platform)
+        return with_helpers(lambda: run_train(project)) or ""
+    return with_helpers(lambda: run_baseline(project, model, platform)) or ""
 
 
 def distill(platform: str | None = None, add: str | None = None) -> str:
     """``add`` is a platform that goes on from the champion of the one before it, in the place of that one's model here."""
+    from tcl_core.learning.distributed import with_helpers
     from tcl_core.stages.models import run_distill
 
     if platform is not None and add is not None:
@@ -91,8 +93,8 @@ def distill(platform: str | None = None, add: str | None = None) -> str:
     if load_params().chain.first in (platform, add):
         raise UsageError(f"{platform or add} is the chain's first platform and has nothing to learn from; run: tcl train")
     if add is not None:
-        return _each(add, lambda project, name: run_distill(project, name, from_registry=True), first=False)
-    return _each(platform, run_distill, first=False)
+        return with_helpers(lambda: _each(add, lambda project, name: run_distill(project, name, from_registry=True), first=False)) or ""
+    return with_helpers(lambda: _each(platform, run_distill, first=False)) or ""
 
 
 def evaluate() -> str:

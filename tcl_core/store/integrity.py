@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from tcl_core.checked import AGAIN, damaged
 from tcl_core.errors import DataError
-from tcl_core.files import reading, shown
+from tcl_core.files import is_remote, reading, shown
 from tcl_core.records import SCHEMA_VERSION
 from tcl_core.store.schemas import MOST_BYTES_PER_GROUP, MOST_ROWS, ROWS_PER_GROUP, SCHEMAS, repeated_texts
 
@@ -73,17 +73,25 @@ def _footer_start(tail: bytes, size: int) -> int:
 
 def _is_sealed(path: Path, remedy: Remedy) -> bool:
     """Whether a file has a seal, which files of an earlier version have not; DataError where it does not fit."""
-    facts = path.stat()
-    fits = _seal_fits(path, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    fits = _seal_fits(path, _state(path))
     if fits is False:
         raise damaged(path, "its checksum does not fit", remedy.damaged)
     return bool(fits)
 
 
+def _state(path: Path) -> object:
+    """What differs once a file is another."""
+    if is_remote(path):
+        return path.fs.ukey(path.path)
+    facts = path.stat()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
 @lru_cache(maxsize=4096)  # a file is read for it once
-def _seal_fits(path: Path, inode: int, size: int, changed_ns: int) -> bool | None:
+def _seal_fits(path: Path, state: object) -> bool | None:
     """None where there is no seal."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
         if size < 8:
             return None
         file.seek(size - 8)
@@ -112,7 +120,7 @@ def open_table(path: Path, table: str, remedy: Remedy) -> pq.ParquetFile:
     try:
         with reading(path):
             sealed = _is_sealed(path, remedy)
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        file = _parquet(path)
     except FileNotFoundError:
         raise DataError(f"there is no {path}; {remedy.missing}") from None
     except REFUSED as error:
@@ -121,9 +129,13 @@ def open_table(path: Path, table: str, remedy: Remedy) -> pq.ParquetFile:
     _check_size(path, table, file.metadata, remedy)
     if not sealed and b"tcl.sealed" in file.schema_arrow.metadata:
         raise damaged(path, "its checksum is gone", remedy.damaged)
-    return pq.ParquetFile(
-        path, metadata=file.metadata, page_checksum_verification=True, read_dictionary=repeated_texts(table)
-    )
+    return _parquet(path, metadata=file.metadata, read_dictionary=repeated_texts(table))
+
+
+def _parquet(path: Path, **options: Any) -> pq.ParquetFile:
+    """A file of this machine, or one of a URL through pyarrow's bridge to fsspec."""
+    where = {"source": path.path, "filesystem": path.fs} if is_remote(path) else {"source": path}
+    return pq.ParquetFile(**where, page_checksum_verification=True, **options)
 
 
 def damaged_by(path: Path, error: Exception, remedy: Remedy) -> DataError:

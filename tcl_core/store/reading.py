@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tcl_core.checked import damaged, read_json
 from tcl_core.errors import DataError, unknown_name
-from tcl_core.files import shown
+from tcl_core.files import place, shown
 from tcl_core.records import Record
 from tcl_core.store.columns import Coded, Ragged, numpy_of
 from tcl_core.store.integrity import BY_STAGE, REFUSED, Remedy, check_hosts, damaged_by, open_table, platform_of
@@ -24,7 +24,7 @@ def read_table(
     path: str | Path, table: str, columns: Sequence[str] | None = None, remedy: Remedy = BY_STAGE
 ) -> list[dict[str, Any]]:
     """All rows, as dictionaries.  Raises DataError: file missing, damaged, or of another schema version."""
-    path = Path(path)
+    path = place(path)
     return [row for group in _iter_groups(path, table, columns, remedy) for row in group.to_pylist()]
 
 
@@ -51,7 +51,7 @@ def iter_records(
 
     Raises DataError: no records (names their stage), a damaged file, another schema version, several hosts.
     """
-    folder = Path(folder)
+    folder = place(folder)
     files = _record_files(folder, remedy)
     check_hosts(folder, (host for file in files for host in _distinct(file, "host", remedy)))
     for file in files:
@@ -71,7 +71,7 @@ def iter_columns(
     ``files`` are names without .parquet; none: all.
     Raises what ``iter_records`` does, before the first block where it can, and UsageError for an unknown file.
     """
-    folder = Path(folder)
+    folder = place(folder)
     paths = _chosen(_record_files(folder, remedy), folder, files)
     check_hosts(folder, (host for path in paths for host in _distinct(path, "host", remedy)))
     return (
@@ -97,7 +97,7 @@ def record_hosts(path: str | Path, remedy: Remedy = BY_STAGE) -> set[str]:
 
 def skipped_reason(folder: str | Path, remedy: Remedy = BY_STAGE) -> str | None:
     """Why the stage that writes ``folder`` left the platform out; None where it did not."""
-    path = Path(folder) / "skipped.json"
+    path = place(folder) / "skipped.json"
     try:
         found = read_json(path, remedy.damaged)
     except (FileNotFoundError, NotADirectoryError):

@@ -116,6 +116,18 @@ def test_the_whole_flow_runs_in_order_and_shows_what_it_did(stages):
     assert "rounds-host-avx512" not in shown
 
 
+def test_dask_lowers_programs_when_all_is_measured_and_nothing_is_trained(stages, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "lower_programs", lambda run: asked.append((run.engine, list(stages.calls))))
+    run()
+    assert asked == []  # processes of this machine lower as a stage itself does
+    YAML().dump(PARAMS | {"run": {"engine": "dask", "workers": 2}}, Path("params.yaml"))
+    stages.calls.clear()
+    stages.failures = {"train": [4]}
+    run()
+    assert asked == [("dask", [name for name in stages.calls if name != "train"])] and "holdout@host-avx512" in asked[0][1]
+
+
 def test_the_arrows_between_tasks_are_the_diagram(stages):
     _, runs = run()
     names = {task_run.id: name for name, task_run in runs.items()}

@@ -1,0 +1,106 @@
+"""Programs lowered beforehand, on several processes or machines: training and evaluating then find their caches filled.
+
+Lowering is the dear part of what is neither measuring nor training, some 10 ms for each program.  Each of Prefect's tasks
+lowers programs of one task of the network; where, says the section ``run`` of params.yaml.  Workers get what they need and
+give back what they found: they need this package and TVM, none of the data.
+
+Run it:  python -m flows.features
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import as_completed
+from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner
+
+from flows.dvc_stage import only_run
+from flows.server import prefect_api, wait_until_recorded
+from tcl_core.cli import INTERRUPTED
+from tcl_core.errors import PlatformError, TclError, naming_extras
+from tcl_core.features import statements
+from tcl_core.features.statements import LoweringJob
+from tcl_core.files import shown
+from tcl_core.params import Run, load_params
+from tcl_core.platforms import threads
+from tcl_core.progress import say
+
+PROGRAMS = 256  # of one of Prefect's tasks, each of which costs some 50 ms beside its work
+
+
+def task_runner(run: Run) -> TaskRunner:
+    """What does the tasks.  Raises UsageError where Dask is wanted and not installed."""
+    workers = run.workers or threads()
+    if run.engine == "local":
+        return ProcessPoolTaskRunner(max_workers=workers)
+    with naming_extras():
+        from prefect_dask import DaskTaskRunner
+    if run.scheduler:
+        return DaskTaskRunner(address=run.scheduler)
+    return DaskTaskRunner(cluster_kwargs={"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None})
+
+
+def lower_programs(run: Run) -> int:
+    """Fill the caches of what the stages will read; the number of programs that they read."""
+    return lowering.with_options(task_runner=task_runner(run))()
+
+
+@flow(name="tcl-features")
+def lowering() -> int:
+    from tcl_core.stages.features import programs_to_lower
+    from tcl_core.stages.project import STATEMENTS, Project
+
+    project = Project.here()
+    keys = programs_to_lower(project)
+    statements.read_statements(keys, project.encoder, STATEMENTS, engine=mapped, chunk=PROGRAMS)
+    return len(keys)
+
+
+def mapped(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.ndarray]]]:
+    """Each job with the statements of its programs, in the order in which the flow's workers are done."""
+    futures = {lower.submit(pickle.dumps(job)): job for job in jobs}  # bytes: Prefect would look into anything else for futures
+    for future in as_completed(list(futures)):
+        found = future.result(raise_on_failure=False)
+        if isinstance(found, TclError):
+            raise found
+        if isinstance(found, BaseException):
+            reason = shown((str(found).strip().splitlines() or [type(found).__name__])[0])
+            raise PlatformError(f"a worker could not lower its programs ({reason}); what was done is kept: run again, on one worker to see it")
+        made_by, rows = found
+        if made_by != statements.FORMAT:
+            raise PlatformError(f"a worker has TVM {made_by.split()[-1]}, and this machine {statements.TVM_VERSION}; install the same on both")
+        yield futures[future], rows
+
+
+@task(cache_policy=NO_CACHE, name="lower", persist_result=False)
+def lower(job: bytes) -> tuple[str, list[np.ndarray]]:
+    """What makes the statements, in which version, and the statements of the pickled job's programs."""
+    return statements.FORMAT, statements.extract(pickle.loads(job))
+
+
+def main() -> int:
+    try:
+        with only_run(), prefect_api():
+            runner = task_runner(load_params().run)
+            state = lowering.with_options(task_runner=runner)(return_state=True)
+            wait_until_recorded(state.state_details.flow_run_id)
+        found = state.result(raise_on_failure=False)
+    except KeyboardInterrupt:
+        say(f"\ntcl: {INTERRUPTED}")
+        return 130
+    except TclError as failed_start:
+        found = failed_start
+    if isinstance(found, BaseException):
+        say(f"tcl: {found}")
+        return getattr(found, "exit_code", 1)
+    say(f"{found} programs are lowered, as training and evaluating will read them", sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Programs lowered by Prefect's task runners: the same caches as a stage fills, whatever does the work."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prefect import flow
+
+from flows import features
+from flows.features import mapped, task_runner
+from tcl_core.errors import PlatformError, UsageError
+from tcl_core.features import statements
+from tcl_core.features.encode import Encoder
+from tcl_core.features.statements import read_statements
+from tcl_core.params import Run, load_params
+from tcl_core.stages import features as wanted
+from tcl_core.stages.features import programs_to_lower
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINES = ["local", pytest.param("dask", marks=pytest.mark.skipif(not importlib.util.find_spec("prefect_dask"), reason="needs the extra dask"))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect_server():
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+def keys_of(tiny) -> list:
+    return [
+        (tiny.task.key, sketch.index, tuple(tiny.space.canonical(sketch, decisions).tolist()))
+        for sketch in tiny.sketches
+        for decisions in tiny.sample(sketch, 2)
+    ]
+
+
+@pytest.fixture
+def pool(matmul, softmax):
+    return Encoder([matmul.task, softmax.task], [*matmul.rows(), *softmax.rows()]), keys_of(matmul) + keys_of(softmax)
+
+
+def lowered(encoder, keys, folder: Path, run: Run):
+    @flow(task_runner=task_runner(run))
+    def lower_them():
+        return read_statements(keys, encoder, folder, engine=mapped, chunk=2)
+
+    return lower_them()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_workers_fill_the_caches_as_a_stage_would(pool, tmp_path, engine):
+    encoder, keys = pool
+    expected = read_statements(keys, encoder, tmp_path / "stage")
+    found = lowered(encoder, keys, tmp_path / "flow", Run(engine, 2))
+    for rows, wanted_rows in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(rows, wanted_rows)
+    assert {path.name for path in (tmp_path / "flow").iterdir()} == {path.name for path in (tmp_path / "stage").iterdir()}
+
+
+class Here:
+    """In the place of the task that workers do: done at once, in this process."""
+
+    def __init__(self, answer) -> None:
+        self.answer, self.sizes = answer, []
+
+    def submit(self, job):
+        self.sizes.append(len(pickle.loads(job).programs))
+        return self
+
+    def result(self, raise_on_failure: bool):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer, error, sentence",
+    [
+        (("1 0.26.0", []), PlatformError, f"a worker has TVM 0.26.0, and this machine {statements.TVM_VERSION}; install the same on both"),
+        (MemoryError("no room\nat all"), PlatformError, r"a worker could not lower its programs \(no room\); what was done is kept"),
+        (UsageError("this needs tvm"), UsageError, "^this needs tvm$"),
+    ],
+)
+def test_what_a_worker_says_is_one_sentence(pool, tmp_path, monkeypatch, answer, error, sentence):
+    encoder, keys = pool
+    monkeypatch.setattr(features, "lower", Here(answer))
+    monkeypatch.setattr(features, "as_completed", iter)
+    with pytest.raises(error, match=sentence):
+        read_statements(keys[:1], encoder, tmp_path, engine=mapped)
+    assert not list(tmp_path.iterdir())  # nothing of another TVM is kept
+
+
+def test_the_engine_of_the_parameters_is_taken():
+    runner = task_runner(Run("local", 3))
+    assert type(runner).__name__ == "ProcessPoolTaskRunner" and runner._max_workers == 3
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("prefect_dask"), reason="needs the extra dask")
+def test_a_scheduler_that_runs_already_is_taken():
+    assert task_runner(Run("dask", 0, "tcp://127.0.0.1:8786")).address == "tcp://127.0.0.1:8786"
+    assert task_runner(Run("dask", 3)).cluster_kwargs["n_workers"] == 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("prefect_dask") is not None, reason="the extra dask is installed")
+def test_dask_that_is_not_installed_is_named():
+    with pytest.raises(UsageError, match=r"prefect_dask, which is not installed; run: pip install 'tcl\[dask\]'"):
+        task_runner(Run("dask", 1))
+
+
+class Measured:
+    """A project with two measured platforms, of which each knows one program more than the one before."""
+
+    def __init__(self, unmeasured: int, models: tuple[str, ...] = (), space: str = "cpu") -> None:
+        params = load_params(ROOT / "params.yaml")
+        self.params = dataclasses.replace(
+            params,
+            train=dataclasses.replace(params.train, unmeasured=unmeasured),
+            baselines=dataclasses.replace(params.baselines, models=models),
+            candidates=dataclasses.replace(params.candidates, design_space=space),
+        )
+
+    def samples(self, platform):
+        return type("Samples", (), {"tasks": np.array([0, 0, 1])})()
+
+    def split_by_task(self, samples, share):
+        return samples, None
+
+    def unmeasured_keys(self, tasks, count, measured):
+        return [(f"further {task}", count, ()) for task in tasks]
+
+    def platforms_that_ran(self):
+        return ["host-sse42", "host-avx2"]
+
+
+@pytest.mark.parametrize(
+    "project, expected",
+    [
+        (Measured(0), []),
+        (Measured(0, ("tlp",)), []),
+        (Measured(3), ["host-sse42 records", "further 0", "further 1"]),
+        (Measured(0, ("xgboost",)), ["host-sse42 records", "host-sse42 holdout", "host-avx2 records", "host-avx2 holdout"]),
+        (Measured(3, ("xgboost",), "cuda"), []),
+    ],
+)
+def test_what_will_be_read_is_lowered(monkeypatch, project, expected):
+    monkeypatch.setattr(wanted, "_measured", lambda platform, kind: [(f"{platform} {kind}", 0, ())])
+    assert [key[0] for key in programs_to_lower(project)] == expected
