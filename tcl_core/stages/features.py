@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tcl_core import store
-from tcl_core.journal import ProgramKey
+from tcl_core.records import ProgramKey
 from tcl_core.models import catalogue
 from tcl_core.stages.baselines import platforms_of
 from tcl_core.stages.project import Project, records_folder
