@@ -57,6 +57,7 @@ class Machine:
     def __init__(self) -> None:
         self.seconds = lambda number: 1e-3 * 2**number
         self.measured: list[list] = []
+        self.busy: list[float] = []  # percent of the CPUs that others take, look by look
         self.disturbed: list[bool] = []  # whether others are at work, measurement by measurement
         self.setup, self.host = SETUP, HOST
 
@@ -81,6 +82,7 @@ def machine(tmp_path, monkeypatch) -> Machine:
     machine = Machine()
     monkeypatch.setattr(drifting, "measure_now", machine.measure_now)
     monkeypatch.setattr(drifting.registry, "is_there", lambda: False)
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: machine.busy.pop(0) if machine.busy else 5.0)
     write(P, RECORDS)
     return machine
 
@@ -156,6 +158,17 @@ def test_on_a_loud_machine_nothing_can_be_told(machine, project):
     machine.disturbed, machine.seconds = [True, False], lambda number: 1e-3 * 2**number
     (check,) = run_drift(project, P)
     assert (check["verdict"], check["measured"], check["disturbed"]) == ("no drift", 2, 0)
+
+
+def test_where_others_take_all_cpus_nothing_is_measured(machine, project):
+    machine.busy = [97.0]
+    (check,) = run_drift(project, P)
+    assert (check["verdict"], check["measured"], check["pairs"], machine.measured) == ("undecided", 0, 0, [])
+    assert check["reason"] == "other processes take 97% of this machine's CPUs; try again when it is quieter"
+    machine.busy, machine.seconds = [60.0, 90.0], lambda number: 64e-3 / 2**number  # they came before the second measuring
+    (check,) = run_drift(project, P)
+    assert (check["verdict"], check["measured"], check["agreement"]["value"]) == ("undecided", 1, 0.0)
+    assert [one["verdict"] for one in history()] == ["undecided"] * 2
 
 
 def test_what_is_measured_otherwise_is_told(machine, project):
