@@ -13,8 +13,8 @@ from conftest import TinyTask, conv_module, matmul_module
 from tcl_core.compat import load_tvm, make_target, structural_key
 from tcl_core.features.encode import Encoder
 from tcl_core.features.layout import KINDS, WIDTH
-from tcl_core.measure.sentinel import sentinel_module
 from tcl_core.gpu import GpuHardware
+from tcl_core.measure.sentinel import sentinel_module
 from tcl_core.platforms import pool_target
 from tcl_core.programs import gpu_threads
 from tcl_core.programs.gpu_threads import draw, launchable
