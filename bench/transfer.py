@@ -51,6 +51,7 @@ with the same code and data is kept.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -67,7 +68,7 @@ from _identity import code_identity, data_identity
 from _tables import ROOT, arguments, into_document, result_file, save
 from _transfer_data import DEVICES, FOLDS, Devices, Side, Targets
 from _transfer_rows import ROWS, TREES, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson
-from _transfer_tables import best_variant, summary, tables
+from _transfer_tables import best_variant, short, summary, tables
 
 import numpy as np
 import torch
@@ -118,7 +119,7 @@ class Bench:
         data = data_identity(reference.folder, logs)
         self.identity = {
             "reference": f"{code}-{data['reference'][:12]}-{reference.unmeasured}",
-            "logs": f"{code}-{data['logs']}",
+            "logs": f"{code}-{hashlib.sha256(data['logs'].encode()).hexdigest()[:12]}",
         }
         file = result_file(f"{name}.json")
         found = json.loads(file.read_text()) if file.exists() and not again else {}
@@ -128,6 +129,7 @@ class Bench:
             for row in found.get("units", ())
             if isinstance(told, dict) and self._still_true(unit := Unit(*row["unit"]), told, code)
         }
+        self.summary = found.get("summary", {}) if self.units else {}
         self.sides = lru_cache(maxsize=1)(self._sides)
         self.firsts: dict[tuple[tuple[str, ...], int], ChainState] = {}
 
@@ -148,7 +150,14 @@ class Bench:
         return Devices(Logs(self.logs, self.room / "logs"))
 
     def run(self, units: Sequence[Unit], until: float) -> None:
-        todo = [unit for unit in units if self.resolved(unit) not in self.units]
+        """What of the units is not known yet.  Each is saved when it ends; the summary, whose many intervals take a minute, at the end."""
+        try:
+            self._run([unit for unit in units if self.resolved(unit) not in self.units], until)
+        finally:
+            self.summary = summary(self.units)
+            self.save()
+
+    def _run(self, todo: Sequence[Unit], until: float) -> None:
         with progress("learning from another platform", len(todo)) as shown:
             for place, asked in enumerate(todo):
                 if time.monotonic() > until:
@@ -215,7 +224,7 @@ class Bench:
 
     def save(self) -> None:
         rows = [{"unit": astuple(unit), "figures": found} for unit, found in self.units.items()]
-        save(self.name, {"identity": self.identity, "summary": summary(self.units), "units": rows}, COMMAND)
+        save(self.name, {"identity": self.identity, "summary": self.summary, "units": rows}, COMMAND)
 
 
 def of_devices(pair: str) -> bool:
@@ -257,16 +266,15 @@ def judge(model: CostModel, test: Samples) -> dict[str, dict[int, float]]:
 
 def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int) -> list[Unit]:
     """Number of labels by number of labels, of each pair fold by fold, so that a table is filled from its most telling column on."""
-    zero = [Unit(pair, 0, ZERO_SHOT, fold) for pair in pairs for fold in range(folds)]
-    rest = [
-        Unit(pair, count, method, fold, variant)
-        for count in labels
-        for pair in pairs
-        for fold in range(folds)
-        for method, row in ROWS.items()
-        for variant in (row.variants if fold == 0 or len(row.variants) == 1 else (None,))
-    ]
-    return [*zero, *rest]
+    units = []
+    for count in labels:
+        for pair in pairs:
+            for fold in range(folds):
+                units.append(Unit(pair, 0, ZERO_SHOT, fold))
+                for method, row in ROWS.items() if count else ():
+                    variants = row.variants if fold == 0 or len(row.variants) == 1 else (None,)
+                    units += [Unit(pair, count, method, fold, variant) for variant in variants]
+    return list(dict.fromkeys(units))
 
 
 def labels_of(text: str) -> int | str:
@@ -277,7 +285,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="one pair, one number of labels, one fold")
     parser.add_argument("--pair", action="append", help=f"only this one; of {', '.join(PAIRS)}")
-    parser.add_argument("--labels", action="append", type=labels_of, help=f"only so many, or {ALL}; several: give it again")
+    parser.add_argument("--labels", action="append", type=labels_of, help=f"only so many, 0 or {ALL}; several: give it again")
     parser.add_argument("--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help="so many of the folds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after that")
@@ -302,9 +310,11 @@ def main() -> None:
     units = planned(pairs, labels, folds)
     bench = Bench(reference, given.logs, room, name=name, epochs=epochs, again=given.again)
     bench.run(units, until)
-    print(tables(summary({known: bench.units[known] for unit in units if (known := bench.resolved(unit)) in bench.units})))
+    asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}
+    known = {pair: {n: row for n, row in by.items() if n in counts} for pair, by in bench.summary.items() if pair in asked}
+    print(tables(known))
     if not (given.quick or given.smallest):
-        into_document("transfer", tables(summary(bench.units)))
+        into_document("transfer", tables(bench.summary))
 
 
 def is_chain(pair: str, platforms: Sequence[str]) -> bool:

@@ -227,7 +227,8 @@ def distill(
         lesson, measured = taught, np.full(len(taught), np.nan, np.float32)
         measured[: len(train)] = train.scores
     if settings.task_trust:
-        trust = held_out_trust(state.knowledge_base.network, train, taught if settings.taught_cl else train, settings)
+        learned, tasks = taught if settings.taught_cl else train, 1 + int(lesson.tasks.max())
+        trust = held_out_trust(state.knowledge_base.network, train, learned, tasks, settings)
     else:
         trust = batch_trust(teacher, lesson, student.settings)
     loss = DistillationLoss(
@@ -249,10 +250,14 @@ def distill(
     return student
 
 
-def held_out_trust(base: MambaNetwork, measured: Samples, lesson: Samples, settings: DistillSettings) -> np.ndarray:
-    """phi of each task number, as two columns tell that learn ``lesson``, each without half of the tasks, and rank those."""
-    tasks = np.random.default_rng([settings.fit.seed, 3]).permutation(np.unique(measured.tasks))
-    scores, half = np.zeros(len(measured), np.float32), np.isin(measured.tasks, tasks[::2])
+def held_out_trust(
+    base: MambaNetwork, measured: Samples, lesson: Samples, tasks: int, settings: DistillSettings
+) -> np.ndarray:
+    """(tasks,) phi of each task number, as two columns tell that learn ``lesson``, each without half of the measured programs'
+    tasks, and rank those.
+    """
+    drawn = np.random.default_rng([settings.fit.seed, 3]).permutation(np.unique(measured.tasks))
+    scores, half = np.zeros(len(measured), np.float32), np.isin(measured.tasks, drawn[::2])
     for apart in (half, ~half):
         others = lesson.take(~np.isin(lesson.tasks, measured.tasks[apart]))
         column = start_column(base, settings)
@@ -260,7 +265,7 @@ def held_out_trust(base: MambaNetwork, measured: Samples, lesson: Samples, setti
             column.fit(others)
         if apart.any():
             scores[apart] = column.predict(measured.take(apart))
-    return trust_by_task(scores, measured, int(lesson.tasks.max()) + 1, settings.fit.sigma)
+    return trust_by_task(scores, measured, tasks, settings.fit.sigma)
 
 
 def _in_phase(phase: str, on_epoch: OnPhaseEpoch | None) -> Callable | None:

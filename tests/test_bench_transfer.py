@@ -177,6 +177,7 @@ def test_the_tables_mark_what_differs_from_ours():
 def test_the_plan_asks_for_variants_on_the_first_fold_alone():
     plan = planned(["a>b"], [160], 2)
     assert plan.count(Unit("a>b", 0, ZERO_SHOT, 0)) == 1 and len(plan) == len(set(plan)) == 2 + 21 + 10
+    assert planned(["a>b"], [0], 1) == [Unit("a>b", 0, ZERO_SHOT, 0)] == planned(["a>b"], [16, 160], 1)[:1]
     assert [unit.variant for unit in plan if (unit.method, unit.fold) == ("own", 1)] == [None]
     assert is_chain("a>b>c", "abc") and not is_chain("a>a", "abc") and not is_chain("a", "abc") and not is_chain("a>x", "abc")
 
@@ -194,3 +195,29 @@ def test_units_of_other_code_are_forgotten_and_those_of_this_are_kept(tmp_path, 
     for other in ("before there were two", {"reference": "x", "logs": "x"}):
         (tmp_path / "transfer.json").write_text(json.dumps({"identity": other, "units": [row, device]}))
         assert new().units == {}
+
+
+def test_each_unit_is_saved_when_it_ends_and_what_a_fold_said_is_followed(tmp_path, monkeypatch):
+    """Killed in the third unit: two are in the file, and with them the summary of what there is."""
+    monkeypatch.setattr(transfer, "result_file", lambda name: tmp_path / name)
+    written = []
+    monkeypatch.setattr(transfer, "save", lambda name, result, command: written.append(result))
+    bench = Bench(Reference(ROOT / "data" / "reference", tmp_path, 8), tmp_path / "none", tmp_path)
+    figures = {0: of({1: 0.4}), 1: of({1: 0.6}), 2: KeyboardInterrupt()}
+
+    def learn(unit):
+        if isinstance(found := figures[len(bench.units)], BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(bench, "_figures", learn)
+    plan = [Unit("a>b", 160, "own", 0, WHOLE), Unit("a>b", 160, "own", 0, TENTH), Unit("a>b", 160, "own", 1, None)]
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(plan, np.inf)
+    assert [len(result["units"]) for result in written] == [1, 2, 2]
+    assert written[-1]["summary"]["a>b"]["160"]["own"]["variant"] == TENTH
+    figures[2] = of({2: 0.5})
+    bench.run(plan, np.inf)
+    assert Unit("a>b", 160, "own", 1, TENTH) in bench.units and len(bench.units) == 3
+    bench.run([Unit("a>b", 16, "own", 0, WHOLE)], -np.inf)  # its time is over
+    assert len(bench.units) == 3

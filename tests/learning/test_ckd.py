@@ -333,6 +333,17 @@ def test_no_task_is_judged_by_a_teacher_that_learned_it(first, monkeypatch):
     monkeypatch.setattr(LateralMambaModel, "fit", lambda self, train: learned.append(set(train.tasks.tolist())) or fit(self, train))
     monkeypatch.setattr(LateralMambaModel, "predict", lambda self, s: asked.append(set(s.tasks.tolist())) or predict(self, s))
     settings = dataclasses.replace(NEXT, epochs=1)
-    phi = held_out_trust(first.knowledge_base.network, TARGET, taught_target(), settings)
+    phi = held_out_trust(first.knowledge_base.network, TARGET, taught_target(), 3, settings)
     assert len(phi) == 3 and phi.min() == 0.0 and phi.max() == 1.0
     assert not learned[0] & asked[0] and not learned[1] & asked[1] and asked[0] | asked[1] == {0, 1, 2}
+
+
+def test_a_task_of_unmeasured_programs_alone_is_distilled_with_the_mean_trust(first):
+    """As all terms but the first phase's labels mended: its number may be beyond those of measured programs."""
+    more = dataclasses.replace(ranking_problem(seed=8, tasks=3), tasks=np.repeat(np.arange(3, 6, dtype=np.int32), 16))
+    settings = dataclasses.replace(NEXT, epochs=1, kd_epochs=1, unmeasured_kd=True, task_trust=True)
+    base = first.knowledge_base.network
+    student = distill(first, start_column(base, settings).network, TARGET, settings, taught=concatenate([TARGET, more]))
+    assert not same(student.network, copy_of(base))
+    phi = held_out_trust(base, TARGET, TARGET, 6, settings)
+    assert np.ptp(phi[3:]) == 0.0 and phi[:3].min() < phi[3] < phi[:3].max()
