@@ -35,7 +35,7 @@ def place(path: str | Path) -> Path:
     Raises UsageError where a package that reads such URLs is not installed, or there is none.
     """
     if not isinstance(path, str) or "://" not in path:
-        return path if is_remote(path) else Path(path)
+        return path if is_remote(path) else Path(path)  # type: ignore[return-value]
     with naming_extras():
         from upath import UPath
     try:

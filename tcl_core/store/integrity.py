@@ -82,7 +82,7 @@ def _is_sealed(path: Path, remedy: Remedy) -> bool:
 def _state(path: Path) -> object:
     """What differs once a file is another."""
     if is_remote(path):
-        return path.fs.ukey(path.path)
+        return path.fs.ukey(path.path)  # type: ignore[attr-defined]
     facts = path.stat()
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
@@ -134,7 +134,7 @@ def open_table(path: Path, table: str, remedy: Remedy) -> pq.ParquetFile:
 
 def _parquet(path: Path, **options: Any) -> pq.ParquetFile:
     """A file of this machine, or one of a URL through pyarrow's bridge to fsspec."""
-    where = {"source": path.path, "filesystem": path.fs} if is_remote(path) else {"source": path}
+    where = {"source": path.path, "filesystem": path.fs} if is_remote(path) else {"source": path}  # type: ignore[attr-defined]
     return pq.ParquetFile(**where, page_checksum_verification=True, **options)
 
 
