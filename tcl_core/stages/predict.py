@@ -164,7 +164,8 @@ def _scorer(platform: str | None, folder: Path | None) -> Scorer:
     champion = ""
     if folder is None:
         version, folder = registry.champion(platform)
-        champion = f", the champion of {platform} (version {version})"
+        name, pin = registry.pinned(platform)
+        champion = f", version {version} of {name}" if pin else f", the champion of {platform} (version {version})"
     name = read_description(folder)["class"]
     if catalogue.reads(name) != "tokens":
         raise UsageError(
