@@ -128,6 +128,9 @@ def test_every_number_has_a_comment():
             "    - resnet-50",
             "network 'resnet-50' is in both networks.train and networks.held_out",
         ),
+        ("  min_tasks: 5 ", "  min_tasks: 0 ", "promote.min_tasks is 0; it must be an integer of at least 1"),
+        ("  first_confidence: 0.5 ", "  first_confidence: 1.5 ", "promote.first_confidence is 1.5; it must be a number of at least 0 and at most 1"),
+        ("  first_confidence: 0.5 ", "  # first_confidence: 0.5 ", "section 'promote' of {file} lacks 'first_confidence'"),
         (
             "prev: host-avx2",
             "prev: host-avx512",

@@ -75,10 +75,10 @@ def promote(platform: str, version: int, better: bool, reason: str, against: int
     """
     name = model_name(platform)
     with opened(alone=True) as client:
-        champion = version_at(client, name, CHAMPION)
-        if champion != against:
+        present = version_at(client, name, CHAMPION)
+        if present != against:
             raise RegistryError(
-                f"the champion of {platform} changed from version {against} to {champion} while version {version} was "
+                f"the champion of {platform} changed from version {against} to {present} while version {version} was "
                 f"compared with it; run again: tcl promote --platform {platform}"
             )
         # The reason first: no champion is without one, whenever this dies.
@@ -100,28 +100,28 @@ def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, in
     """
     name = model_name(platform)
     with opened(alone=True) as client:
-        champion = version_at(client, name, CHAMPION)
-        if champion is None:
+        present = version_at(client, name, CHAMPION)
+        if present is None:
             raise RegistryError(f"{platform} has no champion to go back from; nothing was changed; run: tcl promote --platform {platform}")
         settle(client, name)  # a promotion may have been killed before `previous` followed
         target = version_at(client, name, PREVIOUS) if to is None else to
         if target is None:
             raise RegistryError(
-                f"{platform} has no previous champion to go back to, version {champion} is the first; nothing was changed; "
+                f"{platform} has no champion before version {present} to go back to; nothing was changed; "
                 f"to go to another version: tcl rollback --platform {platform} --to NUMBER"
             )
-        if target == champion:
+        if target == present:
             raise RegistryError(f"version {target} of {name} is the champion already; nothing was changed")
         found = _version(client, platform, target)
         model_files.folder_of(client, platform, found)
         told = f"{now()}: {reason}"
-        client.set_model_version_tag(name, str(target), ROLLBACK, f"{told} (in the place of version {champion})")
-        client.set_model_version_tag(name, str(champion), WITHDRAWN, told)
-        crown(client, name, target, champion)
+        client.set_model_version_tag(name, str(target), ROLLBACK, f"{told} (in the place of version {present})")
+        client.set_model_version_tag(name, str(present), WITHDRAWN, told)
+        crown(client, name, target, present)
         if WITHDRAWN in found.tags:
             client.delete_model_version_tag(name, str(target), WITHDRAWN)
         settle(client, name)
-    return target, champion
+    return target, present
 
 
 def withdrawn(platform: str, version: int) -> str | None:

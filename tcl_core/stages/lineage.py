@@ -98,7 +98,8 @@ def lineage(asked: str, project: Path) -> dict[str, Any]:
         return {"kind": "model", **_of_model(_chosen(name, which or CHAMPION, versions), versions)}
     if found := _of_hash(asked, versions):
         return {"kind": "data", "asked": asked, "versions": found}
-    if commit := provenance.git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{asked}^{{commit}}", folder=project):
+    option = asked.startswith("-")  # Git would take it for one
+    if not option and (commit := provenance.git("rev-parse", "--verify", "--quiet", f"{asked}^{{commit}}", folder=project)):
         return {"kind": "revision", "asked": asked, "commit": commit, "versions": _of_commit(commit, versions, project)}
     raise unknown_name(
         "model, hash or revision", shown(asked), platforms, f"the registry at {registry.where()}, its data and Git's history"
@@ -174,8 +175,9 @@ def _locked(commit: str, project: Path) -> dict[str, str]:
     try:
         stages = (yaml_format(round_trip=False).load(text) or {}).get("stages", {})
         return {out["path"]: str(out["md5"]) for stage in stages.values() for out in stage.get("outs", ()) if "md5" in out}
-    except (YAMLError, AttributeError, TypeError, KeyError) as error:
-        raise DataError(f"{LOCK} of commit {commit[:SHORT]} cannot be read ({shown(error)}); name another revision") from None
+    except (YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
+        why = shown((str(error).splitlines() or ["it is no lock"])[0])
+        raise DataError(f"{LOCK} of commit {commit[:SHORT]} cannot be read ({why}); name another revision") from None
 
 
 def _named(version: Version) -> dict[str, Any]:

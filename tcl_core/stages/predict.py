@@ -158,7 +158,8 @@ def _given(platform: str | None, folder: Path | None) -> Trained:
     champion = ""
     if folder is None:
         version, folder = registry.champion(platform)
-        champion = f", the champion of {platform} (version {version})"
+        name, pin = registry.pinned(platform)
+        champion = f", version {version} of {name}" if pin else f", the champion of {platform} (version {version})"
     name = read_description(folder)["class"]
     check_reads_tokens(catalogue.reads(name), f"the {name} model in {folder}")
     return load_folder(folder, f"the {name} model in {folder}{champion}")

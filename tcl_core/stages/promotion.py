@@ -13,6 +13,7 @@ from tcl_core import provenance, registry, store
 from tcl_core.checked import read_json
 from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.features.batches import Samples
+from tcl_core.files import shown
 from tcl_core.models import catalogue
 from tcl_core.stages.data import check_platform
 from tcl_core.stages.gate import Verdict, judge
@@ -119,6 +120,7 @@ def roll_back(platform: str, reason: str, to: int | None) -> dict[str, Any]:
         raise RegistryError(
             f"there is no model registry at {registry.where()}, so nothing to go back to; run tcl where it is, or set MLFLOW_TRACKING_URI to it"
         )
+    reason = shown(reason, 500)
     version, former = registry.rollback(platform, reason, to)
     return {"platform": platform, "champion": version, "previous": former, "reason": reason}
 

@@ -150,7 +150,7 @@ def test_a_previous_champion_that_was_deleted_is_none(tmp_path, little_code):
 
     two_champions("p-gone", tmp_path)
     mlflow.MlflowClient().delete_model_version("tcl-p-gone", "1")
-    with pytest.raises(RegistryError, match="p-gone has no previous champion to go back to"):
+    with pytest.raises(RegistryError, match="^p-gone has no champion before version 2 to go back to; nothing was changed; "):
         registry.rollback("p-gone", "slow")
     assert aliases("p-gone") == {"champion": 2}
 
@@ -192,7 +192,7 @@ def test_without_a_previous_champion_nothing_is_changed(tmp_path, little_code, c
     if champions:
         registry.promote(platform, 1, True, "the first", None)
     before = registry.versions(platform)
-    said = "has no previous champion to go back to, version 1 is the first; nothing was changed; " if champions else (
+    said = "has no champion before version 1 to go back to; nothing was changed; " if champions else (
         "has no champion to go back from; nothing was changed; run: tcl promote --platform"
     )  # fmt: skip
     with pytest.raises(RegistryError, match=f"^{platform} {said}"):
