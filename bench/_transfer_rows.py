@@ -32,6 +32,7 @@ FEW_EPOCHS = 20  # over the measured programs, as params.yaml has it for distill
 MTL_TLP_PROGRAMS = 60_000  # that MTL-TLP sees in all, instead of 50 epochs: some 90 s of two cores
 WHOLE, TENTH, LITTLE = "all steps", "a tenth", f"{FEW_EPOCHS} epochs"
 PRINTED_CL = f"{FEW_EPOCHS} epochs, CL phase as printed"
+BASE_RANKS = ", the knowledge base ranks"
 
 
 @dataclass(frozen=True)
@@ -165,28 +166,33 @@ def _ckd(given: Lesson, steps: int) -> Learned:
     if not given.comparable:
         return given.nothing_new
     epochs = epochs_of(given.few, given.fit, steps // 2)
-    fit = FitSettings(batch_size=given.fit.batch_size, seed=given.fit.seed)
-    printed = DistillSettings()
-    settings = DistillSettings(
-        fit, epochs=epochs, kd_epochs=epochs,
-        cl_period=_stretched(printed.cl_period, epochs), kd_period=_stretched(printed.kd_period, epochs),
-    )  # fmt: skip
-    state = learn_next(given.state, given.few, None, settings)
-    return _two_columns(given, state, 2 * epochs * batches(given.few.tasks, fit))
+    state = learn_next(given.state, given.few, None, _printed(given, epochs, epochs))
+    return _two_columns(given, state, 2 * epochs * batches(given.few.tasks, given.fit))
 
 
-def _ckd_mended(given: Lesson, steps: int, taught_cl: bool = True) -> Learned:
+def _ckd_mended(given: Lesson, steps: int, taught_cl: bool = True, base_ranks: bool = False) -> Learned:
+    """Without ``taught_cl`` the CL phase is the printed one; with ``base_ranks`` the knowledge base ranks all platforms."""
     if not given.comparable:
         return given.nothing_new
     labelled = given.taught()
     lesson = labelled if taught_cl else given.few
     epochs, kd_epochs = (epochs_of(samples, given.fit, steps // 2) for samples in (lesson, labelled))
-    kd_period = _stretched(DistillSettings().kd_period, kd_epochs)
-    settings = mended(DistillSettings(given.fit, epochs, kd_epochs, cl_period=epochs, kd_period=kd_period))
-    if not taught_cl:
-        settings = replace(settings, taught_cl=False, fit=replace(settings.fit, loss="rank"))
+    settings = mended(printed := _printed(given, epochs, kd_epochs))
+    if taught_cl:
+        settings = replace(settings, fit=given.fit, cl_period=epochs)
+    else:
+        settings = replace(settings, fit=printed.fit, taught_cl=False)
     state = learn_next(given.state, given.few, None, settings, taught=labelled)
-    return _two_columns(given, state, epochs * batches(lesson.tasks, given.fit) + kd_epochs * batches(labelled.tasks, given.fit))
+    taken = epochs * batches(lesson.tasks, given.fit) + kd_epochs * batches(labelled.tasks, given.fit)
+    return _two_columns(given, replace(state, model=state.knowledge_base) if base_ranks else state, taken)
+
+
+def _printed(given: Lesson, epochs: int, kd_epochs: int) -> DistillSettings:
+    """The paper's, its schedules stretched from its 50 epochs a phase."""
+    fit = FitSettings(batch_size=given.fit.batch_size, seed=given.fit.seed)
+    of = DistillSettings()
+    periods = {"cl_period": _stretched(of.cl_period, epochs), "kd_period": _stretched(of.kd_period, kd_epochs)}
+    return DistillSettings(fit, epochs=epochs, kd_epochs=kd_epochs, **periods)
 
 
 def _stretched(period: int, epochs: int) -> int:
@@ -250,16 +256,17 @@ def _with_steps(learn: Callable[[Lesson, int], Learned], variant: str, phases: i
     return learn(given, steps_of(variant, given, phases))
 
 
+MENDED = {
+    PRINTED_CL: lambda given: _ckd_mended(given, steps_of(LITTLE, given, 2), False),
+    PRINTED_CL + BASE_RANKS: lambda given: _ckd_mended(given, steps_of(LITTLE, given, 2), False, True),
+    TENTH + BASE_RANKS: lambda given: _ckd_mended(given, steps_of(TENTH, given, 2), True, True),
+}
 ROWS = {
     "own": Row(_by_steps(_own)),
     "own-taught": Row({WHOLE: _own_taught}),
     "fine-tuned": Row(_by_steps(_fine_tuned), sequential=True),
     "ckd": Row(_by_steps(_ckd, phases=2), sequential=True),
-    "ckd-mended": Row(
-        _by_steps(_ckd_mended, phases=2)
-        | {PRINTED_CL: lambda given: _ckd_mended(given, steps_of(LITTLE, given, phases=2), taught_cl=False)},
-        sequential=True,
-    ),
+    "ckd-mended": Row(_by_steps(_ckd_mended, phases=2) | MENDED, sequential=True),
     "replay": Row(_by_steps(_replay), sequential=True),
     "mtl-tlp": Row({WHOLE: _mtl_tlp}),
     "pooled": Row({WHOLE: _pooled}),

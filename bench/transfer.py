@@ -24,9 +24,9 @@ size.  Three exceptions:
 
 - Rows that learn B's measured programs alone, or beside A's, can be harmed by so many steps.  own, fine-tuned, ckd, ckd-mended and
   replay also run with a tenth of them, and with as many as 20 epochs over B's programs have (ckd and ckd-mended in each phase);
-  ckd-mended with these also where its active column learns as printed, for a committee that learned few labels knows little.  Which
-  of these counts is told, for each pair and number of labels, by pairs on the first fold, where ours was developed too.  That fold
-  counts in the mean.
+  ckd-mended with these also where its active column learns as printed, for a committee that learned few labels knows little, and
+  with either where its knowledge base ranks B too.  Which of these counts is told, for each pair and number of labels, by pairs on
+  the first fold, where ours was developed too.  That fold counts in the mean.
 - ckd splits its steps evenly over its two phases, and has the printed rates and schedules, stretched from 50 epochs to its own.  The
   active column ranks B, the knowledge base after its KD phase the platforms before.  The columns from which ckd-mended learns phi
   are not counted among its steps.

@@ -276,9 +276,9 @@ def test_a_fisher_diagonal_of_mean_one():
     assert not of_mean_one({"a": torch.zeros(2)})["a"].any()
 
 
-def test_mended_settings_count_lambda_in_the_papers():
+def test_mended_settings_count_lambda_in_hundreds():
     found = mended(DistillSettings(FitSettings(seed=3), ewc_lambda=20_000.0))
-    assert found.ewc_lambda == 2.0 and (found.fit.loss, found.fit.seed) == ("scores", 3)
+    assert found.ewc_lambda == 200.0 and (found.fit.loss, found.fit.seed) == ("scores", 3)
     assert all((found.taught_cl, found.unmeasured_kd, found.task_labels, found.task_trust, found.unit_fisher))
 
 

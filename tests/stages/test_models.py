@@ -133,7 +133,7 @@ def test_mended_distillation_learns_from_what_the_committee_labelled(folder, mon
     monkeypatch.setattr(models, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
     models.run_distill(chain, "b")
     assert len(given["taught"]) == 128 and not given["last"] and given["settings"].unmeasured_kd
-    assert given["settings"].ewc_lambda == chain.params.distill.ewc_lambda / 10_000
+    assert given["settings"].ewc_lambda == chain.params.distill.ewc_lambda / 100
     assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
 
 
