@@ -1,8 +1,8 @@
-"""Programs lowered beforehand, on several processes or machines: training and evaluating then find their caches filled.
+"""Programs lowered beforehand, here or on Dask's workers: training and evaluating then find their caches filled.
 
-Lowering is the dear part of what is neither measuring nor training, some 10 ms for each program.  Each of Prefect's tasks
-lowers programs of one task of the network; where, says the section ``run`` of params.yaml.  Workers get what they need and
-give back what they found: they need this package and TVM, none of the data.
+Lowering is the dear part of what is neither measuring nor training, some 10 ms for each program.  Where it is done says the
+section ``run`` of params.yaml.  On Dask each of Prefect's tasks lowers programs of one tuning task; a worker is sent what it
+needs and gives back what it found: it needs this package and TVM, none of the data.
 
 Run it:  python -m flows.features
 """
@@ -12,12 +12,13 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import as_completed
-from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner
+from prefect.task_runners import TaskRunner
 
 from flows.dvc_stage import only_run
 from flows.server import prefect_api, wait_until_recorded
@@ -33,31 +34,31 @@ from tcl_core.progress import say
 PROGRAMS = 256  # of one of Prefect's tasks, each of which costs some 50 ms beside its work
 
 
-def task_runner(run: Run) -> TaskRunner:
-    """What does the tasks.  Raises UsageError where Dask is wanted and not installed."""
-    workers = run.workers or threads()
-    if run.engine == "local":
-        return ProcessPoolTaskRunner(max_workers=workers)
+def dask_workers(run: Run) -> TaskRunner:
+    """Dask, here or where ``run`` says.  Raises UsageError where it is not installed."""
     with naming_extras():
         from prefect_dask import DaskTaskRunner
     if run.scheduler:
         return DaskTaskRunner(address=run.scheduler)
-    return DaskTaskRunner(cluster_kwargs={"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None})
+    return DaskTaskRunner(cluster_kwargs={"n_workers": run.workers or threads(), "threads_per_worker": 1, "dashboard_address": None})
 
 
-def lower_programs(run: Run) -> int:
-    """Fill the caches of what the stages will read; the number of programs that they read."""
-    return lowering.with_options(task_runner=task_runner(run))()
+def lower_programs(run: Run, **options: bool) -> Any:
+    """Fill the caches of what the stages will read; the number of programs that they read.  ``options`` are those of a flow's call."""
+    chosen = lowering.with_options(task_runner=dask_workers(run)) if run.engine == "dask" else lowering
+    return chosen(run.engine, **options)
 
 
 @flow(name="tcl-features")
-def lowering() -> int:
+def lowering(engine: str) -> int:
+    """``engine`` is dask, or local: processes of this machine, as in the stages themselves."""
     from tcl_core.stages.features import programs_to_lower
     from tcl_core.stages.project import STATEMENTS, Project
 
     project = Project.here()
     keys = programs_to_lower(project)
-    statements.read_statements(keys, project.encoder, STATEMENTS, engine=mapped, chunk=PROGRAMS)
+    elsewhere = {"engine": mapped, "chunk": PROGRAMS} if engine == "dask" else {}
+    statements.read_statements(keys, project.encoder, STATEMENTS, **elsewhere)
     return len(keys)
 
 
@@ -86,8 +87,7 @@ def lower(job: bytes) -> tuple[str, list[np.ndarray]]:
 def main() -> int:
     try:
         with only_run(), prefect_api():
-            runner = task_runner(load_params().run)
-            state = lowering.with_options(task_runner=runner)(return_state=True)
+            state = lower_programs(load_params().run, return_state=True)
             wait_until_recorded(state.state_details.flow_run_id)
         found = state.result(raise_on_failure=False)
     except KeyboardInterrupt:
@@ -103,4 +103,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from flows import features  # as workers know it: what is in __main__ would be sent to them by value
+
+    sys.exit(features.main())

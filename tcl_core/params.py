@@ -192,9 +192,9 @@ class Tune:
 class Run:
     """Where programs are lowered (``flows.features``); measuring is always done where ``platforms`` says.
 
-    engine     local: processes of this machine;  dask: workers of Dask
-    workers    processes that are started here; 0: one for each CPU
-    scheduler  dask: the address of a scheduler that runs already, with its own workers; without it workers are started here
+    engine     local: processes of this machine, one for each CPU;  dask: workers of Dask
+    workers    dask: so many are started here; 0: one for each CPU
+    scheduler  dask: the address of a scheduler that runs already and has its own workers; then none is started here
     """
 
     engine: Annotated[str, OneOf(("local", "dask"))]

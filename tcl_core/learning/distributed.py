@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -135,17 +135,19 @@ def with_helpers(work: Callable[[], T]) -> T | None:
     with _together():
         dist.init_process_group("gloo", timeout=timedelta(seconds=ANSWER_S))
         _orders = dist.new_group(timeout=timedelta(seconds=PREPARE_S))
-    done = None
-    if is_first():
-        done = work()
-        _order(None)
-    else:
+    try:
+        if is_first():
+            done = work()
+            _order(None)
+            return done
         while (order := _order(None)) is not None:
             function, given, named = order
             function(*given, **named)
-    dist.destroy_process_group()
-    _orders = None
-    return done
+        return None
+    finally:
+        _orders = None
+        with suppress(RuntimeError):  # else the threads of a group without its processes abort this one at its end
+            dist.destroy_process_group()
 
 
 def call_helpers(function: Callable[..., object], *given: object, **named: object) -> None:

@@ -12,17 +12,18 @@ import pytest
 from prefect import flow
 
 from flows import features
-from flows.features import mapped, task_runner
+from flows.features import dask_workers, mapped
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.features import statements
 from tcl_core.features.encode import Encoder
 from tcl_core.features.statements import read_statements
 from tcl_core.params import Run, load_params
 from tcl_core.stages import features as wanted
+from tcl_core.stages import project
 from tcl_core.stages.features import programs_to_lower
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINES = ["local", pytest.param("dask", marks=pytest.mark.skipif(not importlib.util.find_spec("prefect_dask"), reason="needs the extra dask"))]
+with_dask = pytest.mark.skipif(not importlib.util.find_spec("prefect_dask"), reason="needs the extra dask")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,22 +47,28 @@ def pool(matmul, softmax):
     return Encoder([matmul.task, softmax.task], [*matmul.rows(), *softmax.rows()]), keys_of(matmul) + keys_of(softmax)
 
 
-def lowered(encoder, keys, folder: Path, run: Run):
-    @flow(task_runner=task_runner(run))
-    def lower_them():
-        return read_statements(keys, encoder, folder, engine=mapped, chunk=2)
-
-    return lower_them()
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_workers_fill_the_caches_as_a_stage_would(pool, tmp_path, engine):
+@with_dask
+def test_workers_fill_the_caches_as_a_stage_would(pool, tmp_path):
     encoder, keys = pool
     expected = read_statements(keys, encoder, tmp_path / "stage")
-    found = lowered(encoder, keys, tmp_path / "flow", Run(engine, 2))
-    for rows, wanted_rows in zip(found, expected, strict=True):
+
+    @flow(task_runner=dask_workers(Run("dask", 2)))
+    def lower_them():
+        return read_statements(keys, encoder, tmp_path / "flow", engine=mapped, chunk=2)
+
+    for rows, wanted_rows in zip(lower_them(), expected, strict=True):
         np.testing.assert_array_equal(rows, wanted_rows)
     assert {path.name for path in (tmp_path / "flow").iterdir()} == {path.name for path in (tmp_path / "stage").iterdir()}
+
+
+@pytest.mark.parametrize("engine, chosen", [("local", {}), ("dask", {"engine": mapped, "chunk": features.PROGRAMS})])
+def test_the_engine_of_the_parameters_is_taken(monkeypatch, engine, chosen):
+    asked = []
+    monkeypatch.setattr(project.Project, "here", lambda: type("Empty", (), {"encoder": None}))
+    monkeypatch.setattr(wanted, "programs_to_lower", lambda _: ["a", "b"])
+    monkeypatch.setattr(statements, "read_statements", lambda keys, encoder, folder, **how: asked.append((keys, folder, how)))
+    assert features.lowering.fn(engine) == 2
+    assert asked == [(["a", "b"], project.STATEMENTS, chosen)]
 
 
 class Here:
@@ -95,21 +102,16 @@ def test_what_a_worker_says_is_one_sentence(pool, tmp_path, monkeypatch, answer,
     assert not list(tmp_path.iterdir())  # nothing of another TVM is kept
 
 
-def test_the_engine_of_the_parameters_is_taken():
-    runner = task_runner(Run("local", 3))
-    assert type(runner).__name__ == "ProcessPoolTaskRunner" and runner._max_workers == 3
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("prefect_dask"), reason="needs the extra dask")
+@with_dask
 def test_a_scheduler_that_runs_already_is_taken():
-    assert task_runner(Run("dask", 0, "tcp://127.0.0.1:8786")).address == "tcp://127.0.0.1:8786"
-    assert task_runner(Run("dask", 3)).cluster_kwargs["n_workers"] == 3
+    assert dask_workers(Run("dask", 0, "tcp://127.0.0.1:8786")).address == "tcp://127.0.0.1:8786"
+    assert dask_workers(Run("dask", 3)).cluster_kwargs["n_workers"] == 3
 
 
 @pytest.mark.skipif(importlib.util.find_spec("prefect_dask") is not None, reason="the extra dask is installed")
 def test_dask_that_is_not_installed_is_named():
     with pytest.raises(UsageError, match=r"prefect_dask, which is not installed; run: pip install 'tcl\[dask\]'"):
-        task_runner(Run("dask", 1))
+        dask_workers(Run("dask", 1))
 
 
 class Measured:
@@ -138,7 +140,7 @@ class Measured:
 
 
 @pytest.mark.parametrize(
-    "project, expected",
+    "measured, expected",
     [
         (Measured(0), []),
         (Measured(0, ("tlp",)), []),
@@ -147,6 +149,6 @@ class Measured:
         (Measured(3, ("xgboost",), "cuda"), []),
     ],
 )
-def test_what_will_be_read_is_lowered(monkeypatch, project, expected):
+def test_what_will_be_read_is_lowered(monkeypatch, measured, expected):
     monkeypatch.setattr(wanted, "_measured", lambda platform, kind: [(f"{platform} {kind}", 0, ())])
-    assert [key[0] for key in programs_to_lower(project)] == expected
+    assert [key[0] for key in programs_to_lower(measured)] == expected
