@@ -22,7 +22,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.records import Record
 from tcl_core.measure.job import Outcome, Setup
 from tcl_core.models import catalogue
-from tcl_core.platforms import read_saved_hardware
+from tcl_core.platforms import kind_of, read_saved_hardware
 from tcl_core.progress import say
 from tcl_core.stages.data import check_platform, measure_now
 from tcl_core.stages.project import REPORTS, Project, measuring_alone, records_folder
@@ -158,7 +158,7 @@ def _why_busy(project: Project, platform: str) -> str | None:
 
     The sentinel does not see them: it knows only what this measuring itself has seen of the machine.
     """
-    if project.params.platforms[platform].kind != "local":
+    if kind_of(project.params.platforms[platform]).remote:
         return None
     import psutil
 
