@@ -158,7 +158,7 @@ def _why_busy(project: Project, platform: str) -> str | None:
 
     The sentinel does not see them: it knows only what this measuring itself has seen of the machine.
     """
-    if kind_of(project.params.platforms[platform]).remote:
+    if kind_of(project.params.platforms[platform]).apart:
         return None
     import psutil
 
