@@ -156,8 +156,8 @@ def test_drift_has_an_exit_code_of_its_own(tcl, monkeypatch, tmp_path):
     assert tcl("drift", "-p", "slow", "--json") == (7, "('slow', True)\n", "")
     assert tcl("drift") == (0, "(None, False)\n", "")
     monkeypatch.setenv(cli.ANSWER_FILE, str(tmp_path / "answer.json"))
-    assert tcl("drift", "-p", "slow")[0] == 6
-    assert json.loads((tmp_path / "answer.json").read_text()) == {"text": "('slow', False)", "exit_code": 6}
+    assert tcl("drift", "-p", "slow")[0] == 7
+    assert json.loads((tmp_path / "answer.json").read_text()) == {"text": "('slow', False)", "exit_code": 7}
 
 
 def test_ctrl_c_says_that_nothing_is_lost(tcl, monkeypatch):

@@ -414,7 +414,7 @@ def test_what_may_not_be_read_is_not_called_damaged(records, monkeypatch):
     def refuse(path, *_):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(PlatformError, match=r"cannot read .*records\.parquet \(permission denied\)"):
         read_records(records)
 

@@ -98,7 +98,6 @@ def test_a_sketch_under_another_number_is_known(matmul, tmp_path, monkeypatch):
 
 
 def test_a_killed_extraction_goes_on(matmul, tmp_path, monkeypatch):
-    monkeypatch.setattr(statements, "CHUNK", 2)
     keys, sizes, extract = keys_of(matmul, 2), [], statements.extract
 
     def killed(job):
@@ -109,7 +108,7 @@ def test_a_killed_extraction_goes_on(matmul, tmp_path, monkeypatch):
 
     monkeypatch.setattr(statements, "extract", killed)
     with pytest.raises(KeyboardInterrupt):
-        read_statements(keys, encoder_of(matmul), tmp_path)
+        read_statements(keys, encoder_of(matmul), tmp_path, chunk=2)
     monkeypatch.setattr(statements, "extract", extract)
     rest = extracted(monkeypatch)
     assert len(read_statements(keys, encoder_of(matmul), tmp_path)) == len(keys)

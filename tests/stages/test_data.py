@@ -711,6 +711,6 @@ def test_programs_can_be_timed_beside_all_journals(pool, runners, monkeypatch):
     assert not Path("data/journal/collect").exists() and not Path("data/journal/holdout").exists()
     with pytest.raises(DataError, match="sketch 99 of task"):
         data.measure_now(project, "first", [(keys[0][0], 99, keys[0][2])])
-    monkeypatch.setattr(data, "why_not", lambda mcpu: "no AVX2 here" if mcpu == "haswell" else None)
+    monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: "no AVX2 here" if mcpu == "haswell" else None)
     with pytest.raises(PlatformError, match=r"second cannot be measured here \(no AVX2 here\); run this on its machine"):
         data.measure_now(project, "second", keys)

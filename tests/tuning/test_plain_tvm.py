@@ -190,7 +190,7 @@ def test_a_folder_that_is_no_model(tmp_path):
 
 def test_a_model_without_its_hardware(folder, tmp_path):
     TreesModel.load(folder).save(tmp_path / "model")
-    with pytest.raises(DataError, match="^there is no .*model/hardware.json"):
+    with pytest.raises(UsageError, match="^the trees model in .*/model does not say which hardware it is of; "):
         cost_model(tmp_path / "model")
 
 
