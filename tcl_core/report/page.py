@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tcl_core.evaluation.report import ks_of
+from tcl_core.provenance import changed_text
 from tcl_core.report import charts
 from tcl_core.report.parts import (
     UNKNOWN,
@@ -331,12 +332,19 @@ def time_spent(run: Run) -> Section | None:
 # --- where it comes from ---
 
 
+def code_text(changed: Sequence[str] | bool | None) -> str:
+    """Whether code was as committed, or which files of it were not; the names were not kept of older models."""
+    if changed is None:
+        return UNKNOWN
+    return f"changed since: {changed_text(changed)}" if changed and changed is not True else "changed since" if changed else "as committed"
+
+
 def provenance(run: Run) -> Section | None:
     made = run["made"]
     if not made:
         return None
     models = [
-        [name, f["stage"], (f["code"]["commit"] or UNKNOWN)[:12], {True: "changed since", False: "as committed", None: UNKNOWN}[f["code"]["changed"]], f["host"]]
+        [name, f["stage"], (f["code"]["commit"] or UNKNOWN)[:12], code_text(f["code"]["changed"]), f["host"]]
         for name, f in made["models"].items()
     ]
     versions = {(what, version) for f in made["models"].values() for what, version in f["versions"].items()}

@@ -13,7 +13,7 @@ import pytest
 
 from tcl_core.report import charts
 from tcl_core.report.compare import compare
-from tcl_core.report.page import page_of
+from tcl_core.report.page import page_of, provenance
 from tcl_core.report.parts import duration, interval, milliseconds, number, short
 from tcl_core.report.render import render
 
@@ -413,3 +413,16 @@ def test_the_page_is_as_wide_as_the_window(page, tmp_path, width):
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     wide, window = map(int, re.search(r"<title>(\d+) of (\d+)</title>", shown).groups())
     assert wide <= window == width
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [(None, "–"), (False, "as committed"), ([], "as committed"), (True, "changed since"), (["tcl_core/ckd.py"], "changed since: tcl_core/ckd.py")],
+)
+def test_a_model_says_which_code_made_it(changed, said):
+    """As provenance.json has it now, and as it had it before names were kept."""
+    run = made_up.run()
+    for made in run["made"]["models"].values():
+        made["code"]["changed"] = changed
+    models = next(table for table in provenance(run).tables if table.caption == "Models")
+    assert {row[3] for row in models.rows} == {said}
