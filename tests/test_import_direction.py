@@ -113,3 +113,46 @@ def test_a_planted_violation_is_found(path, source):
 )
 def test_what_is_allowed_is_not_found(path, source):
     assert violations(path, source) == []
+
+
+def names_of(file: Path) -> set[str]:
+    """What a module has at its top, branches and try blocks included; imported names are among it."""
+    found: set[str] = set()
+    todo: list[ast.AST] = list(ast.parse(file.read_text()).body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {name.asname or name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+        else:
+            todo += ast.iter_child_nodes(node)
+    return found
+
+
+def missing_names(source: str) -> list[str]:
+    """``module.name`` of ours that are imported, and are not there."""
+    missing = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] not in ("tcl_core", "flows"):
+            continue
+        place = ROOT / node.module.replace(".", "/")
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        known = names_of(file) if file.exists() else set()
+        for name in (name.name for name in node.names):
+            if name not in known and not (place / f"{name}.py").exists() and not (place / name).is_dir():
+                missing.append(f"{node.module}.{name}")
+    return missing
+
+
+def test_what_scripts_and_tests_import_of_ours_is_there():
+    """A type checker looks at tcl_core and flows alone, and a comparison that takes hours is rarely run."""
+    files = [file for folder in ("bench", "tests", "examples") for file in (ROOT / folder).rglob("*.py")]
+    assert {str(file.relative_to(ROOT)): found for file in files if (found := missing_names(file.read_text()))} == {}
+
+
+def test_a_name_that_moved_is_found():
+    assert missing_names("from tcl_core.errors import TclError, Gone\nfrom tcl_core import store, gone") == ["tcl_core.errors.Gone", "tcl_core.gone"]
