@@ -13,7 +13,7 @@ ORDER = (
     "errors locks files process checked sandbox environment settings progress network_names sampler_names gpu compat platforms crontab params "
     "records journal store provenance programs measure features "
     "learning models teaching completion bridge sampling ckd collect evaluation report registry trained samplers tuning stages datasets library "
-    "cli flows"
+    "cli __main__ flows"
 ).split()
 ALLOWED = {  # foreign package -> where it may be imported
     "prefect": ("flows/",),

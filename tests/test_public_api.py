@@ -297,3 +297,9 @@ for wrong in (lambda: tcl.Trees, lambda: tcl.create("xgboost"), lambda: tcl.load
     counts, *sentences = ended.stdout.splitlines()
     assert counts == "6 3" and len(sentences) == 4
     assert all("pip install" in sentence or "there is no model registry" in sentence for sentence in sentences)
+
+
+def test_the_command_says_what_it_lacks(tmp_path):
+    ended = python(BLOCKED + "import runpy; runpy.run_module('tcl_core', run_name='__main__')", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "tcl: this needs the package typer, which is not installed; run: pip install 'tcl[pipeline]'\n"
