@@ -42,10 +42,9 @@ lint: setup
 docs: setup
 	@python -m pdoc --docformat restructuredtext -o build/api tcl_core tcl_core.datasets tcl_core.samplers tcl_core.errors
 
-# All but bench/reference.py, which makes the data that others read, in hours; the last one reads what others measured.
-LAST := bench/scale.py
+# What was done with this code is not done again; say MINUTES=55 for a part, QUICK=1 for each in ten minutes, NAMES="store search".
 bench: setup
-	@set -e; for table in $(filter-out bench/reference.py $(LAST),$(sort $(wildcard bench/[!_]*.py))) $(LAST); do python $$table; done
+	@python bench/_all.py $(NAMES) $(if $(QUICK),--quick) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(AGAIN),--again)
 
 # MLflow without its job workers: seven processes that only its evaluation of language models needs.
 ui: setup

@@ -1,0 +1,114 @@
+"""Every comparison, one after the other, as `make bench` runs them; what was done with this code is not done again.
+
+    python bench/_all.py [NAME ...] [--quick] [--minutes M] [--again] [--list]
+
+A comparison that is stopped goes on by itself where it says so in its own help, else it begins anew.  How long each took lies in
+bench/results/seconds.json; --list shows it and runs nothing.  Ends with 1 where one failed, after all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from _tables import RESULTS, ROOT, markdown
+
+from tcl_core.checked import AGAIN, read_json, write_json
+from tcl_core.errors import TclError, unknown_name
+from tcl_core.platforms import host_fingerprint
+
+BENCH = Path(__file__).resolve().parent
+SECONDS = RESULTS / "seconds.json"
+WITHOUT = ("reference",)  # makes the data that others read, in hours
+LAST = ("scale",)  # reads what others measured
+SHARED = (*BENCH.glob("_*.py"), *(ROOT / "tcl_core").rglob("*.py"))
+
+
+def names() -> list[str]:
+    """In the order in which they run."""
+    found = sorted(path.stem for path in BENCH.glob("[!_]*.py") if path.stem not in (*WITHOUT, *LAST))
+    return [*found, *LAST]
+
+
+def code_of(name: str) -> str:
+    """What tells the code of a comparison from that of another day."""
+    digest = hashlib.sha256()
+    for path in sorted((BENCH / f"{name}.py", *SHARED)):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def known() -> dict[str, dict[str, Any]]:
+    """Comparison, with `, quick` behind the small form's -> seconds, date, host, code, done.  Raises DataError where it is damaged."""
+    try:
+        return read_json(SECONDS, AGAIN)["runs"]
+    except FileNotFoundError:
+        return {}
+
+
+def run(name: str, quick: bool) -> bool:
+    """Whether it ended well; either way what it took is kept."""
+    start, command = time.monotonic(), [sys.executable, str(BENCH / f"{name}.py"), *["--quick"] * quick]
+    print(f"--- {name}{' --quick' * quick}", flush=True)
+    ended = subprocess.run(command, cwd=ROOT).returncode
+    about = {"date": datetime.now(UTC).date().isoformat(), "host": host_fingerprint(), "code": code_of(name), "done": ended == 0}
+    write_json(SECONDS, {"runs": known() | {_key(name, quick): {"seconds": round(time.monotonic() - start), **about}}})
+    return ended == 0
+
+
+def is_done(name: str, quick: bool) -> bool:
+    """By this host with this code."""
+    entry = known().get(_key(name, quick), {})
+    return bool(entry.get("done")) and (entry["host"], entry["code"]) == (host_fingerprint(), code_of(name))
+
+
+def _key(name: str, quick: bool) -> str:
+    return f"{name}, quick" if quick else name
+
+
+def table(chosen: Iterable[str]) -> str:
+    """A row for each, a dash for what never ran."""
+    runs = known()
+    shown = lambda key: f"{runs[key]['seconds'] / 60:.1f} min, {runs[key]['date']}{'' if runs[key]['done'] else ', failed'}" if key in runs else "-"  # noqa: E731
+    return markdown(["comparison", "whole", "quick"], [[name, shown(name), shown(_key(name, True))] for name in chosen])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    parser.add_argument("--quick", action="store_true", help="each in its quick form, of at most ten minutes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after that")
+    parser.add_argument("--again", action="store_true", help="also what was done with this code")
+    parser.add_argument("--list", action="store_true", help="how long each took; runs none")
+    given = parser.parse_args()
+    try:
+        for name in given.names:
+            if name not in names():
+                raise unknown_name("comparison", name, names(), "bench/")
+        chosen = [name for name in names() if name in (given.names or names())]
+        if given.list:
+            print(table(chosen))
+            return
+        todo = [name for name in chosen if given.again or not is_done(name, given.quick)]
+    except TclError as error:
+        sys.exit(f"bench: {error}")
+    until, failed = time.monotonic() + 60 * given.minutes, []
+    for place, name in enumerate(todo):
+        if time.monotonic() > until:
+            print(f"left for the same command: {', '.join(todo[place:])}")
+            break
+        failed += [] if run(name, given.quick) else [name]
+    if failed:
+        sys.exit(f"bench: {', '.join(failed)} failed; what was said stands above")
+
+
+if __name__ == "__main__":
+    main()
