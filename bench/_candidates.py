@@ -49,7 +49,8 @@ from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress
 from tcl_core.records import Record
 from tcl_core.settings import read_yaml, yaml_format
-from tcl_core.stages.project import POOL, TASKS, journal_folder, measuring_alone, records_folder
+from tcl_core.stages.machine import measuring_alone
+from tcl_core.stages.workspace import Workspace
 
 PLATFORM = load_params(ROOT / "params.yaml").chain.first
 # Small numbers, so that the faults and not the timing take the time; several rounds, so that they fall between some.
@@ -143,9 +144,9 @@ def make_project(folder: Path, pool: Pool) -> None:
         yaml_format(round_trip=True).dump(document, file)
     tasks = [vars(task) | {"task_key": task.key, "op_type": task.operator} for task in pool.tasks]
     for path, table, rows in (
-        (TASKS / "tasks.parquet", "tasks", tasks),
-        (POOL / "train" / "sketches.parquet", "sketches", pool.sketches),
-        (POOL / "train" / "programs.parquet", "programs", [_program_row(program) for program in pool.programs]),
+        (Workspace(folder).task_tables / "tasks.parquet", "tasks", tasks),
+        (Workspace(folder).pool / "train" / "sketches.parquet", "sketches", pool.sketches),
+        (Workspace(folder).pool / "train" / "programs.parquet", "programs", [_program_row(program) for program in pool.programs]),
     ):
         columns = store.SCHEMAS[table].names
         store.write_table(folder / path, table, [{name: row[name] for name in columns} for row in rows])
@@ -204,7 +205,7 @@ def wait_for_records(folder: Path, collector: subprocess.Popen, draw: random.Ran
 
 def measured(folder: Path) -> int:
     """Records in the journal, also while it grows."""
-    return sum(1 for _ in iter_journal(folder / journal_folder(PLATFORM, "collect")))
+    return sum(1 for _ in iter_journal(Workspace(folder).journal_folder(PLATFORM, "collect")))
 
 
 def undisturbed(folder: Path, count: int) -> int:
@@ -263,7 +264,7 @@ def two_collectors(folder: Path, count: int) -> int:
 def two_collectors_apart(folder: Path, count: int) -> int:
     """Without a common lock of the machine, as in two containers: the journal's own lock refuses the second one."""
     first = start(folder)
-    wait_until(first, (folder / journal_folder(PLATFORM, "collect") / "records.jsonl").exists)
+    wait_until(first, (Workspace(folder).journal_folder(PLATFORM, "collect") / "records.jsonl").exists)
     end(folder, start(folder, temporary="elsewhere"), BusyError.exit_code)
     end(folder, first, 0)
     return 1
@@ -295,9 +296,9 @@ def injected(folder: Path, fault: Fault, good: Pool, count: int) -> Verdict:
     make_project(folder, pool)
     events = (fault.drive or undisturbed)(folder, count)
     bad = {_key(number) for number in range(count)}
-    rows = store.read_records(folder / records_folder(PLATFORM))
+    rows = store.read_records(Workspace(folder).records_folder(PLATFORM))
     found = Counter(row.key for row in rows)
-    journal = iter_journal(folder / journal_folder(PLATFORM, "collect"))
+    journal = iter_journal(Workspace(folder).journal_folder(PLATFORM, "collect"))
     lasting = Counter(row.key for row in journal if not row.disturbed)  # what was disturbed is measured again
     return Verdict(
         candidates=len(pool.programs),

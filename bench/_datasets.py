@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ from tcl_core.features.batches import concatenate
 from tcl_core.models import catalogue
 from tcl_core.programs.tuning_logs.opening import log_name
 from tcl_core.stages import exchange
+from tcl_core.stages.workspace import Workspace
 
 # Training networks whose tasks stand in for the held-out ones while settings are chosen.
 VALIDATION = ("resnet-18", "mobilenet-v1", "electra-small")
@@ -41,37 +39,25 @@ class Logs:
         files = {file: file.parent.name for file in sorted(logs.resolve().glob("autotvm/*/*.log.gz"))}
         files |= {file: log_name(file) for file in sorted(logs.resolve().glob("ansor/*.log.gz"))}
         self.devices = list(dict.fromkeys(files.values()))
-        with _inside(scratch):
-            for file, device in files.items():
-                if not (exchange.imported_folder(device) / "records" / f"{log_name(file)}.parquet").exists():
-                    exchange.import_logs([file], device)
+        self.workspace = Workspace(scratch)  # in which they are imported
+        for file, device in files.items():
+            if not (self.workspace.imported_folder(device) / "records" / f"{log_name(file)}.parquet").exists():
+                exchange.import_logs(self.workspace, [file], device)
 
     def drawn(self, device: str) -> list[str] | None:
         """The log whose programs were drawn uniformly, which alone is tested; without one, all that a tuner chose is."""
-        there = self.scratch / exchange.imported_folder(device) / "records" / "random.parquet"
+        there = self.workspace.imported_folder(device) / "records" / "random.parquet"
         return ["random"] if there.exists() else None
 
     def case(self, device: str, seed: int) -> Case:
         """A quarter of the tasks, drawn with the seed, is ranked; of the others a bounded number of programs is trained on."""
-        with _inside(self.scratch):
-            samples = concatenate(list(exchange.imported_batches(device)))
-            tested = concatenate(list(exchange.imported_batches(device, self.drawn(device))))
+        samples = concatenate(list(exchange.imported_batches(self.workspace, device)))
+        tested = concatenate(list(exchange.imported_batches(self.workspace, device, self.drawn(device))))
         tasks = np.random.default_rng(seed).permutation(np.unique(tested.tasks)).tolist()
         apart = tasks[: max(1, round(LOG_TASKS_HELD_OUT * len(tasks)))]
         train = samples.take(~np.isin(samples.tasks, apart))
         train = train.take(drawn(train, None, LOG_PROGRAMS_PER_TASK, seed))
         return Case(train, tested.take(np.isin(tested.tasks, apart)), {device: dict.fromkeys(apart, 1.0)})
-
-
-@contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    """Imports are relative to the present folder."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def reads_of(model: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 import numpy as np
-from _datasets import LOG_PROGRAMS_PER_TASK, Case, Logs, Reference, _inside, drawn
+from _datasets import LOG_PROGRAMS_PER_TASK, Case, Logs, Reference, drawn
 from _identity import code
 
 from tcl_core import store
@@ -21,7 +21,7 @@ from tcl_core.platforms import pool_target, threads
 from tcl_core.programs import pool, unmeasured as drawing
 from tcl_core.records import ProgramKey
 from tcl_core.stages import exchange
-from tcl_core.stages.project import read_saved_hardware
+from tcl_core.platforms import read_saved_hardware
 from tcl_core.teaching import taught
 
 LOG_SHARE = 1  # as many times more of a log's programs than are trained on stand for unmeasured ones
@@ -72,8 +72,7 @@ def lesson(
 
 def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
     """A device's case; programs of its log beyond those that are trained on stand for unmeasured ones."""
-    with _inside(logs.scratch):
-        samples = concatenate(list(exchange.imported_batches(device)))
+    samples = concatenate(list(exchange.imported_batches(logs.workspace, device)))
     samples = samples.take(np.isin(samples.tasks, np.unique(case.train.tasks)))
     trained, both = (drawn(samples, None, share * LOG_PROGRAMS_PER_TASK, seed) for share in (1, 1 + LOG_SHARE))
     return Lesson(**_fields(case), unmeasured={"tokens": samples.take(np.setdiff1d(both, trained))})

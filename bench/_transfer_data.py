@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from _datasets import VALIDATION, Logs, Reference, _inside
+from _datasets import VALIDATION, Logs, Reference
 from _lessons import _drawn_keys
 
 from tcl_core import store
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.platforms import Hardware
 from tcl_core.stages import exchange
+from tcl_core.stages.workspace import Workspace
 
 FOLDS = (
     VALIDATION,
@@ -89,17 +90,16 @@ class Devices:
         return tuple(chain)  # which of its programs are taken depends on the others
 
     def sides(self, chain: Sequence[str], fold: int) -> list[Side]:
-        with _inside(self.logs.scratch):
-            parts = [_of_device(platform) for platform in chain]
+        parts = [_of_device(self.logs.workspace, platform) for platform in chain]
         samples = joined(parts)
         train, drawn, test = shared_out(samples[0].tasks, fold)
         return [Side(s.take(train), s.take(test), s.take(drawn), DEVICES[p].vector()) for s, p in zip(samples, chain, strict=True)]
 
 
-def _of_device(platform: str) -> tuple[Samples, list[Key]]:
+def _of_device(workspace: Workspace, platform: str) -> tuple[Samples, list[Key]]:
     """A device's uniformly drawn programs with its hardware row, and what each is known by."""
-    samples = concatenate(list(exchange.imported_batches(platform, ["random"], DEVICES[platform].vector())))
-    blocks = store.iter_columns(exchange.imported_folder(platform) / "records", ("task_key", "sketch_id", "decisions"), ["random"])
+    samples = concatenate(list(exchange.imported_batches(workspace, platform, ["random"], DEVICES[platform].vector())))
+    blocks = store.iter_columns(workspace.imported_folder(platform) / "records", ("task_key", "sketch_id", "decisions"), ["random"])
     return samples, [key for block in blocks for key in _keys(block)]
 
 

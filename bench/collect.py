@@ -36,8 +36,9 @@ from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.sketches import DesignSpace, read_sketch, trace_from_json
 from tcl_core.programs.tasks import extract_tasks
 from tcl_core.progress import Progress, progress
-from tcl_core.stages.data import setup_of
-from tcl_core.stages.project import Project, measuring_alone
+from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.machine import measuring_alone
+from tcl_core.stages.workspace import Workspace
 
 COMMAND = "python bench/collect.py"
 NETWORKS = ("resnet-18", "mobilenet-v2", "bert-tiny")
@@ -311,12 +312,12 @@ def agreement_table(pairs: dict[str, dict[str, float]]) -> str:
 
 def best_setup() -> tuple[str, Setup]:
     """The last of the chain's platforms that this machine can run, and how it is measured here."""
-    project = Project.here()
-    specs = {name: project.params.platforms[name] for name in project.params.chain_order}
+    workspace = Workspace()
+    specs = {name: workspace.params.platforms[name] for name in workspace.params.chain_order}
     runnable = [name for name, spec in specs.items() if not kind_of(spec).elsewhere and why_not(spec.mcpu) is None]
     if not runnable:
         sys.exit("collect: this machine can run no CPU platform of params.yaml; add one it can")
-    return runnable[-1], replace(setup_of(project, runnable[-1]), protocol=PROTOCOL, limits=LIMITS)
+    return runnable[-1], replace(setup_of(workspace, runnable[-1]), protocol=PROTOCOL, limits=LIMITS)
 
 
 def compare(setup: Setup, size: Size) -> dict[str, Any]:

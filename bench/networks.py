@@ -36,8 +36,9 @@ from tcl_core.params import Graph
 from tcl_core.platforms import host_fingerprint, read_saved_hardware
 from tcl_core.programs.tasks import extract_tasks
 from tcl_core.progress import progress
-from tcl_core.stages.data import setup_of
-from tcl_core.stages.project import Project, measuring_alone
+from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.machine import measuring_alone
+from tcl_core.stages.workspace import Workspace
 from tcl_core.tuning.network import tune_network
 
 COMMAND = "python bench/networks.py"
@@ -111,22 +112,22 @@ def _cells(row: Mapping[str, Any]) -> list[Any]:
 
 
 def run(size: Size, command: str, folder: Path | None, reference: Reference, setup: Callable[[Setup], Setup]) -> None:
-    project = Project.here()
-    platform = best_platform(project, reference)
-    setting = setup(setup_of(project, platform))
+    workspace = Workspace()
+    platform = best_platform(workspace, reference)
+    setting = setup(setup_of(workspace, platform))
     about = {
         "platform": platform,
         "model": str(folder or "trees of data/reference"),
         "trials": size.trials,
         "protocol": setting.protocol_json(),
-        "graph": asdict(project.params.graph),
+        "graph": asdict(workspace.params.graph),
     }
     rows = unfinished(about, size)
     done = {row["network"] for row in rows}
     left = [kind for kind in size.networks if kind not in done]
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     model = model_of(folder, reference, platform)
-    tuning = Tuning(project.params.graph, model, hardware, setting, size.trials, project.params.seed)
+    tuning = Tuning(workspace.params.graph, model, hardware, setting, size.trials, workspace.params.seed)
     with measuring_alone(), progress("networks", len(left)) as shown, quiet_compiler():
         for kind in left:
             rows.append(tuning.row(kind))
@@ -146,7 +147,7 @@ def unfinished(about: Mapping[str, Any], size: Size) -> list[dict[str, Any]]:
 
 def cut_all(kinds: Sequence[str]) -> None:
     """Print the table as far as cutting fills it."""
-    graph, rows = Project.here().params.graph, []
+    graph, rows = Workspace().params.graph, []
     with tempfile.TemporaryDirectory(prefix="tcl-networks-") as folder, progress("networks", len(kinds)) as shown:
         for kind in kinds:
             try:

@@ -10,7 +10,6 @@ machine or checkout measured is never replaced: give another folder with --to.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +24,15 @@ from tcl_core import environment, store  # noqa: F401  (before torch is imported
 from tcl_core.collect import Collection, Measuring
 from tcl_core.errors import DataError, TclError
 from tcl_core.features.encode import Encoder
-from tcl_core.params import Chain, Networks, Params, load_patched
-from tcl_core.platforms import host_fingerprint, threads, why_not
+from tcl_core.params import Chain, Networks, Params
+from tcl_core.profiles import load_patched
+from tcl_core.platforms import Hardware, save_hardware, host_fingerprint, threads, why_not
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress
-from tcl_core.stages.data import setup_of
-from tcl_core.stages.project import JOURNAL, Project, hardware_here, measuring_alone, save_hardware
+from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.machine import hardware_here, measuring_alone
+from tcl_core.stages.workspace import Workspace
 
 SPLITS = ("train", "held_out")
 
@@ -86,7 +87,7 @@ def _task_row(task: Task) -> dict[str, Any]:
     }
 
 
-def collections_of(params: Params, folder: Path) -> dict[str, Collection]:
+def collections_of(workspace: Workspace, folder: Path) -> dict[str, Collection]:
     """platform -> all programs, with what its journal knows of them."""
     rows = store.read_table(folder / "tasks.parquet", "tasks")
     tasks = [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
@@ -97,14 +98,19 @@ def collections_of(params: Params, folder: Path) -> dict[str, Collection]:
         name: Collection(
             programs=programs,
             encoder=encoder,
-            hardware=hardware_here(params.platforms[name].mcpu, params.platforms[name].hardware).vector(),
+            hardware=hardware_of(workspace, name).vector(),
             host=host_fingerprint(),
-            setup=setup_of(Project(params), name),
-            journal=JOURNAL / "reference" / name,
+            setup=setup_of(workspace, name),
+            journal=workspace.journal / "reference" / name,
         )
-        for name in params.chain_order
-        if why_not(params.platforms[name].mcpu) is None
+        for name in workspace.params.chain_order
+        if why_not(workspace.params.platforms[name].mcpu) is None
     }
+
+
+def hardware_of(workspace: Workspace, name: str) -> Hardware:
+    spec = workspace.params.platforms[name]
+    return hardware_here(workspace, spec.mcpu, spec.hardware)
 
 
 def tasks_in_turn(folder: Path) -> list[str]:
@@ -143,41 +149,41 @@ def _rows_by_task(programs: Sequence[Program]) -> dict[str, list[int]]:
     return rows
 
 
-def write_records(params: Params, collections: Mapping[str, Collection], done: Sequence[str], folder: Path) -> Iterator[str]:
+def write_records(workspace: Workspace, collections: Mapping[str, Collection], done: Sequence[str], folder: Path) -> Iterator[str]:
     """Each platform's records of the tasks that are done; says how many."""
     keep = set(done)
     for name, collection in collections.items():
         records = [record for record in collection.records.values() if record.task_key in keep]
         place = folder / f"platform={name}"
         store.write_records(place, records)
-        save_hardware(place, hardware_here(params.platforms[name].mcpu, params.platforms[name].hardware))
+        save_hardware(place, hardware_of(workspace, name))
         failed, disturbed = sum(r.error != "ok" for r in records), sum(r.disturbed for r in records)
         yield f"{name}: {len(records)} records of {len(keep)} tasks, {failed} failed, {disturbed} disturbed"
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(workspace: Workspace, folder: Path) -> None:
     """Raise DataError where the folder holds another machine's measurements, or some of which there is no journal."""
     for place in folder.glob("platform=*"):
         others = {host for file in place.glob("*.parquet") for host in store.record_hosts(file)} - {host_fingerprint()}
         if others:
             raise DataError(f"{place} was measured on {' and '.join(sorted(others))}; give another folder with --to")
-        if not (JOURNAL / "reference").exists():
+        if not (workspace.journal / "reference").exists():
             raise DataError(f"{place} is there, but not the journal of its measurements; give another folder with --to")
 
 
-def smallest(params: Params) -> Params:
+def smallest(params: Params) -> Workspace:
     """One task of each split, on one platform, in a folder of its own: the journal here is not touched."""
     from _smallest import network, scratch
 
     networks = Networks((network(32),), (network(48),))
-    os.chdir(scratch())
-    return replace(
+    params = replace(
         params,
         networks=networks,
         chain=Chain(params.chain.first, {}),
         candidates=replace(params.candidates, max_train_tasks=1, max_held_out_tasks=1, programs_per_task=2, held_out_programs_per_task=2),
         measure=replace(params.measure, repeats=1, max_repeats=1, min_repeat_ms=1),
     )
+    return Workspace(scratch(), params)
 
 
 def main() -> None:
@@ -185,17 +191,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no task after so many")
     parser.add_argument("--to", type=Path, default=Path("data/reference"), help="folder of the data set")
     given = parser.parse_args()
-    params = load_patched(Path(__file__).with_suffix(".yaml"))
+    workspace = Workspace(".", load_patched(Path(__file__).with_suffix(".yaml")))
     if given.smallest:
-        params, given.to = smallest(params), result_file("reference")
+        workspace, given.to = smallest(workspace.params), result_file("reference")
+    params = workspace.params
     try:
-        check_folder(given.to)
+        check_folder(workspace, given.to)
         if not (given.to / "programs.parquet").exists():
             write_pool(params, given.to)
         with measuring_alone():  # which another run may hold: what it measures is known to this one afterwards
-            collections = collections_of(params, given.to)
+            collections = collections_of(workspace, given.to)
             done = measure(collections, tasks_in_turn(given.to), params.measure.check_fraction, given.minutes)
-        for line in write_records(params, collections, done, given.to):
+        for line in write_records(workspace, collections, done, given.to):
             print(line)
     except TclError as error:
         sys.exit(f"reference: {error}")

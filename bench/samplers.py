@@ -33,8 +33,10 @@ from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.programs.pool import Program
 from tcl_core.progress import progress
-from tcl_core.stages.data import setup_of
-from tcl_core.stages.project import Project, read_saved_hardware
+from tcl_core.params import load_params
+from tcl_core.platforms import read_saved_hardware
+from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.workspace import Workspace
 
 COMMAND = "python bench/samplers.py"
 SAMPLERS = ("random", "per-task", "rdu-paper", "rdu")
@@ -43,7 +45,7 @@ JUDGES = {"mamba": NETWORK, "trees": catalogue.own_settings("trees")}
 FIGURES = {"top1": "top-1", "u16": "U16", "pairs": "pairs right"}
 
 
-def measured_pool(reference: Reference, project: Project, platform: str, case: Case, journal: Path) -> Collection:
+def measured_pool(reference: Reference, workspace: Workspace, platform: str, case: Case, journal: Path) -> Collection:
     """The programs of the case's training tasks and what was measured of them."""
     place = reference.folder / f"platform={platform}"
     records = {record.key: record for record in store.read_records(place)}
@@ -59,17 +61,17 @@ def measured_pool(reference: Reference, project: Project, platform: str, case: C
         encoder=reference.encoder,
         hardware=read_saved_hardware(place).vector(),
         host=next(iter(records.values())).host,
-        setup=setup_of(project, platform),
+        setup=setup_of(workspace, platform),
         journal=journal,
         known={row: records[p.task_key, p.sketch, p.decisions] for row, p in enumerate(programs)},
     )
 
 
 def play(
-    project: Project, pool: Collection, case: Case, sampler: str, seed: int, share: float, judges: Mapping[str, FitSettings]
+    workspace: Workspace, pool: Collection, case: Case, sampler: str, seed: int, share: float, judges: Mapping[str, FitSettings]
 ) -> dict[str, dict[str, float]]:
     """Judge -> figures, of one collection with a sampler and a seed."""
-    c, budget = project.params.collect, round(share * len(pool.programs))
+    c, budget = workspace.params.collect, round(share * len(pool.programs))
     plan = Plan(sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, seed)
     collection = replace(pool, records={}, known=dict(pool.known))
     models = [catalogue.create("mamba", replace(NETWORK, epochs=c.epochs, seed=seed + n)) for n in range(c.ensemble)]
@@ -112,24 +114,24 @@ class Size:
 def run_smallest() -> None:
     from _smallest import reference
 
-    project = Project.here()
-    project = replace(project, params=replace(project.params, collect=replace(project.params.collect, epochs=1, rounds=2)))
+    params = load_params()
+    workspace = Workspace(params=replace(params, collect=replace(params.collect, epochs=1, rounds=2)))
     judges = {judge: replace(settings, epochs=1) for judge, settings in JUDGES.items()}
-    run(Size((0.5,), 2, judges), project, reference())
+    run(Size((0.5,), 2, judges), workspace, reference())
 
 
-def run(size: Size, project: Project | None = None, reference: Reference | None = None) -> None:
-    seeds, shares, project = range(size.seeds), size.shares, project or Project.here()
+def run(size: Size, workspace: Workspace | None = None, reference: Reference | None = None) -> None:
+    seeds, shares, workspace = range(size.seeds), size.shares, workspace or Workspace()
     reference = reference or Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
     platform = reference.platforms[-1]
     case, runs = reference.case(platform, "tokens", VALIDATION), {}
     with tempfile.TemporaryDirectory() as journal, progress("playing collections", len(shares) * len(SAMPLERS) * len(seeds)) as shown:
-        pool = measured_pool(reference, project, platform, case, Path(journal))
+        pool = measured_pool(reference, workspace, platform, case, Path(journal))
         for share in shares:
             for sampler in SAMPLERS:
                 runs[sampler, share] = []
                 for seed in seeds:
-                    runs[sampler, share].append(play(project, pool, case, sampler, seed, share, size.judges))
+                    runs[sampler, share].append(play(workspace, pool, case, sampler, seed, share, size.judges))
                     shown.advance(f"{sampler} {share:.0%}: pairs {runs[sampler, share][-1]['trees']['pairs']:.3f} by trees")
     about = {"platform": platform, "programs": len(pool.programs), "seeds": len(seeds)}
     figures = {f"{sampler} {share:g}": found for (sampler, share), found in runs.items()}

@@ -41,8 +41,10 @@ from tcl_core.platforms import host_fingerprint, kind_of, why_not
 from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
-from tcl_core.stages.data import setup_of
-from tcl_core.stages.project import Project, measuring_alone, read_saved_hardware
+from tcl_core.platforms import read_saved_hardware
+from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.machine import measuring_alone
+from tcl_core.stages.workspace import Workspace
 from tcl_core.tuning.database import Shelf, open_database
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
@@ -274,9 +276,9 @@ def _interval(found: Sequence[float] | None) -> str:
 # --- the whole comparison ---
 
 
-def best_platform(project: Project, reference: Reference) -> str:
+def best_platform(workspace: Workspace, reference: Reference) -> str:
     """The last platform of the reference data that this machine can run."""
-    specs = project.params.platforms
+    specs = workspace.params.platforms
     runnable = [p for p in reference.platforms if p in specs and not kind_of(specs[p]).elsewhere and why_not(specs[p].mcpu) is None]
     if not runnable:
         sys.exit("search: this machine can run no platform of the reference data set")
@@ -301,9 +303,9 @@ def model_of(folder: Path | None, reference: Reference, platform: str) -> CostMo
 
 
 def run(size: Size, command: str, folder: Path | None, reference: Reference, setup: Callable[[Setup], Setup]) -> None:
-    project = Project.here()
-    platform = best_platform(project, reference)
-    setting = setup(setup_of(project, platform))
+    workspace = Workspace()
+    platform = best_platform(workspace, reference)
+    setting = setup(setup_of(workspace, platform))
     about = {"platform": platform, "model": str(folder or "trees of data/reference"), "size": asdict(size), "protocol": setting.protocol_json()}
     units = unfinished(about)
     done = {(unit["task"], unit["seed"]) for unit in units}

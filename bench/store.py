@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import re
 import tempfile
 import time
@@ -33,7 +32,7 @@ from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.sketches import DesignSpace, Sketch, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, extract_tasks
 from tcl_core.stages import exchange
-from tcl_core.stages.project import DATA, Project
+from tcl_core.stages.workspace import Workspace
 from tcl_core.store import Coded, Columns, Ragged
 
 COMMAND = "python bench/store.py"
@@ -62,7 +61,7 @@ class Source:
 def real_tasks() -> list[Task]:
     """Those of the project, or of a network."""
     try:
-        return Project.here().tasks
+        return Workspace().tasks
     except DataError:
         return [task for task, _ in extract_tasks(NETWORK, PREPARED)]
 
@@ -83,18 +82,16 @@ def real_sketches(candidates: Sequence[Task], count: int = TASKS) -> tuple[list[
 
 def real_latencies(logs: Path) -> tuple[str, np.ndarray, np.ndarray]:
     """Where they are from, (n,) medians in seconds, and (m, 3) repeats / median of programs with three repeats."""
-    measured = [path.parent for path in sorted((DATA / "records").glob("platform=*/records.parquet"))]
+    measured = [path.parent for path in sorted((Workspace().data / "records").glob("platform=*/records.parquet"))]
     if measured:
         return f"measured here ({len(measured)} platforms)", *_latencies(measured)
     log = logs / "autotvm" / "ryzen-3700x" / "random.log.gz"
     if not log.exists():
         raise DataError(f"there are neither measured records nor {log}; run tcl collect, or give the logs with --logs")
     with tempfile.TemporaryDirectory() as scratch:
-        before = os.getcwd()
-        os.chdir(scratch)
-        exchange.import_logs([log], "bench")
-        found = _latencies([exchange.imported_folder("bench") / "records"])
-        os.chdir(before)
+        workspace = Workspace(scratch)
+        exchange.import_logs(workspace, [log], "bench")
+        found = _latencies([workspace.imported_folder("bench") / "records"])
     return f"imported from {log.parent.name}/{log.name}", *found
 
 
@@ -228,14 +225,13 @@ def import_all(logs: Path) -> dict[str, float]:
     files = sorted(logs.rglob("*.log.gz"))
     start, lines, records = time.perf_counter(), 0, 0
     with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(scratch)
+        workspace = Workspace(scratch)
         for platform, paths in _by_platform(files, logs).items():
-            exchange.import_logs(paths, platform)
-            for report in (exchange.imported_folder(platform) / "reports").glob("*.json"):
+            exchange.import_logs(workspace, paths, platform)
+            for report in (workspace.imported_folder(platform) / "reports").glob("*.json"):
                 said = json.loads(report.read_text())
                 lines, records = lines + said["lines"], records + said["records"]
-        size = sum(path.stat().st_size for path in exchange.IMPORTED.rglob("*.parquet"))
-        os.chdir(ROOT)
+        size = sum(path.stat().st_size for path in workspace.data.rglob("*.parquet"))
     seconds = time.perf_counter() - start
     return {
         "import_lines": lines,

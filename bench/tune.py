@@ -46,13 +46,14 @@ from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel, read_description
 from tcl_core.params import Graph
-from tcl_core.platforms import host_fingerprint
+from tcl_core.platforms import host_fingerprint, read_saved_hardware
 from tcl_core.programs.graph import apply_database, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.progress import progress
-from tcl_core.stages.baselines import baseline_folder, run_baseline
-from tcl_core.stages.data import setup_of
-from tcl_core.stages.project import Project, measuring_alone, read_saved_hardware
+from tcl_core.stages.baselines import baseline_folder, train_baseline
+from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.machine import measuring_alone
+from tcl_core.stages.workspace import Workspace
 from tcl_core.tuning.database import open_database
 from tcl_core.tuning.latency import PYTORCH, Latencies, compare
 from tcl_core.tuning.library import export
@@ -338,19 +339,19 @@ def _shown(found: Sequence[float | None] | None, unit: str) -> str:
 # --- what it needs ---
 
 
-def machine_of(project: Project, with_tenset: bool) -> tuple[Machine, dict[str, Any]]:
+def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, dict[str, Any]]:
     """The best platform's champion and its rival, and what tells these apart from others in the results file."""
-    params = project.params
+    params = workspace.params
     if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
         sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
-    platform = project.platforms_that_ran()[-1]
+    platform = workspace.platforms_that_ran()[-1]
     version, folder = registry.champion(platform)
-    rival, tenset = baseline_folder(project, "tenset-mlp", platform), None
+    rival, tenset = baseline_folder(workspace, "tenset-mlp", platform), None
     if with_tenset:
         if not rival.exists():
-            print(run_baseline(project, "tenset-mlp", platform))
+            print(*train_baseline(workspace, "tenset-mlp", platform), sep="\n")
         tenset = catalogue.load(rival)
-    setup = setup_of(project, platform)
+    setup = setup_of(workspace, platform)
     machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), tenset, params.networks.train)
     weights = read_description(folder)["weights_sha256"][:12]  # versions start anew in another clone
     about = {"champion": f"{version}, {weights}", "graph": asdict(params.graph), "protocol": setup.protocol_json()}
@@ -369,9 +370,9 @@ def main() -> None:
         if given.smallest:
             run_smallest()
             return
-        project = Project.here()
-        units = QUICK if given.quick else wanted(given.part or PARTS, project.params.networks.train)
-        machine, about = machine_of(project, any(TENSET in unit.system for unit in units))
+        workspace = Workspace()
+        units = QUICK if given.quick else wanted(given.part or PARTS, workspace.params.networks.train)
+        machine, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
         bench = Bench(machine, about | {"quick": given.quick}, COMMAND + " --quick" * given.quick, given.again)
         with measuring_alone():
             bench.run(units, until)
@@ -431,7 +432,7 @@ def run_smallest() -> None:
         models[name] = catalogue.create(name, catalogue.own_settings(name))
         models[name].fit(reference.case(platform, reads).train)
     fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
-    setup = replace(setup_of(Project.here(), platform), protocol=fast)
+    setup = replace(setup_of(Workspace(), platform), protocol=fast)
     donor = Unit(network, OURS, 0, 4)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])

@@ -29,7 +29,7 @@ from tcl_core.measure import lane
 from tcl_core.measure.job import Job, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.progress import progress
-from tcl_core.stages.project import measuring_alone
+from tcl_core.stages.machine import measuring_alone
 
 COMMAND = "python bench/worker_memory.py"
 # Timing nearly nothing, on one thread: only the memory counts.

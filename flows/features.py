@@ -22,13 +22,13 @@ from prefect.task_runners import TaskRunner
 
 from flows.dvc_stage import only_run
 from flows.server import prefect_api, wait_until_recorded
-from tcl_core.cli import INTERRUPTED
 from tcl_core.errors import PlatformError, TclError, naming_extras
 from tcl_core.features import statements
 from tcl_core.features.statements import LoweringJob
 from tcl_core.files import shown
 from tcl_core.params import Run, load_params
 from tcl_core.platforms import threads
+from tcl_core.process import INTERRUPTED
 from tcl_core.progress import say
 
 PROGRAMS = 256  # of one of Prefect's tasks, each of which costs some 50 ms beside its work
@@ -53,12 +53,12 @@ def lower_programs(run: Run, **options: bool) -> Any:
 def lowering(engine: str) -> int:
     """``engine`` is dask, or local: processes of this machine, as in the stages themselves."""
     from tcl_core.stages.features import programs_to_lower
-    from tcl_core.stages.project import STATEMENTS, Project
+    from tcl_core.stages.workspace import Workspace
 
-    project = Project.here()
-    keys = programs_to_lower(project)
+    workspace = Workspace()
+    keys = programs_to_lower(workspace)
     elsewhere = {"engine": mapped, "chunk": PROGRAMS} if engine == "dask" else {}
-    statements.read_statements(keys, project.encoder, STATEMENTS, **elsewhere)
+    statements.read_statements(keys, workspace.encoder, workspace.statements, **elsewhere)
     return len(keys)
 
 

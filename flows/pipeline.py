@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -23,18 +24,21 @@ from flows.dvc_stage import Busy, StageFailed, only_run, reproduce, run_command
 from flows.features import lower_programs
 from flows.server import prefect_api, wait_until_recorded
 from tcl_core import store
-from tcl_core.cli import INTERRUPTED
 from tcl_core.errors import BusyError, PlatformError, RegistryError, TclError, unknown_name
 from tcl_core.params import Params, load_params
+from tcl_core.process import INTERRUPTED
 from tcl_core.progress import say
 from tcl_core.registry import FLOW_RUN_ID
+from tcl_core.stages.baselines import listed_folder
+from tcl_core.stages.overview import summarise, summary_text
+from tcl_core.stages.workspace import Workspace
 
 RETRY_DELAY_S = 10
-OUTPUTS = {
-    "collect": "data/records/platform={}",
-    "holdout": "data/holdout/platform={}",
-    "distill": "data/models/{}",
-    "baseline": "data/models/beside_chain/{}",
+OUTPUTS: dict[str, Callable[[Workspace, str], Path]] = {  # stage -> the folder that says why it was left out
+    "collect": Workspace.records_folder,
+    "holdout": lambda workspace, platform: workspace.records_folder(platform, "holdout"),
+    "distill": Workspace.model_folder,
+    "baseline": lambda workspace, model: listed_folder(workspace) / model,
 }
 
 
@@ -170,16 +174,14 @@ def command_task(name: str, inputs: tuple[Done, ...], arguments: Sequence[str] =
 @task(cache_policy=NO_CACHE, name="summary", task_run_name="summary")
 def summary(written: Done) -> None:
     """Close with what this run measured, learned, promoted and tuned."""
-    from tcl_core import stages
-
-    text = stages.summary()
+    text = summary_text(summarise(report.HERE), report.HERE.reports)
     report.show_summary(text)
     say(text, sys.stdout)
 
 
 def reason_skipped(kind: str, platform: str) -> str | None:
     """Why a stage left its platform out; None if it did not."""
-    return store.skipped_reason(OUTPUTS[kind].format(platform)) if kind in OUTPUTS else None
+    return store.skipped_reason(OUTPUTS[kind](report.HERE, platform)) if kind in OUTPUTS else None
 
 
 def world_failed(_task, _run, state) -> bool:

@@ -16,7 +16,10 @@ from prefect.artifacts import create_image_artifact, create_link_artifact, creat
 from tcl_core.checked import read_json
 from tcl_core.journal import parse_line
 from tcl_core.records import ERRORS
+from tcl_core.stages.promotion import PAGE
+from tcl_core.stages.workspace import Workspace
 
+HERE = Workspace()  # Prefect starts a flow in the project's folder
 LATEST = 50  # checks of drift that are shown
 
 log = logging.getLogger(__name__)
@@ -25,8 +28,8 @@ log = logging.getLogger(__name__)
 class Rounds:
     """The round report of a platform's collection: a line with a checksum per step."""
 
-    def __init__(self, platform: str, journal: Path = Path("data/journal/collect")) -> None:
-        self.path = journal / platform / "rounds.jsonl"
+    def __init__(self, platform: str, workspace: Workspace = HERE) -> None:
+        self.path = workspace.journal_folder(platform, "collect") / "rounds.jsonl"
         self.seen, self.read = self._stand()
 
     def new(self) -> list[dict[str, Any]]:
@@ -77,7 +80,7 @@ def show_rounds(platform: str) -> None:
         create_table_artifact(steps, key=f"rounds-{platform}", description=f"Collection rounds on {platform}")
 
 
-def show_errors(reports: Path = Path("data/reports")) -> None:
+def show_errors(reports: Path = HERE.reports) -> None:
     """A row per platform: how many of its candidates ran, and what became of the others."""
     files = sorted((reports / "collect").glob("*.json"))
     found = [read_json(file, "collect its platform again: dvc repro") for file in files]
@@ -91,7 +94,7 @@ def error_rows(collected: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"platform": one["platform"], "programs": one["programs"], **{kind: one["errors"].get(kind, 0) for kind in kinds}} for one in collected]
 
 
-def show_drift(platform: str, reports: Path = Path("data/reports")) -> None:
+def show_drift(platform: str, reports: Path = HERE.reports) -> None:
     """The latest checks of a platform, newest first."""
     checks = read_json(reports / "drift.json", "move it away")["checks"]
     rows = [drift_row(check) for check in reversed(checks) if check["platform"] == platform][:LATEST]
@@ -103,7 +106,7 @@ def drift_row(check: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "ratio": _short(check["ratio"]["value"]), "agreement": _short(check["agreement"]["value"])}
 
 
-def show_evaluation(reports: Path = Path("data/reports")) -> None:
+def show_evaluation(reports: Path = HERE.reports) -> None:
     """The figures of ``evaluation.json`` as one table, and every plot as a picture that needs no file server."""
     rows = table_rows(read_json(reports / "evaluation.json", "judge the models again: dvc repro evaluate"))
     create_table_artifact(rows, key="evaluation", description="Held-out programs, ranked by every model")
@@ -112,7 +115,7 @@ def show_evaluation(reports: Path = Path("data/reports")) -> None:
         create_image_artifact(f"data:image/png;base64,{picture}", key=f"plot-{plot.stem.replace('_', '-').lower()}")
 
 
-def show_page(page: Path = Path("data/reports/report.html")) -> None:
+def show_page(page: Path = HERE.reports / PAGE) -> None:
     """Where the page of the run lies; browsers follow no link from a server to a file, so its address is there to be copied."""
     if page.is_file():
         address = page.absolute().as_uri()

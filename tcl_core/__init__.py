@@ -6,7 +6,7 @@
     tcl.rank(model, "path/to/a/database").table(3)     # the programs of a tuning log or a database, best first
 
 What is public stands in ``__all__``; each name is imported when it is first used, so ``import tcl_core`` itself costs nothing.
-Nothing public needs params.yaml or a project's folder; nothing prints or exits, and what goes wrong is an exception of
+Nothing but ``Workspace``, which is a project's folder, needs params.yaml; nothing depends on the working folder, prints or exits, and what goes wrong is an exception of
 ``tcl_core.errors`` with one sentence.
 """
 
@@ -22,6 +22,7 @@ _WHERE = {  # public name -> module, or module:name in it
     "Samples": "tcl_core.features.batches:Samples",
     "Trained": "tcl_core.trained:Trained",
     "Trees": "tcl_core.models.trees:TreesModel",
+    "Workspace": "tcl_core.stages.workspace:Workspace",
     "cost_model": "tcl_core.tuning.adapters:cost_model",
     "create": "tcl_core.models.catalogue:create",
     "datasets": "tcl_core.datasets",
@@ -36,7 +37,7 @@ _WHERE = {  # public name -> module, or module:name in it
     "tune": "tcl_core.library:tune",
 }
 __all__ = [
-    "__version__", "Mamba", "Samples", "Trained", "Trees", "cost_model", "create", "datasets", "distill", "errors", "figures", "load", "rank", "samplers", "search_strategy", "teach", "tune",
+    "__version__", "Mamba", "Samples", "Trained", "Trees", "Workspace", "cost_model", "create", "datasets", "distill", "errors", "figures", "load", "rank", "samplers", "search_strategy", "teach", "tune",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tcl_core.models.catalogue import create as create
     from tcl_core.models.mamba import MambaModel as Mamba
     from tcl_core.models.trees import TreesModel as Trees
+    from tcl_core.stages.workspace import Workspace as Workspace
     from tcl_core.teaching import teach as teach
     from tcl_core.trained import Trained as Trained, load as load
     from tcl_core.tuning.adapters import cost_model as cost_model, search_strategy as search_strategy

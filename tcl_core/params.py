@@ -7,18 +7,18 @@ params.yaml.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from tcl_core.crontab import check_cron
 from tcl_core.errors import UsageError, unknown_name
-from tcl_core.files import replacing, shown
+from tcl_core.files import shown
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.platforms import DESIGN_SPACES, KINDS, kind_of
 from tcl_core.sampler_names import SAMPLERS
-from tcl_core.settings import Between, OneOf, parse, read_yaml, yaml_format
+from tcl_core.settings import Between, OneOf, parse, read_yaml
 
 # Upper bounds are far above what makes sense, and far below what overflows, hangs or fills the memory.
 Seed = Annotated[int, Between(0, 2**32 - 1)]  # what NumPy and torch take
@@ -264,7 +264,10 @@ class Params:
         return None if platform == self.chain.first else self.chain.then[platform].prev
 
 
-def load_params(path: str | Path = "params.yaml") -> Params:
+PARAMS = "params.yaml"
+
+
+def load_params(path: str | Path = PARAMS) -> Params:
     """Read and check ``path``.  UsageError: no file, YAML syntax, unknown or missing key, bad value."""
     path = Path(path)
     return parse_params(read_yaml(path), str(path))
@@ -392,69 +395,3 @@ def _check_schedules(params: Params, source: str) -> None:
         known = params.chain.then if schedule.run == "distill" else params.platforms
         if schedule.platform and schedule.platform not in known:
             raise unknown_name("platform", schedule.platform, known, where)
-
-
-def profile_names(path: str | Path = "params.yaml") -> tuple[str, ...]:
-    """Names of the patches ``profiles/NAME.yaml`` beside ``path``, each with only the keys that differ."""
-    return tuple(sorted(file.stem for file in (Path(path).parent / "profiles").glob("*.yaml")))
-
-
-def apply_profile(name: str, path: str | Path = "params.yaml") -> dict[str, tuple[Any, Any]]:
-    """Rewrite the profile's values inside ``path``, comments kept, in one atomic step.
-
-    Returns dotted key -> (old, new) of what changed.  Raises UsageError, and leaves ``path`` alone, for an
-    unknown profile, for a key that ``path`` lacks, and for a result that is not valid.
-    """
-    path = Path(path)
-    if name not in profile_names(path):
-        raise unknown_name("profile", name, profile_names(path), str(path.parent / "profiles"))
-    document, changed = _patched(path, path.parent / "profiles" / f"{name}.yaml")
-    if changed:
-        with replacing(path) as file:
-            yaml_format(round_trip=True).dump(document, file)
-    return changed
-
-
-def load_patched(patch_file: str | Path, path: str | Path = "params.yaml") -> Params:
-    """The parameters of ``path`` with the values of another file in their place; neither is changed.  UsageError as above."""
-    document, _ = _patched(Path(path), Path(patch_file))
-    return parse_params(document, f"{path} with {patch_file}")
-
-
-def _patched(path: Path, patch_file: Path) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-    """The valid document that a patch makes of ``path``, and what it changed."""
-    document = read_yaml(path, round_trip=True)
-    changed = dict(_patch(document, read_yaml(patch_file, round_trip=True) or {}, "", str(patch_file)))
-    parse_params(document, f"{path} with {patch_file}")
-    return document, changed
-
-
-# Sections whose keys are a user's own names: a profile puts in its own as a whole.
-NAMED = ("platforms", "chain", "schedules")
-
-
-def _patch(tree: Any, patch: Mapping, prefix: str, source: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for key, new in patch.items():
-        dotted, old = f"{prefix}{key}", tree.get(key)
-        if key not in tree:
-            raise unknown_name("key", dotted, (f"{prefix}{known}" for known in tree), source)
-        if isinstance(old, Mapping) and isinstance(new, Mapping) and dotted not in NAMED:
-            yield from _patch(old, new, f"{dotted}.", source)
-        elif old != new:
-            yield dotted, (_plain(old), _plain(new))
-            _replace(tree, key, new)
-
-
-def _replace(tree: Any, key: str, new: Any) -> None:
-    """A list is refilled in place, so that it keeps its block or flow style."""
-    if isinstance(tree[key], list) and isinstance(new, list):
-        tree[key].clear()
-        tree[key].extend(new)
-    else:
-        tree[key] = new
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return list(value) if isinstance(value, list) else value

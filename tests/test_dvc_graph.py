@@ -196,12 +196,12 @@ def test_tasks_are_cut_again_for_other_networks_only(stages):
 
 def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
     tokens = {f"tcl_core/programs/{name}.py" for name in ("primitives", "sketches", "tasks", "workload")}
-    shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/project.py", *tokens}
+    shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/workspace.py", *tokens}
     own = {
-        "train": {"tcl_core/ckd.py", "tcl_core/learning", "tcl_core/stages/models.py"},
-        "distill": {*(f"tcl_core/{name}.py" for name in ("bridge", "ckd", "completion", "teaching")), "tcl_core/learning", "tcl_core/stages/models.py"},
+        "train": {"tcl_core/ckd.py", "tcl_core/learning", "tcl_core/stages/training.py"},
+        "distill": {*(f"tcl_core/{name}.py" for name in ("bridge", "ckd", "completion", "teaching")), "tcl_core/learning", "tcl_core/stages/training.py"},
         "baseline": {"tcl_core/learning", "tcl_core/stages/baselines.py"},
-        "evaluate": {"tcl_core/evaluation", "tcl_core/stages/baselines.py", "tcl_core/stages/models.py"},
+        "evaluate": {"tcl_core/evaluation", "tcl_core/stages/baselines.py", "tcl_core/stages/judging.py"},
     }
     for address, stage in stages.items():
         if code := own.get(address.partition("@")[0]):

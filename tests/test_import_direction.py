@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors locks files process checked sandbox environment settings progress network_names sampler_names gpu compat platforms crontab params "
+    "errors locks files process checked sandbox environment settings progress network_names sampler_names gpu compat platforms crontab params profiles "
     "records journal store provenance programs measure features "
     "learning models teaching completion bridge sampling ckd collect evaluation report registry trained samplers tuning stages datasets library "
     "cli __main__ flows"
@@ -94,7 +94,7 @@ def test_every_part_has_its_place_in_the_order():
         ("tcl_core/models/mamba.py", "def f():\n    from tcl_core import registry"),
         ("tcl_core/errors.py", "import tcl_core.params"),
         ("tcl_core/collect.py", "import prefect"),
-        ("tcl_core/stages/use.py", "def f():\n    import mlflow.pyfunc"),
+        ("tcl_core/stages/tuning.py", "def f():\n    import mlflow.pyfunc"),
         ("flows/pipeline.py", "from pyarrow import parquet"),
         ("tcl_core/learning/fit.py", "if True:\n    from tvm import tir"),
     ],
@@ -106,7 +106,7 @@ def test_a_planted_violation_is_found(path, source):
 @pytest.mark.parametrize(
     "path, source",
     [
-        ("tcl_core/stages/use.py", "from tcl_core import registry\nfrom tcl_core.models import catalogue"),
+        ("tcl_core/stages/tuning.py", "from tcl_core import registry\nfrom tcl_core.models import catalogue"),
         ("tcl_core/registry/runs.py", "import mlflow"),
         ("tcl_core/store/reading.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tcl_core.models import mamba"),
     ],

@@ -13,7 +13,8 @@ from ruamel.yaml import YAML
 
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.files import replacing
-from tcl_core.params import apply_profile, load_params, profile_names
+from tcl_core.params import load_params
+from tcl_core.profiles import apply_profile, profile_names
 
 ROOT = Path(__file__).parent.parent
 

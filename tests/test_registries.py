@@ -51,7 +51,7 @@ def test_losses_and_schedules_are_those_of_the_training_loop():
 
 
 def test_methods_of_the_chain_are_those_of_the_stage():
-    from tcl_core.stages.models import METHODS
+    from tcl_core.stages.training import METHODS
 
     assert set(CHOICES["distill.method"]) == set(METHODS)
 

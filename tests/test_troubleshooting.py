@@ -87,7 +87,7 @@ def said(path: str, module: ast.Module, codes: dict[str, int | None]) -> Iterato
         elif name in codes:
             text = node.args[1] if name == "StageFailed" else node.args[0]
             yield from (Sentence(found, codes[name], place) for found in template(text, module) if not found.startswith(f"unknown {GAP}"))
-        elif name == "_fail" and path == "tcl_core/cli.py":
+        elif name == "fail" and path == "tcl_core/cli/__init__.py":
             code = node.args[1]
             number = code.value if isinstance(code, ast.Constant) else codes.get(ast.unparse(code).split(".")[0])
             yield from (Sentence(found, number, place) for found in template(node.args[0], module))

@@ -1,8 +1,8 @@
 """Trained models with their history, in MLflow: versions of `tcl-PLATFORM`, and which of them is the champion.
 
 The only part that knows MLflow; imported by it lazily, for it takes seconds.  Knows nothing of how a model is made or
-which is better: the caller brings facts, metrics and the verdict.  The store is `mlflow.db` in the working folder
-(`tcl` goes to the project's), or what MLFLOW_TRACKING_URI names.  docs/registry.md is what users read of it.
+which is better: the caller brings facts, metrics and the verdict.  The store is `mlflow.db` in the working folder,
+or in the project's (``beside``), or what MLFLOW_TRACKING_URI names.  docs/registry.md is what users read of it.
 
     names          what things are called             local_store  where the store lies, its locks, its making and moving
     connection     a client, and errors as sentences  runs         the run behind a version
@@ -24,7 +24,7 @@ from tcl_core.registry.champions import (
     withdrawn,
 )
 from tcl_core.registry.connection import RegistryAway
-from tcl_core.registry.local_store import EXPERIMENT, is_there, where
+from tcl_core.registry.local_store import EXPERIMENT, beside, is_there, where
 from tcl_core.registry.names import ALIASES, CANDIDATE, CHAMPION, PREVIOUS, RUN_KEY, model_name, pinned, run_key
 from tcl_core.registry.runs import LOGGED, REGISTRAR, TIMES_LOGGED, UNDER_WAY
 from tcl_core.registry.serving import CODE, NEEDED, SERVED, serve
@@ -33,7 +33,7 @@ from tcl_core.registry.registering import FLOW_RUN_ID, Version, attach, logged, 
 __all__ = [
     "ALIASES", "BEFORE", "CANDIDATE", "CHAMPION", "CODE", "EXPERIMENT", "FLOW_RUN_ID", "LOGGED", "NEEDED", "PREVIOUS",
     "PROMOTION", "REGISTRAR", "ROLLBACK", "RUN_KEY", "SERVED", "SINCE", "TIMES_LOGGED", "UNDER_WAY", "WITHDRAWN",
-    "RegistryAway", "Version", "attach", "champion", "champion_version", "is_there", "load_champion", "logged", "model_name",
+    "RegistryAway", "Version", "attach", "beside", "champion", "champion_version", "is_there", "load_champion", "logged", "model_name",
     "pinned", "platforms_with_champion", "promote", "register", "rollback", "run_key", "serve", "version_of", "versions",
     "where", "withdrawn",
 ]  # fmt: skip

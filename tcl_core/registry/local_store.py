@@ -15,6 +15,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -26,6 +27,7 @@ EXPERIMENT = "tcl"
 _LOCAL = "sqlite:///"
 _FILES = "mlruns"  # beside a local database: its models, its lock
 _ASIDE = ".making-"  # a folder in which a database is made
+_folder: ContextVar[Path | None] = ContextVar("folder of a local store", default=None)
 
 
 def where() -> str:
@@ -39,8 +41,22 @@ def is_there() -> bool:
     return file is None or file.exists()
 
 
+@contextmanager
+def beside(folder: Path) -> Iterator[None]:
+    """Let a local store lie in ``folder`` instead of the working folder; MLFLOW_TRACKING_URI, where it is set, stays first."""
+    before = _folder.set(Path(os.path.abspath(folder)))
+    try:
+        yield
+    finally:
+        _folder.reset(before)
+
+
+def _home() -> Path:
+    return _folder.get() or Path.cwd()
+
+
 def uri() -> str:
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{_LOCAL}{Path.cwd() / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{_LOCAL}{_home() / 'mlflow.db'}"
 
 
 def without_password(text: str) -> str:
@@ -64,8 +80,8 @@ def local_store() -> Path | None:
 
 
 def beside_store() -> Path:
-    """Where this machine keeps the files and locks of a store: beside a local database, else in the working folder."""
-    return (local_store() or Path.cwd()) / _FILES
+    """Where this machine keeps the files and locks of a store: beside a local database, else in the project."""
+    return (local_store() or _home()) / _FILES
 
 
 def lock_file(name: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
@@ -91,17 +91,13 @@ def devices_at(tracker: str) -> dict[str, Any]:
     return {"tracker": tracker, "devices": [{"key": key, **asdict(devices)} for key, devices in listed.items()]}
 
 
-def show_devices(tracker: str) -> str:
-    """The tracker's keys as a table.  Raises UsageError and PlatformError as above."""
-    devices = list_devices(*parse_address(tracker, "--tracker"))
+def devices_text(found: Mapping[str, Any]) -> str:
+    """What ``devices_at`` found, as a table."""
+    tracker, devices = found["tracker"], found["devices"]
     if not devices:
-        return (
-            f"the tracker at {tracker} has no devices; "
-            f"register one with: tcl device serve --key NAME --tracker {tracker}"
-        )
+        return f"the tracker at {tracker} has no devices; register one with: tcl device serve --key NAME --tracker {tracker}"
     lines = [f"{'key':20s} {'free':>5s} {'total':>5s} waiting"]
-    lines += [f"{printable(key):20s} {d.free:5d} {d.servers:5d} {d.waiting:7d}" for key, d in devices.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"{printable(d['key']):20s} {d['free']:5d} {d['servers']:5d} {d['waiting']:7d}" for d in devices)])
 
 
 def _answers(address: tuple[str, int]) -> bool:

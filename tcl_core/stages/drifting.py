@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core import registry, store
+from tcl_core import registry
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
 from tcl_core.evaluation.drift import SAME_ORDER, UNDECIDED, Comparison, compare, verdict
@@ -24,44 +24,46 @@ from tcl_core.measure.job import Outcome, Setup
 from tcl_core.models import catalogue
 from tcl_core.platforms import kind_of, read_saved_hardware
 from tcl_core.progress import say
-from tcl_core.stages.data import check_platform, measure_now
-from tcl_core.stages.project import REPORTS, Project, measuring_alone, records_folder
+from tcl_core.stages.collecting import measure_now
+from tcl_core.stages.machine import measuring_alone
+from tcl_core.stages.workspace import Workspace, with_registry
 
-HISTORY = REPORTS / "drift.json"
+HISTORY = "drift.json"  # of the reports
 KEPT = 10_000  # checks that the history holds: some years
 BUSY = 0.75  # share of the CPUs that others take; one neighbour on a small machine may be there to stay, and is measured with
 LOOK_S = 1.0  # for how long that is looked at
 OF_A_TASK = 4  # probes; fewer tell of few pairs, more of few tasks
 
 
-def run_drift(project: Project, platform: str | None) -> list[dict[str, Any]]:
+@with_registry
+def check_drift(workspace: Workspace, platform: str | None) -> list[dict[str, Any]]:
     """Check one platform, or each of the chain that was measured here; every check is added to the history.
 
     Raises UsageError for an unknown platform, DataError where nothing was measured that could be compared, PlatformError where
     this machine cannot run it.
     """
     if platform is None:
-        names = [name for name in project.platforms_that_ran() if not _why_none(name)]
+        names = [name for name in workspace.platforms_that_ran() if not _why_none(workspace, name)]
         if not names:
             raise DataError("no platform has held-out records to compare with; run tcl holdout first")
     else:
-        check_platform(project, platform)
-        if reason := _why_none(platform):
+        workspace.check_platform(platform)
+        if reason := _why_none(workspace, platform):
             raise DataError(f"{platform} cannot be checked: {reason}")
         names = [platform]
     found = []
     for name in names:
         with measuring_alone():
-            checks = history()  # damaged, it is refused before anything is measured
-            found.append(_check(project, name))
-            write_json(HISTORY, {"checks": [*checks, found[-1]][-KEPT:]})
+            checks = history(workspace)  # damaged, it is refused before anything is measured
+            found.append(_check(workspace, name))
+            write_json(workspace.reports / HISTORY, {"checks": [*checks, found[-1]][-KEPT:]})
     return found
 
 
-def history() -> list[dict[str, Any]]:
+def history(workspace: Workspace) -> list[dict[str, Any]]:
     """All checks, oldest first."""
     try:
-        return read_json(HISTORY, "move it away, and the next check begins a new history")["checks"]
+        return read_json(workspace.reports / HISTORY, "move it away, and the next check begins a new history")["checks"]
     except FileNotFoundError:
         return []
 
@@ -71,32 +73,32 @@ def drift_text(check: Mapping[str, Any]) -> str:
     return f"{check['platform']}: {check['verdict']}: {check['reason']}{changed}"
 
 
-def _why_none(platform: str) -> str | None:
-    folder = records_folder(platform, "holdout")
-    if reason := store.skipped_reason(folder):
+def _why_none(workspace: Workspace, platform: str) -> str | None:
+    folder = workspace.records_folder(platform, "holdout")
+    if reason := workspace.skipped(platform, "holdout"):
         return f"it was skipped ({reason})"
     return None if any(folder.glob("*.parquet")) else f"it has no held-out records; run: tcl holdout --platform {platform}"
 
 
-def _check(project: Project, platform: str) -> dict[str, Any]:
-    start, settings = time.monotonic(), project.params.drift
-    probes = choose_probes(store.read_records(records_folder(platform, "holdout")), settings.probes, project.params.seed)
+def _check(workspace: Workspace, platform: str) -> dict[str, Any]:
+    start, settings = time.monotonic(), workspace.params.drift
+    probes = choose_probes(workspace.records(platform, "holdout"), settings.probes, workspace.params.seed)
     if not probes:
         raise DataError(f"{platform} has no task of which two held-out programs ran; nothing can be compared")
-    samples = _samples(project, platform, probes)
+    samples = _samples(workspace, platform, probes)
     version, champion = _champion(platform, samples)
     best_s, attempt = np.full(len(probes), np.nan), 0
     found = compare(samples.latencies_s, best_s, samples.tasks, settings.clear)
     while attempt < 2:
-        if reason := _why_busy(project, platform):
+        if reason := _why_busy(workspace, platform):
             judged = UNDECIDED
             break
         attempt += 1
-        outcomes, setup, host = measure_now(project, platform, [probe.key for probe in probes])
+        outcomes, setup, host = measure_now(workspace, platform, [probe.key for probe in probes])
         if all(outcome.error == "build" for outcome in outcomes):
             raise PlatformError(f"none of the probes of {platform} can be built any more ({outcomes[0].message}); mend the compiler")
         best_s = np.fmin(best_s, [_seconds(outcome) for outcome in outcomes])  # a neighbour only ever makes a program slower
-        found = compare(samples.latencies_s, best_s, samples.tasks, settings.clear, champion, project.params.seed)
+        found = compare(samples.latencies_s, best_s, samples.tasks, settings.clear, champion, workspace.params.seed)
         judged, reason = verdict(found, settings.agreement, settings.champion_fall)
         if judged == SAME_ORDER:
             break
@@ -134,9 +136,9 @@ def _spread_out(ranked: Sequence[Record]) -> list[Record]:
     return [ranked[place] for place in places]
 
 
-def _samples(project: Project, platform: str, probes: Sequence[Record]) -> Samples:
-    hardware = read_saved_hardware(records_folder(platform, "holdout")).vector()
-    return project.encoder.encode([probe.key for probe in probes], hardware, [probe.latency_s for probe in probes])
+def _samples(workspace: Workspace, platform: str, probes: Sequence[Record]) -> Samples:
+    hardware = read_saved_hardware(workspace.records_folder(platform, "holdout")).vector()
+    return workspace.encoder.encode([probe.key for probe in probes], hardware, [probe.latency_s for probe in probes])
 
 
 def _champion(platform: str, samples: Samples) -> tuple[int | None, np.ndarray | None]:
@@ -153,12 +155,12 @@ def _champion(platform: str, samples: Samples) -> tuple[int | None, np.ndarray |
         return None, None
 
 
-def _why_busy(project: Project, platform: str) -> str | None:
+def _why_busy(workspace: Workspace, platform: str) -> str | None:
     """Why measuring now would tell of other processes and not of the machine; None where it would not, or runs elsewhere.
 
     The sentinel does not see them: it knows only what this measuring itself has seen of the machine.
     """
-    if kind_of(project.params.platforms[platform]).apart:
+    if kind_of(workspace.params.platforms[platform]).apart:
         return None
     import psutil
 

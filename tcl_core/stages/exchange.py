@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,11 +30,9 @@ from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
 from tcl_core.programs.tuning_logs.opening import RECORDS, WORKLOADS, log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.reading import Log, open_log_file
 from tcl_core.progress import Progress, progress
-from tcl_core.stages.project import DATA, POOL, SPLITS, Project, by_stage, read_measured, records_folder
+from tcl_core.stages.workspace import SPLITS, Workspace, by_stage
 
-IMPORTED = DATA / "imported"
 BY_IMPORT = store.Remedy("import a log again: tcl import LOG --platform P", "delete it and import its log again")
-EXPORTED = DATA / "exported"
 KINDS = ("records", "holdout")
 BLOCK = 16_384  # programs encoded at a time, of some 10 KB each
 SHOWN = 3  # refused lines that are said aloud; all stand in the report
@@ -42,12 +41,27 @@ REASON = 1_000  # characters of why a line was refused
 LONGEST_NAME = 100  # characters of a platform's or a log's name
 
 
-def imported_folder(platform: str) -> Path:
-    return IMPORTED / f"platform={platform}"
+@dataclass(frozen=True)
+class ImportReport:
+    """What became of a log's lines.
+
+    outcomes  kind -> lines, ``refused`` among them;  first: the reasons of the first refused lines;  listed: the file of all
+    """
+
+    name: str
+    dialect: str
+    records: int
+    lines: int
+    outcomes: Mapping[str, int]
+    first: Sequence[str]
+    listed: Path
+
+    def __str__(self) -> str:
+        return outcomes_text(f"{self.name} ({self.dialect}): {self.records:,} records", self.lines, self.outcomes, self.first, str(self.listed))
 
 
-def import_logs(paths: Sequence[Path], platform: str, wanted: str = "") -> str:
-    """Read logs into data/imported/platform=P/, a file of records per log; what was read is said in a line each.
+def import_logs(workspace: Workspace, paths: Sequence[Path], platform: str, wanted: str = "") -> list[ImportReport]:
+    """Read logs into data/imported/platform=P/, a file of records per log.
 
     A log of the same name and folder replaces its own records.  ``wanted`` keeps only lines whose target has it in it.
     Raises UsageError for a name or file that is wrong, DataError for a file that is no log or has no record of the
@@ -58,20 +72,20 @@ def import_logs(paths: Sequence[Path], platform: str, wanted: str = "") -> str:
             f"'{shown(platform)}' cannot name a platform; use letters, digits and . _ + -, as in ryzen-3700x, "
             f"at most {LONGEST_NAME} of them"
         )
-    folder = imported_folder(platform)
-    logs = _named(paths, folder)
+    folder = workspace.imported_folder(platform)
+    logs = _named(workspace, paths, folder)
     megabytes = {name: 1 + path.stat().st_size // 2**20 for name, path in logs.items()}
     with _alone(folder), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as bar:
-        known = Known(*(_rows(folder, table) for table in TABLES), pool=_pool_sketches())
-        said = []
+        known = Known(*(_rows(folder, table) for table in TABLES), pool=_pool_sketches(workspace))
+        reports = []
         for name, path in logs.items():
             log = open_log(path, known, _target_beside(folder, name), wanted)
-            said.append(_import(log, folder, name))
+            reports.append(_import(workspace, log, folder, name))
             _advance(bar, megabytes[name], name)
-    return "\n".join(said)
+    return reports
 
 
-def _named(paths: Sequence[Path], folder: Path) -> dict[str, Path]:
+def _named(workspace: Workspace, paths: Sequence[Path], folder: Path) -> dict[str, Path]:
     """Log name -> file.  Raises UsageError where two logs, now or before, have one name."""
     logs: dict[str, Path] = {}
     for path in map(log_file, paths):
@@ -83,15 +97,15 @@ def _named(paths: Sequence[Path], folder: Path) -> dict[str, Path]:
             raise UsageError(
                 f"{path} and {logs[name]} are both named '{name}'; rename one, or import them as two platforms"
             )
-        _check_same_log(folder / "reports" / f"{name}.json", path)
+        _check_same_log(workspace, folder / "reports" / f"{name}.json", path)
         logs[name] = path
     return logs
 
 
-def _check_same_log(report: Path, path: Path) -> None:
+def _check_same_log(workspace: Workspace, report: Path, path: Path) -> None:
     """Raise UsageError where a report is of another log of the same name; compressed since then it is the same one."""
     if report.exists():
-        before = read_json(report, BY_IMPORT.damaged)["log"]
+        before = workspace.root / read_json(report, BY_IMPORT.damaged)["log"]
         if os.path.realpath(before).removesuffix(".gz") != os.path.realpath(path).removesuffix(".gz"):
             raise UsageError(
                 f"{shown(path)} and {shown(before)}, which was imported before, have one name; "
@@ -104,8 +118,8 @@ def _rows(folder: Path, table: str, remedy: store.Remedy = BY_IMPORT) -> list[di
     return store.read_table(path, table, remedy=remedy) if path.exists() else []
 
 
-def _pool_sketches() -> list[dict[str, Any]]:
-    return [row for split in SPLITS for row in _rows(POOL / split, "sketches", by_stage("candidates"))]
+def _pool_sketches(workspace: Workspace) -> list[dict[str, Any]]:
+    return [row for split in SPLITS for row in _rows(workspace.pool / split, "sketches", by_stage("candidates"))]
 
 
 def _target_beside(folder: Path, name: str) -> str | None:
@@ -130,27 +144,31 @@ class Refused:
 
     def told(self, became: str, where: str) -> str:
         """What the log's lines ``became``, then the first that were refused; ``where`` all of those are."""
-        outcomes = ", ".join(f"{number:,} {kind}" for kind, number in sorted(self.log.errors.items()))
-        more = [f"  all of them: {where}"] if self.log.errors["refused"] > SHOWN else []
-        return "\n".join([f"{became} of {self.log.lines:,} lines: {outcomes}", *self.first, *more])
+        return outcomes_text(became, self.log.lines, self.log.errors, self.first, where)
 
 
-def _import(log: Log, folder: Path, name: str) -> str:
-    """Write a log's records and its report; what there is to say about it."""
+def outcomes_text(became: str, lines: int, outcomes: Mapping[str, int], first: Sequence[str], where: str) -> str:
+    counts = ", ".join(f"{number:,} {kind}" for kind, number in sorted(outcomes.items()))
+    more = [f"  all of them: {where}"] if outcomes.get("refused", 0) > SHOWN else []
+    return "\n".join([f"{became} of {lines:,} lines: {counts}", *first, *more])
+
+
+def _import(workspace: Workspace, log: Log, folder: Path, name: str) -> ImportReport:
+    """Write a log's records and its report."""
     listed = folder / "reports" / f"{name}.refused.txt"
     with replacing(listed) as file:
         refused = Refused(log, file)
         records = folder / "records" / f"{name}.parquet"
         count = store.write_record_columns(records, _then_tables(log, folder, refused))
-    about = {"log": _place_of(log.path), "dialect": log.name, "target": log.target}
+    about = {"log": _place_of(workspace, log.path), "dialect": log.name, "target": log.target}
     counts = {"lines": log.lines, "records": count, "outcomes": dict(sorted(log.errors.items()))}
     write_json(folder / "reports" / f"{name}.json", about | counts)
-    return refused.told(f"{name} ({log.name}): {count:,} records", str(listed))
+    return ImportReport(name, log.name, count, log.lines, counts["outcomes"], tuple(refused.first), listed)
 
 
-def _place_of(path: Path) -> str:
+def _place_of(workspace: Workspace, path: Path) -> str:
     """A log's path, relative to the project where it lies there, so that the project may be moved."""
-    there, here = os.path.realpath(path), os.path.realpath(".")
+    there, here = os.path.realpath(path), os.path.realpath(workspace.root)
     return os.path.relpath(there, here) if Path(there).is_relative_to(here) else str(path.absolute())
 
 
@@ -187,17 +205,17 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def imported_batches(
-    platform: str, logs: Sequence[str] | None = None, hardware: Sequence[float] = ()
+    workspace: Workspace, platform: str, logs: Sequence[str] | None = None, hardware: Sequence[float] = ()
 ) -> Iterator[Samples]:
     """The imported programs of a platform, encoded, a block at a time; all with one numbering of tasks.
 
     ``logs`` are names of imported logs (none: all), such as "random"; ``hardware`` the platform's hardware vector, if
     it is known.  Raises UsageError for an unknown platform or log.
     """
-    folder = imported_folder(platform)
+    folder = workspace.imported_folder(platform)
     if not (folder / "tasks.parquet").exists():
-        known = [path.name.removeprefix("platform=") for path in IMPORTED.glob("platform=*")]
-        raise unknown_name("imported platform", platform, known, str(IMPORTED))
+        known = [path.name.removeprefix("platform=") for path in folder.parent.glob("platform=*")]
+        raise unknown_name("imported platform", platform, known, str(folder.parent))
     tasks, sketches = (_rows(folder, table) for table in TABLES)
     encoder = None
     for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK, BY_IMPORT):
@@ -215,24 +233,34 @@ def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> lo
     )
 
 
-def export_database(project: Project, platform: str, to: Path | None = None, force: bool = False) -> str:
+@dataclass(frozen=True)
+class ExportReport:
+    """How many programs a database got, and how many TVM refused."""
+
+    platform: str
+    programs: int
+    refused: int
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.programs} measured programs -> {self.folder}" + (f"; {self.refused} refused by TVM" if self.refused else "")
+
+
+def export_database(workspace: Workspace, platform: str, to: Path | None = None, force: bool = False) -> ExportReport:
     """Write what was measured on a platform as a MetaSchedule database -> data/exported/platform=P/ or ``to``.
 
     Programs that failed are left out: a database is asked for what may be used.  Raises UsageError where ``to`` cannot be
     a folder, or has a database that is not to be overwritten (``force``).
     """
-    from tcl_core.stages.data import check_platform  # brings torch, which an import does without
-
-    check_platform(project, platform)
+    workspace.check_platform(platform)
     if to is not None:
         _check_place(to, force)
-    folder = to or EXPORTED / f"platform={platform}"
-    tasks = {task.key: task for task in project.tasks}
-    programs = list(_measured(platform))
+    folder = to or workspace.data / "exported" / f"platform={platform}"
+    tasks = {task.key: task for task in workspace.tasks}
+    programs = list(_measured(workspace, platform))
     with progress(f"exporting {platform}", len(programs)) as bar:
         written, refused = write_database(folder, tasks, programs, lambda: bar.advance())
-    left_out = f"; {refused} refused by TVM" if refused else ""
-    return f"{written} measured programs -> {folder}{left_out}"
+    return ExportReport(platform, written, refused, folder)
 
 
 def _check_place(to: Path, force: bool) -> None:
@@ -242,12 +270,12 @@ def _check_place(to: Path, force: bool) -> None:
         check_not_there(to / name, force)
 
 
-def _measured(platform: str) -> Iterator[Tuned]:
+def _measured(workspace: Workspace, platform: str) -> Iterator[Tuned]:
     """The programs of a platform's records, held-out ones too, that ran and computed what they should."""
-    texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in _pool_sketches()}
-    kinds = [kind for kind in KINDS if records_folder(platform, kind).exists()]
+    texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in _pool_sketches(workspace)}
+    kinds = [kind for kind in KINDS if workspace.records_folder(platform, kind).exists()]
     for kind in kinds or KINDS[:1]:  # without any, the error names the stage that measures
-        for record in read_measured(platform, kind):
+        for record in workspace.records(platform, kind):
             if record.error == "ok":
                 text = texts.get(record.key[:2])
                 if text is None:

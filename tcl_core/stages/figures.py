@@ -34,14 +34,14 @@ from tcl_core.checked import damaged, read_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.report import collection_progress
 from tcl_core.files import shown
-from tcl_core.params import Params, load_params
+from tcl_core.params import PARAMS
 from tcl_core.report.tuned import NAMES
 from tcl_core.settings import read_yaml, yaml_format
-from tcl_core.stages import promotion, use
+from tcl_core.stages import promotion, tuning
 from tcl_core.stages.overview import SUMMARY, stages_of
-from tcl_core.stages.project import JOURNAL, POOL, REPORTS, TASKS, learning_curve, model_folder, records_folder
+from tcl_core.stages.workspace import Workspace, learning_curve
 
-FIGURES = REPORTS / "report.json"  # what a page was made of: goes with a copy of data/reports
+FIGURES = "report.json"  # what a page was made of: goes with a copy of data/reports
 FORMAT = "figures of a run 1"
 KINDS = {"records": "training", "holdout": "held-out"}
 QUANTILES = np.linspace(0, 1, 21)
@@ -55,17 +55,17 @@ def figures_of(folder: Path) -> dict[str, Any]:
     """
     folder = Path(folder)
     above = folder.absolute().parent.parent
-    if (folder / "params.yaml").is_file():
-        return gather(folder)
-    if folder.absolute() == above / REPORTS and (above / "params.yaml").is_file():
-        return gather(above)
-    if (folder / FIGURES.name).is_file():
-        return _saved(folder / FIGURES.name)
+    if (folder / PARAMS).is_file():
+        return gather(Workspace(folder))
+    if folder.absolute() == Workspace(above).reports and (above / PARAMS).is_file():
+        return gather(Workspace(above))
+    if (folder / FIGURES).is_file():
+        return _saved(folder / FIGURES)
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {shown(folder)}; name a project, or a copy of its {REPORTS}")
+        raise UsageError(f"there is no folder {shown(folder)}; name a project, or a copy of its data/reports")
     found = _of_reports(folder)
     if not _has_something(found):
-        raise UsageError(f"{shown(folder)} holds neither params.yaml nor reports; name a project, or a copy of its {REPORTS}")
+        raise UsageError(f"{shown(folder)} holds neither params.yaml nor reports; name a project, or a copy of its data/reports")
     return found
 
 
@@ -76,19 +76,19 @@ def _saved(file: Path) -> dict[str, Any]:
     return found
 
 
-def gather(root: Path, champions: Mapping[str, int | None] | None = None) -> dict[str, Any]:
-    """The figures of the project in ``root``; without ``champions``, platform -> version, those of its last summary.
+def gather(workspace: Workspace, champions: Mapping[str, int | None] | None = None) -> dict[str, Any]:
+    """The figures of a project; without ``champions``, platform -> version, those of its last summary.
 
     Raises DataError for a damaged file and where nothing has been run yet, UsageError for parameters that are wrong.
     """
-    run = _Run(root, load_params(root / "params.yaml"))
-    found = _of_reports(root / REPORTS)
+    run, root = _Run(workspace), workspace.root
+    found = _of_reports(workspace.reports)
     if champions is None:
-        champions = {name: p.get("champion_version") for name, p in _summary(root).items()}
+        champions = {name: p.get("champion_version") for name, p in _summary(workspace).items()}
     found |= {
         "name": root.absolute().name,
         "chain": [run.platform(name, champions.get(name)) for name in run.params.chain_order],
-        "learning": {name: learning_curve(root / model_folder(name)) for name in run.trained},
+        "learning": {name: learning_curve(workspace.model_folder(name)) for name in run.trained},
         "collection": {name: run.collected(name, found["collection"][name]) for name in run.params.chain_order if name in found["collection"]},
         "errors": run.errors(),
         "noise": run.noise(),
@@ -112,9 +112,9 @@ def _has_something(found: Mapping[str, Any]) -> bool:
     return any(found[part] for part in ("evaluation", "collection", "tuned"))
 
 
-def _summary(root: Path) -> Mapping[str, Any]:
+def _summary(workspace: Workspace) -> Mapping[str, Any]:
     try:
-        return read_json(root / SUMMARY, "write it again: tcl summary")["platforms"]
+        return read_json(workspace.reports / SUMMARY, "write it again: tcl summary")["platforms"]
     except FileNotFoundError:
         return {}
 
@@ -124,9 +124,9 @@ def _summary(root: Path) -> Mapping[str, Any]:
 
 def _of_reports(reports: Path) -> dict[str, Any]:
     """Raises DataError for a damaged file."""
-    evaluation = _evaluation(reports / promotion.EVALUATION.name)
+    evaluation = _evaluation(reports)
     collection = {file.stem: _collected(file) for file in sorted((reports / "collect").glob("*.json"))}
-    tuned = use.last_tuned(reports / use.TUNED.name)
+    tuned = tuning.last_tuned(reports)
     names = dict.fromkeys([*evaluation.get("chain", {}).get("platforms", evaluation.get("platforms", {})), *collection])
     ran = [name for name in names if not collection.get(name, {}).get("skipped")]
     unknown = dict.fromkeys(("kind", "hardware", "previous", "held_out", "champion"))
@@ -152,11 +152,12 @@ def _of_reports(reports: Path) -> dict[str, Any]:
     }
 
 
-def _evaluation(file: Path) -> dict[str, Any]:
+def _evaluation(reports: Path) -> dict[str, Any]:
     """As it was written; empty where there is none.  Raises DataError where it lacks what every figure rests on."""
+    file = reports / promotion.EVALUATION
     if not file.is_file():
         return {}
-    found = promotion.evaluation(file)
+    found = promotion.evaluation(reports)
     for name, figures in found.get("platforms", {"": {}}).items():
         if lacking := {"top_1", "top_1_random", "pairwise_accuracy"} - set(figures):
             lacks = ", ".join(sorted(lacking))
@@ -229,20 +230,20 @@ def _texts(column: store.Coded) -> np.ndarray:
 
 @dataclass
 class _Run:
-    """A project's folder; ``left_out`` grows with what is found missing."""
+    """A project; ``left_out`` grows with what is found missing."""
 
-    root: Path
-    params: Params
+    workspace: Workspace
     left_out: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.root, self.params = self.workspace.root, self.workspace.params
         self.records = {
             (name, kind): columns
             for name in self.params.chain_order
             for kind in KINDS
-            if (columns := _columns(self.root / records_folder(name, kind))) is not None
+            if (columns := _columns(self.workspace.records_folder(name, kind))) is not None
         }
-        self.trained = [name for name in self.params.chain_order if (self.root / model_folder(name) / "model.json").is_file()]
+        self.trained = [name for name in self.params.chain_order if (self.workspace.model_folder(name) / "model.json").is_file()]
 
     def platform(self, name: str, champion: int | None) -> dict[str, Any]:
         spec, counts = self.params.platforms[name], {kind: self.records.get((name, kind)) for kind in KINDS}
@@ -251,7 +252,7 @@ class _Run:
             "kind": spec.kind,
             "hardware": spec.mcpu or spec.kind,
             "previous": self.params.previous(name),
-            "skipped": store.skipped_reason(self.root / records_folder(name)),
+            "skipped": self.workspace.skipped(name),
             "measured": _length(counts["records"]),
             "held_out": _length(counts["holdout"]),
             "champion": champion,
@@ -277,13 +278,13 @@ class _Run:
 
     def _operators(self) -> dict[str, str]:
         """Task -> its operator type."""
-        path = self.root / TASKS / "tasks.parquet"
+        path = self.workspace.task_tables / "tasks.parquet"
         rows = store.read_table(path, "tasks", ["task_key", "op_type"]) if path.is_file() else []
         return {row["task_key"]: row["op_type"] for row in rows}
 
     def _pool(self) -> Counter[str]:
         """Task -> programs from which the sampler chose."""
-        path = self.root / POOL / "train" / "programs.parquet"
+        path = self.workspace.pool / "train" / "programs.parquet"
         rows = store.read_table(path, "programs", ["task_key"]) if path.is_file() else []
         return Counter(row["task_key"] for row in rows)
 
@@ -316,7 +317,7 @@ class _Run:
         found, again = {}, "run that stage again, or delete the file"
         for stage in stages_of(self.params):
             try:
-                found[stage] = read_json(self.root / JOURNAL / "seconds" / f"{stage}.json", again)["seconds"]
+                found[stage] = read_json(self.workspace.journal / "seconds" / f"{stage}.json", again)["seconds"]
             except FileNotFoundError:
                 continue
             except DataError as error:
@@ -340,7 +341,7 @@ class _Run:
 
     def _provenance(self, name: str) -> dict[str, Any]:
         try:
-            return provenance.read(self.root / model_folder(name))
+            return provenance.read(self.workspace.model_folder(name))
         except DataError as error:
             self.left_out.append([f"what the model of {name} was made of", str(error)])
             return {}
@@ -349,8 +350,8 @@ class _Run:
         return [name for name, figures in evaluation.get("judged", {}).items() if figures != self._judged_now(name)]
 
     def _judged_now(self, name: str) -> dict[str, str] | None:
-        """As ``project.judged_now`` of this folder; None where there is nothing to judge any more."""
-        folders = {"model": self.root / model_folder(name), "holdout": self.root / records_folder(name, "holdout")}
+        """As ``Workspace.judged_now``; None where there is nothing to judge any more."""
+        folders = {"model": self.workspace.model_folder(name), "holdout": self.workspace.records_folder(name, "holdout")}
         try:
             return {what: store.data_digest(folder) for what, folder in folders.items()}
         except DataError:

@@ -18,6 +18,7 @@ from tcl_core.files import shown
 from tcl_core.registry import CANDIDATE, CHAMPION, PREVIOUS, Version
 from tcl_core.settings import yaml_format
 from tcl_core.stages.promotion import SHORT, figures_text
+from tcl_core.stages.workspace import Workspace, with_registry
 
 LOCK = "dvc.lock"
 FIGURES = {"pairs": "pairwise_accuracy", "u16": "subset_top_1", "top_1": "top_1"}  # as listed -> as registered
@@ -25,7 +26,8 @@ DATA_TAGS = {"data.hash": "records", "data.dvc": "records", "model.hash": "model
 LEAST_DIGITS = 6  # of a hash that is written shorter than it is
 
 
-def list_models(platform: str | None = None) -> dict[str, Any]:
+@with_registry
+def list_models(workspace: Workspace, platform: str | None = None) -> dict[str, Any]:
     """Champion, candidate and previous of each platform, with what was registered of them, for JSON and ``models_text``.
 
     Raises UsageError for a platform that nothing was registered of.
@@ -79,12 +81,12 @@ def models_text(listed: Mapping[str, Any]) -> str:
 # --- lineage ---
 
 
-def lineage(asked: str, project: Path) -> dict[str, Any]:
+@with_registry
+def lineage(workspace: Workspace, asked: str) -> dict[str, Any]:
     """What ``asked`` names, for JSON and ``lineage_text``.
 
-    asked    a platform (its champion), PLATFORM:NUMBER, PLATFORM:ALIAS; a hash of records or of a model, ours or DVC's, or its
-             first digits; or a revision of Git, whose dvc.lock names data and models
-    project  the folder of that dvc.lock
+    asked  a platform (its champion), PLATFORM:NUMBER, PLATFORM:ALIAS; a hash of records or of a model, ours or DVC's, or its
+           first digits; or a revision of Git, whose dvc.lock in the workspace names data and models
 
     Raises UsageError for what is none of them, DataError for a dvc.lock that cannot be read.
     """
@@ -99,8 +101,8 @@ def lineage(asked: str, project: Path) -> dict[str, Any]:
     if found := _of_hash(asked, versions):
         return {"kind": "data", "asked": asked, "versions": found}
     option = asked.startswith("-")  # Git would take it for one
-    if not option and (commit := provenance.git("rev-parse", "--verify", "--quiet", f"{asked}^{{commit}}", folder=project)):
-        return {"kind": "revision", "asked": asked, "commit": commit, "versions": _of_commit(commit, versions, project)}
+    if not option and (commit := provenance.git("rev-parse", "--verify", "--quiet", f"{asked}^{{commit}}", folder=workspace.root)):
+        return {"kind": "revision", "asked": asked, "commit": commit, "versions": _of_commit(commit, versions, workspace.root)}
     raise unknown_name(
         "model, hash or revision", shown(asked), platforms, f"the registry at {registry.where()}, its data and Git's history"
     )

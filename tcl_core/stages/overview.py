@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tcl_core import registry, store
+from tcl_core import registry
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
 from tcl_core.params import Params
-from tcl_core.stages import promotion, use
-from tcl_core.stages.project import MEASURED_BY, REPORTS, Project, read_measured, records_folder, stage_seconds
+from tcl_core.stages import promotion, tuning
+from tcl_core.stages.workspace import MEASURED_BY, Workspace, with_registry
 
-SUMMARY = REPORTS / "summary.json"
+SUMMARY = "summary.json"  # of the reports
 
 
-def write_summary(project: Project) -> str:
-    """Everything of the last run that a person asks for first -> data/reports/summary.json, and as text."""
-    evaluation, tuned = promotion.evaluation(), use.last_tuned()
+@with_registry
+def summarise(workspace: Workspace) -> dict[str, Any]:
+    """Everything of the last run that a person asks for first -> data/reports/summary.json, which is returned."""
+    evaluation, tuned = promotion.evaluation(workspace.reports), tuning.last_tuned(workspace.reports)
     platforms: dict[str, Any] = {}
-    for platform in project.params.chain_order:
-        reason = store.skipped_reason(records_folder(platform))
-        platforms[platform] = {"skipped": reason} if reason else _figures(evaluation, platform)
-    seconds = {stage: s for stage, s in stage_seconds().items() if stage in stages_of(project.params)}
-    write_json(SUMMARY, {"platforms": platforms, "tuned": tuned, **_milliseconds(tuned), "seconds": seconds})
-    return _as_text(platforms, tuned, seconds)
+    for platform in workspace.params.chain_order:
+        reason = workspace.skipped(platform)
+        platforms[platform] = {"skipped": reason} if reason else _figures(workspace, evaluation, platform)
+    seconds = {stage: s for stage, s in workspace.stage_seconds().items() if stage in stages_of(workspace.params)}
+    summary = {"platforms": platforms, "tuned": tuned, **_milliseconds(tuned), "seconds": seconds}
+    write_json(workspace.reports / SUMMARY, summary)
+    return summary
 
 
-def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
+def _figures(workspace: Workspace, evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
     """What the summary says of a platform.  Raises DataError when the evaluation is not of its present model and records."""
     try:
         figures = evaluation["platforms"][platform]
@@ -38,21 +41,21 @@ def _figures(evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
             "random_top1": figures["top_1_random"]["value"],
             "pairwise_accuracy": figures["pairwise_accuracy"],
             "forgetting": evaluation["chain"]["forgetting"][platform],
-            "programs_measured": sum(len(read_measured(platform, kind)) for kind in MEASURED_BY),
+            "programs_measured": sum(len(workspace.records(platform, kind)) for kind in MEASURED_BY),
             "champion_version": registry.champion_version(platform),
             "peers": {name: by[platform]["top_1"]["value"] for name, by in evaluation.get("baselines", {}).items() if platform in by},
-            **_collected(platform),
+            **_collected(workspace, platform),
         }
     except KeyError as error:
-        raise DataError(f"{promotion.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
-    promotion.check_judged(evaluation, platform)
+        raise DataError(f"{workspace.reports / promotion.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
+    promotion.check_judged(workspace, evaluation, platform)
     return found
 
 
-def _collected(platform: str) -> dict[str, int]:
+def _collected(workspace: Workspace, platform: str) -> dict[str, int]:
     """Training programs that failed, and those that were timed while the machine was not quiet; nothing where that is not known."""
     try:
-        report = read_json(REPORTS / "collect" / f"{platform}.json", f"run its stage again: dvc repro -f collect@{platform}")
+        report = read_json(workspace.reports / "collect" / f"{platform}.json", f"run its stage again: dvc repro -f collect@{platform}")
     except FileNotFoundError:
         return {}
     failed = sum(programs for kind, programs in report.get("errors", {}).items() if kind != "ok")
@@ -72,7 +75,9 @@ def _milliseconds(tuned: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: tuned.get(name) for name in ("tuned_ms", "untuned_ms", "pytorch_ms")}
 
 
-def _as_text(platforms: Mapping[str, Any], tuned: Mapping[str, Any], seconds: Mapping[str, float]) -> str:
+def summary_text(summary: Mapping[str, Any], reports: Path) -> str:
+    """For people; ``reports`` is where the files lie that it points to."""
+    platforms, tuned, seconds = (summary[part] for part in ("platforms", "tuned", "seconds"))
     lines = ["What was learned", ""]
     for name, p in platforms.items():
         if "skipped" in p:
@@ -86,11 +91,11 @@ def _as_text(platforms: Mapping[str, Any], tuned: Mapping[str, Any], seconds: Ma
         )
         lines.append(f"  {_beside(p)}")
     if tuned:
-        lines.append(f"- {use.tuned_text(tuned)}")
+        lines.append(f"- {tuning.tuned_text(tuned)}")
     total = sum(seconds.values())
     spent = ", ".join(f"{stage} {s:.0f} s" for stage, s in sorted(seconds.items(), key=lambda item: -item[1])[:5])
     lines += ["", f"Time: {total / 60:.1f} min in stages ({spent})"]
-    lines += [f"Open next: {promotion.PAGE} (tcl report writes it), {REPORTS / 'plots'}/*.png, {SUMMARY}; or `make ui` for MLflow and Prefect in the browser"]
+    lines += [f"Open next: {reports / promotion.PAGE} (tcl report writes it), {reports / 'plots'}/*.png, {reports / SUMMARY}; or `make ui` for MLflow and Prefect in the browser"]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import csv
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +33,8 @@ from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import files_of, log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.reading import Log, text_lines
 from tcl_core.progress import progress
-from tcl_core.stages.exchange import BLOCK, Refused, encoder_of
+from tcl_core.stages.exchange import BLOCK, Refused, encoder_of, outcomes_text
+from tcl_core.stages.workspace import Workspace, with_registry
 from tcl_core.store import Coded, Columns, Ragged
 from tcl_core.trained import Trained, load_folder
 
@@ -91,7 +92,44 @@ class Scored:
         ]
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """A log's programs, scored, and what became of its lines.
+
+    origin, with_hardware  which model scored them, and whether it was saved with a hardware row
+    top                    programs of each task that are shown or written; None: all, or ``TOP`` of a table
+    written, to            scores in the file, if there is one
+    """
+
+    log: str
+    dialect: str
+    scored: Scored
+    lines: int
+    outcomes: Mapping[str, int]
+    first: Sequence[str]
+    listed: str
+    origin: str
+    with_hardware: bool
+    top: int | None = None
+    written: int = 0
+    to: Path | None = None
+
+    def __str__(self) -> str:
+        became = f"{shown(self.log)} ({self.dialect}): {len(self.scored):,} programs"
+        row = "as saved with the model" if self.with_hardware else "none, for none was saved with the model"
+        said = [
+            outcomes_text(became, self.lines, self.outcomes, self.first, self.listed),
+            f"scored by {self.origin}; hardware row: {row}",
+            ranking_text(self.scored),
+        ]
+        if self.to is None:
+            return "\n".join([*said, *_table(self.scored, self.top or TOP)])
+        return "\n".join([*said, f"{self.written:,} scores, which compare only within a task -> {self.to}"])
+
+
+@with_registry
 def predict_log(
+    workspace: Workspace,
     path: Path,
     platform: str | None = None,
     folder: Path | None = None,
@@ -99,8 +137,8 @@ def predict_log(
     top: int | None = None,
     wanted: str = "",
     force: bool = False,
-) -> str:
-    """Score the programs of a log with the champion of ``platform`` or the model in ``folder`` -> ``to``, or a table.
+) -> Prediction:
+    """Score the programs of a log with the champion of ``platform`` or the model in ``folder`` -> ``to``, if it is given.
 
     ``top`` keeps the best ranked programs of each task only, ``wanted`` the lines whose target has it in it.
     Raises UsageError for a name, file or model that is wrong, RegistryError where there is no champion, DataError for
@@ -115,18 +153,11 @@ def predict_log(
         table = to and files.enter_context(replacing_given(to, force))
         refused = Refused(log, files.enter_context(_refused_lines(listed, force)))
         scored = score_log(log, trained, refused)
-        count = table and _write(scored, table, top)
-    said = [
-        refused.told(
-            f"{shown(log_name(log.path))} ({log.name}): {len(scored):,} programs",
-            str(listed or "in FILE.refused.txt, with --to FILE"),
-        ),
-        f"scored by {trained.origin}; hardware row: {'as saved with the model' if trained.hardware else 'none, for none was saved with the model'}",
-        ranking_text(scored),
-    ]
-    if to is None:
-        return "\n".join([*said, *_table(scored, top or TOP)])
-    return "\n".join([*said, f"{count:,} scores, which compare only within a task -> {to}"])
+        count = _write(scored, table, top) if table else 0
+    return Prediction(
+        log_name(log.path), log.name, scored, log.lines, dict(log.errors), tuple(refused.first),
+        str(listed or "in FILE.refused.txt, with --to FILE"), trained.origin, trained.hardware is not None, top, count, to,
+    )  # fmt: skip
 
 
 def _check_place(place: Path | None, log: Path) -> None:

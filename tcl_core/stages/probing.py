@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from tcl_core.errors import DataError
 from tcl_core.evaluation.similarity import agreement
 from tcl_core.records import ProgramKey
-from tcl_core.stages.data import check_platform, measure_probes
-from tcl_core.stages.project import Project
+from tcl_core.stages.collecting import measure_probes
+from tcl_core.stages.workspace import Workspace
 
 OF_A_TASK = 4  # probes; fewer pairs of programs come from more tasks
 NEAR = 0.6  # share of pairs, below which a platform says next to nothing
@@ -20,18 +21,18 @@ Known = Mapping[str, Mapping[ProgramKey, float]]
 """Platform -> program -> seconds."""
 
 
-def run_similar(project: Project, platform: str, probes: int) -> str:
-    """Measure ``probes`` programs that other platforms measured on this one too, and say how alike they order them.
+def find_similar(workspace: Workspace, platform: str, probes: int) -> Similar:
+    """Measure ``probes`` programs that other platforms measured on this one too: how alike do they order them?
 
     Raises UsageError for an unknown platform, DataError where no other has records, PlatformError where this one cannot run.
     """
-    check_platform(project, platform)
-    known = {name: project.seconds(name) for name in project.params.platforms if name != platform}
+    workspace.check_platform(platform)
+    known = {name: workspace.seconds(name) for name in workspace.params.platforms if name != platform}
     known = {name: seconds for name, seconds in known.items() if seconds}
     if not known:
         raise DataError("no other platform has records to compare with; run tcl collect for one first")
-    target = measure_probes(project, platform, partial(choose_probes, known=known, count=probes, seed=project.params.seed))
-    return table(platform, target, known)
+    target = measure_probes(workspace, platform, partial(choose_probes, known=known, count=probes, seed=workspace.params.seed))
+    return compare(platform, target, known)
 
 
 def choose_probes(keys: Sequence[ProgramKey], known: Known, count: int, seed: int = 0) -> list[int]:
@@ -59,16 +60,35 @@ def choose_probes(keys: Sequence[ProgramKey], known: Known, count: int, seed: in
     return sorted(chosen)
 
 
-def table(platform: str, target: Mapping[ProgramKey, float], known: Known) -> str:
-    """How alike each known platform orders the probes, nearest first, and what to do about it."""
+@dataclass(frozen=True)
+class Similar:
+    """How alike the known platforms order a new one's probes, nearest first: platform -> share of pairs, and programs of both."""
+
+    platform: str
+    agreement: Mapping[str, float]
+    shared: Mapping[str, int]
+
+    @property
+    def nearest(self) -> str | None:
+        """The platform to learn from; None where none is near."""
+        name, share = next(iter(self.agreement.items()))
+        return name if share >= NEAR else None
+
+    def __str__(self) -> str:
+        lines = [f"{'platform':16s} {'both measured':>13s} {'pairs ordered alike':>20s}"]
+        lines += [f"{name:16s} {self.shared[name]:13d} {share:20.3f}" for name, share in self.agreement.items()]
+        if self.nearest is None:
+            advice = f"none is near {self.platform}: measure more of its programs, and compare with what they alone teach"
+        else:
+            advice = f"{self.platform} should learn from {self.nearest} (params.yaml, chain.then: {self.platform}: {{prev: {self.nearest}}})"
+        return "\n".join([*lines, "", advice])
+
+
+def compare(platform: str, target: Mapping[ProgramKey, float], known: Known) -> Similar:
+    """``target`` is program -> seconds on the new platform."""
     keys = list(target)
     names = {key[0]: number for number, key in enumerate(keys)}
     tasks = np.array([names[key[0]] for key in keys], dtype=np.int32)
     sources = {name: np.array([seconds.get(key, np.nan) for key in keys]) for name, seconds in known.items()}
     found = agreement(sources, np.array([target[key] for key in keys]), tasks)
-    lines = [f"{'platform':16s} {'both measured':>13s} {'pairs ordered alike':>20s}"]
-    lines += [f"{name:16s} {int(np.isfinite(sources[name]).sum()):13d} {share:20.3f}" for name, share in found.items()]
-    nearest, share = next(iter(found.items()))
-    if share < NEAR:
-        return "\n".join([*lines, "", f"none is near {platform}: measure more of its programs, and compare with what they alone teach"])
-    return "\n".join([*lines, "", f"{platform} should learn from {nearest} (params.yaml, chain.then: {platform}: {{prev: {nearest}}})"])
+    return Similar(platform, found, {name: int(np.isfinite(sources[name]).sum()) for name in found})

@@ -15,12 +15,11 @@ from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.files import shown
 from tcl_core.models import catalogue
-from tcl_core.stages.data import check_platform
 from tcl_core.stages.gate import Verdict, judge
-from tcl_core.stages.project import REPORTS, Project, judged_now, learning_curve, model_folder, records_folder
+from tcl_core.stages.workspace import Workspace, learning_curve, with_registry
 
-EVALUATION = REPORTS / "evaluation.json"
-PAGE = REPORTS / "report.html"  # of `tcl report`
+EVALUATION = "evaluation.json"  # of the reports
+PAGE = "report.html"  # likewise, of `tcl report`
 SHORT = 12  # digits of a hash that people see
 
 
@@ -46,26 +45,44 @@ class Promotion:
         return f"{name} {'is now champion' if self.moved else 'stays a candidate'}: {self.reason}"
 
 
-def chosen_platforms(project: Project, platform: str | None) -> list[str]:
+@with_registry
+def registry_of(workspace: Workspace) -> str:
+    """The registry that this workspace's models go to, as one may print it."""
+    return registry.where()
+
+
+def chosen_platforms(workspace: Workspace, platform: str | None) -> list[str]:
     """One platform that was asked for, or all of the chain that this machine could measure."""
     if platform is None:
-        return project.platforms_that_ran()
-    check_platform(project, platform)
-    if reason := store.skipped_reason(records_folder(platform)):
+        return workspace.platforms_that_ran()
+    workspace.check_platform(platform)
+    if reason := workspace.skipped(platform):
         raise DataError(f"platform {platform} was skipped here ({reason}); choose another one")
     return [platform]
 
 
-def register_model(project: Project, platform: str) -> str:
+@dataclass(frozen=True)
+class Registered:
+    """As which version a platform's model is registered."""
+
+    platform: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"{registry.model_name(self.platform)} version {self.version}"
+
+
+@with_registry
+def register(workspace: Workspace, platform: str) -> Registered:
     """Put a platform's model into the registry, with what it was made of and how good it is.
 
     Both as they were found when the model was made and judged, whatever params.yaml and the records are now.  Raises
     DataError where either is not known of this very model.
     """
-    folder = model_folder(platform)
-    made, report = provenance.read(folder), evaluation()
-    check_judged(report, platform)
-    figures, origin = report["platforms"][platform], _origin(made, platform)
+    folder = workspace.model_folder(platform)
+    made, report = provenance.read(folder), evaluation(workspace.reports)
+    check_judged(workspace, report, platform)
+    figures, origin = report["platforms"][platform], _origin(made, platform, folder)
     version = registry.register(
         platform,
         folder,
@@ -73,35 +90,37 @@ def register_model(project: Project, platform: str) -> str:
         metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(figures)},
         tags=origin | {"holdout.hash": report["judged"][platform]["holdout"], "figures": figures_text(_plain(figures))},
         curves=_curves(folder),
-        artifacts=[EVALUATION, *sorted((REPORTS / "plots").glob("*.png"))],
+        artifacts=[workspace.reports / EVALUATION, *sorted((workspace.reports / "plots").glob("*.png"))],
         description=_description(platform, figures, origin),
     )
-    return f"{registry.model_name(platform)} version {version}"
+    return Registered(platform, version)
 
 
-def keep_page(project: Project) -> list[str]:
+@with_registry
+def keep_page(workspace: Workspace) -> list[Registered]:
     """Keep the page of the last run with the versions as which the present models are registered; which these are."""
     kept = []
-    for platform in project.platforms_that_ran():
-        folder = model_folder(platform)
+    for platform in workspace.platforms_that_ran():
+        folder = workspace.model_folder(platform)
         try:
-            check_judged(evaluation(), platform)
-            version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform))
+            check_judged(workspace, evaluation(workspace.reports), platform)
+            version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
         except (DataError, RegistryError):  # not judged or not registered since it was made: the page is of no version
             continue
-        registry.attach(platform, version, PAGE)
-        kept.append(f"{registry.model_name(platform)} version {version}")
+        registry.attach(platform, version, workspace.reports / PAGE)
+        kept.append(Registered(platform, version))
     return kept
 
 
-def promote_model(project: Project, platform: str) -> Promotion:
+@with_registry
+def promote(workspace: Workspace, platform: str) -> Promotion:
     """Make the present model champion if it passes the gate against today's champion, on the platform's held-out records.
 
     Raises DataError where the figures that it is registered with may be another model's, or of other records.
     """
-    folder = model_folder(platform)
-    version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform))
-    check_judged(evaluation(), platform)
+    folder = workspace.model_folder(platform)
+    version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
+    check_judged(workspace, evaluation(workspace.reports), platform)
     against = registry.champion_version(platform)
     if against == version:
         return Promotion(platform, version, True, False, "the champion already")
@@ -109,12 +128,13 @@ def promote_model(project: Project, platform: str) -> Promotion:
         give_back = f"tcl rollback --platform {platform} --to {version}"
         verdict = Verdict(False, f"a rollback took its place from it ({taken}); to give it back: {give_back}", {})
     else:
-        verdict = _verdict(project, platform, against)
+        verdict = _verdict(workspace, platform, against)
     moved = registry.promote(platform, version, verdict.better, verdict.reason, against)
     return Promotion(platform, version, moved, moved, verdict.reason, verdict.figures())
 
 
-def roll_back(platform: str, reason: str, to: int | None) -> dict[str, Any]:
+@with_registry
+def roll_back(workspace: Workspace, platform: str, reason: str, to: int | None) -> dict[str, Any]:
     """Make a platform's previous champion, or the version ``to``, champion again; who is what then.  Raises as ``registry.rollback``."""
     if not registry.is_there():
         raise RegistryError(
@@ -132,18 +152,19 @@ def roll_back_text(done: Mapping[str, Any]) -> str:
     )
 
 
-def check_judged(report: Mapping[str, Any], platform: str) -> None:
+def check_judged(workspace: Workspace, report: Mapping[str, Any], platform: str) -> None:
     """Raise DataError unless the evaluation's figures of a platform are the present model's, on the present records."""
     given, names = report.get("judged", {}).get(platform, {}), {"model": "model", "holdout": "held-out records"}
-    if other := [names[what] for what, digest in judged_now(platform).items() if given.get(what) != digest]:
+    if other := [names[what] for what, digest in workspace.judged_now(platform).items() if given.get(what) != digest]:
         raise DataError(
-            f"the figures in {EVALUATION} are not those of the present {' and '.join(other)} of platform {platform}; "
+            f"the figures in {workspace.reports / EVALUATION} are not those of the present {' and '.join(other)} of platform {platform}; "
             "run: dvc repro evaluate"
         )
 
 
-def evaluation(file: Path = EVALUATION) -> dict[str, Any]:
-    """The report of the stage evaluate.  Raises DataError when it was not written yet."""
+def evaluation(reports: Path) -> dict[str, Any]:
+    """The report of the stage evaluate, in a folder of reports.  Raises DataError when it was not written yet."""
+    file = reports / EVALUATION
     try:
         return read_json(file, "judge the models again: dvc repro evaluate")
     except FileNotFoundError:
@@ -156,13 +177,13 @@ def figures_text(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {metrics[key]:.3f}" for key, name in names.items() if key in metrics) or "none"
 
 
-def _origin(made: Mapping[str, Any], platform: str) -> dict[str, str]:
+def _origin(made: Mapping[str, Any], platform: str, folder: Path) -> dict[str, str]:
     """What a model was made of, as tags; stage and data are part of its identity (``registry.run_key``)."""
     if platform not in made["data"]:
         raise DataError(
-            f"{model_folder(platform)} holds a model of {', '.join(made['data'])}, says its {provenance.FILE}; {provenance.REMEDY}"
+            f"{folder} holds a model of {', '.join(made['data'])}, says its {provenance.FILE}; {provenance.REMEDY}"
         )
-    code, folder = made["code"], model_folder(platform)
+    code = made["code"]
     return {
         "dvc.stage": made["stage"],
         "data.hash": made["data"][platform],
@@ -190,12 +211,12 @@ def _description(platform: str, figures: Mapping[str, Any], origin: Mapping[str,
     ))  # fmt: skip
 
 
-def _verdict(project: Project, platform: str, against: int | None) -> Verdict:
+def _verdict(workspace: Workspace, platform: str, against: int | None) -> Verdict:
     """Whether the present model passes the gate against the champion, or against a random ranking where there is none."""
-    samples, params = project.samples(platform, "holdout"), project.params
-    predicted = catalogue.load(model_folder(platform)).predict(samples)
+    samples, params = workspace.samples(platform, "holdout"), workspace.params
+    predicted = catalogue.load(workspace.model_folder(platform)).predict(samples)
     rival, name = _rival(platform, against, samples)
-    weights = project.task_weights("held_out")
+    weights = workspace.task_weights("held_out")
     return judge(rival, predicted, samples, weights, params.promote, name, against is None, params.evaluate.bootstrap, params.seed)
 
 

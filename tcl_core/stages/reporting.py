@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tcl_core import registry
@@ -12,12 +13,24 @@ from tcl_core.errors import UsageError
 from tcl_core.files import replacing_given
 from tcl_core.stages import promotion
 from tcl_core.stages.figures import FIGURES, FORMAT, figures_of, gather
-from tcl_core.stages.project import REPORTS, Project
+from tcl_core.stages.workspace import Workspace, with_registry
 
-COMPARISON = REPORTS / "comparison.html"
+COMPARISON = "comparison.html"  # of the reports
 
 
-def write_report(project: Project, to: Path | None = None, force: bool = False) -> str:
+@dataclass(frozen=True)
+class Page:
+    """Where a page was written, and with which registered models it is also kept."""
+
+    path: Path
+    kept_with: tuple[promotion.Registered, ...] = ()
+
+    def __str__(self) -> str:
+        return f"wrote {self.path}" + (f", also kept with {', '.join(map(str, self.kept_with))}" if self.kept_with else "")
+
+
+@with_registry
+def write_report(workspace: Workspace, to: Path | None = None, force: bool = False) -> Page:
     """The page of the last run -> ``to``, or data/reports/report.html, which each registered version of its models gets too.
 
     Its figures go to data/reports/report.json, for comparisons with a copy of that folder.
@@ -26,34 +39,34 @@ def write_report(project: Project, to: Path | None = None, force: bool = False) 
     from tcl_core.report.render import render
 
     there = registry.is_there()
-    champions = {name: registry.champion_version(name) if there else None for name in project.params.chain_order}
-    figures = gather(Path("."), champions)
-    page = render(page_of(figures))
-    _write(to or promotion.PAGE, page, force or to is None)
+    champions = {name: registry.champion_version(name) if there else None for name in workspace.params.chain_order}
+    figures = gather(workspace, champions)
+    page, place = render(page_of(figures)), to or workspace.reports / promotion.PAGE
+    _write(place, page, force or to is None)
     if to is not None:
-        return f"wrote {to}"
-    write_json(FIGURES, {"format": FORMAT, **figures})
-    kept = promotion.keep_page(project) if there else []
-    return f"wrote {promotion.PAGE}" + (f", also kept with {', '.join(kept)}" if kept else "")
+        return Page(to)
+    write_json(workspace.reports / FIGURES, {"format": FORMAT, **figures})
+    return Page(place, tuple(promotion.keep_page(workspace)) if there else ())
 
 
-def write_comparison(runs: Sequence[Path], to: Path | None = None, force: bool = False) -> str:
+def write_comparison(workspace: Workspace, runs: Sequence[Path], to: Path | None = None, force: bool = False) -> Page:
     """A page with the figures of two runs and their differences -> ``to``, or data/reports/comparison.html."""
     from tcl_core.report.compare import compare
     from tcl_core.report.render import render
 
     if len(runs) != 2:
-        raise UsageError(f"a comparison takes two runs, not {len(runs)}; name a project's folder, or a copy of its {REPORTS}, for each")
+        raise UsageError(f"a comparison takes two runs, not {len(runs)}; name a project's folder, or a copy of its data/reports, for each")
     first, second = (figures_of(run) for run in runs)
-    page = render(compare(first, second, (_called(runs[0]), _called(runs[1]))))
-    _write(to or COMPARISON, page, force or to is None)
-    return f"wrote {to or COMPARISON}"
+    page = render(compare(first, second, (_called(workspace, runs[0]), _called(workspace, runs[1]))))
+    place = to or workspace.reports / COMPARISON
+    _write(place, page, force or to is None)
+    return Page(place)
 
 
-def _called(run: Path) -> str:
+def _called(workspace: Workspace, run: Path) -> str:
     """From where the project lies; the project itself by its own name."""
-    name = os.path.relpath(run)
-    return Path.cwd().name if name == "." else name
+    name = os.path.relpath(run, workspace.root)
+    return Path(os.path.abspath(workspace.root)).name if name == "." else name
 
 
 def _write(path: Path, page: str, force: bool) -> None:

@@ -27,8 +27,8 @@ OURS = {".dvc", "networks", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE
 IGNORED = {".git", ".gitignore", ".gitattributes"}  # what a new repository has
 
 
-def run_init(folder: Path) -> str:
-    """Write a project into ``folder``, which is made, or is empty but for a new Git repository.
+def start_project(folder: Path) -> Path:
+    """Write a project into ``folder``, which is made, or is empty but for a new Git repository; its absolute path.
 
     params.yaml comes last and makes it a project: one that was killed on the way is finished by the same command.  Raises
     UsageError for a folder with anything else in it, and for a file; PlatformError where nothing can be written.
@@ -37,7 +37,7 @@ def run_init(folder: Path) -> str:
     _check_place(folder)
     with writing(folder):
         _fill(folder, in_git=any((place / ".git").exists() for place in (folder, *folder.parents)))
-    return f"a project lies in {shown(folder)}; look through params.yaml, then, in that folder: make run"
+    return folder
 
 
 def _check_place(folder: Path) -> None:

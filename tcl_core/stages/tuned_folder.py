@@ -18,6 +18,7 @@ import shutil
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tcl_core.checked import check_contents, damaged, read_json, write_contents,
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.files import shown, whole_folder, writing
 from tcl_core.platforms import why_not
-from tcl_core.stages.project import measuring_alone
+from tcl_core.stages.machine import measuring_alone
 from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
 
 FORMAT = "tuned network 1"
@@ -116,7 +117,32 @@ def tasks_ms(times: list[Mapping[str, Any]]) -> float:
     return sum(time["weight"] * time["latency_ms"] for time in times if time["latency_ms"] is not None)
 
 
-def run_tuned(folder: Path, rounds: int = ROUNDS) -> str:
+@dataclass(frozen=True)
+class RunReport:
+    """How fast a tuned network runs here, and how far its output is from the reference's.
+
+    rounds_ms   each round's milliseconds;  tuned_ms: when it was tuned
+    difference  largest of the output, as a share of its magnitude
+    """
+
+    network: str
+    platform: str
+    rounds_ms: tuple[float, ...]
+    tuned_ms: float
+    difference: float
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.rounds_ms)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.network} on {self.platform}: {self.median_ms:.3f} ms (rounds {min(self.rounds_ms):.3f} to "
+            f"{max(self.rounds_ms):.3f}), {self.tuned_ms:.3f} ms when it was tuned; difference to the reference's output {self.difference:.1e}"
+        )
+
+
+def run_tuned(folder: Path, rounds: int = ROUNDS) -> RunReport:
     """Run the network of such a folder in a process of its own: check its output, and time it.
 
     Raises UsageError for a folder of another kind, DataError for a damaged one, PlatformError where this CPU cannot run
@@ -130,11 +156,8 @@ def run_tuned(folder: Path, rounds: int = ROUNDS) -> str:
         differs = latency.difference(process.output, expected)
         if differs > TOLERANCE:
             raise PlatformError(f"{shown(folder)} computes something else here: its output differs by {differs:.2g} of its magnitude")
-        rounds_ms = [process.round_ms() for _ in range(rounds)]
-    return (
-        f"{report['network']} on {report['platform']}: {statistics.median(rounds_ms):.3f} ms (rounds {min(rounds_ms):.3f} to "
-        f"{max(rounds_ms):.3f}), {report['tuned_ms']:.3f} ms when it was tuned; difference to the reference's output {differs:.1e}"
-    )
+        rounds_ms = tuple(process.round_ms() for _ in range(rounds))
+    return RunReport(report["network"], report["platform"], rounds_ms, report["tuned_ms"], differs)
 
 
 def _report(folder: Path) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from tcl_core.features.encode import Encoder
 from tcl_core.features.statements import read_statements
 from tcl_core.params import Run, load_params
 from tcl_core.stages import features as wanted
-from tcl_core.stages import project
 from tcl_core.stages.features import programs_to_lower
+from tcl_core.stages.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 with_dask = pytest.mark.skipif(not importlib.util.find_spec("prefect_dask"), reason="needs the extra dask")
@@ -64,11 +64,11 @@ def test_workers_fill_the_caches_as_a_stage_would(pool, tmp_path):
 @pytest.mark.parametrize("engine, chosen", [("local", {}), ("dask", {"engine": mapped, "chunk": features.PROGRAMS})])
 def test_the_engine_of_the_parameters_is_taken(monkeypatch, engine, chosen):
     asked = []
-    monkeypatch.setattr(project.Project, "here", lambda: type("Empty", (), {"encoder": None}))
+    monkeypatch.setattr(Workspace, "encoder", None)
     monkeypatch.setattr(wanted, "programs_to_lower", lambda _: ["a", "b"])
     monkeypatch.setattr(statements, "read_statements", lambda keys, encoder, folder, **how: asked.append((keys, folder, how)))
     assert features.lowering.fn(engine) == 2
-    assert asked == [(["a", "b"], project.STATEMENTS, chosen)]
+    assert asked == [(["a", "b"], Workspace().statements, chosen)]
 
 
 class Here:

@@ -28,8 +28,9 @@ from tcl_core.models.world_model import WorldModel
 from tcl_core.models.world_states import RealStates
 from tcl_core.params import Chain, load_params
 from tcl_core.platforms import Hardware
-from tcl_core.stages.baselines import run_baseline
-from tcl_core.stages.project import Project, records_folder, save_hardware
+from tcl_core.stages.baselines import train_baseline
+from tcl_core.platforms import save_hardware
+from tcl_core.stages.workspace import Workspace
 
 HARDWARE = (2.0,) * 11
 SETTINGS = FitSettings(epochs=40, learning_rate=2e-3, seed=3)
@@ -343,7 +344,7 @@ def test_it_is_trained_by_name(matmul, tmp_path, monkeypatch):
     keys = [(matmul.task.key, sketch.index, tuple(d)) for d in matmul.sample(sketch, 6).tolist()]
     records = [SimpleNamespace(key=key) for key in keys]
 
-    class OneTask(Project):
+    class OneTask(Workspace):
         encoder = Encoder([matmul.task], matmul.rows())
 
         def samples(self, platform: str, kind: str = "records") -> Samples:
@@ -352,9 +353,9 @@ def test_it_is_trained_by_name(matmul, tmp_path, monkeypatch):
     monkeypatch.setattr("tcl_core.store.read_records", lambda folder, remedy=None: records)
     params = load_params(Path(__file__).resolve().parents[2] / "params.yaml")
     params = replace(params, chain=Chain("a", {}), train=replace(params.train, epochs=2))
-    save_hardware(records_folder("a"), Hardware(cores=2))
-    said = run_baseline(OneTask(params), "world-model")
-    assert said == "trained world-model on 6 programs of a; it lies in data/baselines/world-model/a"
+    save_hardware(Workspace().records_folder("a"), Hardware(cores=2))
+    trained = train_baseline(OneTask(params=params), "world-model")
+    assert list(map(str, trained)) == ["trained world-model on 6 programs of a; it lies in data/baselines/world-model/a"]
     model = catalogue.load(tmp_path / "data/baselines/world-model/a")
-    assert np.ptp(model.predict(OneTask(params).samples("a"))) > 0
+    assert np.ptp(model.predict(OneTask(params=params).samples("a"))) > 0
     assert [p.name for p in (tmp_path / "data/features/states").iterdir()] == [f"{matmul.task.key}.safetensors"]

@@ -22,7 +22,8 @@ from tcl_core.params import Chain, Link, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.registry import serving
 from tcl_core.stages import promotion
-from tcl_core.stages.project import Project, judged_now, model_folder, records_folder, save_hardware
+from tcl_core.platforms import save_hardware
+from tcl_core.stages.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 P = "p-one"
@@ -48,7 +49,7 @@ class Known:
         return {"best": -1.0, "worst": 1.0, "nan": np.nan}[self.how] * samples.latencies_s.astype(np.float32)
 
 
-class TinyProject(Project):
+class TinyWorkspace(Workspace):
     """Twelve held-out tasks of six programs that take 1 to 6 ms."""
 
     def samples(self, platform: str, kind: str = "records") -> Samples:
@@ -61,7 +62,7 @@ class TinyProject(Project):
 
 
 def write_model(platform: str, how: str) -> None:
-    folder = model_folder(platform)
+    folder = Workspace().model_folder(platform)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "model.json", {"format": FORMAT, "class": "known", "arguments": {"how": how}})
     write_json(folder / "curve.json", {"epochs": [{"phase": "train", "epoch": 1, "loss": 0.5}]})
@@ -85,7 +86,7 @@ def database(tmp_path_factory):
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch, database, request) -> TinyProject:
+def project(tmp_path, monkeypatch, database, request) -> TinyWorkspace:
     """A project with platforms of this test's own names: P, then b; both measured and evaluated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
@@ -101,13 +102,13 @@ def project(tmp_path, monkeypatch, database, request) -> TinyProject:
     chain = Chain(first, {"b": Link(first)})
     for platform in (first, "b"):
         for kind in ("records", "holdout"):
-            records_folder(platform, kind).mkdir(parents=True)
-            (records_folder(platform, kind) / "records.parquet").write_bytes(b"as measured")
+            Workspace().records_folder(platform, kind).mkdir(parents=True)
+            (Workspace().records_folder(platform, kind) / "records.parquet").write_bytes(b"as measured")
         write_model(platform, "best")
-        save_hardware(model_folder(platform), Hardware(cores=2))
-    write_json(promotion.EVALUATION, evaluation(first, "b"))
+        save_hardware(Workspace().model_folder(platform), Hardware(cores=2))
+    write_json(Workspace().reports / promotion.EVALUATION, evaluation(first, "b"))
     monkeypatch.setattr(store, "read_records", lambda *_: [None] * 10)
-    return TinyProject(dataclasses.replace(params, chain=chain, platforms={first: mcpu, "b": mcpu}))
+    return TinyWorkspace(params=dataclasses.replace(params, chain=chain, platforms={first: mcpu, "b": mcpu}))
 
 
 def evaluation(*platforms: str) -> dict:
@@ -116,16 +117,16 @@ def evaluation(*platforms: str) -> dict:
     return {
         "platforms": dict.fromkeys(platforms, figures),
         "chain": {"forgetting": dict.fromkeys(platforms, 0.0)},
-        "judged": {platform: judged_now(platform) for platform in platforms},
+        "judged": {platform: Workspace().judged_now(platform) for platform in platforms},
     }
 
 
 def made_and_judged(how: str) -> None:
     write_model(P, how)
-    write_json(promotion.EVALUATION, evaluation(P, "b"))
+    write_json(Workspace().reports / promotion.EVALUATION, evaluation(P, "b"))
 
 
-def made_and_promoted(project: TinyProject, how: str) -> str:
+def made_and_promoted(project: TinyWorkspace, how: str) -> str:
     made_and_judged(how)
-    promotion.register_model(project, P)
-    return str(promotion.promote_model(project, P))
+    promotion.register(project, P)
+    return str(promotion.promote(project, P))

@@ -21,14 +21,15 @@ from tcl_core.models.catalogue import own_settings
 from tcl_core.params import Baselines, Chain, Link, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import baselines
-from tcl_core.stages.baselines import run_baseline
-from tcl_core.stages.project import Project, read_saved_hardware, records_folder, save_hardware
+from tcl_core.stages.baselines import BaselineReport, train_baseline
+from tcl_core.platforms import read_saved_hardware, save_hardware
+from tcl_core.stages.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def project(matmul, softmax, tmp_path, monkeypatch) -> Project:
+def project(matmul, softmax, tmp_path, monkeypatch) -> Workspace:
     """Programs of two tasks, measured on the platforms a, b and c; the last one has but the first task's."""
     monkeypatch.chdir(tmp_path)
     records = [
@@ -39,7 +40,7 @@ def project(matmul, softmax, tmp_path, monkeypatch) -> Project:
     ]
     count = 3 * len(matmul.sketches)
 
-    class TwoTasks(Project):
+    class TwoTasks(Workspace):
         encoder = Encoder([matmul.task, softmax.task], [*matmul.rows(), *softmax.rows()])
 
         def samples(self, platform: str, kind: str = "records") -> Samples:
@@ -49,18 +50,18 @@ def project(matmul, softmax, tmp_path, monkeypatch) -> Project:
 
     monkeypatch.setattr("tcl_core.store.read_records", lambda folder, remedy=None: records[:count] if folder.name == "platform=c" else records)
     for cores, platform in enumerate("abc", start=1):
-        save_hardware(records_folder(platform), Hardware(cores=cores))
+        save_hardware(Workspace().records_folder(platform), Hardware(cores=cores))
     params = load_params(ROOT / "params.yaml")
     own = catalogue.own_settings
     monkeypatch.setattr(catalogue, "own_settings", lambda name: dataclasses.replace(own(name), epochs=2))
-    return TwoTasks(dataclasses.replace(params, chain=Chain("a", {"b": Link("a"), "c": Link("b")}), seed=5))
+    return TwoTasks(params=dataclasses.replace(params, chain=Chain("a", {"b": Link("a"), "c": Link("b")}), seed=5))
 
 
 @pytest.mark.parametrize("name", ["tlp", "tenset-mlp", "xgboost", "trees"])
 def test_a_model_is_trained_by_name_and_ranks_what_it_reads(project, name):
     count = len(project.samples("a"))
-    said = run_baseline(project, name, "a")
-    assert said == f"trained {name} on {count} programs of a; it lies in data/baselines/{name}/a"
+    said = train_baseline(project, name, "a")
+    assert said == [BaselineReport(name, "a", count, Path("data/baselines") / name / "a")]
     model, samples = catalogue.load(Path("data/baselines") / name / "a"), project.samples_for(name, "a")
     assert read_saved_hardware(Path("data/baselines") / name / "a").cores == 1
     assert model.settings == dataclasses.replace(own_settings(name), epochs=2, seed=5)  # not those of params.yaml
@@ -70,23 +71,20 @@ def test_a_model_is_trained_by_name_and_ranks_what_it_reads(project, name):
 
 
 def test_mtl_tlp_learns_the_chains_last_platform_from_the_earlier_ones(project):
-    said = run_baseline(project, "mtl-tlp")
+    said = train_baseline(project, "mtl-tlp")
     counts = {platform: len(project.samples(platform)) for platform in "bc"}
-    assert said.splitlines() == [
-        f"trained mtl-tlp on {count} programs of {platform}; it lies in data/baselines/mtl-tlp/{platform}"
-        for platform, count in counts.items()
-    ]
+    assert said == [BaselineReport("mtl-tlp", platform, count, Path("data/baselines/mtl-tlp") / platform) for platform, count in counts.items()]
     assert {platform: len(catalogue.load(Path("data/baselines/mtl-tlp") / platform).network.heads) for platform in "bc"} == {
         "b": 2, "c": 3,
     }  # fmt: skip
     assert np.ptp(catalogue.load(Path("data/baselines/mtl-tlp/c")).predict(project.samples("c"))) > 0
     with pytest.raises(UsageError, match="mtl-tlp cannot be trained on a: it also learns from earlier platforms"):
-        run_baseline(project, "mtl-tlp", "a")
+        train_baseline(project, "mtl-tlp", "a")
 
 
 @pytest.mark.parametrize("name", ["tlp", "xgboost", "random"])
 def test_models_of_all_platforms_rank_their_held_out_programs(project, name):
-    run_baseline(project, name)
+    train_baseline(project, name)
     found = baselines.predicted(project, name)
     assert list(found) == ["a", "b", "c"]
     for platform, scores in found.items():
@@ -94,44 +92,44 @@ def test_models_of_all_platforms_rank_their_held_out_programs(project, name):
         np.testing.assert_array_equal(scores, model.predict(project.samples_for(name, platform, "holdout")))
 
 
-def listed(project: Project, *names: str, **other: object) -> Project:
-    return dataclasses.replace(project, params=dataclasses.replace(project.params, baselines=Baselines(names), **other))
+def listed(project: Workspace, *names: str, **other: object) -> Workspace:
+    return type(project)(params=dataclasses.replace(project.params, baselines=Baselines(names), **other))
 
 
 def test_listed_models_are_stages_outputs_and_others_lie_elsewhere(project):
-    run_baseline(listed(project, "random"), "random", "a")
-    run_baseline(listed(project, "tlp"), "random", "a")
+    train_baseline(listed(project, "random"), "random", "a")
+    train_baseline(listed(project, "tlp"), "random", "a")
     assert catalogue.load(Path("data/models/beside_chain/random/a")).name == "random"
     assert catalogue.load(Path("data/baselines/random/a")).name == "random"
     assert not re.fullmatch("[a-z0-9][a-z0-9-]*", "beside_chain")  # what platforms are called: params.py
 
 
 def test_a_platform_that_was_skipped_is_left_out_and_named(project):
-    store.write_skipped(records_folder("b"), "b", "no AVX2 here")
-    assert run_baseline(project, "random").count("trained random") == 2
+    store.write_skipped(Workspace().records_folder("b"), "b", "no AVX2 here")
+    assert len(train_baseline(project, "random")) == 2
     assert list(baselines.predicted(project, "random")) == ["a", "c"]
     with pytest.raises(UsageError, match="random cannot be trained on b: no AVX2 here"):
-        run_baseline(project, "random", "b")
+        train_baseline(project, "random", "b")
     with pytest.raises(UsageError, match="random cannot be trained on z: it is not in the chain"):
-        run_baseline(project, "random", "z")
+        train_baseline(project, "random", "z")
 
 
 def test_models_of_platforms_that_no_longer_run_go_from_a_stages_output(project):
     """And only from there: what was trained by hand stays until it is trained again."""
     for beside in (listed(project, "random"), project):
-        run_baseline(beside, "random")
+        train_baseline(beside, "random")
     (Path("data/models/beside_chain/random") / "notes").mkdir()
     store.write_skipped(Path("data/models/beside_chain/random"), "a", "once")
-    store.write_skipped(records_folder("b"), "b", "no AVX2 here")
+    store.write_skipped(Workspace().records_folder("b"), "b", "no AVX2 here")
     for beside in (listed(project, "random"), project):
-        run_baseline(beside, "random")
+        train_baseline(beside, "random")
     assert {path.name for path in Path("data/models/beside_chain/random").iterdir()} == {"a", "c", "notes"}
     assert {path.name for path in Path("data/baselines/random").iterdir()} == {"a", "b", "c"}
 
 
 def test_mtl_tlp_is_skipped_where_the_chain_is_one_platform(project):
     alone = listed(project, "mtl-tlp", chain=Chain("a", {}))
-    assert run_baseline(alone, "mtl-tlp").startswith("skipped: mtl-tlp also learns from earlier platforms")
+    assert train_baseline(alone, "mtl-tlp").reason.startswith("mtl-tlp also learns from earlier platforms")
     assert "earlier platforms" in store.skipped_reason("data/models/beside_chain/mtl-tlp")  # an output: DVC needs one
     assert baselines.predicted(alone, "mtl-tlp") == {}
 
@@ -140,7 +138,7 @@ def test_mtl_tlp_is_skipped_where_the_chain_is_one_platform(project):
 def test_a_gpus_programs_are_not_taken_for_a_cpus(project, name):
     candidates = dataclasses.replace(project.params.candidates, design_space="cuda")
     with pytest.raises(UsageError, match=f"{name} learns from lowered programs, and only a CPU's"):
-        run_baseline(listed(project, candidates=candidates), name)
+        train_baseline(listed(project, candidates=candidates), name)
 
 
 class Interrupt(BaseException):
@@ -148,7 +146,7 @@ class Interrupt(BaseException):
 
 
 def test_a_killed_training_ends_in_the_same_bytes_and_trains_no_finished_platform_anew(project, monkeypatch):
-    run_baseline(project, "tlp")
+    train_baseline(project, "tlp")
     expected = store.data_digest(Path("data/baselines/tlp"))
     shutil.rmtree("data/baselines")
     epochs, dies_at, run_epoch = [], 2 * 2 + 1, fit._run_epoch  # two of a, two of b, the first of c
@@ -161,8 +159,8 @@ def test_a_killed_training_ends_in_the_same_bytes_and_trains_no_finished_platfor
 
     monkeypatch.setattr(fit, "_run_epoch", counted)
     with pytest.raises(Interrupt):
-        run_baseline(project, "tlp")
-    assert run_baseline(project, "tlp").count("trained tlp") == 3
+        train_baseline(project, "tlp")
+    assert len(train_baseline(project, "tlp")) == 3
     assert len(epochs) == dies_at + 2
     assert store.data_digest(Path("data/baselines/tlp")) == expected
     assert not Path("data/journal/checkpoints/baselines/tlp").exists()
@@ -178,9 +176,9 @@ def test_only_models_that_stand_beside_the_chain_can_be_listed(monkeypatch, tmp_
     }.items():
         Path("params.yaml").write_text(text.replace("  models: []", f"  models: [{name}]"))
         with pytest.raises(UsageError, match=re.escape(message)):
-            Project.here()
+            Workspace().params  # noqa: B018
     Path("params.yaml").write_text(text.replace("  models: []", "  models: [tlp, xgboost]"))
-    assert Project.here().params.baselines.models == ("tlp", "xgboost")
+    assert Workspace().params.baselines.models == ("tlp", "xgboost")
 
 
 def test_tasks_kept_apart_are_kept_from_the_sources_too(project, monkeypatch):

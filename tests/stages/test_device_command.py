@@ -218,7 +218,7 @@ def test_another_server_of_the_key_is_not_taken_for_this_one(children, monkeypat
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:", ":9190", "localhost:port", "localhost:99999", "localhost:0"])
 def test_an_address_that_is_none(children, address):
-    for act in (lambda: device.show_devices(address), lambda: device.serve(None, address, HERE, None, print)):
+    for act in (lambda: device.devices_at(address), lambda: device.serve(None, address, HERE, None, print)):
         with pytest.raises(UsageError) as raised:
             act()
         assert str(raised.value) == f"--tracker is '{address}'; it must be a host and a port, such as 127.0.0.1:9190"
@@ -231,7 +231,7 @@ def test_a_host_that_is_none(children):
 
 def test_a_tracker_without_devices(children):
     children.trackers[HERE, 9190] = []
-    assert device.show_devices(f"{HERE}:9190") == (
+    assert device.devices_text(device.devices_at(f"{HERE}:9190")) == (
         f"the tracker at {HERE}:9190 has no devices; register one with: tcl device serve --key NAME --tracker {HERE}:9190"
     )
 
@@ -251,7 +251,7 @@ def test_a_host_to_listen_at_that_is_none(children, host):
 
 def test_keys_of_a_tracker_are_shown_as_what_they_are(children):
     children.trackers[HERE, 9190] = ["\x1b[2Jboard"]
-    assert device.show_devices(f"{HERE}:9190").splitlines()[1].split() == ["\\x1b[2Jboard", "1", "1", "0"]
+    assert device.devices_text(device.devices_at(f"{HERE}:9190")).splitlines()[1].split() == ["\\x1b[2Jboard", "1", "1", "0"]
     assert device.devices_at(f"{HERE}:9190") == {
         "tracker": f"{HERE}:9190", "devices": [{"key": "\x1b[2Jboard", "servers": 1, "free": 1, "waiting": 0}],
     }  # fmt: skip

@@ -10,16 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tcl_core import stages, store
-from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
+from tcl_core import store
+from tcl_core.errors import DRIFT, DataError, PlatformError, RegistryError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.records import Record
 from tcl_core.measure.job import Outcome, Setup
 from tcl_core.params import load_params
 from tcl_core.platforms import Hardware
 from tcl_core.stages import drifting
-from tcl_core.stages.drifting import HISTORY, choose_probes, drift_text, history, run_drift
-from tcl_core.stages.project import Project, records_folder, save_hardware
+from tcl_core.stages.drifting import HISTORY, choose_probes, drift_text, history, check_drift
+from tcl_core.platforms import save_hardware
+from tcl_core.stages.workspace import Workspace
+from tests.commands import tcl
 
 ROOT = Path(__file__).resolve().parents[2]
 P = "host-avx2"
@@ -47,7 +49,7 @@ class Encoder:
         return Samples(np.zeros((len(keys), 1, 1), np.float32), np.ones(len(keys), np.int32), tasks, np.array(latencies_s))
 
 
-class TinyProject(Project):
+class TinyWorkspace(Workspace):
     encoder = Encoder()
 
 
@@ -88,14 +90,14 @@ def machine(tmp_path, monkeypatch) -> Machine:
 
 
 def write(platform: str, records) -> None:
-    folder = records_folder(platform, "holdout")
+    folder = Workspace().records_folder(platform, "holdout")
     store.write_records(folder, records)
     save_hardware(folder, Hardware())
 
 
 @pytest.fixture
-def project(machine) -> Project:
-    return TinyProject(load_params(ROOT / "params.yaml"))
+def project(machine) -> Workspace:
+    return TinyWorkspace(params=load_params(ROOT / "params.yaml"))
 
 
 def with_champion(monkeypatch) -> None:
@@ -121,24 +123,24 @@ def test_what_failed_or_was_disturbed_is_no_probe():
 
 def test_an_unchanged_machine(machine, project, monkeypatch):
     with_champion(monkeypatch)
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert (check["verdict"], check["changed"], check["measured"], check["champion_version"]) == ("no drift", [], 1, 7)
     assert check["then"] == check["now"] == check["agreement"]["value"] == 1.0
     assert drift_text(check).startswith("host-avx2: no drift: the machine is as fast as then, ranking unchanged: 100% of 72 clear pairs")
-    run_drift(project, P)
-    assert [one["verdict"] for one in history()] == ["no drift"] * 2 and machine.measured[0] == machine.measured[1]
+    check_drift(project, P)
+    assert [one["verdict"] for one in history(Workspace())] == ["no drift"] * 2 and machine.measured[0] == machine.measured[1]
 
 
 def test_a_slower_machine_of_the_same_order_is_no_drift(machine, project):
     machine.seconds = lambda number: 1.7e-3 * 2**number
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert check["verdict"] == "no drift" and "the machine is slower by a factor of 1.70, ranking unchanged" in check["reason"]
 
 
 def test_another_order_is_measured_twice_before_it_is_called_drift(machine, project, monkeypatch, capsys):
     with_champion(monkeypatch)
     machine.seconds = lambda number: 64e-3 / 2**number
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert (check["verdict"], check["measured"], check["then"], check["now"]) == ("drift", 2, 1.0, 0.0)
     assert "keeps the order of only 0% of 72 clear pairs" in check["reason"] and "the champion orders 0% of clear pairs right" in check["reason"]
     assert "measuring once more, to be sure" in capsys.readouterr().err
@@ -146,34 +148,34 @@ def test_another_order_is_measured_twice_before_it_is_called_drift(machine, proj
 
 def test_a_neighbour_that_has_gone_by_the_second_time_is_no_drift(machine, project):
     machine.seconds = lambda number: 1.0 / 2**number if len(machine.measured) == 1 else 1e-3 * 2**number
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert (check["verdict"], check["measured"]) == ("no drift", 2)
 
 
 def test_on_a_loud_machine_nothing_can_be_told(machine, project):
     machine.disturbed, machine.seconds = [True, True], lambda number: 64e-3 / 2**number
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert (check["verdict"], check["measured"], check["disturbed"]) == ("undecided", 2, 48)
     assert "others on this machine disturbed 48 programs; try again when it is quieter" in check["reason"]
     machine.disturbed, machine.seconds = [True, False], lambda number: 1e-3 * 2**number
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert (check["verdict"], check["measured"], check["disturbed"]) == ("no drift", 2, 0)
 
 
 def test_where_others_take_all_cpus_nothing_is_measured(machine, project):
     machine.busy = [97.0]
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert (check["verdict"], check["measured"], check["pairs"], machine.measured) == ("undecided", 0, 0, [])
     assert check["reason"] == "other processes take 97% of this machine's CPUs; try again when it is quieter"
     machine.busy, machine.seconds = [60.0, 90.0], lambda number: 64e-3 / 2**number  # they came before the second measuring
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert (check["verdict"], check["measured"], check["agreement"]["value"]) == ("undecided", 1, 0.0)
-    assert [one["verdict"] for one in history()] == ["undecided"] * 2
+    assert [one["verdict"] for one in history(Workspace())] == ["undecided"] * 2
 
 
 def test_what_is_measured_otherwise_is_told(machine, project):
     machine.host, machine.setup = "another", Setup(target={"kind": "llvm", "mcpu": "nehalem"})
-    (check,) = run_drift(project, P)
+    (check,) = check_drift(project, P)
     assert check["changed"][0] == "measured on this one then, on another now" and "nehalem" in check["changed"][1]
     assert drift_text(check).endswith(", ".join(check["changed"]))
 
@@ -185,51 +187,54 @@ def test_a_champion_that_cannot_rank_is_left_out(machine, project, monkeypatch, 
         raise DataError("the model reads 47 features")
 
     monkeypatch.setattr(drifting.catalogue, "load", broken)
-    assert run_drift(project, P)[0]["champion_version"] is None
+    assert check_drift(project, P)[0]["champion_version"] is None
     assert "its champion is left out of the check: the model reads 47 features" in capsys.readouterr().err
 
     def nobody(platform):
         raise RegistryError("no champion")
 
     monkeypatch.setattr(drifting.registry, "champion", nobody)
-    assert run_drift(project, P)[0]["then"] is None
+    assert check_drift(project, P)[0]["then"] is None
 
 
 def test_each_platform_that_was_measured_is_checked(machine, project):
     write("host-sse42", RECORDS)
-    store.write_skipped(records_folder("host-avx512", "holdout"), "host-avx512", "no AVX-512 here")
-    assert [check["platform"] for check in run_drift(project, None)] == ["host-sse42", P]
+    store.write_skipped(Workspace().records_folder("host-avx512", "holdout"), "host-avx512", "no AVX-512 here")
+    assert [check["platform"] for check in check_drift(project, None)] == ["host-sse42", P]
 
 
 def test_what_cannot_be_checked_is_a_sentence(machine, project):
     with pytest.raises(UsageError, match="unknown platform 'host-avx3'"):
-        run_drift(project, "host-avx3")
+        check_drift(project, "host-avx3")
     with pytest.raises(DataError, match="host-sse42 cannot be checked: it has no held-out records; run: tcl holdout --platform host-sse42"):
-        run_drift(project, "host-sse42")
-    store.write_skipped(records_folder("host-avx512", "holdout"), "host-avx512", "no AVX-512 here")
+        check_drift(project, "host-sse42")
+    store.write_skipped(Workspace().records_folder("host-avx512", "holdout"), "host-avx512", "no AVX-512 here")
     with pytest.raises(DataError, match=r"it was skipped \(no AVX-512 here\)"):
-        run_drift(project, "host-avx512")
+        check_drift(project, "host-avx512")
     write("host-sse42", [record(0, 0)])
     with pytest.raises(DataError, match="no task of which two held-out programs ran"):
-        run_drift(project, "host-sse42")
+        check_drift(project, "host-sse42")
     machine.seconds = lambda number: np.inf
     with pytest.raises(PlatformError, match=r"none of the probes of host-avx2 can be built any more \(no g\+\+\)"):
-        run_drift(project, P)
-    assert history() == []
+        check_drift(project, P)
+    assert history(Workspace()) == []
 
 
 def test_a_damaged_history_is_refused_before_anything_is_measured(machine, project):
-    HISTORY.parent.mkdir(parents=True)
-    HISTORY.write_text("{}")
+    (Workspace().reports / HISTORY).parent.mkdir(parents=True)
+    (Workspace().reports / HISTORY).write_text("{}")
     with pytest.raises(DataError, match="drift.json is damaged .* move it away, and the next check begins a new history"):
-        run_drift(project, P)
+        check_drift(project, P)
     assert machine.measured == []
 
 
-def test_as_text_and_as_json(machine, project, monkeypatch):
-    monkeypatch.setattr(stages, "_project", lambda: project)
-    said, drifted = stages.drift(P)
-    assert said.startswith("host-avx2: no drift: ") and not drifted
+def test_as_text_and_as_json(machine, project, monkeypatch, capsys):
+    monkeypatch.setattr(drifting, "check_drift", lambda workspace, platform: check_drift(project, platform))
+    Path("params.yaml").touch()
+    assert tcl("drift", "-p", P).startswith("host-avx2: no drift: ")
     machine.seconds = lambda number: 64e-3 / 2**number
-    said, drifted = stages.drift(P, as_json=True)
-    assert drifted and [check["verdict"] for check in json.loads(said)["checks"]] == ["drift"]
+    with pytest.raises(SystemExit) as ended:
+        tcl("drift", "-p", P, "--json")
+    assert ended.value.code == DRIFT
+    said = capsys.readouterr().out
+    assert [check["verdict"] for check in json.loads(said)["checks"]] == ["drift"]

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tcl_core import stages, store
+from tcl_core import store
 from tcl_core.checked import read_json
 from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.errors import DataError, PlatformError, UsageError
@@ -25,13 +26,23 @@ from tcl_core.programs.sketches import DesignSpace, trace_to_json
 from tcl_core.programs.graph import PREPARED, apply_database, fuse
 from tcl_core.programs.tasks import extract_tasks
 from tcl_core.records import Record
-from tcl_core.stages.exchange import import_logs, imported_batches, imported_folder
-from tcl_core.stages.project import POOL, TASKS, records_folder
+from tcl_core.stages import exchange
+from tcl_core.stages.workspace import Workspace
+from tests.commands import tcl
 from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, commit, plain_database
 from tests.programs.test_tuning_logs import ansor_line, autotvm_line, write
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = imported_folder("p")
+FOLDER = Workspace().imported_folder("p")
+
+
+def import_logs(paths: Sequence[Path], platform: str, wanted: str = "") -> str:
+    return "\n".join(map(str, exchange.import_logs(Workspace(), paths, platform, wanted)))
+
+
+def imported_batches(platform: str, *given, **named):
+    return exchange.imported_batches(Workspace(), platform, *given, **named)
+
 
 
 @pytest.fixture
@@ -60,7 +71,7 @@ def digest() -> dict[str, bytes]:
 
 def programs(platform: str = "p", files=None) -> list[tuple[int, str]]:
     """(line, host) of every record."""
-    folder = imported_folder(platform) / "records"
+    folder = Workspace().imported_folder(platform) / "records"
     return [
         (int(number), block["host"].names[code])
         for block in store.iter_columns(folder, files=files)
@@ -247,6 +258,7 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from tcl_core import store
 from tcl_core.stages import exchange
+from tcl_core.stages.workspace import Workspace
 whole = store.write_table
 def stop(path, table, rows):
     if table == sys.argv[1]:
@@ -254,7 +266,7 @@ def stop(path, table, rows):
         sys.stdin.read()
     return whole(path, table, rows)
 store.write_table = stop
-exchange.import_logs([Path("logs/a.log")], "p")
+exchange.import_logs(Workspace(), [Path("logs/a.log")], "p")
 """
 
 
@@ -280,9 +292,10 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from tcl_core.errors import PlatformError
 from tcl_core.stages.exchange import import_logs
+from tcl_core.stages.workspace import Workspace
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
-    import_logs([Path("logs/a.log")], "p")
+    import_logs(Workspace(), [Path("logs/a.log")], "p")
 except PlatformError as error:
     print(error)
 """
@@ -366,8 +379,8 @@ def measured(tiny, rng, target, platform="host-avx2", **changes) -> list[Record]
 def write_pool(split: str, *tiny) -> None:
     columns = store.SCHEMAS["tasks"].names
     rows = [vars(t.task) | {"task_key": t.task.key, "op_type": t.task.operator} for t in tiny]
-    store.write_table(TASKS / "tasks.parquet", "tasks", [{name: row[name] for name in columns} for row in rows])
-    store.write_table(POOL / split / "sketches.parquet", "sketches", [row for t in tiny for row in t.rows()])
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [{name: row[name] for name in columns} for row in rows])
+    store.write_table(Workspace().pool / split / "sketches.parquet", "sketches", [row for t in tiny for row in t.rows()])
 
 
 TARGET = {"kind": "llvm", "mcpu": "haswell", "num-cores": 1}
@@ -378,33 +391,33 @@ def test_what_was_measured_goes_out_and_comes_back(here, matmul, conv):
     write_pool("train", matmul, conv)
     records, holdout = measured(matmul, rng, TARGET), measured(conv, rng, TARGET)
     failed = measured(matmul, rng, TARGET, error="wrong-result", latencies_s=())
-    store.write_records(records_folder("host-avx2"), [*records, *({r.key: r for r in failed}.values())])
-    store.write_records(records_folder("host-avx2", "holdout"), holdout)
+    store.write_records(Workspace().records_folder("host-avx2"), [*records, *({r.key: r for r in failed}.values())])
+    store.write_records(Workspace().records_folder("host-avx2", "holdout"), holdout)
     count = len(records) + len(holdout)
-    assert stages.export("host-avx2") == f"{count} measured programs -> data/exported/platform=host-avx2"
+    assert tcl("export", "-p", "host-avx2") == f"{count} measured programs -> data/exported/platform=host-avx2"
     assert len(plain_database(here / "data/exported/platform=host-avx2")) == count
-    stages.import_logs([Path("data/exported/platform=host-avx2")], "again")
-    back = store.read_records(imported_folder("again") / "records")
+    tcl("import", Path("data/exported/platform=host-avx2"), "-p", "again")
+    back = store.read_records(Workspace().imported_folder("again") / "records")
     assert {(r.key, r.latencies_s) for r in back} == {(r.key, r.latencies_s) for r in [*records, *holdout]}
     assert json.loads(back[0].host)["mcpu"] == "haswell"
     assert (
-        stages.export("host-avx2", here / "elsewhere").endswith("elsewhere") and (here / "elsewhere" / RECORDS).exists()
+        tcl("export", "-p", "host-avx2", "--to", here / "elsewhere").endswith("elsewhere") and (here / "elsewhere" / RECORDS).exists()
     )
 
 
 def test_export_names_what_is_missing(here, matmul):
     with pytest.raises(UsageError, match="unknown platform 'host-avx' in params.yaml; did you mean 'host-avx2'"):
-        stages.export("host-avx")
+        tcl("export", "-p", "host-avx")
     write_pool("train", matmul)
     with pytest.raises(DataError, match=r"there are no records in data/records/platform=host-avx2.*collect@host-avx2"):
-        stages.export("host-avx2")
+        tcl("export", "-p", "host-avx2")
     records = measured(matmul, np.random.default_rng(0), TARGET)
-    store.write_records(records_folder("host-avx2"), records)
-    store.write_table(POOL / "train" / "sketches.parquet", "sketches", [])
+    store.write_records(Workspace().records_folder("host-avx2"), records)
+    store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", [])
     with pytest.raises(
         DataError, match=r"which was measured on host-avx2, is not in the pool; run the stage candidates"
     ):
-        stages.export("host-avx2")
+        tcl("export", "-p", "host-avx2")
     assert list(Path("data").glob("exported/**/*.json")) == []
 
 
@@ -438,10 +451,10 @@ def test_plain_tvm_applies_an_exported_database_to_a_network(here, tiny_network)
         )
     names = store.SCHEMAS["tasks"].names
     tasks = [vars(t) | {"task_key": t.key, "op_type": t.operator} for t in found]
-    store.write_table(TASKS / "tasks.parquet", "tasks", [{name: row[name] for name in names} for row in tasks])
-    store.write_table(POOL / "train" / "sketches.parquet", "sketches", rows)
-    store.write_records(records_folder("host-avx2"), records)
-    stages.export("host-avx2", here / "database")
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [{name: row[name] for name in names} for row in tasks])
+    store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", rows)
+    store.write_records(Workspace().records_folder("host-avx2"), records)
+    tcl("export", "-p", "host-avx2", "--to", here / "database")
     with quiet_compiler():
         module = fuse(load_relax(tiny_network), target, PREPARED)
         applied = apply_database(module, target, plain_database(here / "database"))
@@ -473,21 +486,21 @@ def test_a_log_that_was_compressed_since_is_the_same_log(here):
 
 def test_an_export_overwrites_no_database_unasked(here, matmul):
     write_pool("train", matmul)
-    store.write_records(records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
-    stages.export("host-avx2", here / "database")
+    store.write_records(Workspace().records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    tcl("export", "-p", "host-avx2", "--to", here / "database")
     for name in (RECORDS, WORKLOADS):
         other = RECORDS if name == WORKLOADS else WORKLOADS
         kept = (here / "database" / other).read_bytes()
         (here / "database" / other).unlink()
         (here / "database" / name).write_text("mine")
         with pytest.raises(UsageError, match=f"{name} exists; give another name, or --force to overwrite it"):
-            stages.export("host-avx2", here / "database")
+            tcl("export", "-p", "host-avx2", "--to", here / "database")
         assert (here / "database" / name).read_text() == "mine"
         (here / "database" / other).write_bytes(kept)
-    stages.export("host-avx2", here / "database", force=True)
+    tcl("export", "-p", "host-avx2", "--to", here / "database", "--force")
     assert "mine" not in (here / "database" / RECORDS).read_text()
-    stages.export("host-avx2")
-    stages.export("host-avx2")  # what is below data/ is its own
+    tcl("export", "-p", "host-avx2")
+    tcl("export", "-p", "host-avx2")  # what is below data/ is its own
 
 
 @pytest.mark.parametrize(
@@ -502,8 +515,8 @@ def test_an_export_overwrites_no_database_unasked(here, matmul):
 )
 def test_places_where_no_database_can_be(here, matmul, to, told):
     write_pool("train", matmul)
-    store.write_records(records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    store.write_records(Workspace().records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
     Path("loop").symlink_to("loop")
     with pytest.raises(UsageError, match=told):
-        stages.export("host-avx2", Path(to))
+        tcl("export", "-p", "host-avx2", "--to", Path(to))
     assert Path("params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()

@@ -11,18 +11,20 @@ import made_up
 import numpy as np
 import pytest
 
-from tcl_core import provenance, registry, stages, store
+from tcl_core import provenance, registry, store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import chain_figures, model_figures
 from tcl_core.records import Record
-from tcl_core.stages import figures
-from tcl_core.stages.figures import FIGURES, figures_of, gather
-from tcl_core.stages.project import JOURNAL, POOL, REPORTS, TASKS, model_folder, records_folder
-from tcl_core.stages.promotion import EVALUATION, PAGE
-from tcl_core.stages.use import TUNED
+from tcl_core.stages import figures, overview, promotion, tuning
+from tcl_core.stages.figures import figures_of, gather
+from tcl_core.stages.workspace import Workspace
+from tests.commands import tcl
 
 ROOT = Path(__file__).resolve().parents[2]
+REPORTS = Workspace().reports
+EVALUATION, PAGE, TUNED = REPORTS / promotion.EVALUATION, REPORTS / promotion.PAGE, REPORTS / tuning.TUNED
+FIGURES, SUMMARY = REPORTS / figures.FIGURES, REPORTS / overview.SUMMARY
 FIRST, SECOND, SKIPPED = "host-sse42", "host-avx2", "host-avx512"
 OPERATORS = {"a" * 16: "conv2d", "b" * 16: "conv2d", "c" * 16: "matmul"}
 START = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -61,30 +63,29 @@ def write_run(root: Path) -> None:
     pool = [
         {"task_key": key, "split": "train", "program_id": n, "sketch_id": 0, "decisions": [n]} for key in OPERATORS for n in range(10)
     ]
-    store.write_table(root / TASKS / "tasks.parquet", "tasks", tasks)
-    store.write_table(root / POOL / "train" / "programs.parquet", "programs", pool)
+    store.write_table(Workspace(root).task_tables / "tasks.parquet", "tasks", tasks)
+    store.write_table(Workspace(root).pool / "train" / "programs.parquet", "programs", pool)
     for platform in (FIRST, SECOND):
         write_platform(root, platform)
-    store.write_skipped(root / records_folder(SKIPPED), SKIPPED, "this CPU lacks avx512f")
-    write_json(root / REPORTS / "collect" / f"{SKIPPED}.json", {"platform": SKIPPED, "skipped": "this CPU lacks avx512f"})
+    store.write_skipped(Workspace(root).records_folder(SKIPPED), SKIPPED, "this CPU lacks avx512f")
+    write_json(Workspace(root).reports / "collect" / f"{SKIPPED}.json", {"platform": SKIPPED, "skipped": "this CPU lacks avx512f"})
     names = [FIRST, SECOND]
-    folders = {"model": model_folder, "holdout": lambda name: records_folder(name, "holdout")}
     write_json(root / EVALUATION, {
         "platforms": {name: judged() for name in names},
         "baselines": {"zero-shot": {SECOND: judged()}, "own data only": {SECOND: judged()}},
         "chain": chain_figures(names, [[1.0, 0.5], [0.9, 1.0]]),
-        "judged": {name: {what: store.data_digest(root / folder(name)) for what, folder in folders.items()} for name in names},
+        "judged": {name: Workspace(root).judged_now(name) for name in names},
     })  # fmt: skip
     for stage, seconds in {"tasks": 60, f"collect@{FIRST}": 120.5, "collect@gone": 6000}.items():
-        write_json(root / JOURNAL / "seconds" / f"{stage}.json", {"stage": stage, "seconds": seconds})
+        write_json(Workspace(root).journal / "seconds" / f"{stage}.json", {"stage": stage, "seconds": seconds})
 
 
 def write_platform(root: Path, platform: str) -> None:
-    store.write_records(root / records_folder(platform), measured())
-    store.write_records(root / records_folder(platform, "holdout"), [record("d" * 16, number) for number in range(2)])
+    store.write_records(Workspace(root).records_folder(platform), measured())
+    store.write_records(Workspace(root).records_folder(platform, "holdout"), [record("d" * 16, number) for number in range(2)])
     report = {"platform": platform, "programs": 5, "pool": 30, "errors": {"ok": 4, "timeout": 1}, "rounds": []}
-    write_json(root / REPORTS / "collect" / f"{platform}.json", report)
-    model = root / model_folder(platform)
+    write_json(Workspace(root).reports / "collect" / f"{platform}.json", report)
+    model = Workspace(root).model_folder(platform)
     write_json(model / "model.json", {})
     write_json(model / "curve.json", {"epochs": [{"phase": "train", "epoch": epoch, "loss": 1.0 / epoch} for epoch in (1, 2)]})
     provenance.write(model, {
@@ -115,7 +116,7 @@ def project(finished, tmp_path, monkeypatch) -> Path:
 
 
 def test_the_figures_of_a_run_by_hand(project):
-    found = gather(Path("."), {FIRST: 3})
+    found = gather(Workspace(), {FIRST: 3})
     assert (found["name"], found["target"]) == ("project", SECOND)
     first, second, third = found["chain"]
     assert (first["measured"], first["held_out"], first["champion"], first["skipped"]) == (5, 2, 3, None)
@@ -127,7 +128,7 @@ def test_the_figures_of_a_run_by_hand(project):
 
 
 def test_what_the_sampler_covered(project):
-    found = gather(Path("."))["collection"][FIRST]
+    found = gather(Workspace())["collection"][FIRST]
     assert found["coverage"] == {"conv2d": [5, 20], "matmul": [0, 10]}
     assert found["tasks"] == {"measured": 2, "of": 3, "least": 2, "most": 3}
     assert [entry["measured"] for entry in found["progress"]] == [{"conv2d": 2}, {"conv2d": 2}, {"conv2d": 1}]
@@ -137,7 +138,7 @@ def test_what_the_sampler_covered(project):
 
 
 def test_noise_is_that_of_programs_that_ran(project):
-    noise = gather(Path("."))["noise"][FIRST]
+    noise = gather(Workspace())["noise"][FIRST]
     assert (noise["programs"], noise["repeats"], noise["disturbed"]) == (6, 5.0, 1)
     assert noise["spread"] == pytest.approx([0.1] * 21, abs=1e-4)
 
@@ -145,7 +146,7 @@ def test_noise_is_that_of_programs_that_ran(project):
 def test_the_run_is_told_from_what_params_say_now(project):
     params = Path("params.yaml")
     params.write_text(params.read_text().replace("  epochs: 30 ", "  epochs: 31 "))
-    made = gather(Path("."))
+    made = gather(Workspace())
     assert made["made"]["parameters"]["train.epochs"] == 30 and made["made"]["changed"] is None
     assert ["what params.yaml says now", "the models were made with another train.epochs"] in made["left_out"]
     assert made["made"]["measured"] == ["2026-11-22T12:00:00", "2026-11-22T12:02:00"]
@@ -156,23 +157,23 @@ def test_parameters_are_compared_with_the_committed_ones(project):
     committer = ["-c", "user.name=n", "-c", "user.email=e@example.com"]
     for words in (["init", "-q"], ["add", "params.yaml"], [*committer, "commit", "-q", "-m", "m"]):
         subprocess.run(["git", *words], cwd=project, check=True)
-    assert gather(Path("."))["made"]["changed"] == {}
+    assert gather(Workspace())["made"]["changed"] == {}
     params = Path("params.yaml")
     params.write_text(params.read_text().replace("trials: 200 ", "trials: 99 ").replace("models: []", "models: [tlp, trees]"))
-    assert gather(Path("."))["made"]["changed"] == {"baselines.models": [[], ["tlp", "trees"]], "tune.trials": [200, 99]}
+    assert gather(Workspace())["made"]["changed"] == {"baselines.models": [[], ["tlp", "trees"]], "tune.trials": [200, 99]}
 
 
 def test_what_is_missing_is_said_with_its_reason(project):
-    assert gather(Path("."))["left_out"] == [
+    assert gather(Workspace())["left_out"] == [
         [f"platform {SKIPPED}", "this CPU lacks avx512f"],
         ["models beside the chain", "baselines.models of params.yaml lists none"],
         ["tuning", "no network has been tuned yet; run: tcl tune"],
     ]
     EVALUATION.unlink()
-    (model_folder(FIRST) / "provenance.json").unlink()
+    (Workspace().model_folder(FIRST) / "provenance.json").unlink()
     write_json(TUNED, made_up.tuned() | {"curve": [], "left_out": 2, "compared": {"missing": {"compile": "no compiler"}}})
-    (JOURNAL / "seconds" / "tasks.json").write_text("torn")
-    left_out = dict(gather(Path("."))["left_out"])
+    (Workspace().journal / "seconds" / "tasks.json").write_text("torn")
+    left_out = dict(gather(Workspace())["left_out"])
     assert left_out["accuracy"] == "no model has been judged yet; run: dvc repro evaluate"
     assert left_out["torch.compile"] == "no compiler" and "tcl tune --again" in left_out["milliseconds against programs measured"]
     assert "TVM's own took their place" in left_out["tuned programs of 2 tasks"]
@@ -182,42 +183,42 @@ def test_what_is_missing_is_said_with_its_reason(project):
 
 @pytest.mark.parametrize("changed", ["model", "holdout"])
 def test_figures_of_another_model_or_of_other_records_are_said_to_be_so(project, changed):
-    folder = model_folder(SECOND) if changed == "model" else records_folder(SECOND, "holdout")
-    assert gather(Path("."))["stale"] == []
+    folder = Workspace().model_folder(SECOND) if changed == "model" else Workspace().records_folder(SECOND, "holdout")
+    assert gather(Workspace())["stale"] == []
     (folder / "more").write_text("other bytes")
-    assert gather(Path("."))["stale"] == [SECOND]
+    assert gather(Workspace())["stale"] == [SECOND]
     shutil.rmtree(folder)
-    assert gather(Path("."))["stale"] == [SECOND]
+    assert gather(Workspace())["stale"] == [SECOND]
 
 
 def test_tasks_that_were_cut_anew_leave_the_collection_without_its_progress(project):
-    store.write_table(TASKS / "tasks.parquet", "tasks", [{"task_key": "x", "name": "n", "op_type": "o", "flops": 1.0, "module_json": "{}"}])
-    found = gather(Path("."))["collection"][FIRST]
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [{"task_key": "x", "name": "n", "op_type": "o", "flops": 1.0, "module_json": "{}"}])
+    found = gather(Workspace())["collection"][FIRST]
     assert (found["programs"], found["progress"], found["coverage"]) == (5, [], {})
 
 
 def test_where_nothing_has_been_run_that_is_said(project):
     shutil.rmtree("data")
     with pytest.raises(DataError, match=r"^nothing has been run yet in .*project; run: make run$"):
-        gather(Path("."))
+        gather(Workspace())
 
 
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [
         (EVALUATION, r"evaluation\.json is damaged \(it is no JSON\); judge the models again: dvc repro evaluate"),
-        (REPORTS / "collect" / f"{FIRST}.json", r"is damaged \(it is no JSON\); run its stage again: dvc repro -f collect@"),
+        (Workspace().reports / "collect" / f"{FIRST}.json", r"is damaged \(it is no JSON\); run its stage again: dvc repro -f collect@"),
         (TUNED, r"tuned\.json is damaged \(it is no JSON\); tune again: tcl tune"),
-        (records_folder(FIRST) / "records.parquet", r"records\.parquet is damaged"),
-        (model_folder(FIRST) / "curve.json", r"curve\.json is damaged"),
-        (TASKS / "tasks.parquet", r"tasks\.parquet is damaged"),
+        (Workspace().records_folder(FIRST) / "records.parquet", r"records\.parquet is damaged"),
+        (Workspace().model_folder(FIRST) / "curve.json", r"curve\.json is damaged"),
+        (Workspace().task_tables / "tasks.parquet", r"tasks\.parquet is damaged"),
     ],
 )
 @pytest.mark.parametrize("damage", [b"", b"\0" * 64, b"[1, 2"], ids=["empty", "zeros", "cut"])
 def test_a_damaged_file_is_one_sentence(project, file, sentence, damage):
     file.write_bytes(damage)
     with pytest.raises(DataError, match=sentence) as raised:
-        stages.report()
+        tcl("report")
     assert "\n" not in str(raised.value) and not PAGE.exists()
 
 
@@ -225,13 +226,13 @@ def test_a_damaged_file_is_one_sentence(project, file, sentence, damage):
 def test_an_evaluation_of_another_version_is_one_sentence(project, change):
     write_json(EVALUATION, change)
     with pytest.raises(DataError, match=r"evaluation\.json lacks .*pairwise_accuracy.*; judge the models again"):
-        stages.report()
+        tcl("report")
 
 
 def test_another_file_in_the_place_of_a_report_is_one_sentence(project):
-    write_json(REPORTS / "collect" / f"{FIRST}.json", {"platforms": {}})
+    write_json(Workspace().reports / "collect" / f"{FIRST}.json", {"platforms": {}})
     with pytest.raises(DataError, match="is damaged .it is no report of a collection"):
-        stages.report()
+        tcl("report")
 
 
 # --- the page ---
@@ -239,12 +240,12 @@ def test_another_file_in_the_place_of_a_report_is_one_sentence(project):
 
 def test_the_page_and_its_figures_are_written(project):
     write_json(TUNED, made_up.tuned())
-    assert stages.report() == f"wrote {PAGE}"
+    assert tcl("report") == f"wrote {PAGE}"
     page = PAGE.read_text()
     assert page.startswith("<!doctype html>") and "TCL: project" in page and "resnet-18, tuned on host-avx512" in page
     assert "skipped: this CPU lacks avx512f" in page
     first = page
-    assert stages.report() == f"wrote {PAGE}" and PAGE.read_text() == first  # the same figures give the same page
+    assert tcl("report") == f"wrote {PAGE}" and PAGE.read_text() == first  # the same figures give the same page
     assert read_json(FIGURES, "")["errors"][FIRST]["training"] == {"ok": 4, "timeout": 1}
 
 
@@ -252,39 +253,39 @@ def test_a_page_of_the_users_own_name_is_not_overwritten_unasked(project, tmp_pa
     page = tmp_path / "run.html"
     page.write_text("mine")
     with pytest.raises(UsageError, match="run.html exists; give another name, or --force"):
-        stages.report(to=page)
+        tcl("report", "--to", page)
     assert page.read_text() == "mine" and not FIGURES.exists()
-    assert stages.report(to=page, force=True) == f"wrote {page}" and page.read_text().startswith("<!doctype html>")
+    assert tcl("report", "--to", page, "--force") == f"wrote {page}" and page.read_text().startswith("<!doctype html>")
 
 
 def test_names_of_params_are_text_in_the_page(project):
     params = Path("params.yaml")
     params.write_text(params.read_text().replace("    - resnet-50\n", "    - '<img src=x onerror=alert(1)>.onnx'\n"))
-    stages.report()
+    tcl("report")
     page = PAGE.read_text()
     assert "<img" not in page and "&lt;img src=x onerror=alert(1)&gt;.onnx" in page
 
 
 def test_two_runs_are_compared_wherever_they_lie(project, tmp_path):
-    stages.report()
-    shutil.copytree(REPORTS, tmp_path / "before")  # a copy of the reports knows all that the page showed
+    tcl("report")
+    shutil.copytree(Workspace().reports, tmp_path / "before")  # a copy of the reports knows all that the page showed
     other = tmp_path / "other"
     shutil.copytree(project, other)
-    store.write_records(other / records_folder(FIRST), [record("a" * 16, number) for number in range(4)])
-    copy, live = figures_of(tmp_path / "before"), figures_of(REPORTS)
+    store.write_records(other / Workspace().records_folder(FIRST), [record("a" * 16, number) for number in range(4)])
+    copy, live = figures_of(tmp_path / "before"), figures_of(Workspace().reports)
     assert copy == live and live["name"] == "project"
     assert figures_of(other)["errors"][FIRST]["training"] == {"ok": 4}
-    assert stages.report([tmp_path / "before", other]) == "wrote data/reports/comparison.html"
+    assert tcl("report", tmp_path / "before", other) == "wrote data/reports/comparison.html"
     page = Path("data/reports/comparison.html").read_text()
     assert "A is ../before" in page and "B is ../other" in page and "failed, held-out ones among them" in page
 
 
 def test_reports_alone_tell_less_and_say_so(project, tmp_path):
-    shutil.copytree(REPORTS, tmp_path / "reports")
+    shutil.copytree(Workspace().reports, tmp_path / "reports")
     found = figures_of(tmp_path / "reports")
     assert [step["platform"] for step in found["chain"]] == [FIRST, SECOND, SKIPPED] and found["target"] == SECOND
     assert (found["noise"], found["made"], found["errors"][FIRST]) == ({}, {}, {"training": {"ok": 4, "timeout": 1}})
-    assert stages.report([tmp_path / "reports", project]) == "wrote data/reports/comparison.html"
+    assert tcl("report", tmp_path / "reports", project) == "wrote data/reports/comparison.html"
     assert "nothing of it is known of this run" in Path("data/reports/comparison.html").read_text()
 
 
@@ -297,26 +298,26 @@ def test_what_is_no_run_is_refused(project, tmp_path):
         ([tmp_path / "empty", project], "empty holds neither params.yaml nor reports"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            stages.report(runs)
-    stages.report()
-    shutil.copytree(REPORTS, tmp_path / "before")
+            tcl("report", *runs)
+    tcl("report")
+    shutil.copytree(Workspace().reports, tmp_path / "before")
     (tmp_path / "before" / FIGURES.name).write_text("{}")
     with pytest.raises(DataError, match=r"report\.json is damaged"):
-        stages.report([tmp_path / "before", project])
+        tcl("report", tmp_path / "before", project)
     write_json(tmp_path / "before" / FIGURES.name, {"format": "another"})
     with pytest.raises(DataError, match="it holds no figures of this version"):
-        stages.report([tmp_path / "before", project])
+        tcl("report", tmp_path / "before", project)
 
 
 def test_champions_come_from_the_registry_here_and_from_the_summary_elsewhere(project, monkeypatch):
-    write_json(figures.SUMMARY, {"platforms": {FIRST: {"champion_version": 7}, SKIPPED: {"skipped": "why"}}})
-    assert [step["champion"] for step in gather(Path("."))["chain"]] == [7, None, None]
+    write_json(SUMMARY, {"platforms": {FIRST: {"champion_version": 7}, SKIPPED: {"skipped": "why"}}})
+    assert [step["champion"] for step in gather(Workspace())["chain"]] == [7, None, None]
     monkeypatch.setattr(registry, "is_there", lambda: True)
     monkeypatch.setattr(registry, "champion_version", {FIRST: 2, SECOND: 1, SKIPPED: None}.__getitem__)
     monkeypatch.setattr(registry, "version_of", lambda platform, folder, tags: 2)
     kept = []
     monkeypatch.setattr(registry, "attach", lambda *given: kept.append(given))
-    assert stages.report() == f"wrote {PAGE}, also kept with tcl-{FIRST} version 2, tcl-{SECOND} version 2"
+    assert tcl("report") == f"wrote {PAGE}, also kept with tcl-{FIRST} version 2, tcl-{SECOND} version 2"
     assert kept == [(FIRST, 2, PAGE), (SECOND, 2, PAGE)] and "champion: version 2" in PAGE.read_text()
     write_json(EVALUATION, read_json(EVALUATION, "") | {"judged": {}})  # of other models: their versions get no page
-    assert stages.report() == f"wrote {PAGE}" and len(kept) == 2
+    assert tcl("report") == f"wrote {PAGE}" and len(kept) == 2

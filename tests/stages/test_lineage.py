@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 import subprocess
 
 import pytest
 
-from tcl_core import registry, stages
+from tcl_core import registry
 from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
 from tcl_core.registry import serving
 from tcl_core.stages.lineage import lineage, lineage_text, list_models, models_text
+from tcl_core.stages.workspace import Workspace
+from tests.commands import tcl
 
 RECORDS = {"p-a": "aaaaaa" + "0" * 58, "p-b": "bbbbbb" + "0" * 58}
 DVC = {"p-a": "a1a1a1a1" + "0" * 24 + ".dir", "p-b": "b1b1b1b1" + "0" * 24 + ".dir"}
@@ -53,7 +56,7 @@ def at_it(filled, monkeypatch, tmp_path):
 
 
 def test_who_is_what_since_when_and_how_good():
-    listed = list_models()
+    listed = list_models(Workspace())
     assert [(row["platform"], row["role"], row["version"]) for row in listed["models"]] == [
         ("p-a", "champion", 2), ("p-a", "previous", 1), ("p-b", "candidate", 1),
     ]  # fmt: skip
@@ -70,20 +73,20 @@ def test_who_is_what_since_when_and_how_good():
 
 
 def test_models_of_one_platform_and_as_json():
-    assert {row["platform"] for row in json.loads(stages.show_models("p-b", as_json=True))["models"]} == {"p-b"}
+    assert {row["platform"] for row in list_models(Workspace(), "p-b")["models"]} == {"p-b"}
     with pytest.raises(UsageError, match="^unknown platform 'p-c' in the registry at .*mlflow.db; did you mean"):
-        list_models("p-c")
+        list_models(Workspace(), "p-c")
 
 
 def test_a_registry_without_models_says_how_to_fill_it(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
-    assert models_text(list_models()) == f"the registry at {tmp_path}/none.db has no models yet; run: tcl register and then: tcl promote"
+    assert models_text(list_models(Workspace())) == f"the registry at {tmp_path}/none.db has no models yet; run: tcl register and then: tcl promote"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("asked", ["p-b:1", "p-b:candidate", "tcl-p-b:1"])
 def test_from_a_model_to_what_it_was_made_of(asked, tmp_path):
-    found = lineage(asked, tmp_path)
+    found = lineage(Workspace(tmp_path), asked)
     assert (found["kind"], found["platform"], found["version"], found["aliases"]) == ("model", "p-b", 1, ["candidate"])
     assert found["records"] == {"folder": "data/records/platform=p-b", "dvc": DVC["p-b"], "sha256": RECORDS["p-b"]}
     assert (found["commit"], found["flow_run"], found["host"], found["versions"]) == ("c" * 40, "flow-7", "a CPU x2", {"python": "3.11.9"})
@@ -97,12 +100,12 @@ def test_from_a_model_to_what_it_was_made_of(asked, tmp_path):
 
 
 def test_a_platform_alone_means_its_champion(tmp_path):
-    assert lineage("p-a", tmp_path)["version"] == lineage("p-a:champion", tmp_path)["version"] == 2
-    assert lineage("p-a:previous", tmp_path)["version"] == 1
-    assert f"commit        {'c' * 40} (changed since: cli.py)" in lineage_text(lineage("p-a", tmp_path))
+    assert lineage(Workspace(tmp_path), "p-a")["version"] == lineage(Workspace(tmp_path), "p-a:champion")["version"] == 2
+    assert lineage(Workspace(tmp_path), "p-a:previous")["version"] == 1
+    assert f"commit        {'c' * 40} (changed since: cli.py)" in lineage_text(lineage(Workspace(tmp_path), "p-a"))
     for asked, said in (("p-b", "champion"), ("p-b:2", "2"), ("p-b:latest", "latest")):
         with pytest.raises(UsageError, match=f"^unknown version or alias '{said}' in tcl-p-b; "):
-            lineage(asked, tmp_path)
+            lineage(Workspace(tmp_path), asked)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_a_platform_alone_means_its_champion(tmp_path):
     ],
 )
 def test_from_a_hash_to_the_models(asked, same, whose, tmp_path):
-    found = lineage(asked, tmp_path)
+    found = lineage(Workspace(tmp_path), asked)
     assert found["kind"] == "data" and [(v["platform"], v["version"]) for v in found["versions"]] == whose
     assert all(version["same"] == same for version in found["versions"])
     assert lineage_text(found).splitlines()[1] == f"  tcl-{whose[0][0]} version {whose[0][1]}" + {
@@ -145,35 +148,35 @@ def test_from_a_commit_to_the_models_that_its_lock_names(tmp_path):
 
     git("init", "-q")
     first = commit(lock({"data/records/platform=p-a": DVC["p-a"], "data/models/p-a": "a2" * 16 + ".dir", "data/models/p-b": "0" * 32}))
-    found = lineage("HEAD", tmp_path)
+    found = lineage(Workspace(tmp_path), "HEAD")
     assert (found["kind"], found["commit"]) == ("revision", first)
     assert [(v["platform"], v["version"], v["same"]) for v in found["versions"]] == [("p-a", 1, ["records"]), ("p-a", 2, ["records", "model"])]
     assert lineage_text(found).splitlines()[-1] == "  tcl-p-a version 2 (champion): the same records and model"
     commit(None)
-    assert lineage("HEAD", tmp_path)["versions"] == [] and lineage("HEAD~1", tmp_path)["commit"] == first
-    assert lineage_text(lineage("HEAD", tmp_path)).startswith("no registered model has the code of commit ")
+    assert lineage(Workspace(tmp_path), "HEAD")["versions"] == [] and lineage(Workspace(tmp_path), "HEAD~1")["commit"] == first
+    assert lineage_text(lineage(Workspace(tmp_path), "HEAD")).startswith("no registered model has the code of commit ")
     commit("stages: [1, {]")
     with pytest.raises(DataError, match="^dvc.lock of commit .* cannot be read .*; name another revision$"):
-        lineage("HEAD", tmp_path)
+        lineage(Workspace(tmp_path), "HEAD")
 
 
 @pytest.mark.parametrize("asked", ["nosuch", "HEAD", "--help", "-x", "cccccc0", "a\nb", "p_a:1", "999"])
 def test_what_is_none_of_them_is_said(asked, tmp_path):
     """In a folder without a repository."""
     with pytest.raises(UsageError, match="^unknown model, hash or revision '.*' in the registry at .*, its data and Git's history; "):
-        lineage(asked, tmp_path)
+        lineage(Workspace(tmp_path), asked)
     with pytest.raises(UsageError, match="^the model is an empty name; give a platform such as host-avx2"):
-        lineage(" ", tmp_path)
+        lineage(Workspace(tmp_path), " ")
 
 
 def test_a_rollback_is_told_by_both_commands(filled):
     """Last, for it changes the registry."""
-    said = stages.rollback("p-a", "slower on BERT")
-    assert said == "tcl-p-a version 1 is champion again (slower on BERT); version 2 is the previous one"
-    champion, previous, _ = list_models()["models"]
+    Path("params.yaml").touch()
+    assert tcl("rollback", "-p", "p-a", "--reason", "slower on BERT") == "tcl-p-a version 1 is champion again (slower on BERT); version 2 is the previous one"
+    champion, previous, _ = list_models(Workspace())["models"]
     assert (champion["version"], previous["version"]) == (1, 2) and previous["withdrawn"].endswith(": slower on BERT")
-    assert json.loads(stages.rollback("p-a", "again", as_json=True)) == {
+    assert json.loads(tcl("rollback", "-p", "p-a", "--reason", "again", "--json")) == {
         "platform": "p-a", "champion": 2, "previous": 1, "reason": "again",
     }  # fmt: skip
     with pytest.raises(RegistryError, match="p-b has no champion to go back from"):
-        stages.rollback("p-b", "slow")
+        tcl("rollback", "-p", "p-b")

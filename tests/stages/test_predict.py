@@ -13,7 +13,7 @@ import pytest
 from synthetic import ranking_problem
 
 from tcl_core.checked import read_json, write_json
-from tcl_core import registry, stages, store
+from tcl_core import registry, store
 from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.encode import Encoder
@@ -23,15 +23,21 @@ from tcl_core.models.cost_model import FORMAT, CostModel
 from tcl_core.platforms import Hardware
 from tcl_core.programs.tuning_logs import reading
 from tcl_core.stages import predict
-from tcl_core.stages.exchange import import_logs, imported_batches
-from tcl_core.stages.predict import Scored, at_most, predict_log
-from tcl_core.stages.project import records_folder, save_hardware
+from tcl_core.stages.predict import Scored, at_most
+from tcl_core.platforms import save_hardware
+from tcl_core.stages.workspace import Workspace
+from tests.commands import tcl
 from tests.programs.test_tuning_logs import ansor_line, autotvm_line, write
-from tests.stages.test_exchange import TARGET, measured, write_pool
+from tests.stages.test_exchange import TARGET, import_logs, imported_batches, measured, write_pool
 
 ROOT = Path(__file__).resolve().parents[2]
 HARDWARE = Hardware(cores=2, threads=4, l2_kib=512)
 DENSE = ["dense_pack.x86", [["TENSOR", [4, 32], "float32"], ["TENSOR", [10, 32], "float32"]], {}]
+
+
+def predict_log(*given, **named) -> str:
+    return str(predict.predict_log(Workspace(), *given, **named))
+
 
 
 class Told:
@@ -116,9 +122,9 @@ def column(rows: list[dict[str, str]], name: str) -> list[float]:
 def test_an_exported_database_is_scored_as_the_records_that_it_was_made_of(here, matmul, conv, database):
     rng = np.random.default_rng(0)
     write_pool("train", matmul, conv)
-    folder = records_folder("host-avx2")
+    folder = Workspace().records_folder("host-avx2")
     store.write_records(folder, [*measured(matmul, rng, TARGET), *measured(conv, rng, TARGET)])
-    stages.export("host-avx2", here / "database")
+    tcl("export", "-p", "host-avx2", "--to", here / "database")
     records = sorted(store.read_records(folder), key=lambda record: record.latency_s)
     encoder = Encoder([matmul.task, conv.task], [*matmul.rows(), *conv.rows()])
     samples = encoder.encode([r.key for r in records], HARDWARE.vector(), [r.latency_s for r in records])

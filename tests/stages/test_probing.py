@@ -9,8 +9,8 @@ import pytest
 from tcl_core.errors import DataError, UsageError
 from tcl_core.params import load_params
 from tcl_core.stages import probing
-from tcl_core.stages.project import Project
-from tcl_core.stages.probing import OF_A_TASK, choose_probes, run_similar, table
+from tcl_core.stages.workspace import Workspace
+from tcl_core.stages.probing import OF_A_TASK, choose_probes, find_similar, compare
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [(f"task{task}", 0, (number,)) for task in range(10) for number in range(8)]
@@ -40,18 +40,18 @@ def test_probes_that_nobody_can_compare_are_not_measured():
 def test_the_nearest_comes_first_and_is_what_to_learn_from():
     target = seconds(KEYS[:16])
     known = {"backward": seconds(KEYS[:16], -1.0), "alike": seconds(KEYS[:12]), "apart": seconds(KEYS[40:])}
-    lines = table("new", target, known).splitlines()
+    lines = str(compare("new", target, known)).splitlines()
     assert [line.split() for line in lines[1:4]] == [["alike", "12", "1.000"], ["apart", "0", "0.500"], ["backward", "16", "0.000"]]
     assert lines[-1] == "new should learn from alike (params.yaml, chain.then: new: {prev: alike})"
     del known["alike"]
-    assert table("new", target, known).splitlines()[-1].startswith("none is near new: measure more")
+    assert str(compare("new", target, known)).splitlines()[-1].startswith("none is near new: measure more")
 
 
 def test_what_cannot_be_compared_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    project = Project(load_params(ROOT / "params.yaml"))
+    project = Workspace(params=load_params(ROOT / "params.yaml"))
     with pytest.raises(UsageError, match="unknown platform 'host-avx1024'"):
-        run_similar(project, "host-avx1024", 48)
+        find_similar(project, "host-avx1024", 48)
     monkeypatch.setattr(probing, "measure_probes", lambda *_: pytest.fail("measured"))
     with pytest.raises(DataError, match="no other platform has records to compare with; run tcl collect for one first"):
-        run_similar(project, "host-avx512", 48)
+        find_similar(project, "host-avx512", 48)

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tcl_core import provenance, registry, stages, store
+from tcl_core import provenance, registry, store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.models import catalogue
 from tcl_core.stages import overview, promotion
-from tcl_core.stages.project import model_folder, records_folder
+from tcl_core.stages.workspace import Workspace
+from tests.commands import tcl
 from tests.stages import known_models
-from tests.stages.known_models import Known, P, TinyProject, evaluation, made_and_judged, made_and_promoted, write_model
+from tests.stages.known_models import Known, P, TinyWorkspace, evaluation, made_and_judged, made_and_promoted, write_model
 
 database, project = known_models.database, known_models.project
 
@@ -35,14 +36,14 @@ def test_the_first_must_beat_a_random_ranking_by_what_it_is_expected_to_find(pro
     said = made_and_promoted(project, "best")
     assert "version 2 is now champion: pairs 1.000 to 0.500 (confidence 1.000), U16 1.000 to 0.286 (confidence 1.000), top-1 1.000 to 0.286" in said
     assert registry.champion_version(P) == 2
-    assert str(promotion.promote_model(project, P)) == f"tcl-{P} version 2 is the champion already"
+    assert str(promotion.promote(project, P)) == f"tcl-{P} version 2 is the champion already"
 
 
 def refuse_the_first(load, platform):
     """As for a class of models that is no more: only the present model can be loaded."""
 
     def refuse(folder):
-        if folder != model_folder(platform):
+        if folder != Workspace().model_folder(platform):
             raise UsageError("unknown model 'transformer'")
         return load(folder)
 
@@ -78,7 +79,7 @@ def test_the_first_needs_no_more_than_to_be_likelier_better_than_chance(project)
 
 def _how(folder: Path, champion: str) -> str:
     """The present model ranks as it was written, the registered one as the test wants."""
-    is_present = folder == model_folder(P)
+    is_present = folder == Workspace().model_folder(P)
     return read_json(folder / "model.json", "")["arguments"]["how"] if is_present else champion
 
 
@@ -92,16 +93,16 @@ def test_the_present_model_is_judged_not_the_newest_version(project):
     made_and_promoted(project, "worst")
     assert "version 2 is now champion" in made_and_promoted(project, "best")
     made_and_judged("worst")
-    assert promotion.register_model(project, P) == f"tcl-{P} version 1"
-    said = str(promotion.promote_model(project, P))
+    assert promotion.register(project, P) == promotion.Registered(P, 1)
+    said = str(promotion.promote(project, P))
     assert "version 1 stays a candidate: pairs 0.000 to 1.000" in said and "against champion version 2 on 72 held-out programs" in said
 
 
 def test_what_is_not_registered_is_not_promoted(project):
-    promotion.register_model(project, P)
+    promotion.register(project, P)
     made_and_judged("worst")
     with pytest.raises(RegistryError, match=f"is not registered; run: tcl register --platform {P}"):
-        promotion.promote_model(project, P)
+        promotion.promote(project, P)
 
 
 # --- what is registered ---
@@ -111,17 +112,17 @@ def test_a_version_says_what_its_model_was_made_of_whatever_the_parameters_are_n
     import mlflow
 
     params = project.params
-    later = TinyProject(dataclasses.replace(params, train=dataclasses.replace(params.train, epochs=777)))
+    later = TinyWorkspace(params=dataclasses.replace(params, train=dataclasses.replace(params.train, epochs=777)))
     made_and_judged("best")
-    promotion.register_model(later, P)
+    promotion.register(later, P)
     version = mlflow.MlflowClient().get_model_version(f"tcl-{P}", "1")
     run = mlflow.MlflowClient().get_run(version.run_id).data
     assert run.params == {"seed": "0", "train.epochs": "60"}
     assert run.metrics["top_1"] == 0.9 and run.metrics["train.loss"] == 0.5
     expected = {
-        "dvc.stage": "train", "data.hash": "d" * 64, "holdout.hash": store.data_digest(records_folder(P, "holdout")),
+        "dvc.stage": "train", "data.hash": "d" * 64, "holdout.hash": store.data_digest(Workspace().records_folder(P, "holdout")),
         "model.before": "none", "git.commit": "c" * 40, "git.dirty": "collect.py, cli.py", "tcl_core.hash": "s" * 64, "data.dvc": "e" * 32 + ".dir",
-        "model.hash": store.data_digest(model_folder(P)), "model.dvc": provenance.dvc_digest(model_folder(P)),
+        "model.hash": store.data_digest(Workspace().model_folder(P)), "model.dvc": provenance.dvc_digest(Workspace().model_folder(P)),
         "figures": "pairs 0.800, U16 0.950, top-1 0.900",
         "python.version": "3.11.9", "tvm.version": "0.27.0", "host": "a CPU x2",
     }  # fmt: skip
@@ -144,16 +145,16 @@ def test_figures_of_another_model_or_of_other_records_are_refused(project, what,
     changed()
     message = f"^the figures in .*evaluation.json are not those of the present {what} of platform {P}; run: dvc repro evaluate$"
     with pytest.raises(DataError, match=message):
-        promotion.register_model(project, P)
+        promotion.register(project, P)
     with pytest.raises(DataError, match=message):
-        overview.write_summary(project)
+        overview.summarise(project)
     if what != "model":  # that one is not even registered
         with pytest.raises(DataError, match=message):
-            promotion.promote_model(project, P)
+            promotion.promote(project, P)
 
 
 def measure_again(platform: str) -> None:
-    (records_folder(platform, "holdout") / "records.parquet").write_bytes(b"measured again")
+    (Workspace().records_folder(platform, "holdout") / "records.parquet").write_bytes(b"measured again")
 
 
 def test_a_later_evaluation_corrects_the_version(project):
@@ -163,26 +164,26 @@ def test_a_later_evaluation_corrects_the_version(project):
     measure_again(P)
     later = evaluation(P, "b")
     later["platforms"][P] = {"top_1": {"value": 0.4}, "top_1_random": {"value": 0.5}, "pairwise_accuracy": 0.8}
-    write_json(promotion.EVALUATION, later)
-    assert promotion.register_model(project, P) == f"tcl-{P} version 1"
+    write_json(Workspace().reports / promotion.EVALUATION, later)
+    assert promotion.register(project, P) == promotion.Registered(P, 1)
     version = mlflow.MlflowClient().get_model_version(f"tcl-{P}", "1")
     assert mlflow.MlflowClient().get_run(version.run_id).data.metrics["top_1"] == 0.4
-    assert version.tags["holdout.hash"] == store.data_digest(records_folder(P, "holdout"))
+    assert version.tags["holdout.hash"] == store.data_digest(Workspace().records_folder(P, "holdout"))
 
 
 def test_a_model_of_another_platform_is_said(project):
-    shutil.copy(model_folder("b") / provenance.FILE, model_folder(P))
-    write_json(promotion.EVALUATION, evaluation(P, "b"))
+    shutil.copy(Workspace().model_folder("b") / provenance.FILE, Workspace().model_folder(P))
+    write_json(Workspace().reports / promotion.EVALUATION, evaluation(P, "b"))
     with pytest.raises(DataError, match=f"data/models/{P} holds a model of b, says its provenance.json"):
-        promotion.register_model(project, P)
+        promotion.register(project, P)
 
 
 def test_a_model_of_before_these_facts_were_kept_is_registered_all_the_same(project):
     """Its provenance has no hash of DVC's and says only whether the code had changed."""
-    older = {key: value for key, value in provenance.read(model_folder(P)).items() if key != "dvc"}
-    provenance.write(model_folder(P), older | {"code": older["code"] | {"changed": True}})
-    write_json(promotion.EVALUATION, evaluation(P, "b"))
-    promotion.register_model(project, P)
+    older = {key: value for key, value in provenance.read(Workspace().model_folder(P)).items() if key != "dvc"}
+    provenance.write(Workspace().model_folder(P), older | {"code": older["code"] | {"changed": True}})
+    write_json(Workspace().reports / promotion.EVALUATION, evaluation(P, "b"))
+    promotion.register(project, P)
     tags = registry.versions(P)[0].tags
     assert (tags["git.dirty"], tags["data.dvc"]) == ("true", "unknown")
 
@@ -193,45 +194,46 @@ def test_a_model_of_before_these_facts_were_kept_is_registered_all_the_same(proj
 def made_again_and_promoted(project, how: str, seed: int) -> str:
     """Another model that ranks alike."""
     write_model(P, how)
-    write_json(model_folder(P) / "curve.json", {"epochs": [{"phase": "train", "epoch": 1, "loss": float(seed)}]})
-    write_json(promotion.EVALUATION, evaluation(P, "b"))
-    promotion.register_model(project, P)
-    return str(promotion.promote_model(project, P))
+    write_json(Workspace().model_folder(P) / "curve.json", {"epochs": [{"phase": "train", "epoch": 1, "loss": float(seed)}]})
+    write_json(Workspace().reports / promotion.EVALUATION, evaluation(P, "b"))
+    promotion.register(project, P)
+    return str(promotion.promote(project, P))
 
 
 def test_a_champion_that_was_taken_back_does_not_come_back_by_itself(project, monkeypatch):
     made_and_promoted(project, "middling")
     assert "version 2 is now champion" in made_and_promoted(project, "best")
-    done = promotion.roll_back(P, "slower on BERT", None)
+    done = promotion.roll_back(Workspace(), P, "slower on BERT", None)
     assert promotion.roll_back_text(done) == f"tcl-{P} version 1 is champion again (slower on BERT); version 2 is the previous one"
-    found = promotion.promote_model(project, P)
+    found = promotion.promote(project, P)
     assert not found.moved and registry.champion_version(P) == 1
     assert str(found).startswith(f"tcl-{P} version 2 stays a candidate: a rollback took its place from it (")
     assert str(found).endswith(f": slower on BERT); to give it back: tcl rollback --platform {P} --to 2")
-    promotion.roll_back(P, "it was the network", 2)
-    assert str(promotion.promote_model(project, P)) == f"tcl-{P} version 2 is the champion already"
+    promotion.roll_back(Workspace(), P, "it was the network", 2)
+    assert str(promotion.promote(project, P)) == f"tcl-{P} version 2 is the champion already"
     assert "is now champion" not in made_again_and_promoted(project, "best", 9), "a twin is not better"
 
 
 def test_where_there_is_no_registry_none_is_made_to_go_back_in(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with pytest.raises(RegistryError, match=f"^there is no model registry at {tmp_path}/mlflow.db, so nothing to go back to; "):
-        promotion.roll_back("p", "slow", None)
+        promotion.roll_back(Workspace(), "p", "slow", None)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_promotion_as_json(project, monkeypatch):
     """As the command line gives it to programs."""
     made_and_judged("best")
-    promotion.register_model(project, P)
-    monkeypatch.setattr(stages, "_project", lambda: project)
-    found = json.loads(stages.promote(P, as_json=True))
+    promotion.register(project, P)
+    Path("params.yaml").touch()
+    monkeypatch.setattr("tcl_core.stages.workspace.Workspace", lambda root: project)
+    found = json.loads(tcl("promote", "-p", P, "--json"))
     assert found["registry"] == registry.where() and len(found["promotions"]) == 1
     told = found["promotions"][0]
     assert (told["platform"], told["version"], told["champion"], told["moved"]) == (P, 1, True, True)
     assert told["figures"]["pairs"]["candidate"] == 1.0 and told["figures"]["pairs"]["champion"] == 0.5
     assert set(told["figures"]) == {"pairs", "u16", "top_1"} and told["reason"].startswith("pairs 1.000 to 0.500")
-    assert stages.promote(P).splitlines() == [f"tcl-{P} version 1 is the champion already", f"registry: {registry.where()}"]
+    assert tcl("promote", "-p", P).splitlines() == [f"tcl-{P} version 1 is the champion already", f"registry: {registry.where()}"]
 
 
 # --- the page of a run ---
@@ -242,21 +244,21 @@ def test_the_page_is_kept_with_the_version_that_it_is_of(project):
     from mlflow import MlflowClient
 
     made_and_judged("best")
-    promotion.register_model(project, P)
+    promotion.register(project, P)
     client = MlflowClient()
     run_id = client.get_model_version(registry.model_name(P), "1").run_id
 
     def kept() -> str | None:
         there = {file.path for file in client.list_artifacts(run_id)}
-        return Path(client.download_artifacts(run_id, promotion.PAGE.name)).read_text() if promotion.PAGE.name in there else None
+        return Path(client.download_artifacts(run_id, promotion.PAGE)).read_text() if promotion.PAGE in there else None
 
     for page in ("first", "second"):
-        promotion.PAGE.write_text(page)
-        assert promotion.keep_page(project) == [f"tcl-{P} version 1"] and kept() == page
-    promotion.register_model(project, P)
+        (Workspace().reports / promotion.PAGE).write_text(page)
+        assert promotion.keep_page(project) == [promotion.Registered(P, 1)] and kept() == page
+    promotion.register(project, P)
     assert kept() == "second"  # nothing was corrected
-    write_json(promotion.EVALUATION, evaluation(P, "b") | {"more": 1})
-    promotion.register_model(project, P)
+    write_json(Workspace().reports / promotion.EVALUATION, evaluation(P, "b") | {"more": 1})
+    promotion.register(project, P)
     assert kept() is None
     write_model(P, "worst")  # neither judged nor registered
     assert promotion.keep_page(project) == []

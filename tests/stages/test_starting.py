@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tcl_core import stages
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.params import load_params, profile_names
-from tcl_core.stages.starting import TEMPLATE, without_sources
+from tcl_core.params import load_params
+from tcl_core.profiles import profile_names
+from tcl_core.stages.starting import TEMPLATE, start_project, without_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,9 +22,8 @@ def files(folder: Path) -> set[str]:
 
 
 def test_a_project_has_what_the_repository_has(tmp_path):
-    said = stages.init(tmp_path / "mine")
-    mine = tmp_path / "mine"
-    assert said == f"a project lies in {mine}; look through params.yaml, then, in that folder: make run"
+    mine = start_project(tmp_path / "mine")
+    assert mine == tmp_path / "mine"
     assert load_params(mine / "params.yaml") == load_params(ROOT / "params.yaml")
     assert profile_names(mine / "params.yaml") == profile_names(ROOT / "params.yaml")
     assert {f"flows/{path.name}" for path in (ROOT / "flows").glob("*.py")} <= files(mine)
@@ -33,7 +32,7 @@ def test_a_project_has_what_the_repository_has(tmp_path):
 
 
 def test_stages_depend_on_data_alone(tmp_path):
-    stages.init(tmp_path)
+    start_project(tmp_path)
     ours, theirs = (YAML(typ="safe").load(folder / "dvc.yaml")["stages"] for folder in (tmp_path, ROOT))
     assert ours.keys() == theirs.keys()
     text = (tmp_path / "dvc.yaml").read_text()
@@ -45,7 +44,7 @@ def test_stages_depend_on_data_alone(tmp_path):
 def test_dvc_knows_whether_git_is_there(in_git, tmp_path):
     if in_git:
         subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=30)
-    stages.init(tmp_path)
+    start_project(tmp_path)
     config = (tmp_path / ".dvc" / "config").read_text()
     assert ("no_scm" in config) is not in_git and f"autostage = {str(in_git).lower()}" in config
 
@@ -53,23 +52,23 @@ def test_dvc_knows_whether_git_is_there(in_git, tmp_path):
 def test_a_folder_with_something_in_it_stays_as_it_is(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match=r"is not empty \(thesis.tex is there\); name an empty folder, or a new one"):
-        stages.init(tmp_path)
+        start_project(tmp_path)
     assert files(tmp_path) == {"thesis.tex"}
     with pytest.raises(UsageError, match="thesis.tex is no folder"):
-        stages.init(tmp_path / "thesis.tex")
-    stages.init(tmp_path / "project")
+        start_project(tmp_path / "thesis.tex")
+    start_project(tmp_path / "project")
     (tmp_path / "project" / "params.yaml").write_text("mine: 1")
     with pytest.raises(UsageError, match="is not empty"):
-        stages.init(tmp_path / "project")
+        start_project(tmp_path / "project")
     assert (tmp_path / "project" / "params.yaml").read_text() == "mine: 1"
 
 
 def test_one_that_was_killed_on_the_way_is_finished(tmp_path):
-    stages.init(tmp_path)
+    start_project(tmp_path)
     whole = files(tmp_path)
     (tmp_path / "params.yaml").unlink()
     (tmp_path / "Makefile").unlink()
-    stages.init(tmp_path)
+    start_project(tmp_path)
     assert files(tmp_path) == whole
 
 
@@ -77,7 +76,7 @@ def test_one_that_was_killed_on_the_way_is_finished(tmp_path):
 def test_a_folder_that_may_not_be_written(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PlatformError, match="mine"):
-        stages.init(tmp_path / "mine")
+        start_project(tmp_path / "mine")
     tmp_path.chmod(0o700)
 
 

@@ -52,7 +52,7 @@ def rewritten(folder, **changes) -> None:
 
 
 def test_it_runs_again(folder):
-    said = run_tuned(folder, rounds=2)
+    said = str(run_tuned(folder, rounds=2))
     assert said.startswith("tiny on here: ") and ", 0.500 ms when it was tuned; difference to the reference's output " in said
     assert float(said.split()[-1]) < 1e-5
 

@@ -12,18 +12,20 @@ from pathlib import Path
 import pytest
 from conftest import FakeRunner
 
-from tcl_core import checked, gpu, stages, store
+from tcl_core import checked, gpu, store
 from tcl_core.checked import read_json
 from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
 from tcl_core.gpu import Gpu, GpuHardware
 from tcl_core.journal import Journal, iter_journal, parse_line
 from tcl_core.measure.job import Limits, Tracker
 from tcl_core.settings import read_yaml, yaml_format
-from tcl_core.stages import data, listing
-from tcl_core.stages.project import POOL, Project, read_saved_hardware, records_folder
+from tcl_core.stages import candidates, collecting, listing
+from tcl_core.platforms import read_saved_hardware
+from tcl_core.stages.workspace import Workspace
+from tests.commands import tcl
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDS, HOLDOUT = records_folder("first"), records_folder("first", "holdout")
+RECORDS, HOLDOUT = Workspace().records_folder("first"), Workspace().records_folder("first", "holdout")
 JOURNAL, ROUNDS = Path("data/journal/collect/first"), Path("data/journal/collect/first/rounds.jsonl")
 PARAMS = {
     "networks": {"train": ["a.pt2", "b.pt2"], "held_out": ["c.pt2"]},
@@ -62,7 +64,7 @@ def here(monkeypatch, tmp_path):
     monkeypatch.chdir(work)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # the lock is not that of real measurements
     monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: None)
-    monkeypatch.setattr("tcl_core.stages.project.copy_bandwidth_gbs", lambda: 12.5)
+    monkeypatch.setattr("tcl_core.stages.machine.copy_bandwidth_gbs", lambda: 12.5)
     write_params({})
     return work
 
@@ -75,7 +77,7 @@ def networks(monkeypatch, matmul, conv, softmax):
         "b.pt2": [(conv.task, 1), (matmul.task, 4)],
         "c.pt2": [(softmax.task, 3)],
     }
-    monkeypatch.setattr(data, "extract_tasks", lambda network, graph: found[network])
+    monkeypatch.setattr(candidates, "extract_tasks", lambda network, graph: found[network])
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +89,12 @@ def made(tmp_path_factory):
 def pool(here, networks, made):
     """Tasks and candidates, made once and copied."""
     if not (made / "data").exists():
-        stages.tasks()
-        stages.candidates()
+        tcl("tasks")
+        tcl("candidates")
         shutil.copytree("data", made / "data")
     else:
         shutil.copytree(made / "data", "data")
+    return here
 
 
 def lines_of(path):
@@ -106,8 +109,8 @@ def report(platform="first"):
 
 
 def test_tasks_of_all_networks(here, networks, matmul, conv, softmax):
-    assert stages.tasks() == "3 distinct tasks of 3 networks"
-    project = Project.here()
+    assert tcl("tasks") == "3 distinct tasks of 3 networks"
+    project = Workspace()
     assert project.tasks == [matmul.task, softmax.task, conv.task]
     keys = {matmul.task.key: "matmul", conv.task.key: "conv", softmax.task.key: "softmax"}
     assert [(r["network"], r["split"], keys[r["task_key"]], r["weight"]) for r in project.networks] == [
@@ -122,7 +125,7 @@ def test_tasks_of_all_networks(here, networks, matmul, conv, softmax):
 
 
 def test_one_networks_tasks_are_shown_heaviest_first_and_nothing_is_written(here, networks, matmul, conv):
-    header, first, second = stages.tasks("b.pt2").splitlines()
+    header, first, second = tcl("tasks", "b.pt2").splitlines()
     assert header.split() == ["task", "operator", "MFLOP", "weight", "name"]
     assert first.split() == [matmul.task.key, "matmul", "0.07", "4", matmul.task.name]
     assert second.split() == [conv.task.key, "conv2d", f"{conv.task.flops / 1e6:.2f}", "1", conv.task.name]
@@ -134,40 +137,40 @@ def test_one_networks_tasks_are_shown_heaviest_first_and_nothing_is_written(here
 
 def test_a_pool_for_each_split(pool, matmul, conv, softmax):
     """What a held-out network also has is not trained on; both pools are encoded by one encoder."""
-    project = Project.here()
+    project = Workspace()
     train, held_out = project.programs("train"), project.programs("held_out")
     assert Counter(p.task_key for p in train) == {matmul.task.key: 20, conv.task.key: 20}
     assert Counter(p.task_key for p in held_out) == {softmax.task.key: 6}
-    assert {r["split"] for r in store.read_table(POOL / "train" / "programs.parquet", "programs")} == {"train"}
-    assert {r["split"] for r in store.read_table(POOL / "held_out" / "programs.parquet", "programs")} == {"held_out"}
+    assert {r["split"] for r in store.read_table(Workspace().pool / "train" / "programs.parquet", "programs")} == {"train"}
+    assert {r["split"] for r in store.read_table(Workspace().pool / "held_out" / "programs.parquet", "programs")} == {"held_out"}
     samples = project.encoder.encode([(p.task_key, p.sketch, p.decisions) for p in (*train, *held_out)], (1.0,) * 11)
     assert len(samples) == 46 and set(samples.tasks.tolist()) == {0, 1, 2}
 
 
 def test_the_same_parameters_give_the_same_pool(pool):
-    before = store.data_digest(POOL)
-    said = stages.candidates()
-    assert store.data_digest(POOL) == before
+    before = store.data_digest(Workspace().pool)
+    said = tcl("candidates")
+    assert store.data_digest(Workspace().pool) == before
     assert said.startswith("train: 40 programs of 2 tasks, ") and "; held_out: 6 programs of 1 tasks, " in said
     write_params({"seed": 1})
-    stages.candidates()
-    assert store.data_digest(POOL) != before
+    tcl("candidates")
+    assert store.data_digest(Workspace().pool) != before
 
 
 def test_a_limit_takes_the_heaviest_tasks(pool, matmul, conv):
     """Each network's heaviest in turn: the first network's is the matmul, whose other task is held out."""
     write_params({"candidates.max_train_tasks": 1})
-    stages.candidates()
-    assert {p.task_key for p in Project.here().programs("train")} == {matmul.task.key}
+    tcl("candidates")
+    assert {p.task_key for p in Workspace().programs("train")} == {matmul.task.key}
 
 
 @pytest.mark.parametrize(
     ("stage", "missing"),
-    [(stages.candidates, "tasks"), (stages.collect, "candidates"), (stages.holdout, "candidates")],
+    [("candidates", "tasks"), ("collect", "candidates"), ("holdout", "candidates")],
 )
 def test_a_stage_names_the_one_before_it(here, stage, missing):
     with pytest.raises(DataError, match=f"the stage {missing} writes it: dvc repro {missing}"):
-        stage()
+        tcl(stage)
 
 
 # --- collect and holdout ---
@@ -175,22 +178,22 @@ def test_a_stage_names_the_one_before_it(here, stage, missing):
 
 def test_a_platforms_share_is_collected(pool, runners):
     """Half of 40 programs, half of those at random, the rest in two rounds of five."""
-    said = stages.collect("first")
+    said = tcl("collect", "-p", "first")
     records = store.read_records(RECORDS)
     assert Counter(r.round for r in records) == {0: 10, 1: 5, 2: 5} and len({r.key for r in records}) == 20
     errors = Counter(r.error for r in records)
     assert said == f"20 of 40 programs; {', '.join(f'{errors[kind]} {kind}' for kind in sorted(errors))}"
-    programs = {(p.task_key, p.sketch, p.decisions): p.number for p in Project.here().programs("train")}
+    programs = {(p.task_key, p.sketch, p.decisions): p.number for p in Workspace().programs("train")}
     assert all(programs[r.key] == r.program_id for r in records)
     assert sorted(r.key for r in iter_journal(JOURNAL)) == [r.key for r in records]
     hardware = read_saved_hardware(RECORDS)
     assert (hardware.bandwidth_gbs, hardware.simd_bytes) == (12.5, 16)
-    samples = Project.here().samples("first")
+    samples = Workspace().samples("first")
     assert samples.latencies_s.tolist() == [r.latency_s for r in records]
 
 
 def test_what_is_asked_of_the_measuring_process_stands_in_params(pool, runners, monkeypatch):
-    monkeypatch.setattr(data, "threads", lambda: 3)
+    monkeypatch.setattr(collecting, "threads", lambda: 3)
     monkeypatch.setattr("tcl_core.platforms.local.threads", lambda: 3)
     protocol = {
         "repeats": 7, "min_repeat_ms": 1.5, "max_number": 11, "enough_s": 0.5, "warmup": 2,
@@ -198,17 +201,17 @@ def test_what_is_asked_of_the_measuring_process_stands_in_params(pool, runners, 
     }  # fmt: skip
     limits = {"timeout_s": 3, "build_timeout_s": 5, "memory_gib": 2.5}
     write_params({f"measure.{k}": v for k, v in (protocol | limits).items()})
-    stages.collect("second")
+    tcl("collect", "-p", "second")
     (runner,) = runners
     assert asdict(runner.setup.protocol) == protocol | {"threads": 3}
     assert runner.setup.limits == Limits(build_s=5, run_s=3, memory_bytes=5 << 29)
     assert runner.setup.target == {"kind": "llvm", "mcpu": "haswell", "num-cores": 3}
-    records = store.read_records(records_folder("second"))
+    records = store.read_records(Workspace().records_folder("second"))
     assert {r.protocol for r in records if r.error == "ok"} == {runner.setup.protocol_json()}
 
 
 def test_steps_are_reported_and_can_be_followed(pool, runners):
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     steps = lines_of(ROUNDS)
     assert [(s["round"], s["step"]) for s in steps] == [
         (0, "select"), (0, "measure"), (0, "refit"),
@@ -221,9 +224,9 @@ def test_steps_are_reported_and_can_be_followed(pool, runners):
 
 
 def test_a_second_collection_measures_nothing_and_writes_the_same(pool, runners):
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     before, journal = store.data_digest(RECORDS), (JOURNAL / "records.jsonl").read_bytes()
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     assert runners[-1].jobs == []
     assert store.data_digest(RECORDS) == before and (JOURNAL / "records.jsonl").read_bytes() == journal
     assert len(lines_of(ROUNDS)) == 8  # of this run only
@@ -232,29 +235,29 @@ def test_a_second_collection_measures_nothing_and_writes_the_same(pool, runners)
 
 
 def test_an_interrupted_collection_leaves_the_old_records_and_goes_on(pool, runners):
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     before = store.data_digest(RECORDS)
     write_params({"seed": 5})
     runners.limit = 4
     with pytest.raises(KeyboardInterrupt):
-        stages.collect("first")
+        tcl("collect", "-p", "first")
     assert store.data_digest(RECORDS) == before and len(list(iter_journal(JOURNAL))) == 24
     runners.limit = None
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     resumed = store.read_records(RECORDS)
     journal = [r.key for r in iter_journal(JOURNAL)]
     assert len(journal) == len(set(journal)) == 24 + len(runners[-1].jobs)
     shutil.rmtree(JOURNAL)
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     undisturbed = store.read_records(RECORDS)
     assert [(r.key, r.latencies_s, r.round) for r in resumed] == [(r.key, r.latencies_s, r.round) for r in undisturbed]
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(stages.collect, "records"), (stages.holdout, "holdout")])
+@pytest.mark.parametrize(("stage", "kind"), [("collect", "records"), ("holdout", "holdout")])
 @pytest.mark.parametrize("skipped", [False, True])
 def test_a_full_disk_keeps_the_old_records(pool, runners, monkeypatch, stage, kind, skipped):
-    stage("first")
-    before = store.data_digest(records_folder("first", kind))
+    tcl(stage, "-p", "first")
+    before = store.data_digest(Workspace().records_folder("first", kind))
 
     def full(path):
         raise PlatformError("disk full")
@@ -263,15 +266,15 @@ def test_a_full_disk_keeps_the_old_records(pool, runners, monkeypatch, stage, ki
     if skipped:
         monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: "too old" if mcpu == "nehalem" else None)
     with pytest.raises(PlatformError, match="^disk full$"):
-        stage("first")
-    assert store.data_digest(records_folder("first", kind)) == before
+        tcl(stage, "-p", "first")
+    assert store.data_digest(Workspace().records_folder("first", kind)) == before
 
 
 def test_another_sampler_selects_other_programs_of_the_same_start(pool, runners):
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     rdu = {r.key: r.round for r in store.read_records(RECORDS)}
     write_params({"collect.sampler": "random"})
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     at_random = {r.key: r.round for r in store.read_records(RECORDS)}
     start = {key for key, number in rdu.items() if number == 0}
     assert start == {key for key, number in at_random.items() if number == 0} and rdu.keys() != at_random.keys()
@@ -280,87 +283,87 @@ def test_another_sampler_selects_other_programs_of_the_same_start(pool, runners)
 
 
 def test_later_platforms_have_a_smaller_share(pool, runners):
-    said = stages.collect().splitlines()
+    said = tcl("collect").splitlines()
     assert [line.split(" programs")[0] for line in said] == ["first: 20 of 40", "second: 10 of 40"]
-    assert Counter(r.round for r in store.read_records(records_folder("second"))) == {0: 5, 1: 2, 2: 3}
-    assert read_saved_hardware(records_folder("second")).simd_bytes == 32
+    assert Counter(r.round for r in store.read_records(Workspace().records_folder("second"))) == {0: 5, 1: 2, 2: 3}
+    assert read_saved_hardware(Workspace().records_folder("second")).simd_bytes == 32
 
 
 def test_the_smallest_share_is_one_program(pool, runners):
     write_params({"collect.first_fraction": 0.001, "collect.initial_share": 0.001})
-    assert stages.collect("first").startswith("1 of 40 programs")
+    assert tcl("collect", "-p", "first").startswith("1 of 40 programs")
     write_params({"collect.first_fraction": 0.05, "collect.initial_share": 0.001})
-    assert stages.collect("first").startswith("2 of 40 programs")
+    assert tcl("collect", "-p", "first").startswith("2 of 40 programs")
 
 
 def test_all_held_out_programs_are_measured(pool, runners, softmax):
-    stages.collect("first")
-    assert stages.holdout("first") == "6 held-out programs"
+    tcl("collect", "-p", "first")
+    assert tcl("holdout", "-p", "first") == "6 held-out programs"
     records = store.read_records(HOLDOUT)
     assert {r.task_key for r in records} == {softmax.task.key} and {r.round for r in records} == {0}
     assert [r.program_id for r in sorted(records, key=lambda r: r.program_id)] == list(range(6))
     assert read_saved_hardware(HOLDOUT) == read_saved_hardware(RECORDS)
     assert len(list(iter_journal(Path("data/journal/holdout/first")))) == 6
-    assert len(Project.here().samples("first", "holdout")) == 6
+    assert len(Workspace().samples("first", "holdout")) == 6
     digest = store.data_digest(HOLDOUT)
-    stages.holdout("first")
+    tcl("holdout", "-p", "first")
     assert runners[-1].jobs == [] and store.data_digest(HOLDOUT) == digest
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_second_collector_is_refused_and_changes_nothing(pool, runners, again):
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     before = store.data_digest(Path("data"))
     with Journal(JOURNAL), pytest.raises(BusyError, match=f"is already collecting into {JOURNAL}; wait"):
-        stages.collect("first", again=again)
+        tcl("collect", "-p", "first", *["--again"] * again)
     assert store.data_digest(Path("data")) == before
     assert len(lines_of(ROUNDS)) == 8
 
 
 def test_measuring_again_keeps_the_old_journal(pool, runners):
     """Nothing that was measured is ever deleted; three times within a second, since names must not meet."""
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     journals = [(JOURNAL / "records.jsonl").read_bytes()]
     for times in (1, 2, 3):
-        stages.collect("first", again=True)
+        tcl("collect", "-p", "first", "--again")
         assert len(runners[-1].jobs) == 20
         kept = sorted(JOURNAL.parent.glob("first.before-*"))
         assert [(k / "records.jsonl").read_bytes() for k in kept] == journals and len(kept) == times
         journals.append((JOURNAL / "records.jsonl").read_bytes())
     assert [s["from_journal"] for s in lines_of(ROUNDS) if s["step"] == "measure"] == [0, 0, 0]
-    assert not list(Path("data/journal").rglob(data.AGAIN))
-    stages.holdout("first", again=True)  # without a journal there is nothing to keep
+    assert not list(Path("data/journal").rglob(collecting.AGAIN))
+    tcl("holdout", "-p", "first", "--again")  # without a journal there is nothing to keep
     assert len(list(Path("data/journal/holdout").iterdir())) == 1
 
 
-@pytest.mark.parametrize("stage", [stages.collect, stages.holdout])
+@pytest.mark.parametrize("stage", ["collect", "holdout"])
 def test_measuring_again_that_was_stopped_goes_on(pool, runners, capfd, stage):
     """The same command, which a stop promises to go on, keeps what it had measured; so does one without --again."""
     write_params({"collect.sampler": "random"})  # trains nothing
-    stage("first")
-    journal = data.journal_folder("first", stage.__name__)
+    tcl(stage, "-p", "first")
+    journal = Workspace().journal_folder("first", stage)
     old, runners.limit = (journal / "records.jsonl").read_bytes(), 1
     for again in (True, True, False):
         with pytest.raises(KeyboardInterrupt):
-            stage("first", again=again)
+            tcl(stage, "-p", "first", *["--again"] * again)
     assert len(list(iter_journal(journal))) == 3
     (kept,) = journal.parent.glob("first.before-*")
     assert (kept / "records.jsonl").read_bytes() == old
-    mark = journal / data.AGAIN
+    mark = journal / collecting.AGAIN
     assert f"going on with the --again that was stopped; to begin anew once more, remove {mark} first" in capfd.readouterr().err
     runners.limit = None
-    stage("first", again=True)
+    tcl(stage, "-p", "first", "--again")
     assert len(list(iter_journal(journal))) == len(runners[-1].jobs) + 3 and not mark.exists()
     assert [path.name for path in journal.parent.glob("first.before-*")] == [kept.name]
-    stage("first", again=True)  # it ended well, so this one begins anew
+    tcl(stage, "-p", "first", "--again")  # it ended well, so this one begins anew
     assert len(list(journal.parent.glob("first.before-*"))) == 2
 
 
 def test_measuring_the_whole_chain_again_goes_on_where_it_was_stopped(pool, runners, monkeypatch):
     """Also past the platforms that it had finished."""
     write_params({"collect.sampler": "random"})  # trains nothing
-    stages.collect()
-    real = data.run_collect
+    tcl("collect")
+    real = collecting.collect
 
     def stop_at_second(project, platform, again):
         if platform == "second":
@@ -368,9 +371,9 @@ def test_measuring_the_whole_chain_again_goes_on_where_it_was_stopped(pool, runn
         return real(project, platform, again)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(data, "run_collect", stop_at_second)
-        stages.collect(again=True)
-    stages.collect(again=True)
+        patch.setattr(collecting, "collect", stop_at_second)
+        tcl("collect", "--again")
+    tcl("collect", "--again")
     assert [len(runner.jobs) for runner in runners] == [20, 10, 20, 0, 10]
     assert sorted(path.name.partition(".before")[0] for path in JOURNAL.parent.glob("*.before-*")) == ["first", "second"]
 
@@ -378,33 +381,33 @@ def test_measuring_the_whole_chain_again_goes_on_where_it_was_stopped(pool, runn
 def test_two_who_measure_again_at_once_measure_once(pool, runners, monkeypatch, capfd):
     """The second one waited for the machine: what the first one measured meanwhile stands."""
     write_params({"collect.sampler": "random"})  # trains nothing
-    stages.collect("first")
-    real, first = data.measuring_alone, []
+    tcl("collect", "-p", "first")
+    real, first = collecting.measuring_alone, []
 
     @contextmanager
     def after_another():
         if not first:
             first.append(True)
-            stages.collect("first", again=True)
+            tcl("collect", "-p", "first", "--again")
         with real():
             yield
 
-    monkeypatch.setattr(data, "measuring_alone", after_another)
-    stages.collect("first", again=True)
+    monkeypatch.setattr(collecting, "measuring_alone", after_another)
+    tcl("collect", "-p", "first", "--again")
     assert [len(runner.jobs) for runner in runners] == [20, 20, 0]
     assert len(list(JOURNAL.parent.glob("first.before-*"))) == 1
     assert f"another process has measured into {JOURNAL} meanwhile" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("stage", [stages.collect, stages.holdout])
+@pytest.mark.parametrize("stage", ["collect", "holdout"])
 def test_nothing_is_set_aside_when_nothing_can_be_measured(pool, runners, monkeypatch, stage):
     write_params({"collect.sampler": "random"})  # trains nothing
-    stage("first")
-    journal = data.journal_folder("first", stage.__name__)
+    tcl(stage, "-p", "first")
+    journal = Workspace().journal_folder("first", stage)
     shutil.move("data/programs/pool", "elsewhere")
     with pytest.raises(DataError, match="the stage candidates writes it"):
-        stage("first", again=True)
-    assert not list(journal.parent.glob("*.before-*")) and not (journal / data.AGAIN).exists()
+        tcl(stage, "-p", "first", "--again")
+    assert not list(journal.parent.glob("*.before-*")) and not (journal / collecting.AGAIN).exists()
 
 
 def test_the_steps_of_a_disk_without_room_are_one_sentence(pool, runners, monkeypatch):
@@ -412,14 +415,14 @@ def test_the_steps_of_a_disk_without_room_are_one_sentence(pool, runners, monkey
     def full(path):
         raise PlatformError("no room for steps")
 
-    monkeypatch.setattr(data, "replacing", full)
+    monkeypatch.setattr(collecting, "replacing", full)
     with pytest.raises(PlatformError, match="^no room for steps$"):
-        stages.collect("first")
+        tcl("collect", "-p", "first")
 
 
 def test_how_long_stages_took_is_remembered(pool, runners):
-    stages.collect("first")
-    stages.holdout("second")
+    tcl("collect", "-p", "first")
+    tcl("holdout", "-p", "second")
     kept = {f.stem for f in Path("data/journal/seconds").glob("*.json")}
     assert kept == {"tasks", "candidates", "collect@first", "holdout@second"}
 
@@ -441,96 +444,92 @@ def names_in(folder):
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(stages.collect, "records"), (stages.holdout, "holdout")])
+@pytest.mark.parametrize(("stage", "kind"), [("collect", "records"), ("holdout", "holdout")])
 def test_a_skipped_platform_says_why_and_what_is_stale_goes(pool, runners, cannot_run, stage, kind):
-    folder = records_folder("second", kind)
+    folder = Workspace().records_folder("second", kind)
     for first in (True, False):
         cannot_run("haswell")
-        said = stage("second")
+        said = tcl(stage, "-p", "second")
         assert said == "skipped: this CPU lacks haswell" if first else said.startswith("skipped: this CPU lacks haswell; the ")
         assert names_in(folder) == {"skipped.json"} and store.skipped_reason(folder) == "this CPU lacks haswell"
         with pytest.raises(DataError, match="this CPU lacks haswell"):
-            Project.here().samples("second", kind)
+            Workspace().samples("second", kind)
         cannot_run()
-        stage("second")
+        tcl(stage, "-p", "second")
         assert names_in(folder) == {"records.parquet", "hardware.json"}
     assert runners[-1].jobs == []  # the journal outlived the skip
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(stages.collect, "records"), (stages.holdout, "holdout")])
+@pytest.mark.parametrize(("stage", "kind"), [("collect", "records"), ("holdout", "holdout")])
 def test_records_of_a_platform_that_is_skipped_later_are_set_aside(pool, runners, cannot_run, tmp_path, stage, kind):
     """Nothing else in the folder goes, wherever a link has put it."""
     write_params({"collect.sampler": "random"})  # trains nothing
-    elsewhere, folder = tmp_path / "elsewhere", records_folder("second", kind)
+    elsewhere, folder = tmp_path / "elsewhere", Workspace().records_folder("second", kind)
     (elsewhere / "deeper").mkdir(parents=True)
     (elsewhere / "thesis.txt").write_text("years of work")
     (elsewhere / "deeper" / "photo.jpg").write_text("a child")
     folder.parent.mkdir(parents=True)
     folder.symlink_to(elsewhere)
     (elsewhere / "skipped.json").write_text('{"reason": "once"}')
-    stage("second")
+    tcl(stage, "-p", "second")
     others = {"thesis.txt", "deeper"}
     assert names_in(folder) == others | {"records.parquet", "hardware.json"}
     before = (folder / "records.parquet").read_bytes()
     cannot_run("haswell")
-    said = stage("second")
+    said = tcl(stage, "-p", "second")
     assert names_in(folder) == others | {"skipped.json"} and names_in(elsewhere / "deeper") == {"photo.jpg"}
     (aside,) = Path(f"data/set_aside/{kind}/platform=second").iterdir()
     assert said == f"skipped: this CPU lacks haswell; the records that were here are set aside in {aside}"
     assert (aside / "records.parquet").read_bytes() == before and names_in(aside) == {"records.parquet", "hardware.json"}
-    assert stage("second") == "skipped: this CPU lacks haswell"  # there is nothing more to set aside
+    assert tcl(stage, "-p", "second") == "skipped: this CPU lacks haswell"  # there is nothing more to set aside
 
 
 def test_the_chain_goes_on_without_a_skipped_platform(pool, runners, cannot_run):
     cannot_run("nehalem")
-    said = stages.collect().splitlines()
+    said = tcl("collect").splitlines()
     assert said[0] == "first: skipped: this CPU lacks nehalem" and said[1].startswith("second: 10 of 40 programs")
     assert report() == {"platform": "first", "skipped": "this CPU lacks nehalem"} and "rounds" in report("second")
-    assert Project.here().platforms_that_ran() == ["second"]
+    assert Workspace().platforms_that_ran() == ["second"]
     assert len(runners) == 1
 
 
-@pytest.mark.parametrize("stage", [stages.collect, stages.holdout])
+@pytest.mark.parametrize("stage", ["collect", "holdout"])
 def test_a_machine_that_can_run_no_platform(pool, runners, cannot_run, stage):
     """An error, not a chain of skipped platforms; what was measured before stays."""
-    stage("first")
+    tcl(stage, "-p", "first")
     before = store.data_digest(Path("data"))
     cannot_run("nehalem", "haswell")
-    for platform in ("first", None):
+    for platform in (["-p", "first"], []):
         with pytest.raises(PlatformError) as raised:
-            stage(platform)
+            tcl(stage, *platform)
         assert str(raised.value) == (
             "this machine can run none of the platforms of params.yaml (this CPU lacks nehalem); add one it can"
         )
     assert store.data_digest(Path("data")) == before
 
 
-@pytest.mark.parametrize("stage", [stages.collect, stages.holdout])
+@pytest.mark.parametrize("stage", ["collect", "holdout"])
 def test_an_unknown_platform(pool, runners, stage):
     with pytest.raises(UsageError, match="^unknown platform 'frist' in params.yaml; did you mean 'first'"):
-        stage("frist")
-    assert runners == [] and not records_folder("frist").exists()
+        tcl(stage, "-p", "frist")
+    assert runners == [] and not Workspace().records_folder("frist").exists()
 
 
-COMMANDS = {
-    "collect": lambda name: stages.collect(name, again=True), "holdout": lambda name: stages.holdout(name, again=True),
-    "tasks": stages.tasks, "train": lambda name: stages.train(None, name), "train --model": stages.train,
-    "distill": stages.distill, "register": stages.register, "promote": stages.promote, "tune": stages.tune,
-    "tune -p": lambda name: stages.tune(None, name), "export": stages.export,
-    "predict": lambda name: stages.predict_log(Path("log"), name), "profile": stages.profile,
-    "models": stages.show_models, "rollback": lambda name: stages.rollback(name, "slow"),
-}  # fmt: skip
+COMMANDS = (
+    "collect --again -p", "holdout --again -p", "tasks", "train -p", "train --model", "distill -p", "register -p", "promote -p", "tune",
+    "tune -p", "export -p", "predict log -p", "profile", "models -p", "rollback --reason slow -p",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("empty", ["", " "])
 def test_an_empty_name_does_not_mean_all_of_them(pool, runners, command, empty):
     """As in `tcl collect --again -p "$UNSET"`."""
     write_params({"collect.sampler": "random"})  # trains nothing
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     before = store.data_digest(Path("data"))
     with pytest.raises(UsageError, match="is an empty name .is a variable of your shell not set.*; name a .*, or leave it out$"):
-        command(empty)
+        tcl(*command.split(), empty)
     assert store.data_digest(Path("data")) == before and len(runners) == 1
 
 
@@ -561,13 +560,13 @@ def board(pool, monkeypatch):
                 raise board["told"]
             return board["told"]
 
-    monkeypatch.setattr(data, "Runner", Describing)
+    monkeypatch.setattr(collecting, "Runner", Describing)
     return board
 
 
 def test_a_board_is_measured_through_its_tracker(board, runners):
     """Its records bear the board's host, and models see the board's hardware: told, else given, else of its CPU."""
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     (runner,) = runners
     assert runner.setup.tracker == Tracker("10.0.0.2", 9190, "pi4", host_told=TOLD["host"])
     assert runner.setup.target == {"kind": "llvm", "mcpu": "cortex-a72", "num-cores": 4, "mtriple": "aarch64-linux-gnu"}
@@ -576,31 +575,31 @@ def test_a_board_is_measured_through_its_tracker(board, runners):
     hardware = read_saved_hardware(RECORDS)
     assert (hardware.cores, hardware.threads, hardware.l2_kib) == (4, 4, 1024)
     assert (hardware.memory_gib, hardware.simd_bytes, hardware.bandwidth_gbs) == (4, 16, 0)
-    stages.collect("second")
+    tcl("collect", "-p", "second")
     assert runners[-1].setup.tracker is None
 
 
 def test_a_board_that_is_another_one_today_is_not_mixed_in(board, runners):
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     board["told"] = TOLD | {"host": "rpc pi4: Cortex-A76 x4 9999ffff"}
     with pytest.raises(DataError, match="holds measurements of another host .*1234abcd; this one is .*9999ffff"):
-        stages.collect("first", again=False)
+        tcl("collect", "-p", "first")
 
 
 def test_a_board_that_is_away_is_an_error_and_what_was_measured_stays(board, runners):
     """No reason to skip its platform and go on without it."""
-    stages.collect("first")
+    tcl("collect", "-p", "first")
     before = store.data_digest(RECORDS)
     board["told"] = PlatformError("the RPC tracker at 10.0.0.2:9190 has had no device")
     with pytest.raises(PlatformError, match="^the RPC tracker at 10.0.0.2:9190 has had no device$"):
-        stages.collect("first")
+        tcl("collect", "-p", "first")
     assert store.data_digest(RECORDS) == before
 
 
 def test_a_board_of_an_unknown_cpu(board, runners):
     write_params({"platforms": {"first": BOARD | {"mcpu": "cortex-a7"}, "second": {"mcpu": "haswell"}}})
     with pytest.raises(UsageError, match="^unknown CPU 'cortex-a7' in platforms of params.yaml; did you mean 'cortex-a72'"):
-        stages.collect("first")
+        tcl("collect", "-p", "first")
 
 
 # --- a GPU ---
@@ -617,39 +616,39 @@ def one_gpu(here, networks, monkeypatch):
     monkeypatch.setattr(gpu, "_can_load", lambda library: True)
     platforms = {"platforms": {"gpu": {"kind": "cuda", "hardware": {"int8_tops": 624}}}, "chain": {"first": "gpu", "then": {}}}
     few = {"candidates.programs_per_task": 6, "candidates.held_out_programs_per_task": 3}
-    monkeypatch.setattr("test_data.PARAMS", PARAMS | platforms | few | {"candidates.design_space": "cuda"})
+    monkeypatch.setattr("test_collecting.PARAMS", PARAMS | platforms | few | {"candidates.design_space": "cuda"})
     write_params({})
 
 
 def test_a_gpu_has_a_pool_of_its_own_and_its_own_hardware(one_gpu, runners):
-    stages.tasks()
-    stages.candidates()
+    tcl("tasks")
+    tcl("candidates")
     assert {"threadIdx.x"} == {
-        axis for row in store.read_table(POOL / "train" / "sketches.parquet", "sketches")
+        axis for row in store.read_table(Workspace().pool / "train" / "sketches.parquet", "sketches")
         for axis in ("threadIdx.x", "meta_schedule.parallel") if axis in row["trace_json"]
     }  # fmt: skip
-    assert stages.collect().startswith("gpu: 6 of 12 programs")
+    assert tcl("collect").startswith("gpu: 6 of 12 programs")
     (runner,) = runners
     assert runner.setup.target == {"kind": "cuda", "arch": "sm_80", **gpu.POOL_LIMITS}
     assert (runner.setup.limits.memory_bytes, runner.setup.tracker) == (0, None)
-    folder = records_folder("gpu")
+    folder = Workspace().records_folder("gpu")
     assert {r.host for r in store.read_records(folder)} == {gpu.gpu_fingerprint()}
     hardware = read_saved_hardware(folder)
     assert isinstance(hardware, GpuHardware) and (hardware.cuda_cores, hardware.int8_tops) == (6912, 624)
-    assert stages.holdout("gpu") == "3 held-out programs"
-    assert len(Project.here().samples("gpu")) == 6
+    assert tcl("holdout", "-p", "gpu") == "3 held-out programs"
+    assert len(Workspace().samples("gpu")) == 6
 
 
 def test_a_machine_without_a_gpu(one_gpu, runners, monkeypatch):
     monkeypatch.setattr(gpu, "cuda_compiler", lambda: "")
     with pytest.raises(PlatformError, match="can run none of the platforms of params.yaml .there is neither nvcc on the PATH"):
-        stages.collect("gpu")
+        tcl("collect", "-p", "gpu")
 
 
 def test_a_gpus_caches_are_not_flushed(one_gpu, runners):
     write_params({"measure.flush_cache": True})
     with pytest.raises(UsageError, match="^measure.flush_cache empties a CPU's caches, and gpu is a GPU; set it to false"):
-        stages.collect("gpu")
+        tcl("collect", "-p", "gpu")
 
 
 # --- what there is ---
@@ -663,13 +662,13 @@ def test_platforms_and_their_state(here, monkeypatch):
     monkeypatch.setattr(listing, "copy_bandwidth_gbs", lambda: 12.5)
     write_params({"platforms": {"first": {"mcpu": "nehalem"}, "second": BOARD}})
     monkeypatch.setattr(listing, "list_devices", lambda host, port: {"pi4": Listed(3, 1, 0)})
-    header, first, second, _, known, unknown, _, confined = stages.platforms().splitlines()
+    header, first, second, _, known, unknown, _, confined = tcl("platforms").splitlines()
     assert header.split() == ["platform", "hardware", "from", "status"]
     assert first.split() == ["first", "nehalem", "-", "runs", "here"]
     assert second == f"{'second':14s} {'cortex-a72':16s} {'first':14s} 3 devices of key 'pi4' at 10.0.0.2:9190, 1 free"
     assert known.startswith("hardware of first: cores ") and "bandwidth_gbs 12.5" in known
     assert confined.startswith("what cannot be trusted runs ")
-    told = json.loads(stages.platforms(as_json=True))
+    told = json.loads(tcl("platforms", "--json"))
     assert [(row["platform"], row["from"], row["runs_here"]) for row in told["platforms"]] == [("first", None, True), ("second", "first", False)]
     assert told["hardware"]["platform"] == "first" and told["hardware"]["vector"]["bandwidth_gbs"] == 12.5
 
@@ -677,7 +676,7 @@ def test_platforms_and_their_state(here, monkeypatch):
         raise PlatformError("no RPC tracker answers")
 
     monkeypatch.setattr(listing, "list_devices", away)
-    assert stages.platforms().splitlines()[2].endswith(" no RPC tracker answers")
+    assert tcl("platforms").splitlines()[2].endswith(" no RPC tracker answers")
 
 
 @pytest.mark.parametrize(
@@ -694,23 +693,52 @@ def test_what_confines_programs_here(monkeypatch, held, said):
 
 
 def test_a_gpu_and_its_state(one_gpu, monkeypatch):
-    lines = stages.platforms().splitlines()
+    lines = tcl("platforms").splitlines()
     assert lines[1] == f"{'gpu':14s} {'NVIDIA A100':16s} {'-':14s} runs here"
     assert lines[3].startswith("hardware of gpu: cuda_cores 6912, boost_ghz 1.41, memory_gib 80, ")
     monkeypatch.setattr(gpu, "cuda_compiler", lambda: "")
-    assert stages.platforms().splitlines()[1].startswith(f"{'gpu':14s} {'GPU':16s} {'-':14s} there is neither nvcc")
+    assert tcl("platforms").splitlines()[1].startswith(f"{'gpu':14s} {'GPU':16s} {'-':14s} there is neither nvcc")
 
 
 def test_programs_can_be_timed_beside_all_journals(pool, runners, monkeypatch):
-    monkeypatch.setattr(data, "Runner", lambda setup: runners.append(FakeRunner(setup)) or runners[-1])
-    project = Project.here()
+    monkeypatch.setattr(collecting, "Runner", lambda setup: runners.append(FakeRunner(setup)) or runners[-1])
+    project = Workspace()
     keys = [(p.task_key, p.sketch, p.decisions) for p in project.programs("held_out")]
-    outcomes, setup, host = data.measure_now(project, "first", keys)
+    outcomes, setup, host = collecting.measure_now(project, "first", keys)
     assert [(job.task_key, job.decisions) for job in runners[0].jobs] == [(key[0], key[2]) for key in keys]
-    assert len(outcomes) == len(keys) == 6 and setup == data.setup_of(project, "first") and host
+    assert len(outcomes) == len(keys) == 6 and setup == collecting.setup_of(project, "first") and host
     assert not Path("data/journal/collect").exists() and not Path("data/journal/holdout").exists()
     with pytest.raises(DataError, match="sketch 99 of task"):
-        data.measure_now(project, "first", [(keys[0][0], 99, keys[0][2])])
+        collecting.measure_now(project, "first", [(keys[0][0], 99, keys[0][2])])
     monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: "no AVX2 here" if mcpu == "haswell" else None)
     with pytest.raises(PlatformError, match=r"second cannot be measured here \(no AVX2 here\); run this on its machine"):
-        data.measure_now(project, "second", keys)
+        collecting.measure_now(project, "second", keys)
+
+
+# --- a workspace ---
+
+
+def test_nothing_depends_on_the_working_folder(pool, runners, tmp_path, monkeypatch):
+    """Stages called as a library, from elsewhere: they work in the workspace's folder, and name it in what they say."""
+    write_params({"collect.sampler": "random"})
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    workspace = Workspace(pool)
+    report = collecting.collect(workspace, "first")
+    assert (report.platform, report.programs, report.pool, sum(report.errors.values())) == ("first", 20, 40, 20)
+    assert collecting.holdout(workspace, "first") == collecting.HoldoutReport("first", 6)
+    assert len(workspace.records("first")) == 20 and (pool / "data/records/platform=first/records.parquet").is_file()
+    with pytest.raises(DataError, match=f"{pool}/data/records/platform=second"):
+        workspace.records("second")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_network_file_of_the_parameters_lies_in_the_project(tmp_path):
+    workspace = Workspace(tmp_path)
+    assert workspace.network("networks/mine.pt2") == str(tmp_path / "networks/mine.pt2") and workspace.network("resnet-18") == "resnet-18"
+
+
+def test_a_workspace_without_parameters_is_a_sentence(tmp_path):
+    with pytest.raises(UsageError, match=f"{tmp_path}/params.yaml"):
+        Workspace(tmp_path).params  # noqa: B018

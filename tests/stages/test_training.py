@@ -17,11 +17,14 @@ from tcl_core.evaluation.metrics import top_k
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
-from tcl_core.params import Baselines, Chain, Link, load_params
+from tcl_core.params import Platform, Baselines, Chain, Link, load_params
 from tcl_core.platforms import Hardware
-from tcl_core.stages import models
-from tcl_core.stages.baselines import run_baseline
-from tcl_core.stages.project import JOURNAL, Project, learning_curve, model_folder, records_folder, save_hardware, training_alone
+from tcl_core.evaluation.report import terminal_table
+from tcl_core.stages import judging, training
+from tcl_core.stages.baselines import train_baseline
+from tcl_core.platforms import save_hardware
+from tcl_core.stages.machine import training_alone
+from tcl_core.stages.workspace import Skipped, Workspace, learning_curve
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
@@ -45,7 +48,7 @@ def samples(platform: str, kind: str) -> Samples:
     return Samples(tokens, np.full(64, 6, np.int32), np.repeat(np.arange(8, dtype=np.int32), 8), latencies_s)
 
 
-class TinyProject(Project):
+class TinyWorkspace(Workspace):
     def samples(self, platform: str, kind: str = "records") -> Samples:
         return samples(platform, kind)
 
@@ -53,12 +56,13 @@ class TinyProject(Project):
         return WEIGHTS
 
 
-def project() -> TinyProject:
+def project() -> TinyWorkspace:
     params = load_params(ROOT / "params.yaml")
-    return TinyProject(
-        dataclasses.replace(
+    return TinyWorkspace(
+        params=dataclasses.replace(
             params,
             chain=CHAIN,
+            platforms=dict.fromkeys("abc", Platform(mcpu="nehalem")),
             train=dataclasses.replace(params.train, epochs=6, batch_size=32, unmeasured=0),
             distill=dataclasses.replace(params.distill, method="ckd", epochs=6, kd_epochs=6),
             evaluate=dataclasses.replace(params.evaluate, top_k=(1, 5), bootstrap=20),
@@ -72,66 +76,66 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for platform in "abc":
         for kind in ("records", "holdout"):
-            save_hardware(records_folder(platform, kind), Hardware(cores=ord(platform)))
+            save_hardware(Workspace().records_folder(platform, kind), Hardware(cores=ord(platform)))
     return tmp_path
 
 
-def run_chain(chain: Project) -> None:
-    models.run_train(chain)
-    models.run_distill(chain, "b")
-    models.run_distill(chain, "c")
+def run_chain(chain: Workspace) -> None:
+    training.train(chain)
+    training.distill(chain, "b")
+    training.distill(chain, "c")
 
 
 def curve(platform: str) -> list[dict]:
-    return learning_curve(model_folder(platform))
+    return learning_curve(Workspace().model_folder(platform))
 
 
 def test_a_model_folder_holds_all_that_its_readers_want(folder):
     run_chain(project())
     for platform, files in FILES.items():
-        assert {path.name for path in model_folder(platform).iterdir()} == files
-        assert json.loads((model_folder(platform) / "hardware.json").read_text())["cores"] == ord(platform)
+        assert {path.name for path in Workspace().model_folder(platform).iterdir()} == files
+        assert json.loads((Workspace().model_folder(platform) / "hardware.json").read_text())["cores"] == ord(platform)
     assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
     assert [e["epoch"] for e in curve("c")] == [1, 2, 3, 4, 5, 6]
     assert {path.name for path in (folder / "data" / "models").iterdir()} == {"a", "b", "c"}
     assert {path.name for path in (folder / "data" / "journal" / "checkpoints").iterdir()} == {"a.lock", "b.lock", "c.lock"}
-    made = provenance.read(model_folder("b"))
-    assert made["stage"] == "distill@b" and made["data"] == {"b": store.data_digest(records_folder("b"))}
-    assert made["model_before"] == store.data_digest(model_folder("a"))
+    made = provenance.read(Workspace().model_folder("b"))
+    assert made["stage"] == "distill@b" and made["data"] == {"b": store.data_digest(Workspace().records_folder("b"))}
+    assert made["model_before"] == store.data_digest(Workspace().model_folder("a"))
     assert (made["parameters"]["train"]["epochs"], made["parameters"]["distill"]["kd_epochs"]) == (6, 6)
-    assert list(provenance.read(model_folder("a"))["parameters"]) == ["seed", "train", "collect", "measure"]
+    assert list(provenance.read(Workspace().model_folder("a"))["parameters"]) == ["seed", "train", "collect", "measure"]
 
 
 def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
     chain = project()
     run_chain(chain)
-    alone = MambaModel(models.bridge_settings(chain).fit)
+    alone = MambaModel(training.bridge_settings(chain).fit)
     alone.fit(samples("b", "records"))  # no further programs here, and so no committee
-    saved, held_out = catalogue.load(model_folder("b") / "scratch"), samples("b", "holdout")
+    saved, held_out = catalogue.load(Workspace().model_folder("b") / "scratch"), samples("b", "holdout")
     np.testing.assert_array_equal(saved.predict(held_out), alone.predict(held_out))
 
 
 def test_a_platform_can_go_on_from_a_champion_wherever_that_was_trained(folder, monkeypatch):
     """To the same model as from the one that lies here."""
     chain = project()
-    models.run_train(chain)
-    models.run_distill(chain, "b")
-    here, held_out = catalogue.load(model_folder("b")), samples("b", "holdout")
-    elsewhere = model_folder("a").rename(folder / "fetched")
-    monkeypatch.setattr(models.registry, "champion", lambda platform: {"a": (1, elsewhere)}[platform])
-    models.run_distill(chain, "b", from_registry=True)
-    np.testing.assert_array_equal(catalogue.load(model_folder("b")).predict(held_out), here.predict(held_out))
-    assert provenance.read(model_folder("b"))["model_before"] == store.data_digest(elsewhere)
+    training.train(chain)
+    training.distill(chain, "b")
+    here, held_out = catalogue.load(Workspace().model_folder("b")), samples("b", "holdout")
+    elsewhere = Workspace().model_folder("a").rename(folder / "fetched")
+    monkeypatch.setattr(training.registry, "champion", lambda platform: {"a": (1, elsewhere)}[platform])
+    training.distill(chain, "b", from_registry=True)
+    np.testing.assert_array_equal(catalogue.load(Workspace().model_folder("b")).predict(held_out), here.predict(held_out))
+    assert provenance.read(Workspace().model_folder("b"))["model_before"] == store.data_digest(elsewhere)
 
 
 def test_mended_distillation_learns_from_what_the_committee_labelled(folder, monkeypatch):
     chain, given = project(), {}
-    chain = TinyProject(dataclasses.replace(chain.params, distill=dataclasses.replace(chain.params.distill, method="ckd-mended")))
-    models.run_train(chain)
-    monkeypatch.setattr(models, "_taught", lambda project, platform, measured, reads: concatenate([measured, samples(platform, "holdout")]))
-    learn_next = models.learn_next
-    monkeypatch.setattr(models, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
-    models.run_distill(chain, "b")
+    chain = TinyWorkspace(params=dataclasses.replace(chain.params, distill=dataclasses.replace(chain.params.distill, method="ckd-mended")))
+    training.train(chain)
+    monkeypatch.setattr(training, "_taught", lambda workspace, platform, measured, reads: concatenate([measured, samples(platform, "holdout")]))
+    learn_next = training.learn_next
+    monkeypatch.setattr(training, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
+    training.distill(chain, "b")
     assert len(given["taught"]) == 128 and not given["last"] and given["settings"].unmeasured_kd
     assert given["settings"].ewc_lambda == chain.params.distill.ewc_lambda / 100
     assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
@@ -144,24 +148,24 @@ def test_a_model_folder_appears_whole_or_not_at_all(folder, monkeypatch, broken)
 
     chain = project()
     with monkeypatch.context() as patch, pytest.raises(DataError):
-        patch.setattr(models, broken, fail)
-        models.run_train(chain)
+        patch.setattr(training, broken, fail)
+        training.train(chain)
     assert list((folder / "data" / "models").iterdir()) == []
-    models.run_train(chain)
-    before = store.data_digest(model_folder("a"))
-    monkeypatch.setattr(models, broken, fail)
+    training.train(chain)
+    before = store.data_digest(Workspace().model_folder("a"))
+    monkeypatch.setattr(training, broken, fail)
     with pytest.raises(DataError):
-        models.run_train(chain)
-    assert store.data_digest(model_folder("a")) == before
+        training.train(chain)
+    assert store.data_digest(Workspace().model_folder("a")) == before
 
 
 class Interrupt(BaseException):
     pass
 
 
-def killed(monkeypatch, chain: Project, note: str, times: int) -> None:
+def killed(monkeypatch, chain: Workspace, note: str, times: int) -> None:
     """Distill onto b, but die when the progress bar gets ``note`` for the ``times``-th time."""
-    seen, advance = [], models.Progress.advance
+    seen, advance = [], training.Progress.advance
 
     def die(self, text=""):
         advance(self, text)
@@ -170,41 +174,41 @@ def killed(monkeypatch, chain: Project, note: str, times: int) -> None:
             raise Interrupt
 
     with monkeypatch.context() as patch, pytest.raises(Interrupt):
-        patch.setattr(models.Progress, "advance", die)
-        models.run_distill(chain, "b")
+        patch.setattr(training.Progress, "advance", die)
+        training.distill(chain, "b")
 
 
 @pytest.mark.parametrize("note", ["CL", "KD", "for comparison"])
 def test_an_interrupted_training_ends_in_the_same_bytes(folder, monkeypatch, note):
     chain = project()
-    models.run_train(chain)
-    models.run_distill(chain, "b")
-    expected = store.data_digest(model_folder("b"))
-    former = (model_folder("b") / "curve.json").read_bytes()
+    training.train(chain)
+    training.distill(chain, "b")
+    expected = store.data_digest(Workspace().model_folder("b"))
+    former = (Workspace().model_folder("b") / "curve.json").read_bytes()
     killed(monkeypatch, chain, note, 6)
-    models.run_distill(chain, "b")
-    assert (model_folder("b") / "curve.json").read_bytes() == former
-    assert store.data_digest(model_folder("b")) == expected
+    training.distill(chain, "b")
+    assert (Workspace().model_folder("b") / "curve.json").read_bytes() == former
+    assert store.data_digest(Workspace().model_folder("b")) == expected
 
 
 def test_the_last_platform_is_the_chains_last_whatever_this_machine_skips(folder):
     """Whether b's knowledge base learns b must not hang on what collecting on c found."""
     chain = project()
-    models.run_train(chain)
-    store.write_skipped(records_folder("c"), "c", "no AVX-512 here")
-    models.run_distill(chain, "b")
+    training.train(chain)
+    store.write_skipped(Workspace().records_folder("c"), "c", "no AVX-512 here")
+    training.distill(chain, "b")
     assert {entry["phase"] for entry in curve("b")} == {"CL", "KD"}
-    (model_folder("c") / "knowledge_base").mkdir(parents=True)  # as if a better machine had learned it
-    assert models.run_distill(chain, "c") == "skipped: no AVX-512 here"
-    assert [path.name for path in model_folder("c").iterdir()] == ["skipped.json"]
+    (Workspace().model_folder("c") / "knowledge_base").mkdir(parents=True)  # as if a better machine had learned it
+    assert training.distill(chain, "c") == Skipped("c", "no AVX-512 here")
+    assert [path.name for path in Workspace().model_folder("c").iterdir()] == ["skipped.json"]
 
 
 @pytest.mark.parametrize(
     ("train", "checkpoints"),
     [
-        (models.run_train, "a"),
-        (lambda project: models.run_distill(project, "b"), "b"),
-        (lambda project: run_baseline(project, "tlp"), "baselines/tlp"),
+        (training.train, "a"),
+        (lambda project: training.distill(project, "b"), "b"),
+        (lambda project: train_baseline(project, "tlp"), "baselines/tlp"),
     ],
 )
 def test_two_trainings_never_share_their_checkpoints(folder, monkeypatch, capfd, train, checkpoints):
@@ -213,8 +217,8 @@ def test_two_trainings_never_share_their_checkpoints(folder, monkeypatch, capfd,
     def waits(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tcl_core.stages.project.time.sleep", waits)
-    with training_alone(JOURNAL / "checkpoints" / checkpoints), pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr("tcl_core.stages.machine.time.sleep", waits)
+    with training_alone(Workspace().journal / "checkpoints" / checkpoints), pytest.raises(KeyboardInterrupt):
         train(project())
     assert "trains the same model; waiting for its end" in capfd.readouterr().err
 
@@ -223,7 +227,7 @@ def test_how_training_and_distillation_go():
     """The first platform's scores are learned along a cosine, the later ones' order at a rate of their own."""
     chain = project()
     t, d = chain.params.train, chain.params.distill
-    first, later = models.fit_settings(chain), models.distill_settings(chain)
+    first, later = training.fit_settings(chain), training.distill_settings(chain)
     assert (first.epochs, first.batch_size, first.learning_rate) == (6, 32, t.learning_rate)
     assert (first.loss, first.schedule, first.period) == ("scores", "cosine", 6)
     assert (later.epochs, later.fit.batch_size, later.fit.learning_rate) == (6, d.batch_size, d.learning_rate)
@@ -237,12 +241,12 @@ def test_how_training_and_distillation_go():
 @pytest.fixture
 def evaluation(folder, monkeypatch) -> dict:
     monkeypatch.setattr(
-        models, "_collection", lambda *_: [{"round": 0, "measured": {"dense": 3}, "failed": 0, "best_score": 0.5}]
+        judging, "_collection", lambda *_: [{"round": 0, "measured": {"dense": 3}, "failed": 0, "best_score": 0.5}]
     )
     run_chain(project())
     (folder / "data" / "reports" / "plots").mkdir(parents=True)
     (folder / "data" / "reports" / "plots" / "of_a_former_version.png").touch()
-    text = models.run_evaluate(project())
+    text = terminal_table(judging.evaluate(project()))
     found = json.loads((folder / "data" / "reports" / "evaluation.json").read_text())
     return {**found, "text": text}
 
@@ -250,7 +254,7 @@ def evaluation(folder, monkeypatch) -> dict:
 def test_an_evaluation_shows_what_distillation_is_worth(evaluation):
     def top_1(name: str | Path, platform: str) -> float:
         s = samples(platform, "holdout")
-        return top_k(catalogue.load(model_folder(name)).predict(s), s.latencies_s, s.tasks, WEIGHTS, 1)
+        return top_k(catalogue.load(Workspace().model_folder(name)).predict(s), s.latencies_s, s.tasks, WEIGHTS, 1)
 
     zero_shot, alone = evaluation["baselines"]["zero-shot"], evaluation["baselines"]["own data only"]
     assert list(zero_shot) == list(alone) == ["b", "c"]
@@ -261,24 +265,24 @@ def test_an_evaluation_shows_what_distillation_is_worth(evaluation):
     assert base[1] == [top_1("b/knowledge_base", p) for p in "abc"] == base[2]  # the last platform has no KD phase
     assert base[0] == evaluation["chain"]["top_1"][0]  # the first platform's model is the knowledge base
     assert evaluation["judged"]["b"] == {
-        "model": store.data_digest(model_folder("b")), "holdout": store.data_digest(records_folder("b", "holdout")),
+        "model": store.data_digest(Workspace().model_folder("b")), "holdout": store.data_digest(Workspace().records_folder("b", "holdout")),
     }  # fmt: skip
     assert evaluation["parameters"]["a"] * 2 < evaluation["parameters"]["b"] == evaluation["parameters"]["c"]
 
 
-def with_baselines(chain: Project, *names: str) -> Project:
-    return dataclasses.replace(chain, params=dataclasses.replace(chain.params, baselines=Baselines(names)))
+def with_baselines(chain: Workspace, *names: str) -> Workspace:
+    return TinyWorkspace(params=dataclasses.replace(chain.params, baselines=Baselines(names)))
 
 
 def test_models_that_params_list_are_judged_beside_the_chain(folder, monkeypatch):
     own = catalogue.own_settings
     monkeypatch.setattr(catalogue, "own_settings", lambda name: dataclasses.replace(own(name), epochs=2))
-    monkeypatch.setattr(models, "_plot", lambda *_: None)
+    monkeypatch.setattr(judging, "_plot", lambda *_: None)
     chain = with_baselines(project(), "tlp", "mtl-tlp")
     run_chain(chain)
     for name in ("tlp", "mtl-tlp"):
-        run_baseline(chain, name)
-    text = models.run_evaluate(chain)
+        train_baseline(chain, name)
+    text = terminal_table(judging.evaluate(chain))
     found = json.loads((folder / "data" / "reports" / "evaluation.json").read_text())["baselines"]
     assert list(found) == ["zero-shot", "own data only", "tlp", "mtl-tlp"]
     assert list(found["tlp"]) == ["a", "b", "c"] and list(found["mtl-tlp"]) == ["b", "c"] and text.count("tlp") == 5
@@ -291,7 +295,7 @@ def test_an_evaluation_names_a_listed_model_that_was_not_trained(folder):
     chain = with_baselines(project(), "tlp")
     run_chain(chain)
     with pytest.raises(DataError, match="there is no data/models/beside_chain/tlp/a; run: tcl train --model tlp"):
-        models.run_evaluate(chain)
+        judging.evaluate(chain)
 
 
 def test_the_table_and_the_plots_show_them(evaluation, folder):

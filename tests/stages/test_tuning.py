@@ -14,12 +14,21 @@ from tcl_core.checked import write_json, read_json
 from tcl_core.errors import DataError, TclError, UsageError
 from tcl_core.params import Platform
 from tcl_core.platforms import Hardware
-from tcl_core.stages import overview, promotion, tuned_folder, use
-from tcl_core.stages.project import JOURNAL, REPORTS, model_folder, records_folder, save_hardware
+from tcl_core.stages import overview, promotion, tuned_folder, tuning
+from tcl_core.platforms import save_hardware
+from tcl_core.stages.workspace import Workspace
 from tests.stages import known_models
-from tests.stages.known_models import Known, P, TinyProject, evaluation, made_and_promoted, write_model
+from tests.stages.known_models import Known, P, TinyWorkspace, evaluation, made_and_promoted, write_model
 
 database, project = known_models.database, known_models.project
+
+
+def tune(workspace: Workspace, network: str | None, platform: str | None, trials: int | None, **more) -> str:
+    return str(tuning.tune(workspace, tuning.TuneRequest(network, platform, trials, **more)))
+
+
+def summary(workspace: Workspace) -> str:
+    return overview.summary_text(overview.summarise(workspace), workspace.reports)
 
 
 # --- tuning ---
@@ -74,30 +83,30 @@ def tuner(project, monkeypatch):
 
 
 def test_nothing_new_is_tuned_once(project, tuner):
-    said = use.run_tune(project, None, P, None)
+    said = tune(project, None, P, None)
     assert said == (
         f"resnet-18 on {P}: 2000.00 ms untuned, 87.62 ms tuned, PyTorch 24.60 ms; 200 programs measured, "
         "largest difference to PyTorch's output 6.0e-08"
     )
-    said = use.run_tune(project, None, P, None)
+    said = tune(project, None, P, None)
     assert said.startswith("unchanged: resnet-18 on") and said.endswith("to tune it once more: tcl tune --again")
     assert tuner.calls == [("resnet-18", 200)]
 
 
 @pytest.mark.parametrize("change", ["network", "trials", "graph", "champion", "again"])
 def test_what_is_new_is_tuned(project, tuner, change):
-    use.run_tune(project, "resnet-18", P, 200)
+    tune(project, "resnet-18", P, 200)
     if change == "champion":
         registry.promote(P, registry.register(P, saved_elsewhere(), {}, {}, {}), True, "better", 1)
     if change == "graph":
         graph = dataclasses.replace(project.params.graph, layout="NCHW")
-        project = dataclasses.replace(project, params=dataclasses.replace(project.params, graph=graph))
+        project = TinyWorkspace(params=dataclasses.replace(project.params, graph=graph))
     network, trials = ("bert-tiny" if change == "network" else "resnet-18"), (64 if change == "trials" else 200)
-    use.run_tune(project, network, P, trials, again=change == "again")
+    tune(project, network, P, trials, again=change == "again")
     assert tuner.calls == [("resnet-18", 200), (network, trials)]
-    tuned = json.loads(use.TUNED.read_text())
+    tuned = json.loads((Workspace().reports / tuning.TUNED).read_text())
     assert tuned["champion_version"] == (2 if change == "champion" else 1)
-    assert use.run_tune(project, network, P, trials).startswith("unchanged")
+    assert tune(project, network, P, trials).startswith("unchanged")
 
 
 def test_what_a_stopped_run_measured_is_found_again(project, tuner):
@@ -105,18 +114,18 @@ def test_what_a_stopped_run_measured_is_found_again(project, tuner):
     tuner.stopped = True
     for network, trials in (("resnet-18", 200), ("resnet-18", 300), ("bert-tiny", 200)):
         with pytest.raises(KeyboardInterrupt):
-            use.run_tune(project, network, P, trials)
+            tune(project, network, P, trials)
     mine, again, other = tuner.folders
     assert mine == again != other and sorted(p.name for p in mine.iterdir()) == ["measured-1", "measured-2"]
     tuner.stopped = False
-    use.run_tune(project, "resnet-18", P, 200)
+    tune(project, "resnet-18", P, 200)
     assert tuner.folders[-1] == mine and not mine.exists() and other.exists()
 
 
 def saved_elsewhere(how: str = "best") -> Path:
     write_model("elsewhere", how)
-    save_hardware(model_folder("elsewhere"), Hardware(cores=3))
-    return model_folder("elsewhere")
+    save_hardware(Workspace().model_folder("elsewhere"), Hardware(cores=3))
+    return Workspace().model_folder("elsewhere")
 
 
 def tuned_before(folder: Path, mcpu: str) -> Path:
@@ -134,13 +143,13 @@ def tuned_before(folder: Path, mcpu: str) -> Path:
 def test_databases_to_start_from_are_read_and_told_apart(project, tuner, tmp_path):
     mcpu = project.params.platforms[P].mcpu
     start = tuned_before(tmp_path / "tuned", mcpu)
-    said = use.run_tune(project, None, P, None, warm_start=[start])
+    said = tune(project, None, P, None, warm_start=[start])
     assert said.endswith("; 0 of 19 tasks had a donor") and tuner.donors.refused == 0
-    assert use.run_tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
-    assert not use.run_tune(project, None, P, None).startswith("unchanged") and tuner.donors is None
-    assert not use.run_tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
+    assert tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
+    assert not tune(project, None, P, None).startswith("unchanged") and tuner.donors is None
+    assert not tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
     tuned_before(start, mcpu)  # holds one more record
-    assert not use.run_tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
+    assert not tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
     assert len(tuner.calls) == 4 and len(set(tuner.folders)) == 3
 
 
@@ -148,7 +157,7 @@ def test_lines_that_are_no_donors_are_counted(project, tuner, tmp_path):
     start = tuned_before(tmp_path / "tuned", project.params.platforms[P].mcpu)
     with (start / "database" / "database_tuning_record.json").open("a") as file:
         file.write("torn\n[]\n")
-    said = use.run_tune(project, None, P, None, warm_start=[start])
+    said = tune(project, None, P, None, warm_start=[start])
     assert said.endswith("; 0 of 19 tasks had a donor (2 lines of the databases are no programs)")
 
 
@@ -156,32 +165,32 @@ def test_a_bad_database_to_start_from_is_said_before_anything_is_tuned(project, 
     (tmp_path / "empty").mkdir()
     ours = project.params.platforms[P].mcpu
     with pytest.raises(UsageError, match="empty has no database_tuning_record.json; give a log file or a MetaSchedule database"):
-        use.run_tune(project, None, P, None, warm_start=[tmp_path / "empty"])
+        tune(project, None, P, None, warm_start=[tmp_path / "empty"])
     with pytest.raises(UsageError, match=f"measured on llvm -mcpu=penryn, and what is tuned runs on llvm -mcpu={ours}; give a"):
-        use.run_tune(project, None, P, None, warm_start=[tuned_before(tmp_path / "other", "penryn")])
+        tune(project, None, P, None, warm_start=[tuned_before(tmp_path / "other", "penryn")])
     (tuned_before(tmp_path / "damaged", ours) / "database" / "database_tuning_record.json").write_text("[0, [[[], []]\n")
     with pytest.raises(DataError, match="is no tuning log"):
-        use.run_tune(project, None, P, None, warm_start=[tmp_path / "damaged"])
+        tune(project, None, P, None, warm_start=[tmp_path / "damaged"])
 
 
 def test_a_saved_model_takes_the_champions_place(project, tuner):
     """The report names it; the champion and the same folder with other bytes are other runs."""
-    use.run_tune(project, None, P, None)
+    tune(project, None, P, None)
     folder = saved_elsewhere("worst")
-    said = use.run_tune(project, None, P, None, model=folder)
+    said = tune(project, None, P, None, model=folder)
     named = f"resnet-18 on {P}, by the known model in data/models/elsewhere: 2000.00 ms untuned"
-    assert said.startswith(named) and use.run_tune(project, None, P, None, model=folder).startswith(f"unchanged: {named}")
-    assert f"- {named}" in overview.write_summary(project)
-    assert json.loads(use.TUNED.read_text()).get("champion_version") is None
+    assert said.startswith(named) and tune(project, None, P, None, model=folder).startswith(f"unchanged: {named}")
+    assert f"- {named}" in summary(project)
+    assert json.loads((Workspace().reports / tuning.TUNED).read_text()).get("champion_version") is None
     saved_elsewhere("best")
-    use.run_tune(project, None, P, None, model=folder)
-    use.run_tune(project, None, P, None)
+    tune(project, None, P, None, model=folder)
+    tune(project, None, P, None)
     assert [model.how for model in tuner.models] == ["best", "worst", "best", "best"] and len(set(tuner.folders)) == 3
 
 
 def test_a_saved_model_needs_no_champion(project, tuner, monkeypatch):
     monkeypatch.setattr(registry, "champion", lambda platform: pytest.fail("asked for"))
-    assert use.run_tune(project, None, P, None, model=saved_elsewhere()).startswith("resnet-18")
+    assert tune(project, None, P, None, model=saved_elsewhere()).startswith("resnet-18")
 
 
 def test_what_cannot_take_the_champions_place_is_said(project, tuner, tmp_path):
@@ -193,7 +202,7 @@ def test_what_cannot_take_the_champions_place_is_said(project, tuner, tmp_path):
         (folder, UsageError, r"ranks programs for vectors of 64 bytes, and those of the target \(nehalem\) have 16"),
     ):
         with pytest.raises(kind, match=message):
-            use.run_tune(project, None, P, None, model=model)
+            tune(project, None, P, None, model=model)
     assert tuner.calls == []
 
 
@@ -201,16 +210,16 @@ def test_a_changed_file_is_tuned_anew(project, tuner, tmp_path):
     file = tmp_path / "net.onnx"
     for content in (b"one", b"one", b"two"):
         file.write_bytes(content)
-        use.run_tune(project, str(file), P, 5)
+        tune(project, str(file), P, 5)
     assert len(tuner.calls) == 2
 
 
 def test_without_pytorch_everything_is_still_said(project, tuner, monkeypatch):
     tuner.pytorch_ms = None
-    said = use.run_tune(project, "net.onnx", P, 5)
+    said = tune(project, "net.onnx", P, 5)
     assert "87.62 ms tuned, PyTorch -;" in said and "difference to the untuned network's output 6.0e-08" in said
-    assert f"- net.onnx on {P}: 2000.00 ms untuned, 87.62 ms tuned, PyTorch -\n" in overview.write_summary(project)
-    assert json.loads(overview.SUMMARY.read_text())["pytorch_ms"] is None
+    assert f"- net.onnx on {P}: 2000.00 ms untuned, 87.62 ms tuned, PyTorch -\n" in summary(project)
+    assert json.loads((Workspace().reports / overview.SUMMARY).read_text())["pytorch_ms"] is None
 
 
 @pytest.mark.parametrize(
@@ -224,45 +233,45 @@ def test_without_pytorch_everything_is_still_said(project, tuner, monkeypatch):
 def test_a_chain_that_ends_elsewhere_goes_on_untuned(project, tuner, elsewhere, what):
     """That is said where nobody asked for the platform, and an error where somebody did."""
     platforms = project.params.platforms | {"b": elsewhere}
-    project = TinyProject(dataclasses.replace(project.params, platforms=platforms))
+    project = TinyWorkspace(params=dataclasses.replace(project.params, platforms=platforms))
     why = f"networks are tuned on this machine's CPU; b is {what}"
-    assert use.run_tune(project, None, None, None) == f"nothing tuned: {why}"
+    assert tune(project, None, None, None) == f"nothing tuned: {why}"
     with pytest.raises(UsageError, match=f"^cannot tune on b: {why}; choose one of: {P}$"):
-        use.run_tune(project, None, "b", None)
-    assert tuner.calls == [] and not use.TUNED.exists()
-    overview.write_summary(project)
-    assert json.loads(overview.SUMMARY.read_text())["tuned"] == {}
-    use.run_tune(project, None, P, None)
+        tune(project, None, "b", None)
+    assert tuner.calls == [] and not (Workspace().reports / tuning.TUNED).exists()
+    summary(project)
+    assert json.loads((Workspace().reports / overview.SUMMARY).read_text())["tuned"] == {}
+    tune(project, None, P, None)
     assert tuner.calls == [("resnet-18", 200)]
 
 
 def test_a_chain_without_this_machine_names_what_to_add(project, tuner):
-    project = TinyProject(dataclasses.replace(project.params, platforms=dict.fromkeys((P, "b"), Platform("cuda"))))
+    project = TinyWorkspace(params=dataclasses.replace(project.params, platforms=dict.fromkeys((P, "b"), Platform("cuda"))))
     with pytest.raises(UsageError, match=f"{P} is an NVIDIA GPU; add one of kind local to params.yaml$"):
-        use.run_tune(project, None, P, None)
+        tune(project, None, P, None)
 
 
 def test_without_a_platform_the_last_one_that_ran_is_tuned(project, tuner):
-    store.write_skipped(records_folder("b"), "b", "no AVX-512 here")
-    assert use.run_tune(project, None, None, None).startswith(f"resnet-18 on {P}: ")
+    store.write_skipped(Workspace().records_folder("b"), "b", "no AVX-512 here")
+    assert tune(project, None, None, None).startswith(f"resnet-18 on {P}: ")
 
 
 def test_trials_or_minutes(project, tuner):
     with pytest.raises(UsageError, match="trials and minutes both say how long to tune; give one of them"):
-        use.run_tune(project, None, P, 5, minutes=1.0)
+        tune(project, None, P, 5, minutes=1.0)
     for minutes in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(UsageError, match=f"the minutes to tune are {minutes}; give a number above 0"):
-            use.run_tune(project, None, P, None, minutes=minutes)
-    assert "; 151 programs measured" in use.run_tune(project, None, P, None, minutes=1.0)
+            tune(project, None, P, None, minutes=minutes)
+    assert "; 151 programs measured" in tune(project, None, P, None, minutes=1.0)
     assert tuner.calls == [("resnet-18", None)]
-    assert use.run_tune(project, None, P, None, minutes=1.0).startswith("unchanged")
-    use.run_tune(project, None, P, 151)
+    assert tune(project, None, P, None, minutes=1.0).startswith("unchanged")
+    tune(project, None, P, 151)
     assert len(tuner.calls) == 2
 
 
 def test_torch_compile_and_what_was_left_out_are_said(project, tuner):
     tuner.compile_ms, tuner.left_out = 12.3, 2
-    said = use.run_tune(project, None, P, None)
+    said = tune(project, None, P, None)
     assert "PyTorch 24.60 ms, torch.compile 12.30 ms; 200 programs" in said
     assert said.endswith("6.0e-08, 2 tasks left to TVM, for the network failed with their programs")
 
@@ -270,7 +279,7 @@ def test_torch_compile_and_what_was_left_out_are_said(project, tuner):
 def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):
     """The library, what was measured, and a report in figures and in words; said once more, it is tuned once more."""
     out = tmp_path / "below" / "fast"
-    said = use.run_tune(project, None, P, 64, out=out)
+    said = tune(project, None, P, 64, out=out)
     assert said.endswith(f" -> {out}") and [p.name for p in out.parent.iterdir()] == ["fast"]
     names = {"network.so", "example.npz", "database", "report.json", "report.md", "contents.json"}
     assert {path.name for path in out.iterdir()} == names and (out / "database" / "measured-1").is_file()
@@ -281,8 +290,8 @@ def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):
     assert "| fused_conv2d | 2 | 1.5000 | 150 |" in text and "| reshape | 1 | TVM's own | 1 |" in text
     assert "| tuned | 87.619 | 87.000 to 90.000 | 6.0e-08 |" in text and "| compile | - | - | it has no compiler |" in text
     with pytest.raises(UsageError, match="fast exists; name another folder, or --force to overwrite it"):
-        use.run_tune(project, None, P, 64, out=out)
-    use.run_tune(project, None, P, 65, out=out, force=True)
+        tune(project, None, P, 64, out=out)
+    tune(project, None, P, 65, out=out, force=True)
     assert read_json(out / "report.json", "")["trials"] == 65 and len(tuner.calls) == 2
 
 
@@ -292,9 +301,9 @@ def test_a_folder_that_is_not_ours_is_never_overwritten(project, tuner, tmp_path
     (tmp_path / "file").touch()
     for name in ("mine", "file"):
         with pytest.raises(UsageError, match=f"{name} is there and is no folder that tcl tune wrote; name another one"):
-            use.run_tune(project, None, P, 64, out=tmp_path / name, force=True)
+            tune(project, None, P, 64, out=tmp_path / name, force=True)
     with pytest.raises(TclError, match="cannot write .*file/below"):
-        use.run_tune(project, None, P, 64, out=tmp_path / "file" / "below")
+        tune(project, None, P, 64, out=tmp_path / "file" / "below")
     assert tuner.calls == [] and (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 
 
@@ -302,7 +311,7 @@ def test_two_tunings_into_one_folder(project, tuner, tmp_path):
     """The second is refused before it measures; the first one's is whole."""
     with tuned_folder.tuned_folder(tmp_path / "fast", force=False) as aside:
         with pytest.raises(UsageError, match="another tuning is writing .*fast; wait for its end, or name another folder"):
-            use.run_tune(project, None, P, 64, out=tmp_path / "fast")
+            tune(project, None, P, 64, out=tmp_path / "fast")
         (aside / "mine").touch()
     assert tuner.calls == [] and (tmp_path / "fast" / "mine").is_file()
 
@@ -310,7 +319,7 @@ def test_two_tunings_into_one_folder(project, tuner, tmp_path):
 def test_a_stopped_tuning_leaves_no_half_folder(project, tuner, tmp_path):
     tuner.stopped = True
     with pytest.raises(KeyboardInterrupt):
-        use.run_tune(project, None, P, 64, out=tmp_path / "below" / "fast")
+        tune(project, None, P, 64, out=tmp_path / "below" / "fast")
     assert list((tmp_path / "below").iterdir()) == []
 
 
@@ -319,12 +328,12 @@ def test_a_stopped_tuning_leaves_no_half_folder(project, tuner, tmp_path):
 
 def test_the_summary_names_what_was_measured_learned_and_promoted(project):
     made_and_promoted(project, "best")
-    store.write_skipped(records_folder("b"), "b", "no AVX-512 here")
-    text = overview.write_summary(project)
+    store.write_skipped(Workspace().records_folder("b"), "b", "no AVX-512 here")
+    text = summary(project)
     assert f"- {P}: top-1 0.900 on held-out networks (a random ranking: 0.500), 20 programs measured, champion is version 1\n" in text
     assert "\n  pairs ranked right 0.800, forgotten 0.000\n" in text
     assert "- b: skipped, no AVX-512 here" in text
-    saved = json.loads(overview.SUMMARY.read_text())
+    saved = json.loads((Workspace().reports / overview.SUMMARY).read_text())
     assert saved["platforms"][P]["champion_version"] == 1 and saved["platforms"]["b"] == {"skipped": "no AVX-512 here"}
 
 
@@ -332,14 +341,14 @@ def test_the_summary_says_what_top_1_is_to_be_read_with(project):
     known = evaluation(P, "b")
     known["platforms"][P] = known["platforms"][P] | {"top_1": {"value": 0.9, "low": 0.75, "high": 0.98}, "pairwise_accuracy": None}
     known["baselines"] = {"zero-shot": {P: {"top_1": {"value": 0.6}}}, "xgboost": {"b": {"top_1": {"value": 0.7}}}}
-    write_json(promotion.EVALUATION, known)
+    write_json(Workspace().reports / promotion.EVALUATION, known)
     rounds = [{"step": "measure", "disturbed": 3}, {"step": "refit"}, {"step": "measure", "disturbed": 4}]
-    write_json(REPORTS / "collect" / f"{P}.json", {"errors": {"ok": 8, "timeout": 1, "crash": 1}, "rounds": rounds})
+    write_json(Workspace().reports / "collect" / f"{P}.json", {"errors": {"ok": 8, "timeout": 1, "crash": 1}, "rounds": rounds})
     assert (
         "  top-1 from 0.750 to 0.980 (95 %), pairs ranked right -, top-1 of zero-shot 0.600, forgotten 0.000, "
         "2 programs failed, 7 timed while the machine was not quiet\n"
-    ) in overview.write_summary(project)
-    saved = json.loads(overview.SUMMARY.read_text())["platforms"][P]
+    ) in summary(project)
+    saved = json.loads((Workspace().reports / overview.SUMMARY).read_text())["platforms"][P]
     assert (saved["peers"], saved["failed"], saved["top1_interval"]) == ({"zero-shot": 0.6}, 2, [0.75, 0.98])
 
 
@@ -348,20 +357,20 @@ def test_an_older_evaluation_is_said_to_be_old(project, lacking):
     old = evaluation(P, *("b" for _ in range(lacking != "platform")))
     if lacking == "figure":
         old["platforms"]["b"] = {"top_5": {"value": 1.0}}
-    write_json(promotion.EVALUATION, old)
+    write_json(Workspace().reports / promotion.EVALUATION, old)
     with pytest.raises(DataError, match="evaluation.json lacks '.*' for platform b; run: dvc repro evaluate"):
-        overview.write_summary(project)
+        summary(project)
 
 
 def test_times_of_stages_that_are_no_more_do_not_count(project):
     times = {"tasks": 60, f"collect@{P}": 120, "distill@b": 30, "tune": 30, "collect@gone": 6000, "baseline@tlp": 6000}
     for stage, seconds in times.items():
-        write_json(JOURNAL / "seconds" / f"{stage}.json", {"stage": stage, "seconds": seconds})
-    assert "Time: 4.0 min in stages (collect@" in overview.write_summary(project)
-    assert not {"collect@gone", "baseline@tlp"} & set(json.loads(overview.SUMMARY.read_text())["seconds"])
+        write_json(Workspace().journal / "seconds" / f"{stage}.json", {"stage": stage, "seconds": seconds})
+    assert "Time: 4.0 min in stages (collect@" in summary(project)
+    assert not {"collect@gone", "baseline@tlp"} & set(json.loads((Workspace().reports / overview.SUMMARY).read_text())["seconds"])
 
 
 def test_another_file_in_the_place_of_the_report_of_tuning_is_said(project):
-    write_json(use.TUNED, {"platforms": {}})
+    write_json(Workspace().reports / tuning.TUNED, {"platforms": {}})
     with pytest.raises(DataError, match=r"tuned.json is damaged \(it is no report of tuning\); tune again: tcl tune"):
-        use.last_tuned()
+        tuning.last_tuned(Workspace().reports)

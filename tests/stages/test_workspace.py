@@ -24,19 +24,10 @@ from tcl_core.platforms import Hardware
 from tcl_core.programs.pool import build_pool
 from tcl_core.programs.tasks import describe
 from tcl_core.records import Record
-from tcl_core.stages import project
-from tcl_core.stages.project import (
-    POOL,
-    TASKS,
-    Project,
-    hardware_here,
-    measuring_alone,
-    read_saved_hardware,
-    records_folder,
-    save_hardware,
-    stage_seconds,
-    timed,
-)
+from tcl_core.stages import machine, workspace
+from tcl_core.platforms import read_saved_hardware, save_hardware
+from tcl_core.stages.machine import hardware_here, measuring_alone
+from tcl_core.stages.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,26 +44,26 @@ def in_an_empty_folder(monkeypatch, tmp_path):
 def bandwidths(monkeypatch):
     """The bandwidths that measurements will find, in order; empty when all were taken."""
     found = [12.5, 99.0]
-    monkeypatch.setattr(project, "copy_bandwidth_gbs", lambda: found.pop(0))
+    monkeypatch.setattr(machine, "copy_bandwidth_gbs", lambda: found.pop(0))
     return found
 
 
 def test_bandwidth_is_measured_once_per_host_and_kept(bandwidths, monkeypatch):
     """Two platforms of one host differ in nothing but their vectors; a second run has the same hardware vector."""
-    first, second = hardware_here("nehalem", {}), hardware_here("haswell", {})
+    first, second = hardware_here(Workspace(), "nehalem", {}), hardware_here(Workspace(), "haswell", {})
     assert (first.bandwidth_gbs, second.bandwidth_gbs, bandwidths) == (12.5, 12.5, [99.0])
     assert (first.simd_bytes, second.simd_bytes) == (16, 32)
-    assert hardware_here("nehalem", {}) == first
+    assert hardware_here(Workspace(), "nehalem", {}) == first
     kept = read_json(Path("data/journal/hardware.json"), "")
-    assert kept == {"host": project.host_fingerprint(), "bandwidth_gbs": 12.5}
-    monkeypatch.setattr(project, "host_fingerprint", lambda: "another host")
-    assert hardware_here("nehalem", {}).bandwidth_gbs == 99.0
-    assert hardware_here("haswell", {}).bandwidth_gbs == 99.0 and bandwidths == []
+    assert kept == {"host": machine.host_fingerprint(), "bandwidth_gbs": 12.5}
+    monkeypatch.setattr(machine, "host_fingerprint", lambda: "another host")
+    assert hardware_here(Workspace(), "nehalem", {}).bandwidth_gbs == 99.0
+    assert hardware_here(Workspace(), "haswell", {}).bandwidth_gbs == 99.0 and bandwidths == []
     assert read_json(Path("data/journal/hardware.json"), "")["host"] == "another host"
 
 
 def test_what_params_give_counts_more(bandwidths):
-    hardware = hardware_here("haswell", {"bandwidth_gbs": 51.2, "memory_channels": 2})
+    hardware = hardware_here(Workspace(), "haswell", {"bandwidth_gbs": 51.2, "memory_channels": 2})
     assert (hardware.bandwidth_gbs, hardware.memory_channels) == (51.2, 2)
 
 
@@ -89,7 +80,7 @@ def test_saved_hardware_comes_back(tmp_path):
 MEASURER = """
 import sys
 from pathlib import Path
-from tcl_core.stages.project import measuring_alone
+from tcl_core.stages.machine import measuring_alone
 with measuring_alone():
     print("measuring", Path(sys.argv[1]).exists(), flush=True)
     sys.stdin.readline()
@@ -136,7 +127,7 @@ def test_a_killed_measurement_lets_the_next_one_begin(measurer):
 
 
 def test_one_after_the_other_does_not_wait(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(tmp_path))
     for _ in range(2):
         with measuring_alone():
             pass
@@ -151,7 +142,7 @@ LOCK = "tcl-measuring.lock"
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe"])
 def test_what_is_no_lock_is_refused_and_left_alone(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(tmp_path))
     lock, other = tmp_path / LOCK, tmp_path / "other"
     if kind == "link":
         other.write_text("years of work")
@@ -164,7 +155,7 @@ def test_what_is_no_lock_is_refused_and_left_alone(tmp_path, monkeypatch, kind):
 
 
 def test_whoever_measures_can_be_waited_for_by_other_users(tmp_path, monkeypatch):
-    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(tmp_path))
     mask = os.umask(0o077)
     try:
         with measuring_alone():
@@ -179,7 +170,7 @@ def test_whoever_measures_can_be_waited_for_by_other_users(tmp_path, monkeypatch
 NOBODYS = """
 import os
 from tcl_core.errors import UsageError
-from tcl_core.stages.project import measuring_alone
+from tcl_core.stages.machine import measuring_alone
 os.setgid(65534); os.setuid(65534)
 try:
     with measuring_alone():
@@ -203,7 +194,7 @@ def test_the_lock_of_another_user(mode, said):
 
 
 def test_a_wait_is_told_again_each_minute(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(tmp_path))
     clock = [0.0]
 
     def sleep(seconds):
@@ -211,9 +202,9 @@ def test_a_wait_is_told_again_each_minute(tmp_path, monkeypatch, capfd):
         if clock[0] > 130:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(project.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(project.time, "sleep", sleep)
-    monkeypatch.setattr(project, "holder", lambda path: "process 7")
+    monkeypatch.setattr(machine.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(machine.time, "sleep", sleep)
+    monkeypatch.setattr(machine, "holder", lambda path: "process 7")
     with open(tmp_path / LOCK, "w") as held, pytest.raises(KeyboardInterrupt):
         fcntl.flock(held, fcntl.LOCK_EX)
         with measuring_alone():
@@ -223,8 +214,8 @@ def test_a_wait_is_told_again_each_minute(tmp_path, monkeypatch, capfd):
 
 
 def test_a_lock_that_was_removed_and_made_anew_is_the_one_that_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(project.tempfile, "tempdir", str(tmp_path))
-    real, opened = project._open_lock, []
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(tmp_path))
+    real, opened = machine._open_lock, []
 
     def removed_meanwhile(path, otherwise):
         opened.append(real(path, otherwise))
@@ -232,7 +223,7 @@ def test_a_lock_that_was_removed_and_made_anew_is_the_one_that_counts(tmp_path, 
             path.unlink()
         return opened[-1]
 
-    monkeypatch.setattr(project, "_open_lock", removed_meanwhile)
+    monkeypatch.setattr(machine, "_open_lock", removed_meanwhile)
     with measuring_alone(), open(tmp_path / LOCK) as second, pytest.raises(BlockingIOError):
         fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert len(opened) == 2
@@ -243,17 +234,17 @@ def test_a_lock_that_was_removed_and_made_anew_is_the_one_that_counts(tmp_path, 
 
 def test_seconds_of_the_last_run(monkeypatch):
     clock = iter([10.0, 12.54, 100.0, 101.0, 200.0, 203.0])
-    monkeypatch.setattr(project.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(machine.time, "monotonic", lambda: next(clock))
     for stage in ("tasks", "collect@a", "tasks"):
-        with timed(stage):
+        with Workspace().timed(stage):
             pass
-    assert stage_seconds() == {"collect@a": 1.0, "tasks": 3.0}
+    assert Workspace().stage_seconds() == {"collect@a": 1.0, "tasks": 3.0}
 
 
 def test_a_failed_stage_keeps_the_time_of_the_last_good_run():
-    with pytest.raises(ValueError), timed("tasks"):
+    with pytest.raises(ValueError), Workspace().timed("tasks"):
         raise ValueError
-    assert stage_seconds() == {}
+    assert Workspace().stage_seconds() == {}
 
 
 # --- programs for the committee ---
@@ -264,7 +255,7 @@ def write_programs(programs) -> None:
         {"task_key": p.task_key, "split": "train", "program_id": p.number, "sketch_id": p.sketch, "decisions": list(p.decisions)}
         for p in programs
     ]
-    store.write_table(POOL / "train" / "programs.parquet", "programs", rows)
+    store.write_table(Workspace().pool / "train" / "programs.parquet", "programs", rows)
 
 
 def test_further_programs_are_drawn_once_for_a_pool(monkeypatch, caplog):
@@ -272,22 +263,22 @@ def test_further_programs_are_drawn_once_for_a_pool(monkeypatch, caplog):
     task = describe("matmul", matmul_module(4, 4, 4))
     sketches, programs = build_pool([task], 0, 8, 0, 1)
     row = {"task_key": task.key, "name": task.name, "op_type": task.operator, "flops": task.flops, "module_json": task.module_json}
-    store.write_table(TASKS / "tasks.parquet", "tasks", [row])
-    store.write_table(POOL / "train" / "sketches.parquet", "sketches", sketches)
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [row])
+    store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", sketches)
     write_programs(programs)
     draws, params = [], load_params(ROOT / "params.yaml")
-    draw = project.draw_unmeasured
-    monkeypatch.setattr(project, "draw_unmeasured", lambda *given: draws.append(given) or draw(*given))
+    draw = workspace.draw_unmeasured
+    monkeypatch.setattr(workspace, "draw_unmeasured", lambda *given: draws.append(given) or draw(*given))
     pool = [(p.task_key, p.sketch, p.decisions) for p in programs]
-    first = Project(params).unmeasured_keys([0], 12, pool[:3])
+    first = Workspace(params=params).unmeasured_keys([0], 12, pool[:3])
     assert first[:5] == pool[3:] and len(set(first)) == 12 and not set(first) & set(pool[:3])
-    assert Project(params).unmeasured_keys([0], 12, pool[:3]) == first
-    assert Project(params).unmeasured_keys([0], 12, ())[:8] == pool and len(draws) == 1
+    assert Workspace(params=params).unmeasured_keys([0], 12, pool[:3]) == first
+    assert Workspace(params=params).unmeasured_keys([0], 12, ())[:8] == pool and len(draws) == 1
     Path("data/journal/further.json").write_text("{}")
-    assert Project(params).unmeasured_keys([0], 12, pool[:3]) == first and len(draws) == 2
+    assert Workspace(params=params).unmeasured_keys([0], 12, pool[:3]) == first and len(draws) == 2
     assert "further.json is damaged" in caplog.text
-    assert len(Project(params).unmeasured_keys([0], 11, pool[:3])) == 11 and len(draws) == 3
-    assert Project(params).unmeasured_keys([], 11, ()) == []
+    assert len(Workspace(params=params).unmeasured_keys([0], 11, pool[:3])) == 11 and len(draws) == 3
+    assert Workspace(params=params).unmeasured_keys([], 11, ()) == []
 
 
 def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
@@ -295,25 +286,25 @@ def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
     task = describe("matmul", matmul_module(1, 1, 1))
     sketches, programs = build_pool([task], 0, 50, 0, 1)
     row = {"task_key": task.key, "name": task.name, "op_type": task.operator, "flops": task.flops, "module_json": task.module_json}
-    store.write_table(TASKS / "tasks.parquet", "tasks", [row])
-    store.write_table(POOL / "train" / "sketches.parquet", "sketches", sketches)
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [row])
+    store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", sketches)
     write_programs(programs[:2])  # the others are drawn
     about = ((1e-3,), "ok", "", 0, datetime.now(UTC), "{}", "this host", "0")
     records = [Record(task.key, p.sketch, p.number, p.decisions, *about) for p in programs]
-    save_hardware(records_folder("a"), Hardware(cores=2.0))
+    save_hardware(Workspace().records_folder("a"), Hardware(cores=2.0))
     for count in (3, 4):
-        store.write_records(records_folder("a"), records[:count])
-        found = Project(load_params(ROOT / "params.yaml")).unmeasured([0], 50, "a")
+        store.write_records(Workspace().records_folder("a"), records[:count])
+        found = Workspace(params=load_params(ROOT / "params.yaml")).unmeasured([0], 50, "a")
         assert {reads: len(samples) for reads, samples in found.items()} == {"tokens": 4 - count, "statements": 4 - count}
 
 
 def test_damaged_seconds_are_left_out_and_that_is_said(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     for stage in ("train", "tasks"):
-        with timed(stage):
+        with Workspace().timed(stage):
             pass
     shutil.copy("data/journal/seconds/train.json", "data/journal/seconds/evaluate.json")
     Path("data/journal/seconds/tasks.json").write_text("{}")
-    assert list(stage_seconds()) == ["train"]
+    assert list(Workspace().stage_seconds()) == ["train"]
     assert "tasks.json is damaged (it has no checksum" in caplog.text and "it is left out of the summary" in caplog.text
     assert "evaluate.json is damaged (it is another stage's); it is left out of the summary" in caplog.text

@@ -1,0 +1,3 @@
+from tcl_core.cli import main
+
+main()

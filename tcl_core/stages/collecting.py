@@ -1,0 +1,343 @@
+"""Measuring on a platform: collect, holdout, and a few programs for other stages' questions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tcl_core import store
+from tcl_core.collect import Collection, Plan, collect as collect_in_rounds, measure_all
+from tcl_core.checked import write_json
+from tcl_core.errors import PlatformError
+from tcl_core.files import replacing, sync_folder, writing
+from tcl_core.journal import line_of, locked
+from tcl_core.learning.fit import FitSettings
+from tcl_core.gpu import GpuHardware
+from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup, Tracker
+from tcl_core.measure.pool import Runner
+from tcl_core.models import catalogue
+from tcl_core.platforms import Ask, Hardware, kind_of, save_hardware, threads
+from tcl_core.progress import progress, say
+from tcl_core.records import ProgramKey, Record
+from tcl_core.stages.machine import bandwidth_here, measuring_alone
+from tcl_core.stages.workspace import Skipped, Workspace, by_measuring
+
+AGAIN = "measuring-again"  # a file in a journal: it was begun by `--again`, whose command has not ended well yet
+
+
+@dataclass(frozen=True)
+class CollectReport:
+    """What was measured of a pool on a platform.
+
+    programs, pool  measured ones and all that there were to choose from
+    errors          kind of outcome, ``ok`` among them -> programs
+    rounds          what each step chose, measured and learned
+    """
+
+    platform: str
+    programs: int
+    pool: int
+    errors: Mapping[str, int]
+    rounds: Sequence[Mapping[str, Any]] = ()
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.errors.items())
+        return f"{self.programs} of {self.pool} programs; {counts}"
+
+
+@dataclass(frozen=True)
+class HoldoutReport:
+    """How many held-out programs were measured on a platform."""
+
+    platform: str
+    programs: int
+
+    def __str__(self) -> str:
+        return f"{self.programs} held-out programs"
+
+
+def collect(workspace: Workspace, platform: str, again: bool = False) -> CollectReport | Skipped:
+    """Measure a platform's share of the training programs with the sampler -> data/records/platform=P/.
+
+    ``again``: measure anew what was measured before, and go on with that where it was stopped, until ``end_again``.  Raises
+    UsageError for an unknown platform, PlatformError where this machine can run none.
+    """
+    workspace.check_platform(platform)
+    report_file = workspace.reports / "collect" / f"{platform}.json"
+    if reason := _reason_to_skip(workspace, platform):
+        write_json(report_file, {"platform": platform, "skipped": reason})
+        return _skip(workspace, platform, "records", reason)
+    settings, journal = workspace.params.collect, _Journal(workspace.journal_folder(platform, "collect"), again)
+    with measuring_alone(), workspace.timed(f"collect@{platform}"):
+        place = _place(workspace, platform)
+        collection = _collection(workspace, place, "train", journal)
+        plan = _plan(workspace, platform, len(collection.programs))
+        models = [catalogue.create(workspace.params.train.model, _refit_settings(workspace, n)) for n in range(settings.ensemble)]
+        steps = _StepLog(collection.journal / "rounds.jsonl")
+        with progress(f"collecting on {platform}", plan.budget) as shown:
+            collect_in_rounds(collection, plan, models, steps.add, lambda record: shown.advance(_short(record)))
+        _write_records(workspace, platform, "records", collection, place)
+        report = _report(platform, collection, steps.steps)
+        write_json(report_file, asdict(report))
+    return report
+
+
+def holdout(workspace: Workspace, platform: str, again: bool = False) -> HoldoutReport | Skipped:
+    """Measure all held-out programs -> data/holdout/platform=P/.  As ``collect``."""
+    workspace.check_platform(platform)
+    if reason := _reason_to_skip(workspace, platform):
+        return _skip(workspace, platform, "holdout", reason)
+    journal = _Journal(workspace.journal_folder(platform, "holdout"), again)
+    with measuring_alone(), workspace.timed(f"holdout@{platform}"):
+        place = _place(workspace, platform)
+        collection = _collection(workspace, place, "held_out", journal)
+        with progress(f"measuring held-out programs on {platform}", len(collection.programs)) as shown:
+            measure_all(collection, workspace.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
+        _write_records(workspace, platform, "holdout", collection, place)
+    return HoldoutReport(platform, len(collection.records))
+
+
+def measure_probes(
+    workspace: Workspace, platform: str, choose: Callable[[Sequence[ProgramKey]], Sequence[int]]
+) -> dict[ProgramKey, float]:
+    """Seconds of those training programs on a platform whose rows ``choose`` picks from all keys; inf where one failed.
+
+    They are kept in the platform's journal: its collection measures none of them again.  Raises PlatformError for a platform
+    that this machine cannot run.
+    """
+    if reason := _reason_to_skip(workspace, platform):
+        raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
+    with measuring_alone():
+        collection = _collection(workspace, _place(workspace, platform), "train", _Journal(workspace.journal_folder(platform, "collect"), False))
+        rows = choose(collection.keys)
+        with collection.measuring() as measuring, progress(f"probing {platform}", len(rows)) as shown:
+            measuring.measure(rows, 0, workspace.params.measure.check_fraction, lambda record: shown.advance(_short(record)))
+    return {record.key: record.latency_s for record in collection.records.values()}
+
+
+def measure_now(workspace: Workspace, platform: str, keys: Sequence[ProgramKey]) -> tuple[list[Outcome], Setup, str]:
+    """Time programs of the pool as the platform is measured today, beside all journals: outcomes, and how and on which host.
+
+    The caller holds the machine (``measuring_alone``).  Raises PlatformError for a platform that this machine cannot run,
+    DataError for a program of another pool.
+    """
+    if reason := _reason_to_skip(workspace, platform):
+        raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
+    place, encoder = _place(workspace, platform), workspace.encoder
+    traces = [encoder.trace_json(task_key, sketch) for task_key, sketch, _ in keys]
+    jobs = [Job(key[0], encoder.tasks[key[0]].module_json, trace, key[2]) for key, trace in zip(keys, traces, strict=True)]
+    outcomes = []
+    with Runner(place.setup) as runner, progress(f"measuring {platform} again", len(jobs)) as shown:
+        for outcome in runner.measure(jobs):
+            outcomes.append(outcome)
+            shown.advance(outcome.error)
+    return outcomes, place.setup, place.host
+
+
+def _plan(workspace: Workspace, platform: str, programs: int) -> Plan:
+    settings = workspace.params.collect
+    share = settings.first_fraction if platform == workspace.params.chain.first else settings.fraction
+    budget = max(1, round(share * programs))
+    return Plan(
+        sampler=settings.sampler,
+        budget=budget,
+        initial=max(1, round(settings.initial_share * budget)),
+        rounds=settings.rounds,
+        check_fraction=workspace.params.measure.check_fraction,
+        seed=workspace.params.seed,
+    )
+
+
+def _write_records(workspace: Workspace, platform: str, kind: str, collection: Collection, place: _Place) -> None:
+    folder = workspace.records_folder(platform, kind)
+    store.write_records(folder, collection.records.values(), by_measuring(platform, kind))
+    save_hardware(folder, place.hardware)
+    (folder / "skipped.json").unlink(missing_ok=True)
+
+
+def _skip(workspace: Workspace, platform: str, kind: str, reason: str) -> Skipped:
+    """Say why there are no records; those that a better machine left there are set aside, not deleted."""
+    folder = workspace.records_folder(platform, kind)
+    store.write_skipped(folder, platform, reason)
+    kept = [folder / name for name in ("records.parquet", "hardware.json") if os.path.lexists(folder / name)]
+    if not kept:
+        return Skipped(platform, reason)
+    aside = workspace.set_aside / folder.relative_to(workspace.data) / _stamp()
+    with writing(aside):
+        aside.mkdir(parents=True)
+        for path in kept:
+            shutil.move(path, aside / path.name)
+    return Skipped(platform, reason, aside)
+
+
+def setup_of(workspace: Workspace, platform: str) -> Setup:
+    """How programs are measured on a platform: its target, its devices and the protocol of params.yaml."""
+    m, spec = workspace.params.measure, workspace.params.platforms[platform]
+    kind = kind_of(spec)
+    kind.check_measure(platform, m)
+    protocol = Protocol(
+        repeats=m.repeats,
+        max_repeats=m.max_repeats,
+        max_spread=m.max_spread,
+        min_repeat_ms=m.min_repeat_ms,
+        max_number=m.max_number,
+        enough_s=m.enough_s,
+        warmup=m.warmup,
+        threads=spec.threads or threads(),
+        early_stop_factor=m.early_stop_factor,
+        flush_cache=m.flush_cache,
+        pin_threads=m.pin_threads,
+    )
+    memory_bytes = int(m.memory_gib * 2**30) if kind.bounded else 0
+    limits = Limits(build_s=m.build_timeout_s, run_s=m.timeout_s, memory_bytes=memory_bytes)
+    behind = kind.behind(spec)
+    return Setup(kind.target(spec), protocol, limits, Tracker(*behind) if behind else None)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a platform's programs run: how, on which host, and what models are told of its hardware."""
+
+    setup: Setup
+    host: str
+    hardware: Hardware | GpuHardware
+
+
+def _place(workspace: Workspace, platform: str) -> _Place:
+    """Raises PlatformError where the remote devices do not answer."""
+    spec, setup = workspace.params.platforms[platform], setup_of(workspace, platform)
+    found = kind_of(spec).find(spec, Ask(lambda: bandwidth_here(workspace), lambda: _describe(setup)))
+    if setup.tracker:  # from now on all of its devices must be like this one
+        setup = replace(setup, tracker=replace(setup.tracker, host_told=found.host))
+    return _Place(setup, found.host, found.hardware)
+
+
+def _describe(setup: Setup) -> dict[str, Any]:
+    with Runner(setup, lanes=1) as runner:
+        return runner.describe()
+
+
+def _reason_to_skip(workspace: Workspace, platform: str) -> str | None:
+    """Why this machine leaves the platform out.  Raises PlatformError when it can run none of the chain."""
+    design_space = workspace.params.candidates.design_space
+    reasons = {name: kind_of(p).why_not(p, design_space) for name, p in workspace.params.platforms.items()}
+    if all(reasons.values()):
+        raise PlatformError(f"this machine can run none of the platforms of params.yaml ({reasons[platform]}); add one it can")
+    return reasons[platform]
+
+
+def _collection(workspace: Workspace, place: _Place, split: str, journal: _Journal) -> Collection:
+    programs, encoder = workspace.programs(split), workspace.encoder  # what is missing is said before a journal is set aside
+    journal.begin()
+    return Collection(
+        programs=programs,
+        encoder=encoder,
+        hardware=place.hardware.vector(),
+        host=place.host,
+        setup=place.setup,
+        journal=journal.folder,
+    )
+
+
+def _refit_settings(workspace: Workspace, member: int) -> FitSettings:
+    train, collect_settings = workspace.params.train, workspace.params.collect
+    return FitSettings(
+        epochs=collect_settings.epochs,
+        batch_size=train.batch_size,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        clip_norm=train.gradient_clip,
+        seed=workspace.params.seed + member,
+    )
+
+
+class _Journal:
+    """The journal of a stage that is about to wait for the machine; ``again``: to be set aside, and begun anew."""
+
+    def __init__(self, folder: Path, again: bool) -> None:
+        self.folder, self.again = folder, again
+        self.seen = _identity(folder)
+
+    def begin(self) -> None:
+        """With ``again`` keep the old journal under another name: nothing measured is deleted.
+
+        Not where an ``--again`` was stopped: it goes on.  Nor where another process measured while this one waited.
+        Raises PlatformError while a process writes the journal.
+        """
+        if not self.again:
+            return
+        if self.folder.exists():
+            with locked(self.folder), writing(self.folder):
+                if why := self._why_kept():
+                    say(why)
+                    return
+                os.replace(self.folder, self.folder.with_name(f"{self.folder.name}.before-{_stamp()}"))
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / AGAIN).touch()
+            sync_folder(self.folder.parent)
+
+    def _why_kept(self) -> str | None:
+        mark = self.folder / AGAIN
+        if mark.exists():
+            return f"going on with the --again that was stopped; to begin anew once more, remove {mark} first"
+        if _identity(self.folder) != self.seen:
+            return f"another process has measured into {self.folder} meanwhile; going on with that"
+        return None
+
+
+def end_again(workspace: Workspace, kind: str, platforms: Iterable[str]) -> None:
+    """The command has ended well: the next ``--again`` begins anew.  ``kind`` as for ``Workspace.journal_folder``."""
+    for platform in platforms:
+        mark = workspace.journal_folder(platform, kind) / AGAIN
+        with writing(mark):
+            mark.unlink(missing_ok=True)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a journal from the one that later takes its place."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+
+
+class _StepLog:
+    """A line per finished step of this run, with a checksum as in the journal, in a file that can be followed while it grows.
+
+    The first step replaces what an earlier run wrote.  Not the start: steps come with the journal's lock held, while a
+    start may be that of a second collector, which the lock then refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.path = path
+
+    def add(self, step: dict[str, Any]) -> None:
+        if self.steps:
+            with writing(self.path), open(self.path, "ab") as file:
+                file.write(line_of(step))
+        else:
+            with replacing(self.path) as file:
+                file.write(line_of(step))
+        self.steps.append(step)
+
+
+def _report(platform: str, collection: Collection, steps: list[dict[str, Any]]) -> CollectReport:
+    errors = Counter(record.error for record in collection.records.values())
+    return CollectReport(platform, len(collection.records), len(collection.programs), dict(sorted(errors.items())), steps)
+
+
+def _short(record: Record) -> str:
+    return f"{record.latency_s * 1e3:.3f} ms" if record.error == "ok" else record.error

@@ -1,0 +1,107 @@
+"""Rank the held-out programs with every model, and keep the figures and plots."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tcl_core.checked import write_json
+from tcl_core.evaluation import plots
+from tcl_core.evaluation.intervals import chain_figures, model_figures
+from tcl_core.evaluation.metrics import Networks, top_k
+from tcl_core.evaluation.report import collection_progress
+from tcl_core.features.batches import Samples
+from tcl_core.models import catalogue
+from tcl_core.models.mamba import MambaModel
+from tcl_core.stages import baselines
+from tcl_core.stages.workspace import SCRATCH, Workspace, learning_curve
+
+def evaluate(workspace: Workspace) -> dict[str, Any]:
+    """Rank every platform's held-out programs with every platform's model -> data/reports/evaluation.json, which is returned, plots.
+
+    Beside the chained model of a platform stand two that show what distillation is worth: ``zero-shot``, the model
+    of the platform before, which has seen no measurement of this one but is given its hardware row, and
+    ``own data only``, a plain model that knows nothing of the chain.  Then come those of params.yaml's ``baselines``.
+    """
+    ran = workspace.platforms_that_ran()
+    with workspace.timed("evaluate"):
+        judged = {p: workspace.judged_now(p) for p in ran}
+        weights = workspace.task_weights("held_out")
+        held_out = {p: workspace.samples(p, "holdout") for p in ran}
+        models = {p: catalogue.load(workspace.model_folder(p)) for p in ran}
+        bases = {p: catalogue.load(workspace.model_folder(p) / "knowledge_base") for p in ran}
+        predicted = {(m, p): models[m].predict(held_out[p]) for m in ran for p in ran}
+        others = workspace.params.baselines.models
+        by_base = {(m, p): bases[m].predict(held_out[p]) for m in ran for p in ran}
+        evaluation = {
+            "platforms": _figures(workspace, held_out, weights, {p: predicted[p, p] for p in ran}),
+            "baselines": {
+                "zero-shot": _figures(workspace, held_out, weights, {p: predicted[b, p] for b, p in pairwise(ran)}),
+                "own data only": _figures(workspace, held_out, weights, _by_scratch(workspace, held_out)),
+                **{name: _figures(workspace, held_out, weights, baselines.predicted(workspace, name)) for name in others},
+            },
+            "chain": _chain(predicted, held_out, weights),
+            "knowledge_base": _chain(by_base, held_out, weights),
+            "parameters": {p: m.parameter_count() for p, m in models.items()},  # type: ignore[attr-defined]
+            "judged": judged,
+        }
+        write_json(workspace.reports / "evaluation.json", evaluation)
+        _plot(workspace, evaluation, held_out, predicted)
+    return evaluation
+
+
+def _figures(
+    workspace: Workspace, held_out: dict[str, Samples], weights: Networks, predicted: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """Platform -> figures of the predictions of its held-out programs."""
+    e, seed = workspace.params.evaluate, workspace.params.seed
+    return {
+        p: model_figures(scores, held_out[p].latencies_s, held_out[p].tasks, weights, e.top_k, e.bootstrap, seed)
+        for p, scores in predicted.items()
+    }
+
+
+def _by_scratch(workspace: Workspace, held_out: dict[str, Samples]) -> dict[str, np.ndarray]:
+    """Platform -> predictions of its model that was trained on its own records only; the chain's first has none."""
+    folders = {p: workspace.model_folder(p) / SCRATCH for p in held_out}
+    return {p: MambaModel.load(f).predict(held_out[p]) for p, f in folders.items() if f.exists()}
+
+
+def _chain(
+    predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks
+) -> dict[str, Any]:
+    """The matrix of top-1: row = model after a platform, column = platform ranked."""
+    ran = list(held_out)
+    top_1 = lambda m, p: top_k(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks, weights, 1)  # noqa: E731
+    return chain_figures(ran, [[top_1(m, p) for p in ran] for m in ran])
+
+
+def _plot(
+    workspace: Workspace,
+    evaluation: dict[str, Any],
+    held_out: dict[str, Samples],
+    predicted: dict[tuple[str, str], np.ndarray],
+) -> None:
+    folder, ran = workspace.reports / "plots", list(held_out)
+    written = {
+        plots.plot_top_k(evaluation, folder),
+        plots.plot_chain(evaluation["chain"], folder),
+        plots.plot_ranks({p: (predicted[p, p], held_out[p].scores, held_out[p].tasks) for p in ran}, folder),
+        plots.plot_learning({p: learning_curve(workspace.model_folder(p)) for p in ran}, folder),
+        plots.plot_collection({p: _collection(workspace, p) for p in ran}, folder),
+    }
+    for stale in set(folder.glob("*.png")) - written:
+        stale.unlink()
+
+
+def _collection(workspace: Workspace, platform: str) -> list[dict[str, Any]]:
+    records = workspace.records(platform)
+    numbers = workspace.encoder.numbers
+    return collection_progress(
+        np.array([r.round for r in records]),
+        np.array([r.latency_s for r in records]),
+        np.array([numbers[r.task_key] for r in records]),
+        workspace.encoder.operators([r.key for r in records]).tolist(),
+    )

@@ -1,0 +1,329 @@
+"""Stages that make the chain's models: train, distill."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcl_core import provenance, registry, store
+from tcl_core.bridge import BridgeSettings, bridged
+from tcl_core.checked import write_contents, write_json
+from tcl_core.ckd import ChainState, DistillSettings, learn_first, learn_next, mended
+from tcl_core.errors import PlatformError, UsageError
+from tcl_core.features.batches import Samples
+from tcl_core.files import whole_folder
+from tcl_core.learning.distillation_loss import fisher_diagonal
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models.mamba import MambaModel
+from tcl_core.platforms import read_saved_hardware, save_hardware
+from tcl_core.progress import Progress, progress
+from tcl_core.stages.machine import training_alone
+from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
+from tcl_core.teaching import COMMITTEE, taught
+
+class _Curve:
+    """Collects what each epoch reports and advances the progress bar."""
+
+    def __init__(self, shown: Progress) -> None:
+        self.shown = shown
+        self.epochs: list[dict[str, Any]] = []
+
+    def __call__(self, phase: str, epoch: int, loss: float, metrics: dict[str, float]) -> None:
+        self.epochs.append({"phase": phase, "epoch": epoch, "loss": loss, **metrics})
+        self.shown.advance(f"{phase} loss {loss:.4f}" + (f", top-1 {metrics['valid_top1']:.3f}" if metrics else ""))
+
+
+def fit_settings(workspace: Workspace) -> FitSettings:
+    """How a model of one platform trains: params.yaml's section ``train``."""
+    t = workspace.params.train
+    return FitSettings(
+        epochs=t.epochs,
+        batch_size=t.batch_size,
+        learning_rate=t.learning_rate,
+        weight_decay=t.weight_decay,
+        clip_norm=t.gradient_clip,
+        loss=t.loss,
+        schedule=t.schedule,
+        period=t.epochs,
+        seed=workspace.params.seed,
+    )
+
+
+def distill_settings(workspace: Workspace) -> DistillSettings:
+    """How a later platform is learned, and the plain model beside it: by LambdaRank, from measured programs alone.
+
+    At a tenth of the programs a committee of their own gained nothing (docs/models.md).
+    """
+    given = asdict(workspace.params.distill)
+    del given["method"]
+    own = {name: given.pop(name) for name in ("learning_rate", "batch_size")}
+    return DistillSettings(replace(fit_settings(workspace), **own, loss="rank", schedule="constant"), **given)
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """From how many programs a model learned: measured ones, and further ones that an ensemble of teachers labelled."""
+
+    model: str
+    platform: str
+    measured: int
+    labelled: int = 0
+
+    def __str__(self) -> str:
+        more = f", and on {self.labelled} that a committee labelled" if self.labelled else ""
+        return f"trained on {self.measured} measured programs of {self.platform}{more}"
+
+
+@dataclass(frozen=True)
+class DistillReport:
+    """How the next platform was learned.
+
+    share  by how much the difference between the platforms is believed, where the method weighs it (``completion``)
+    left   how much of that difference stays unexplained
+    """
+
+    platform: str
+    before: str
+    measured: int
+    share: float | None = None
+    left: float | None = None
+
+    def __str__(self) -> str:
+        weighed = ""
+        if self.share is not None:
+            weighed = f"; the difference is believed by {self.share:.0%}, which leaves {self.left:.0%} of it unexplained"
+        return f"learned {self.platform} from {self.measured} programs and what {self.before} knew{weighed}"
+
+
+def train(workspace: Workspace) -> TrainReport:
+    """Train on the chain's first platform -> data/models/P/."""
+    platform = workspace.params.chain.first
+    if reason := workspace.skipped(platform):
+        raise PlatformError(f"the chain starts at {platform}, which was skipped ({reason}); set chain.first in params.yaml")
+    checkpoint = workspace.journal / "checkpoints" / platform
+    with training_alone(checkpoint), workspace.timed("train"):
+        origin = _origin(workspace, "train", [platform], "train")
+        measured, valid = workspace.split_by_task(workspace.samples(platform), workspace.params.train.validation_share)
+        labelled = _with_unmeasured(workspace, platform, measured)
+        with progress(f"training on {platform}", workspace.params.train.epochs) as shown:
+            curve = _Curve(shown)
+            state = learn_first(labelled, valid, fit_settings(workspace), measured=measured, on_epoch=curve, checkpoint=checkpoint)
+        state = replace(state, hardware=(tuple(read_saved_hardware(workspace.records_folder(platform)).vector()),))
+        _save(workspace, platform, state, curve, checkpoint, origin)
+    return TrainReport(workspace.params.train.model, platform, len(measured), len(labelled) - len(measured))
+
+
+def _with_unmeasured(workspace: Workspace, platform: str, measured: Samples) -> Samples:
+    """The programs with labels of a committee that learned from them, and further ones that it labelled (``teaching``)."""
+    with progress(f"asking a committee about programs of {platform}", sum(member.count for member in COMMITTEE)) as shown:
+        return _taught(workspace, platform, measured, ("tokens", "statements"), shown.advance)
+
+
+def _taught(
+    workspace: Workspace, platform: str, measured: Samples, reads: Sequence[str], on_member: Callable[[str], None] = lambda name: None
+) -> Samples:
+    """So labelled by those members of the committee that read one of these; unlabelled where params.yaml wants no further programs."""
+    count, tasks = workspace.params.train.unmeasured, np.unique(measured.tasks)
+    if not count:
+        return measured
+    more = workspace.unmeasured(tasks, count, platform, reads)
+    views = {each: workspace.samples_in(each, platform) for each in more}
+    views = {each: samples.take(np.isin(samples.tasks, tasks)) for each, samples in views.items()}
+    return taught(views, more, workspace.params.seed, on_member=on_member)
+
+
+@with_registry
+def distill(workspace: Workspace, platform: str, from_registry: bool = False) -> DistillReport | Skipped:
+    """Learn the next platform of the chain, by params.yaml's ``distill.method`` -> data/models/P/.
+
+    It goes on from the model of the platform before, or ``from_registry`` from that platform's champion, wherever it was trained.
+    Raises UsageError for an unknown platform and for the chain's first.
+    """
+    workspace.check_platform(platform)
+    if platform == workspace.params.chain.first:
+        raise UsageError(f"{platform} is the chain's first platform and has nothing to learn from; run: tcl train")
+    if reason := workspace.skipped(platform):
+        # The next platform goes on from the model before this one: its digest makes DVC see when that one changes.
+        before = store.data_digest(workspace.model_folder(workspace.params.previous(platform)))
+        with whole_folder(workspace.model_folder(platform)) as folder:  # takes the place of a model of a better machine
+            store.write_skipped(folder, platform, reason, model_before=before)
+        return Skipped(platform, reason)
+    method, checkpoint = METHODS[workspace.params.distill.method], workspace.journal / "checkpoints" / platform
+    with training_alone(checkpoint), workspace.timed(f"distill@{platform}"):
+        before, folder = _champion_before(workspace, platform) if from_registry else _model_before(workspace, platform)
+        records = [name for name in (platform, before) if name == platform or method.reads_both and workspace.seconds(name)]
+        origin = _origin(workspace, f"distill@{platform}", records, *method.sections, before=folder)
+        step = _Step(workspace, before, platform, ChainState.load(folder), checkpoint)
+        with progress(f"distilling {before} -> {platform}", method.epochs(step) + workspace.params.bridge.epochs) as shown:
+            curve = _Curve(shown)
+            state, belief = method.learn(step, curve)
+            alone = _own_data_only(step, shown)
+        _save(workspace, platform, state, curve, checkpoint, origin, alone)
+    return DistillReport(platform, before, len(step.measured), **belief)
+
+
+def _model_before(workspace: Workspace, platform: str) -> tuple[str, Path]:
+    before = workspace.ran_before(platform)
+    return before, workspace.model_folder(before)
+
+
+def _champion_before(workspace: Workspace, platform: str) -> tuple[str, Path]:
+    before = workspace.params.previous(platform)
+    return before, registry.champion(before)[1]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """From one platform of the chain to the next."""
+
+    workspace: Workspace
+    before: str
+    platform: str
+    state: ChainState
+    checkpoint: Path
+
+    @cached_property
+    def measured(self) -> Samples:
+        return self.workspace.samples(self.platform)
+
+    @property
+    def own(self) -> tuple[Samples, Samples | None]:
+        """What was measured, and of it the tasks that are kept apart."""
+        return self.workspace.split_by_task(self.measured, self.workspace.params.train.validation_share)
+
+    @property
+    def is_last(self) -> bool:
+        """Of the chain, whatever this machine skips: no other stage's doing."""
+        return self.platform == self.workspace.params.chain_order[-1]
+
+
+class _Ckd:
+    """The paper's: CL phase, then KD unless it is the last."""
+
+    sections, reads_both = ("train", "distill"), False
+
+    @staticmethod
+    def epochs(step: _Step) -> int:
+        settings = step.workspace.params.distill
+        return settings.epochs + (0 if step.is_last else settings.kd_epochs)
+
+    @staticmethod
+    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, dict[str, float]]:
+        settings = distill_settings(step.workspace)
+        return learn_next(step.state, *step.own, settings, last=step.is_last, on_epoch=curve, checkpoint=step.checkpoint), {}
+
+
+class _CkdMended(_Ckd):
+    """The paper's with its terms mended, which also learns from unmeasured programs (``tcl_core.ckd``)."""
+
+    @staticmethod
+    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, dict[str, float]]:
+        settings, (train, valid) = mended(distill_settings(step.workspace)), step.own
+        labelled = _taught(step.workspace, step.platform, train, ("tokens",))
+        state = learn_next(
+            step.state, train, valid, settings,
+            taught=labelled, last=step.is_last, on_epoch=curve, checkpoint=step.checkpoint,
+        )  # fmt: skip
+        return state, {}
+
+
+class _Bridge:
+    """What is known, corrected by what is measured (``tcl_core.bridge``)."""
+
+    sections, reads_both = ("train", "bridge"), True
+
+    @staticmethod
+    def epochs(step: _Step) -> int:
+        return step.workspace.params.bridge.epochs
+
+    @staticmethod
+    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, dict[str, float]]:
+        workspace = step.workspace
+        hardware = read_saved_hardware(workspace.records_folder(step.platform)).vector()
+        keys = [record.key for record in workspace.records(step.platform)]
+        there = workspace.seconds(step.before)
+        with_records = set(keys)
+        others = [key for key in there if key not in with_records]
+        tasks = {workspace.encoder.numbers[key[0]] for key in (*keys, *others)}
+        others += workspace.unmeasured_keys(sorted(tasks), workspace.params.train.unmeasured, with_records | set(others))
+        model, labelled = bridged(
+            step.state.knowledge_base, step.measured, workspace.encoder.encode(others, hardware), bridge_settings(workspace),
+            source_s=np.array([there.get(key, np.nan) for key in (*keys, *others)]), earlier=step.state.hardware,
+            on_epoch=lambda epoch, loss, metrics: curve("bridge", epoch, loss, metrics), checkpoint=step.checkpoint,
+        )  # fmt: skip
+        fisher = fisher_diagonal(model.network, step.measured)
+        state = ChainState(model, copy.deepcopy(model), fisher, (*step.state.hardware, tuple(hardware)))
+        return state, {"share": labelled.share, "left": labelled.left}
+
+
+METHODS: dict[str, type[_Bridge] | type[_Ckd]] = {"bridge": _Bridge, "ckd": _Ckd, "ckd-mended": _CkdMended}
+
+
+def bridge_settings(workspace: Workspace) -> BridgeSettings:
+    """params.yaml's section ``bridge``."""
+    b, t = workspace.params.bridge, workspace.params.train
+    fit = FitSettings(
+        epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate, weight_decay=t.weight_decay,
+        clip_norm=t.gradient_clip, loss="scores", schedule="cosine", period=b.epochs, seed=workspace.params.seed,
+    )  # fmt: skip
+    return BridgeSettings(fit, b.rehearsal)
+
+
+def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
+    """What the chain is compared with: a network that knows this platform's records and nothing else.
+
+    It is taught as the chain's first platform is, by the trees that read tokens alone, for as many epochs as the bridge's.  That
+    one rehearses earlier platforms beside, and so takes more steps.
+    """
+    train = _taught(step.workspace, step.platform, step.measured, ("tokens",))
+    model = MambaModel(bridge_settings(step.workspace).fit)
+    note = lambda epoch, loss, metrics: shown.advance(f"for comparison, own data only: loss {loss:.4f}")  # noqa: E731
+    model.fit(train, None, note, checkpoint=step.checkpoint / "scratch")
+    return model
+
+
+def _origin(
+    workspace: Workspace, stage: str, platforms: Sequence[str], *sections: str, before: Path | None = None
+) -> dict[str, Any]:
+    """What a model of the chain is made of, the records of ``platforms`` and the model ``before`` among it; to be asked for
+    before its training, for all of it may change meanwhile.
+    """
+    params, sections = workspace.params, (*sections, "collect", "measure")
+    return provenance.collect(
+        stage,
+        {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}},
+        {platform: workspace.records_folder(platform) for platform in platforms},
+        before,
+    )
+
+
+def _save(
+    workspace: Workspace,
+    platform: str,
+    state: ChainState,
+    curve: _Curve,
+    checkpoint: Path,
+    origin: dict[str, Any],
+    alone: MambaModel | None = None,
+) -> None:
+    """The model's folder holds all that ranking needs, weights and hardware row, what it was made of, how it learned, and,
+    in ``scratch/``, the model that it is compared with; it appears whole or not at all.
+    """
+    with whole_folder(workspace.model_folder(platform)) as folder:
+        state.write_into(folder)
+        save_hardware(folder, read_saved_hardware(workspace.records_folder(platform)))
+        write_json(folder / "curve.json", {"epochs": curve.epochs})
+        provenance.write(folder, origin)
+        if alone:
+            alone.save(folder / SCRATCH)
+        write_contents(folder)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+
+

@@ -1,0 +1,253 @@
+"""What is done with a champion: tune a network.  Leaves history, not reproducible bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tcl_core import registry, store
+from tcl_core.checked import damaged, read_json, write_json
+from tcl_core.compat import TVM_VERSION, make_target
+from tcl_core.errors import UsageError
+from tcl_core.measure.job import Setup
+from tcl_core.platforms import host_fingerprint, kind_of
+from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.machine import measuring_alone
+from tcl_core.stages.workspace import Workspace, kept, with_registry
+from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
+from tcl_core.trained import Trained, find_trained
+from tcl_core.tuning.database import database_files
+
+TUNED = "tuned.json"  # of the reports
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What is to be tuned, and how long.
+
+    network     a name, or a file with fixed shapes; None: params.yaml's
+    platform    None: the last of the chain that ran
+    trials      programs to measure, or ``minutes`` to spend; neither: params.yaml's trials
+    again       although it was tuned last with the same graph, champion and trials
+    out         a folder that gets the tuned network (``tuned_folder``);  force: overwrite it if ``tcl tune`` wrote it
+    warm_start  databases of tuned networks, whose programs are tried first
+    model       the folder of a saved model that takes the champion's place
+    """
+
+    network: str | None = None
+    platform: str | None = None
+    trials: int | None = None
+    minutes: float | None = None
+    again: bool = False
+    out: Path | None = None
+    force: bool = False
+    warm_start: Sequence[Path] = ()
+    model: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.minutes is not None:
+            raise UsageError("trials and minutes both say how long to tune; give one of them")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise UsageError(f"the minutes to tune are {self.minutes}; give a number above 0")
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """``figures`` are those of data/reports/tuned.json; ``unchanged``: they are of an earlier command."""
+
+    figures: Mapping[str, Any]
+    unchanged: bool = False
+    out: Path | None = None
+
+    def __str__(self) -> str:
+        tuned = self.figures
+        if self.unchanged:
+            return f"unchanged: {tuned_text(tuned)}; to tune it once more: tcl tune --again"
+        reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
+        left_out = f", {tuned['left_out']} tasks left to TVM, for the network failed with their programs" if tuned["left_out"] else ""
+        where = "" if self.out is None else f" -> {self.out}"
+        return (
+            f"{tuned_text(tuned)}; {tuned['trials']} programs measured, "
+            f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{_donated_text(tuned)}{where}"
+        )
+
+
+@dataclass(frozen=True)
+class NotTuned:
+    """The chain's last platform is not this machine's CPU."""
+
+    platform: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"nothing tuned: {self.reason}"
+
+
+@with_registry
+def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
+    """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
+
+    What was tuned last with the same graph, champion and trials is said once more, unless ``again`` or ``out`` is given.
+
+    Raises UsageError for a platform on which this machine tunes nothing, and for ``out`` where it must not be written;
+    RegistryError where there is no champion; and as ``transfer.Donors`` for the databases, and as ``find_trained`` and
+    ``Trained.check_target`` for a model that cannot be the champion's successor.
+    """
+    platform = request.platform
+    if platform is None:
+        platform = (workspace.platforms_that_ran() or workspace.params.chain_order)[-1]
+        if reason := _why_elsewhere(workspace, platform):
+            return NotTuned(platform, reason)
+    _check_tunable(workspace, platform)
+    network = request.network or workspace.params.tune.network
+    file = request.network or workspace.network(network)
+    ranking, load = _ranking(platform, request.model)
+    trials = request.trials or (None if request.minutes else workspace.params.tune.trials)
+    asked = {"network": network, "platform": platform, **ranking, "minutes": request.minutes}
+    asked |= {} if trials is None else {"trials": trials}
+    asked |= _bytes_of(file) | {"graph": asdict(workspace.params.graph), "donors": _digests_of(request.warm_start)}
+    last = kept(workspace.reports / TUNED, "it is tuned anew")
+    if not request.again and request.out is None and asked.items() <= last.items():
+        return TuneReport(last, unchanged=True)
+    with nullcontext() if request.out is None else tuned_folder(request.out, request.force) as aside:
+        tuned = _tune(workspace, asked, file, load(), aside, request.warm_start)
+    write_json(workspace.reports / TUNED, tuned)
+    return TuneReport(tuned, out=request.out)
+
+
+def _donated_text(tuned: Mapping[str, Any]) -> str:
+    """What became of the databases to start from; nothing where there were none."""
+    if not tuned["donors"]:
+        return ""
+    refused = f" ({tuned['refused']} lines of the databases are no programs)" if tuned["refused"] else ""
+    return f"; {tuned['donated']} of {tuned['tasks']} tasks had a donor{refused}"
+
+
+def _ranking(platform: str, model: Path | None) -> tuple[dict[str, Any], Callable[[], Trained]]:
+    """Which model is to rank, as the report names it, and what loads it: a champion only if it is needed."""
+    if model is None:
+        version, folder = registry.champion(platform)
+        return {"champion_version": version}, lambda: find_trained(folder)
+    trained = find_trained(model)
+    return {"model": trained.origin, "model_sha256": store.data_digest(model)}, lambda: trained
+
+
+def _check_tunable(workspace: Workspace, platform: str) -> None:
+    """Raise UsageError for a platform on which this machine tunes nothing."""
+    workspace.check_platform(platform)
+    spec, design_space = workspace.params.platforms[platform], workspace.params.candidates.design_space
+    if reason := _why_elsewhere(workspace, platform) or kind_of(spec).why_not(spec, design_space):
+        local = ", ".join(_local(workspace))
+        advice = f"choose one of: {local}" if local else "add one of kind local to params.yaml"
+        raise UsageError(f"cannot tune on {platform}: {reason}; {advice}")
+
+
+def _why_elsewhere(workspace: Workspace, platform: str) -> str | None:
+    """Why nothing is tuned on a platform that is not this machine's CPU; None for one that is."""
+    return kind_of(workspace.params.platforms[platform]).why_untuned(platform)
+
+
+def _local(workspace: Workspace) -> list[str]:
+    """The chain's platforms that ran on this machine's CPU."""
+    return [name for name in workspace.platforms_that_ran() if _why_elsewhere(workspace, name) is None]
+
+
+def _tune(
+    workspace: Workspace, asked: Mapping[str, Any], file: str, trained: Trained, out: Path | None, warm_start: Sequence[Path]
+) -> dict[str, Any]:
+    """Tune, or go on where the same was stopped; what there is to report."""
+    from tcl_core.tuning.network import tune_network
+    from tcl_core.tuning.transfer import Donors
+
+    setup = setup_of(workspace, asked["platform"])
+    trained.check_target(make_target(setup.target))
+    donors = Donors(warm_start, setup.target) if warm_start else None
+    folder = _unfinished(workspace, asked, setup)
+    with measuring_alone(), workspace.timed("tune"):
+        result = tune_network(
+            file,
+            workspace.params.graph,
+            model=trained.model,
+            hardware=trained.hardware.vector(),
+            setup=setup,
+            trials=asked.get("trials"),
+            seed=workspace.params.seed,
+            folder=folder,
+            out=out,
+            minutes=asked["minutes"],
+            donors=donors,
+        )
+        report = {**asdict(result), "refused": donors.refused if donors else 0, **asked}
+        if out is not None:
+            fill(out, folder, {**report, **_circumstances(workspace, setup, result)})
+        shutil.rmtree(folder, ignore_errors=True)
+    return report
+
+
+def _circumstances(workspace: Workspace, setup: Setup, result: Any) -> dict[str, Any]:
+    """What else a folder with a tuned network tells: of the machine, the compiler and the way it was measured."""
+    return {
+        "tasks_ms": tasks_ms(asdict(result)["task_times"]),
+        "target": setup.target,
+        "threads": setup.protocol.threads,
+        "pin_threads": setup.protocol.pin_threads,
+        "protocol": asdict(setup.protocol),
+        "seed": workspace.params.seed,
+        "host": host_fingerprint(),
+        "tvm_version": TVM_VERSION,
+    }
+
+
+def _unfinished(workspace: Workspace, asked: Mapping[str, Any], setup: Setup) -> Path:
+    """The folder of what was measured for just that, by this host and protocol; however many trials were asked for.
+
+    A run that ends well leaves nothing there.
+    """
+    what = {name: value for name, value in asked.items() if name not in ("trials", "minutes")}
+    told = json.dumps([what, setup.protocol_json(), host_fingerprint()], sort_keys=True)
+    return workspace.data / "tuning" / hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _bytes_of(network: str) -> dict[str, str]:
+    """What tells a changed network file from the one before; nothing for a named network."""
+    file = Path(network)
+    return {"network_sha256": _sha256(file)} if file.is_file() else {}
+
+
+def _digests_of(databases: Sequence[Path]) -> list[str]:
+    """What tells changed databases from those before: a digest of each file."""
+    return [_sha256(file) for folder in databases for file in database_files(folder)]
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def last_tuned(reports: Path) -> dict[str, Any]:
+    """What tuning wrote last into a folder of reports; empty before the first time.  Raises DataError where it is damaged."""
+    again, file = "tune again: tcl tune", reports / TUNED
+    try:
+        found = read_json(file, again)
+    except FileNotFoundError:
+        return {}
+    if not {"network", "platform", "untuned_ms", "tuned_ms", "pytorch_ms"} <= found.keys():
+        raise damaged(file, "it is no report of tuning", again)
+    return found
+
+
+def tuned_text(tuned: Mapping[str, Any]) -> str:
+    """One line; PyTorch's time is unknown for an ONNX file, torch.compile's for any file."""
+    pytorch = "-" if tuned["pytorch_ms"] is None else f"{tuned['pytorch_ms']:.2f} ms"
+    compiled = "" if tuned.get("compile_ms") is None else f", torch.compile {tuned['compile_ms']:.2f} ms"
+    by = f", by {tuned['model']}" if "model" in tuned else ""
+    return (
+        f"{tuned['network']} on {tuned['platform']}{by}: {tuned['untuned_ms']:.2f} ms untuned, "
+        f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}{compiled}"
+    )
