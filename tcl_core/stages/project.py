@@ -118,7 +118,7 @@ class Project:
     @cached_property
     def tasks(self) -> list[Task]:
         rows = store.read_table(TASKS / "tasks.parquet", "tasks", remedy=by_stage("tasks"))
-        return [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
+        return [Task.from_row(row) for row in rows]
 
     @cached_property
     def networks(self) -> list[dict]:
@@ -131,7 +131,7 @@ class Project:
         rows = store.read_table(path, "programs", remedy=by_stage("candidates"))
         if others := {row["split"] for row in rows} - {split}:
             raise damaged(path, f"its programs are of the split {shown(', '.join(sorted(others)))}", AGAIN)
-        return [Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows]
+        return [Program.from_row(row) for row in rows]
 
     @cached_property
     def encoder(self) -> Encoder:

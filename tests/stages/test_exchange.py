@@ -364,9 +364,7 @@ def measured(tiny, rng, target, platform="host-avx2", **changes) -> list[Record]
 
 
 def write_pool(split: str, *tiny) -> None:
-    columns = store.SCHEMAS["tasks"].names
-    rows = [vars(t.task) | {"task_key": t.task.key, "op_type": t.task.operator} for t in tiny]
-    store.write_table(TASKS / "tasks.parquet", "tasks", [{name: row[name] for name in columns} for row in rows])
+    store.write_table(TASKS / "tasks.parquet", "tasks", [t.task.as_row() for t in tiny])
     store.write_table(POOL / split / "sketches.parquet", "sketches", [row for t in tiny for row in t.rows()])
 
 
@@ -436,9 +434,7 @@ def test_plain_tvm_applies_an_exported_database_to_a_network(here, tiny_network)
                 protocol=json.dumps({"target": TARGET}),
             )
         )
-    names = store.SCHEMAS["tasks"].names
-    tasks = [vars(t) | {"task_key": t.key, "op_type": t.operator} for t in found]
-    store.write_table(TASKS / "tasks.parquet", "tasks", [{name: row[name] for name in names} for row in tasks])
+    store.write_table(TASKS / "tasks.parquet", "tasks", [t.as_row() for t in found])
     store.write_table(POOL / "train" / "sketches.parquet", "sketches", rows)
     store.write_records(records_folder("host-avx2"), records)
     stages.export("host-avx2", here / "database")
