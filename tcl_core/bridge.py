@@ -119,9 +119,9 @@ def rehearsed(
     first, parts = int(programs.tasks.max(initial=-1)) + 1, []
     for number, hardware in enumerate(earlier):
         part = programs.take(np.sort(_by_whole_tasks(programs.tasks, count, draw)))
-        tokens = part.tokens.copy()
+        tokens = part.features.copy()
         tokens[:, 0] = hardware_rows(hardware, len(part))
-        part = replace(part, tokens=tokens)
+        part = replace(part, features=tokens)
         scores = standardised(base.predict(part), part.tasks)
         parts.append(replace(part, tasks=part.tasks + np.int32(first * (number + 1)), latencies_s=np.exp(-scores)))
     return parts

@@ -52,7 +52,7 @@ def test_labels_are_the_committees_scores_of_all_programs():
     assert len(found) == len(measured) + len(more)
     scores = standardised(model.predict(concatenate([measured, more])), found.tasks)
     np.testing.assert_allclose(-np.log(found.latencies_s), scores, atol=1e-5)
-    np.testing.assert_array_equal(found.tokens[: len(measured)], measured.tokens)
+    np.testing.assert_array_equal(found.features[: len(measured)], measured.features)
 
 
 def test_scores_of_models_of_different_scale_count_alike():
@@ -73,7 +73,7 @@ def test_members_count_by_their_weight_and_are_told(monkeypatch):
             pass
 
         def predict(self, samples):
-            return self.sign * samples.tokens[:, 3, len(layout.KINDS)]
+            return self.sign * samples.features[:, 3, len(layout.KINDS)]
 
     signs = {"trees": 1.0, "random": -1.0}
     monkeypatch.setattr(teaching.catalogue, "create", lambda name: Fixed(signs[name]))

@@ -1,7 +1,7 @@
 """The one training loop: Adam over batches of whole tasks.
 
 A learning method is a difference from this loop: it passes another ``loss``.  The loop knows nothing of the
-network but that ``network(tokens, lengths)`` gives (B,) scores.  Where torch has a process group, its processes
+network but that ``network(features, lengths)`` gives (B,) scores.  Where torch has a process group, its processes
 train the network together (``learning.distributed``).
 """
 
@@ -62,13 +62,13 @@ class FitReport:
 
 def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:
     """Mean LambdaRank loss of the batch's tasks."""
-    predicted = network(batch.tokens, batch.lengths)
+    predicted = network(batch.features, batch.lengths)
     return lambda_rank(batch.by_task(predicted), batch.labels, batch.mask, sigma).mean()
 
 
 def regression_loss(network: nn.Module, batch: Batch) -> Tensor:
     """Mean ``score_regression`` loss of the batch's tasks."""
-    predicted = network(batch.tokens, batch.lengths)
+    predicted = network(batch.features, batch.lengths)
     return score_regression(batch.by_task(predicted), batch.labels, batch.mask).mean()
 
 
@@ -153,7 +153,7 @@ def validation_metrics(
     """Mean over tasks of the LambdaRank loss and of top-1: the score of the program predicted to be best."""
     with torch.inference_mode():
         batches = batches_in_order(samples, usable_tasks(samples), batch_size, _device(network))
-        predicted = ((batch.by_task(network(batch.tokens, batch.lengths)), batch) for batch in batches)
+        predicted = ((batch.by_task(network(batch.features, batch.lengths)), batch) for batch in batches)
         return ranking_metrics(predicted, sigma)
 
 
@@ -221,7 +221,7 @@ def _run_epoch(
 def _broken_task(network: nn.Module, batch: Batch, train: Samples) -> str:
     """The message that names the first task whose predictions are not finite, else the batch's first."""
     with torch.inference_mode():
-        broken = ~torch.isfinite(batch.by_task(network(batch.tokens, batch.lengths))).flatten(1).all(1)
+        broken = ~torch.isfinite(batch.by_task(network(batch.features, batch.lengths))).flatten(1).all(1)
     task = train.task_name(int(batch.tasks[int(broken.int().argmax())]))
     return (
         f"the training loss is not finite on task '{task}'; look at its tokens, or lower the learning rate."

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import check_tokens
+from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models import scan_kernel
 from tcl_core.models.selective_scan import selective_scan
@@ -255,10 +255,10 @@ class MambaModel(TorchCostModel):
     ) -> Self:
         """Train as ``TorchCostModel.fit``."""
         if self.network is None:
-            check_tokens(train)
-            self.network = self._seeded(train.tokens.shape[2])
+            check_features(train)
+            self.network = self._seeded(train.features.shape[2])
             if self.network.arguments["kinds"]:
-                self.network.standardise.learn(train.tokens, train.lengths, [layout.KINDS.index("hardware")])
+                self.network.standardise.learn(train.features, train.lengths, [layout.KINDS.index("hardware")])
         return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
 
 

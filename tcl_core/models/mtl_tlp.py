@@ -73,7 +73,7 @@ class MtlTlpModel(TorchCostModel):
         if self.network is None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.settings.seed)
-                self.network = MtlTlpNetwork(target.tokens.shape[2], 1 + len(sources))
+                self.network = MtlTlpNetwork(target.features.shape[2], 1 + len(sources))
         heads = self.network.arguments["platforms"]
         if heads != 1 + len(sources):
             raise UsageError(f"this mtl-tlp model learned {heads - 1} sources, not {len(sources)}; train a new one.")
@@ -105,7 +105,7 @@ class PlatformLoss:
     sigma: float = 1.0
 
     def __call__(self, network: MtlTlpNetwork, batch: Batch) -> Tensor:
-        x = network.trunk(batch.tokens, batch.lengths)
+        x = network.trunk(batch.features, batch.lengths)
         platforms = torch.from_numpy(batch.tasks // self.tasks).to(batch.mask.device)
         return sum(
             self._of_head(network.heads[platform], x, batch, platforms == platform)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import check_tokens
+from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models.tlp import pool
 from tcl_core.models.torch_model import TorchCostModel
@@ -76,9 +76,9 @@ class TensetMlpModel(TorchCostModel):
     ) -> Self:
         """Train as ``TorchCostModel.fit``; the first call also sets the scale of the features."""
         if self.network is None:
-            check_tokens(train)
-            self.network = self._seeded(train.tokens.shape[2])
-            self.network.largest.copy_(torch.from_numpy(largest_values(train.tokens)))
+            check_features(train)
+            self.network = self._seeded(train.features.shape[2])
+            self.network.largest.copy_(torch.from_numpy(largest_values(train.features)))
         return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
 
 

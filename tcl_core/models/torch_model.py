@@ -1,7 +1,7 @@
 """What all torch cost models share: training by the one loop, chunked prediction, their folder.
 
 A subclass gives a name and a network: a module whose constructor takes ``features`` and keeps all its
-arguments as ``arguments``, which maps (B, L, F) tokens and (B,) lengths to (B,) scores, and whose ``embed``
+arguments as ``arguments``, which maps (B, L, F) features and (B,) lengths to (B,) scores, and whose ``embed``
 maps them to (B, EMBEDDING).
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import check_tokens
+from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.files import whole_folder
 from tcl_core.models.cost_model import read_model, write_model
@@ -32,7 +32,7 @@ LEAST = 64  # worth a pass of their own beside another
 
 
 class TorchCostModel:
-    """A cost model around one network, which is built at the first fit from the width of the tokens."""
+    """A cost model around one network, which is built at the first fit from the width of the features."""
 
     name: ClassVar[str]
     build: ClassVar[Callable[..., nn.Module]]
@@ -56,7 +56,7 @@ class TorchCostModel:
         An interrupted call goes on from ``checkpoint``, a folder that the caller removes afterwards.
         """
         if self.network is None:
-            self.network = self._seeded(train.tokens.shape[2])
+            self.network = self._seeded(train.features.shape[2])
         self._check_features(train)
         self.network.to(self.device)
         self.report = fit_network(
@@ -89,7 +89,7 @@ class TorchCostModel:
         if self.network is None:
             raise UsageError(f"the {self.name} model has not learned anything yet; fit or load it first.")
         self._check_features(samples)
-        check_tokens(samples)
+        check_features(samples)
 
     def _in_chunks(
         self, samples: Samples, function: Callable[[Tensor, Tensor], Tensor], values: np.ndarray
@@ -110,8 +110,8 @@ class TorchCostModel:
             rows = slice(start, start + size)  # a view where all are of one length, else a copy
             rows = rows if by_length is None else by_length[rows]
             lengths = samples.lengths[rows].astype(np.int64)
-            tokens = np.ascontiguousarray(samples.tokens[rows, : max(int(lengths.max()), 1)])
-            arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, lengths))
+            features = np.ascontiguousarray(samples.features[rows, : max(int(lengths.max()), 1)])
+            arrays = (torch.from_numpy(array).to(self.device) for array in (features, lengths))
             with torch.inference_mode():
                 values[rows] = function(*arrays).cpu().numpy()
 
@@ -120,7 +120,7 @@ class TorchCostModel:
         return values
 
     def _check_features(self, samples: Samples) -> None:
-        expected, found = self.network.arguments["features"], samples.tokens.shape[2]
+        expected, found = self.network.arguments["features"], samples.features.shape[2]
         if expected != found:
             raise DataError(
                 f"the {self.name} model reads {expected} features per token, but the tokens have {found}; "

@@ -34,7 +34,7 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.features import layout, statements
 from tcl_core.features.action_statistics import action_statistics
 from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import check_tokens, group_tasks, make_batch, usable_tasks
+from tcl_core.learning.batches_by_task import check_features, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
 from tcl_core.learning.losses import differences, pair_weights
 from tcl_core.files import whole_folder
@@ -142,14 +142,14 @@ class BoostedTrees:
         if self.trees is None:
             raise UsageError(f"the {self.name} model has not learned anything yet; fit or load it first.")
         self._check_features(samples)
-        check_tokens(samples)
+        check_features(samples)
         rows, owner = type(self).rows(samples)
         return rows[:, self.columns], owner
 
     def _check_features(self, samples: Samples) -> None:
-        if samples.tokens.shape[2] != self.features:
+        if samples.features.shape[2] != self.features:
             raise DataError(
-                f"the {self.name} model reads rows of {self.features} features, not {samples.tokens.shape[2]}; "
+                f"the {self.name} model reads rows of {self.features} features, not {samples.features.shape[2]}; "
                 "give it the samples of its kind (catalogue.reads says which)."
             )
 
@@ -190,8 +190,8 @@ class XgboostModel(BoostedTrees):
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
         """Every statement is a row; a program that could not be lowered has none, and the score 0."""
-        used = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
-        return samples.tokens[used], np.nonzero(used)[0]
+        used = np.arange(samples.features.shape[1]) < samples.lengths[:, None]
+        return samples.features[used], np.nonzero(used)[0]
 
 
 class TreesModel(BoostedTrees):
@@ -206,9 +206,9 @@ class TreesModel(BoostedTrees):
         last = samples.lengths[:, None] - 1 - np.arange(LAST)
         places = np.concatenate([np.tile([0, 1], (len(samples), 1)), last], axis=1)
         there = (places >= 0) & (places < samples.lengths[:, None])
-        kept = np.take_along_axis(samples.tokens, np.where(there, places, 0)[..., None], axis=1) * there[..., None]
-        flat = kept.reshape(len(samples), places.shape[1] * samples.tokens.shape[2])
-        return np.concatenate([flat, action_statistics(samples.tokens)], axis=1), np.arange(len(samples))
+        kept = np.take_along_axis(samples.features, np.where(there, places, 0)[..., None], axis=1) * there[..., None]
+        flat = kept.reshape(len(samples), places.shape[1] * samples.features.shape[2])
+        return np.concatenate([flat, action_statistics(samples.features)], axis=1), np.arange(len(samples))
 
 
 class _Ranking:
@@ -217,7 +217,7 @@ class _Ranking:
     def __init__(self, samples: Samples, settings: FitSettings) -> None:
         groups, scores = usable_tasks(samples), samples.scores
         parts = group_tasks(groups, settings.batch_size, np.random.default_rng(settings.seed))
-        lean = replace(samples, tokens=samples.tokens[..., :0])  # a batch copies its tokens, which nobody reads here
+        lean = replace(samples, features=samples.features[..., :0])  # a batch copies them, and nobody reads them here
         self.batches = [make_batch(lean, scores, rows) for rows in parts]
         self.size, self.sigma = len(samples), settings.sigma
         self.programs, self.tasks = sum(map(len, groups)), len(groups)

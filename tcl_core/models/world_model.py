@@ -62,11 +62,12 @@ class Ranker(BoostedTrees):
     """Boosted trees over ``WorldModel.describe``, grown on LambdaRank of the programs of each task."""
 
     name = "world-ranker"
+    reads = "descriptions"
     features = LATENT + STATISTICS + NUMBERS
 
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        return samples.tokens[:, 0], np.arange(len(samples))
+        return samples.features[:, 0], np.arange(len(samples))
 
 
 class WorldModel(TorchCostModel):
@@ -116,7 +117,7 @@ class WorldModel(TorchCostModel):
             self.network.state_encoder,
             real.as_samples(),
             settings=replace(self.settings, batch_size=min(STATES_PER_BATCH, self.settings.batch_size)),
-            loss=lambda encoder, batch: contrastive_loss(encoder, batch.tokens[:, 0], generator),
+            loss=lambda encoder, batch: contrastive_loss(encoder, batch.features[:, 0], generator),
         )
 
     def _learn_transition(self, real: RealStates, on_epoch: OnEpoch | None, checkpoint: Path | None) -> FitReport:
@@ -139,9 +140,9 @@ class WorldModel(TorchCostModel):
 
     def describe(self, samples: Samples) -> Samples:
         """The samples as the trees see them: one row per program in the place of its tokens."""
-        tokens = samples.tokens
+        tokens, ones = samples.features, np.ones(len(samples), dtype=np.int32)
         rows = np.concatenate([self.embed(samples), action_statistics(tokens), hardware_numbers(tokens)], axis=1)
-        return replace(samples, tokens=rows[:, None], lengths=np.ones(len(rows), dtype=np.int32), states=None)
+        return replace(samples, features=rows[:, None], lengths=ones, states=None, holds=Ranker.reads)
 
     def _trained_ranker(self) -> Ranker:
         if self.ranker is None:

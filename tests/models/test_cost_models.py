@@ -179,7 +179,7 @@ def test_predicting_before_fitting_and_with_other_features_is_refused():
 
 def test_predict_names_the_task_of_a_bad_token():
     bad = samples()
-    bad.tokens[4, 0, 0] = np.nan
+    bad.features[4, 0, 0] = np.nan
     with pytest.raises(DataError, match="'dense'"):
         fitted().predict(bad)
 

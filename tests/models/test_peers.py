@@ -127,14 +127,14 @@ def test_the_scale_of_a_feature_is_that_of_the_first_training_set():
     train, fresh = ranking_problem(), ranking_problem(seed=1)
     units = np.array([1e3, 1.0, 1e-3, 1.0, 1.0, 0.0], dtype=np.float32)
     model, scaled = TensetMlpModel(SETTINGS), TensetMlpModel(SETTINGS)
-    model.fit(replace(train, tokens=train.tokens * (units > 0)))
-    scaled.fit(replace(train, tokens=train.tokens * units))
+    model.fit(replace(train, features=train.features * (units > 0)))
+    scaled.fit(replace(train, features=train.features * units))
     largest = model.network.largest.numpy()
-    np.testing.assert_allclose(largest[:5], np.abs(train.tokens[..., :5]).max((0, 1)))
+    np.testing.assert_allclose(largest[:5], np.abs(train.features[..., :5]).max((0, 1)))
     assert largest[5] == 1.0  # a feature that is always 0
     np.testing.assert_allclose(
-        scaled.predict(replace(fresh, tokens=fresh.tokens * units)),
-        model.predict(replace(fresh, tokens=fresh.tokens * (units > 0))), rtol=1e-2, atol=1e-3,
+        scaled.predict(replace(fresh, features=fresh.features * units)),
+        model.predict(replace(fresh, features=fresh.features * (units > 0))), rtol=1e-2, atol=1e-3,
     )  # fmt: skip
     scaled.fit(fresh)
     np.testing.assert_array_equal(scaled.network.largest.numpy()[1:3], largest[1:3] * units[1:3])
@@ -170,7 +170,7 @@ def test_the_loss_is_the_sum_of_the_heads_and_each_learns_its_own_platform():
         for task in tasks:
             rows = np.flatnonzero(samples.tasks == task)
             lengths = torch.from_numpy(samples.lengths[rows]).long()
-            x = network.trunk(torch.from_numpy(samples.tokens[rows]), lengths)
+            x = network.trunk(torch.from_numpy(samples.features[rows]), lengths)
             labels = torch.from_numpy(samples.scores[rows])[None]
             scores = network.heads[head](x, lengths)[None]
             losses.append(lambda_rank(scores, labels, torch.ones(1, 4, dtype=torch.bool)))
@@ -212,6 +212,6 @@ def test_platforms_survive_saving_and_their_number_is_fixed(tmp_path):
 
 def test_sources_of_another_width_are_refused():
     target = ranking_problem(tasks=2)
-    narrow = Samples(target.tokens[..., :3], target.lengths, target.tasks, target.latencies_s)
+    narrow = Samples(target.features[..., :3], target.lengths, target.tasks, target.latencies_s)
     with pytest.raises(DataError, match="reads 6 features per token, but the tokens have 3"):
         MtlTlpModel(SETTINGS).fit_platforms(target, [narrow])

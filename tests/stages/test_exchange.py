@@ -308,7 +308,7 @@ def test_samples_of_the_logs_that_one_asks_for(here):
     )
     (random,) = imported_batches("p", ["random"])
     (searched,) = imported_batches("p", ["searched"], hardware=[1.0] * 11)
-    assert len(random) == 2 and len(searched) == 3 and searched.tokens.shape[1] == random.tokens.shape[1] + 1
+    assert len(random) == 2 and len(searched) == 3 and searched.features.shape[1] == random.features.shape[1] + 1
     assert sorted(random.latencies_s) == pytest.approx([1.1, 2.1]) and len(set(random.tasks)) == 2
     assert set(searched.tasks) < set(random.tasks)  # numbered alike in every batch
     assert sum(len(batch) for batch in imported_batches("p")) == 5
