@@ -21,6 +21,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.learning import distributed
 from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
+from tcl_core.learning.fit_settings import FitSettings as FitSettings
 from tcl_core.learning.losses import lambda_rank, score_regression
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -31,23 +32,6 @@ SCHEDULES = {
     "cosine": lambda epoch, period: 0.5 * (1.0 + math.cos(math.pi * (epoch % period) / period)),
     "step": lambda epoch, period: 0.8 ** (epoch // period),
 }
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """What a training run depends on (defaults: arXiv 2604.12891, training details, where it gives them)."""
-
-    epochs: int = 100
-    batch_size: int = 1024  # programs, in whole tasks
-    learning_rate: float = 7e-4
-    weight_decay: float = 0.0
-    clip_norm: float = 0.5  # of the whole gradient; the paper gives none, TLP's public code this
-    schedule: str = "constant"  # or cosine (restarts every period) or step (times 0.8 every period)
-    period: int = 10  # epochs
-    loss: str = "rank"  # LambdaRank; or scores: regression on the logarithm of the labels
-    sigma: float = 1.0  # steepness of the ranking loss
-    seed: int = 0
-    checkpoint_every: int = 5  # epochs
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ task by task; the public code of this family mixes tasks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -45,6 +46,7 @@ class MambaPaperModel(TorchCostModel):
         valid: Samples | None = None,
         on_epoch: OnEpoch | None = None,
         *,
+        sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
         """Train as ``TorchCostModel.fit``, on ``primitive_rows``."""

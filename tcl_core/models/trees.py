@@ -19,7 +19,7 @@ sigma and seed; the rest is for gradient descent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +38,7 @@ from tcl_core.learning.batches_by_task import check_features, group_tasks, make_
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
 from tcl_core.learning.losses import differences, pair_weights
 from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import read_model, write_model
+from tcl_core.models.cost_model import CostModel, read_model, write_model
 
 ROUNDS = 10  # trees of an epoch
 EMBEDDING = 32
@@ -60,23 +60,30 @@ Rows = Callable[[Samples], tuple[np.ndarray, np.ndarray]]
 """Samples -> (R, C) float32 rows of all programs, and (R,) the program that each belongs to, ascending."""
 
 
-class BoostedTrees:
+class BoostedTrees(CostModel):
     """Trees over the rows of programs; a subclass says which rows, and of how many features they are made."""
 
-    name: ClassVar[str]
     features: ClassVar[int]
     rows: ClassVar[Rows]
 
     def __init__(self, settings: FitSettings = SETTINGS) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.columns = np.zeros(0, dtype=np.int64)  # of a row: those in which training programs differ
         self.trees: xgboost.Booster | None = None
         self.report: FitReport | None = None
 
-    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Self:
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        sources: Sequence[Samples] = (),
+        checkpoint: Path | None = None,
+    ) -> Self:
         """Grow trees; a second call grows more.  With ``valid``, those up to the epoch of its lowest loss stay.
 
-        Raises DataError for features of another width, for values that are not finite (names the task), and when no
+        They grow in less time than a checkpoint of them is worth: an interrupted call begins again.  Raises DataError for features of another width, for values that are not finite (names the task), and when no
         two programs of a task, or no rows at all, differ.
         """
         self._check_features(train)
@@ -147,14 +154,17 @@ class BoostedTrees:
         return rows[:, self.columns], owner
 
     def _check_features(self, samples: Samples) -> None:
+        self.check_rows(samples)
         if samples.features.shape[2] != self.features:
             raise DataError(
                 f"the {self.name} model reads rows of {self.features} features, not {samples.features.shape[2]}; "
-                "give it the samples of its kind (catalogue.reads says which)."
+                "make the features of these programs again."
             )
 
     def parameter_count(self) -> int:
         """Nodes of all trees: each a threshold or a leaf's value."""
+        if self.trees is None:
+            return 0
         return sum(tree.count("\n") for tree in self.trees.get_dump())
 
     def save(self, folder: Path) -> None:

@@ -12,6 +12,7 @@ tokens only: no program is built.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -88,6 +89,7 @@ class WorldModel(TorchCostModel):
         valid: Samples | None = None,
         on_epoch: OnEpoch | None = None,
         *,
+        sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
         """Learn to tell states apart, to predict them, and to rank; ``settings.epochs`` of each network.
@@ -96,6 +98,7 @@ class WorldModel(TorchCostModel):
         ``on_epoch`` hears of the transition's epochs, which go on from ``checkpoint`` after an interruption;
         ``valid`` decides how many of the trees are kept.  Raises DataError when no program of ``train`` has its states.
         """
+        self.check_rows(train)
         usable_tasks(train)  # refuses what is not finite before anything is learned
         real = RealStates.of(train)
         if self.network is None:
@@ -151,7 +154,9 @@ class WorldModel(TorchCostModel):
 
     def parameter_count(self) -> int:
         """Of the dynamics, and the nodes of the ranker's trees; the state encoder is not needed to predict."""
-        return sum(p.numel() for p in self.network.dynamics.parameters()) + self._trained_ranker().parameter_count()
+        if self.network is None or self.ranker is None:
+            return 0
+        return sum(p.numel() for p in self.network.dynamics.parameters()) + self.ranker.parameter_count()
 
     def write_into(self, folder: Path) -> None:
         """Write the networks' two files and the trees' folder into an existing folder."""

@@ -335,7 +335,7 @@ def run_evaluate(project: Project) -> str:
             },
             "chain": _chain(predicted, held_out, weights),
             "knowledge_base": _chain(by_base, held_out, weights),
-            "parameters": {p: m.parameter_count() for p, m in models.items()},  # type: ignore[attr-defined]
+            "parameters": {p: m.parameter_count() for p, m in models.items()},
             "judged": judged,
         }
         write_json(REPORTS / "evaluation.json", evaluation)

@@ -109,7 +109,7 @@ class Project:
     def check_lowering(self, model: str) -> None:
         """Raise UsageError for a model that reads lowered programs, or learns from them, where the pool is not a CPU's."""
         space, asked = self.params.candidates.design_space, catalogue.model_class(model)
-        if space != "cpu" and (catalogue.reads(model) != "tokens" or getattr(asked, "needs_states", False)):
+        if space != "cpu" and (asked.reads != "tokens" or asked.needs_states):
             raise UsageError(
                 f"{model} learns from lowered programs, and only a CPU's can be lowered so far (candidates.design_space is "
                 f"{space}); take a model of tokens alone, such as tlp or trees"

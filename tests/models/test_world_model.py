@@ -296,9 +296,9 @@ def test_without_states_nothing_is_trained(train):
 
 def test_tokens_of_another_width(train, fitted):
     narrow = replace(train, features=train.features[..., :40])
-    with pytest.raises(DataError, match="reads 48 features per token, but the tokens have 40"):
+    with pytest.raises(DataError, match="reads tokens of 48 features, not of 40"):
         WorldModel(SETTINGS).fit(narrow)
-    with pytest.raises(DataError, match="reads 48 features per token, but the tokens have 40"):
+    with pytest.raises(DataError, match="reads tokens of 48 features, not of 40"):
         fitted.predict(narrow)
 
 

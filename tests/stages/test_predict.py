@@ -37,7 +37,7 @@ DENSE = ["dense_pack.x86", [["TENSOR", [4, 32], "float32"], ["TENSOR", [10, 32],
 class Told:
     """Ranks as the text in its folder tells; remembers how many programs it was given at a time."""
 
-    calls: list[int] = []
+    reads, calls = "tokens", list[int]()
 
     def __init__(self, how: str) -> None:
         self.how = how

@@ -34,7 +34,7 @@ SMALL = SearchSettings(population=32, generations=2, explore=0.2)
 class SumModel:
     """Ranks by the sum of the tokens and keeps what it was shown."""
 
-    name = "sum"
+    name, reads = "sum", "tokens"
 
     def __init__(self):
         self.seen = []
