@@ -87,7 +87,7 @@ class Variant:
     build: Callable[..., nn.Module] = network_of_tokens
     read: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens
     taught: bool = True
-    loss: str = "scores"
+    loss: str = STUDENT.loss
     committee: tuple[Member, ...] | None = None
     unmeasured: float = 1.0  # share of the unmeasured programs
 

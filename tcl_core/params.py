@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from tcl_core.crontab import check_cron
 from tcl_core.errors import UsageError, unknown_name
 from tcl_core.files import replacing, shown
+from tcl_core.learning_names import COLUMN_STARTS, LOSSES, METHODS, SCHEDULES
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.platforms import DESIGN_SPACES, KINDS, kind_of
 from tcl_core.sampler_names import SAMPLERS
@@ -137,8 +138,8 @@ class Train:
     batch_size: Count
     weight_decay: NotNegative
     gradient_clip: Positive
-    loss: Annotated[str, OneOf(("rank", "scores"))]
-    schedule: Annotated[str, OneOf(("constant", "cosine"))]
+    loss: Annotated[str, OneOf(tuple(LOSSES))]
+    schedule: Annotated[str, OneOf(tuple(name for name in SCHEDULES if name != "step"))]  # whose period would be one more
     unmeasured: CountOrZero
     validation_share: Annotated[float, Between(0, 0.9)]
 
@@ -153,7 +154,7 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Distill:
-    method: Annotated[str, OneOf(("bridge", "ckd", "ckd-mended"))]
+    method: Annotated[str, OneOf(METHODS)]
     epochs: Rounds
     kd_epochs: Rounds
     learning_rate: Positive
@@ -161,7 +162,7 @@ class Distill:
     beta: Share
     ewc_lambda: NotNegative
     adapter_width: Width
-    column_start: Annotated[str, OneOf(("knowledge_base", "fresh"))]
+    column_start: Annotated[str, OneOf(COLUMN_STARTS)]
 
 
 @dataclass(frozen=True)

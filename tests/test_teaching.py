@@ -16,7 +16,6 @@ from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.models.trees import BoostedTrees
-from tcl_core.params import load_params
 from tcl_core.teaching import STUDENT, Member, standardised, taught
 
 ONE = (Member("trees", 1, 1.0),)
@@ -104,10 +103,3 @@ def test_nothing_to_learn_from_is_said():
     lone = problem(0).take(np.array([0, 24, 48]))
     with pytest.raises(DataError, match="two measured programs"):
         taught(views(lone), views(problem(1)))
-
-
-def test_params_train_as_was_chosen():
-    train = load_params().train
-    wanted = (STUDENT.epochs, STUDENT.batch_size, STUDENT.learning_rate, STUDENT.loss, STUDENT.schedule, STUDENT.clip_norm)
-    found = (train.epochs, train.batch_size, train.learning_rate, train.loss, train.schedule, train.gradient_clip)
-    assert found == wanted and STUDENT.period == STUDENT.epochs

@@ -7,9 +7,11 @@ train the network together (``learning.distributed``).
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +25,11 @@ from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tas
 from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
 from tcl_core.learning.fit_settings import FitSettings as FitSettings
 from tcl_core.learning.losses import lambda_rank, score_regression
+from tcl_core.learning_names import LOSSES, SCHEDULES
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 OnEpoch = Callable[[int, float, dict[str, float]], None]
 """Called after each epoch with its number (from 1), the mean training loss and the validation metrics."""
-SCHEDULES = {
-    "constant": lambda epoch, period: 1.0,
-    "cosine": lambda epoch, period: 0.5 * (1.0 + math.cos(math.pi * (epoch % period) / period)),
-    "step": lambda epoch, period: 0.8 ** (epoch // period),
-}
 
 
 @dataclass(frozen=True)
@@ -50,23 +48,38 @@ def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor
     return lambda_rank(batch.by_task(predicted), batch.labels, batch.mask, sigma).mean()
 
 
-def regression_loss(network: nn.Module, batch: Batch) -> Tensor:
-    """Mean ``score_regression`` loss of the batch's tasks."""
+def regression_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:
+    """Mean ``score_regression`` loss of the batch's tasks, to which ``sigma`` is nothing."""
     predicted = network(batch.features, batch.lengths)
     return score_regression(batch.by_task(predicted), batch.labels, batch.mask).mean()
 
 
 def named_loss(settings: FitSettings) -> Loss:
-    """The loss of ``settings.loss``.  Raises UsageError for an unknown one."""
+    """The loss of ``settings.loss``, as steep as they say.  Raises UsageError for an unknown one."""
     if settings.loss not in LOSSES:
         raise unknown_name("loss", settings.loss, LOSSES)
-    return LOSSES[settings.loss](settings)
+    return partial(_at(LOSSES[settings.loss]), sigma=settings.sigma)
 
 
-LOSSES: dict[str, Callable[[FitSettings], Loss]] = {
-    "rank": lambda settings: lambda network, batch: ranking_loss(network, batch, settings.sigma),
-    "scores": lambda settings: regression_loss,
-}
+def constant(epoch: int, period: int) -> float:
+    """What the learning rate is multiplied by in an epoch, counted from 0; ``period`` is that of the settings."""
+    return 1.0
+
+
+def cosine(epoch: int, period: int) -> float:
+    """As ``constant``: from 1 towards 0 along half a cosine, again every period."""
+    return 0.5 * (1.0 + math.cos(math.pi * (epoch % period) / period))
+
+
+def step(epoch: int, period: int) -> float:
+    """As ``constant``: 0.8 of what it was after every period."""
+    return 0.8 ** (epoch // period)
+
+
+def _at(place: str) -> Callable:
+    """The function of a place such as ``module:function``."""
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def fit_network(
@@ -155,8 +168,9 @@ def _set_rate(optimizer: torch.optim.Optimizer, settings: FitSettings, epoch: in
     """A pure function of the epoch, so that a resumed run needs no schedule state."""
     if settings.schedule not in SCHEDULES:
         raise unknown_name("schedule", settings.schedule, SCHEDULES)
+    rate = settings.learning_rate * _at(SCHEDULES[settings.schedule])(epoch, settings.period)
     for group in optimizer.param_groups:
-        group["lr"] = settings.learning_rate * SCHEDULES[settings.schedule](epoch, settings.period)
+        group["lr"] = rate
 
 
 def epoch_batches(

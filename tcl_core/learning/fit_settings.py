@@ -14,9 +14,9 @@ class FitSettings:
     learning_rate: float = 7e-4
     weight_decay: float = 0.0
     clip_norm: float = 0.5  # of the whole gradient; the paper gives none, TLP's public code this
-    schedule: str = "constant"  # or cosine (restarts every period) or step (times 0.8 every period)
+    schedule: str = "constant"  # of ``learning_names``: or cosine (restarts every period), step (times 0.8 every period)
     period: int = 10  # epochs
-    loss: str = "rank"  # LambdaRank; or scores: regression on the logarithm of the labels
+    loss: str = "rank"  # of ``learning_names``: LambdaRank; or scores: regression on the logarithm of the labels
     sigma: float = 1.0  # steepness of the ranking loss
     seed: int = 0
     checkpoint_every: int = 5  # epochs

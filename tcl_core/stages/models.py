@@ -84,8 +84,8 @@ def distill_settings(project: Project) -> DistillSettings:
     """
     given = asdict(project.params.distill)
     del given["method"]
-    own = {name: given.pop(name) for name in ("learning_rate", "batch_size")}
-    return DistillSettings(replace(fit_settings(project), **own, loss="rank", schedule="constant"), **given)
+    own, usual = {name: given.pop(name) for name in ("learning_rate", "batch_size")}, DistillSettings().fit
+    return DistillSettings(replace(fit_settings(project), **own, loss=usual.loss, schedule=usual.schedule), **given)
 
 
 def run_train(project: Project) -> str:
@@ -252,9 +252,9 @@ METHODS: dict[str, type[_Bridge] | type[_Ckd]] = {"bridge": _Bridge, "ckd": _Ckd
 def bridge_settings(project: Project) -> BridgeSettings:
     """params.yaml's section ``bridge``."""
     b, t = project.params.bridge, project.params.train
-    fit = FitSettings(
-        epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate, weight_decay=t.weight_decay,
-        clip_norm=t.gradient_clip, loss="scores", schedule="cosine", period=b.epochs, seed=project.params.seed,
+    fit = replace(
+        BridgeSettings().fit, epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate,
+        weight_decay=t.weight_decay, clip_norm=t.gradient_clip, period=b.epochs, seed=project.params.seed,
     )  # fmt: skip
     return BridgeSettings(fit, b.rehearsal)
 
