@@ -132,7 +132,6 @@ class Collect:
 
 @dataclass(frozen=True)
 class Train:
-    model: str
     epochs: Rounds
     learning_rate: Positive
     batch_size: Count
@@ -281,7 +280,7 @@ def parse_params(tree: Any, source: str = "params.yaml") -> Params:
     _check_networks(params, source)
     _check_platforms(params, source)
     _check_chain(params, source)
-    _check_models(params, source)
+    _check_top_k(params.evaluate, source)
     _check_repeats(params.measure, source)
     _check_schedules(params, source)
     _check_run(params.run, source)
@@ -354,15 +353,10 @@ def _check_run(run: Run, source: str) -> None:
         raise UsageError(f"{source}: run.scheduler is '{shown(run.scheduler)}'; it must be an address such as tcp://192.168.0.2:8786")
 
 
-def _check_models(params: Params, source: str) -> None:
-    if params.train.model != "mamba":
+def _check_top_k(evaluate: Evaluate, source: str) -> None:
+    if 1 not in evaluate.top_k:
         raise UsageError(
-            f"{source}: train.model is '{params.train.model}', but only 'mamba' can start the chain of platforms; "
-            f"train another one beside it with: tcl train --model {params.train.model}"
-        )
-    if 1 not in params.evaluate.top_k:
-        raise UsageError(
-            f"{source}: evaluate.top_k is {list(params.evaluate.top_k)}, but must contain 1: "
+            f"{source}: evaluate.top_k is {list(evaluate.top_k)}, but must contain 1: "
             "reports and the summary are written of top-1; add it"
         )
 

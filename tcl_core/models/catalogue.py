@@ -26,6 +26,8 @@ CLASSES = {
     "world-model": "tcl_core.models.world_model:WorldModel",
 }
 
+CHAIN_MODEL = "mamba"  # what the chain's first platform learns, and what chooses the programs to measure
+
 
 def model_class(name: str) -> type[CostModel]:
     """The class of a name.  Raises UsageError that names the nearest known one, or the extra that it needs."""

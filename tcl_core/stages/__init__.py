@@ -67,6 +67,7 @@ def holdout(platform: str | None = None, again: bool = False) -> str:
 def train(model: str | None = None, platform: str | None = None) -> str:
     """The chain's first model; ``model``: another one of the catalogue, on one platform or on each."""
     from tcl_core.learning.distributed import with_helpers
+    from tcl_core.models.catalogue import CHAIN_MODEL
     from tcl_core.stages.baselines import run_baseline
     from tcl_core.stages.data import check_platform
     from tcl_core.stages.models import run_train
@@ -75,7 +76,7 @@ def train(model: str | None = None, platform: str | None = None) -> str:
     project = _project()
     if platform is not None:
         check_platform(project, platform)
-    if model in (None, project.params.train.model):
+    if model in (None, CHAIN_MODEL):
         if platform not in (None, project.params.chain.first):
             raise UsageError(f"the chain's model is trained on {project.params.chain.first}; "
                              f"it learns {platform} by: tcl distill --platform {platform}")

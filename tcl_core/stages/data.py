@@ -135,7 +135,7 @@ def run_collect(project: Project, platform: str, again: bool = False) -> str:
         place = _place(project, platform)
         collection = _collection(project, place, "train", journal)
         plan = _plan(project, platform, len(collection.programs))
-        models = [catalogue.create(project.params.train.model, _refit_settings(project, n)) for n in range(settings.ensemble)]
+        models = [catalogue.create(catalogue.CHAIN_MODEL, _refit_settings(project, n)) for n in range(settings.ensemble)]
         steps = _StepLog(collection.journal / "rounds.jsonl")
         with progress(f"collecting on {platform}", plan.budget) as shown:
             collect(collection, plan, models, steps.add, lambda record: shown.advance(_short(record)))
