@@ -142,7 +142,7 @@ def make_project(folder: Path, pool: Pool) -> None:
         document[section].update(values)
     with open(folder / "params.yaml", "w", encoding="utf-8") as file:
         yaml_format(round_trip=True).dump(document, file)
-    tasks = [vars(task) | {"task_key": task.key, "op_type": task.operator} for task in pool.tasks]
+    tasks = [task.as_row() for task in pool.tasks]
     for path, table, rows in (
         (Workspace(folder).task_tables / "tasks.parquet", "tasks", tasks),
         (Workspace(folder).pool / "train" / "sketches.parquet", "sketches", pool.sketches),

@@ -62,4 +62,5 @@ class Logs:
 
 def reads_of(model: str) -> str:
     """tokens, statements or states: what a model of the catalogue is trained on."""
-    return "states" if getattr(catalogue.model_class(model), "needs_states", False) else catalogue.reads(model)
+    asked = catalogue.model_class(model)
+    return "states" if asked.needs_states else asked.reads

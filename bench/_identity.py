@@ -15,7 +15,8 @@ from tcl_core.models import catalogue
 
 # Of tcl_core: what figures depend on.
 CODE = (
-    "models", "learning", "features", "programs", "evaluation", "teaching.py", "completion.py", "bridge.py", "ckd.py", "store",
+    "models", "learning", "learning_names.py", "features", "programs", "evaluation", "teaching.py", "completion.py", "bridge.py",
+    "ckd.py", "store",
 )  # fmt: skip
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches those

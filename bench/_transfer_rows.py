@@ -222,7 +222,7 @@ def _mtl_tlp(given: Lesson) -> Learned:
     programs = len(given.few) + sum(map(len, sources))
     settings = replace(tlp.SETTINGS, seed=given.fit.seed)
     settings = replace(settings, epochs=max(1, min(settings.epochs, given.fit.epochs, MTL_TLP_PROGRAMS // programs)))
-    model = MtlTlpModel(settings).fit_platforms(given.few, sources)
+    model = MtlTlpModel(settings).fit(given.few, sources=sources)
     heads = tuple(_under_head(model, 1 + place) for place in range(len(sources)))
     return Learned((*heads, model), given.state, settings.epochs * -(-programs // settings.batch_size))
 

@@ -222,10 +222,11 @@ def _tenset_ranker(model: CostModel) -> Any:
             for place, found in zip(statements, rows, strict=True):
                 place[: len(found)] = found
             samples = Samples(
-                tokens=statements,
+                features=statements,
                 lengths=np.array([len(found) for found in rows], dtype=np.int32),
                 tasks=np.zeros(len(rows), dtype=np.int32),
                 latencies_s=np.full(len(rows), np.inf),
+                holds="statements",
             )
             return model.predict(samples).astype("float64")
 

@@ -87,7 +87,7 @@ class Variant:
     build: Callable[..., nn.Module] = network_of_tokens
     read: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens
     taught: bool = True
-    loss: str = "scores"
+    loss: str = STUDENT.loss
     committee: tuple[Member, ...] | None = None
     unmeasured: float = 1.0  # share of the unmeasured programs
 
@@ -156,7 +156,7 @@ class Bench:
         epochs = self.epochs * (ALONE_EPOCHS if not variant.taught or not variant.unmeasured else 1)
         settings = replace(STUDENT, seed=seed, epochs=epochs, period=epochs, loss=variant.loss)
         train = self.taught(seed, variant.committee, variant.unmeasured) if variant.taught else self.lesson.train
-        seen = lambda samples: replace(samples, tokens=variant.read(samples.tokens))  # noqa: E731
+        seen = lambda samples: replace(samples, features=variant.read(samples.features))  # noqa: E731
         return ranked(fitted(seen(train), settings, variant.build), replace(self.lesson, test=seen(self.lesson.test)))
 
     def of_trees(self, name: str, seed: int) -> list[float]:

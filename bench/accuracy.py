@@ -53,7 +53,6 @@ from tcl_core.locks import wait_for_lock
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
-from tcl_core.models.mtl_tlp import MtlTlpModel
 from tcl_core.progress import progress
 from tcl_core.teaching import STUDENT
 
@@ -114,11 +113,7 @@ def trained(run: Run, case: Case) -> CostModel:
         model.fit(case.taught(run.seed))
         return model
     model = create(run)
-    if isinstance(model, MtlTlpModel):
-        model.fit_platforms(case.train, list(case.before))
-    else:
-        model.fit(case.train)
-    return model
+    return model.fit(case.train, sources=case.before if model.learns_from_sources else ())
 
 
 def chained(case: ChainCase, seed: int) -> CostModel:
@@ -149,17 +144,12 @@ def figures(run: Run, case: Case, kept: Path | None = None) -> dict[str, Any]:
         "pairs": pairwise_accuracy(*measured),
         "spearman": spearman(*measured),
         "task_top1": [[task, round(ratio, 4)] for task, ratio in task_top1(*measured).items()],
-        "parameters": parameters(model),
+        "parameters": model.parameter_count(),
         "train_s": seconds,
         "programs_per_s": rate(model.predict, test),
         "trained_programs": len(case.train),
         "tested_programs": len(test),
     }
-
-
-def parameters(model: CostModel) -> int:
-    """Numbers that the model learned and needs to predict: weights; of trees, their nodes."""
-    return model.parameter_count() if hasattr(model, "parameter_count") else 0
 
 
 def rate(predict: Callable[[Samples], np.ndarray], samples: Samples) -> float:

@@ -110,7 +110,7 @@ class NaiveModel(TorchCostModel):
 
     def predict(self, samples: Samples) -> np.ndarray:
         """One pass after the other, with all threads: its large arrays make it slower if passes run side by side."""
-        tokens, lengths = torch.from_numpy(samples.tokens), torch.from_numpy(samples.lengths.astype(np.int64))
+        tokens, lengths = torch.from_numpy(samples.features), torch.from_numpy(samples.lengths.astype(np.int64))
         parts = zip(tokens.split(CHUNK), lengths.split(CHUNK), strict=True)
         with torch.inference_mode():
             return torch.cat([self.network(t.to(self.device), n.to(self.device)).cpu() for t, n in parts]).numpy()
@@ -163,7 +163,7 @@ def same_weights(samples: Samples, device: str) -> dict[str, TorchCostModel]:
     """The models, ready to train and predict; those of one network agree in what they predict."""
     models = {name: kind(TRAINING, device) for name, kind in MODELS.items()}
     for name, model in models.items():
-        model.network = model._seeded(samples.tokens.shape[2]).to(device)
+        model.network = model._seeded(samples.features.shape[2]).to(device)
         if name in PLAIN:
             model.network.load_state_dict(models["mamba"].network.state_dict())
             few = samples.take(np.arange(0, len(samples), max(1, len(samples) // 64)))
@@ -240,7 +240,7 @@ def cold_starts(samples: Samples, repeats: int, counts: Mapping[str, Sequence[in
         for name in counts:
             models[name].save(Path(folder) / name)
             for count in counts[name]:
-                np.save(f"{folder}/tokens.npy", samples.tokens[:count])
+                np.save(f"{folder}/tokens.npy", samples.features[:count])
                 command = [sys.executable, "-c", COLD, f"{folder}/{name}", f"{folder}/tokens.npy"]
                 first, *later = (json.loads(subprocess.check_output(command, cwd=ROOT, env=fresh)) for _ in range(1 + repeats))
                 found.setdefault(name, {})[str(count)] = {"first": first, "later": statistics.median(later)}

@@ -71,29 +71,19 @@ def write_pool(params: Params, folder: Path) -> None:
         for task, weight in found
         if task.key in used
     ]
-    store.write_table(folder / "tasks.parquet", "tasks", [_task_row(task) for task in tasks.values()])
+    store.write_table(folder / "tasks.parquet", "tasks", [task.as_row() for task in tasks.values()])
     store.write_table(folder / "networks.parquet", "networks", uses)
     store.write_table(folder / "sketches.parquet", "sketches", sketches)
     store.write_table(folder / "programs.parquet", "programs", programs)  # last: its presence says that all are there
 
 
-def _task_row(task: Task) -> dict[str, Any]:
-    return {
-        "task_key": task.key,
-        "name": task.name,
-        "op_type": task.operator,
-        "flops": task.flops,
-        "module_json": task.module_json,
-    }
-
-
 def collections_of(workspace: Workspace, folder: Path) -> dict[str, Collection]:
     """platform -> all programs, with what its journal knows of them."""
     rows = store.read_table(folder / "tasks.parquet", "tasks")
-    tasks = [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
+    tasks = [Task.from_row(row) for row in rows]
     encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))
     rows = store.read_table(folder / "programs.parquet", "programs")
-    programs = [Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows]
+    programs = [Program.from_row(row) for row in rows]
     return {
         name: Collection(
             programs=programs,

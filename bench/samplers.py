@@ -51,7 +51,7 @@ def measured_pool(reference: Reference, workspace: Workspace, platform: str, cas
     records = {record.key: record for record in store.read_records(place)}
     rows, trained = store.read_table(reference.folder / "programs.parquet", "programs"), set(case.train.tasks.tolist())
     programs = [
-        Program(row["task_key"], row["program_id"], row["sketch_id"], tuple(row["decisions"]))
+        Program.from_row(row)
         for row in rows
         if reference.encoder.numbers[row["task_key"]] in trained
     ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {  # public name -> module, or module:name in it
+    "CostModel": "tcl_core.models.cost_model:CostModel",
     "Mamba": "tcl_core.models.mamba:MambaModel",
     "Samples": "tcl_core.features.batches:Samples",
     "Trained": "tcl_core.trained:Trained",
@@ -37,7 +38,8 @@ _WHERE = {  # public name -> module, or module:name in it
     "tune": "tcl_core.library:tune",
 }
 __all__ = [
-    "__version__", "Mamba", "Samples", "Trained", "Trees", "Workspace", "cost_model", "create", "datasets", "distill", "errors", "figures", "load", "rank", "samplers", "search_strategy", "teach", "tune",
+    "__version__", "CostModel", "Mamba", "Samples", "Trained", "Trees", "Workspace", "cost_model", "create", "datasets", "distill",
+    "errors", "figures", "load", "rank", "samplers", "search_strategy", "teach", "tune",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from tcl_core.features.batches import Samples as Samples
     from tcl_core.library import distill as distill, figures as figures, rank as rank, tune as tune
     from tcl_core.models.catalogue import create as create
+    from tcl_core.models.cost_model import CostModel as CostModel
     from tcl_core.models.mamba import MambaModel as Mamba
     from tcl_core.models.trees import TreesModel as Trees
     from tcl_core.stages.workspace import Workspace as Workspace

@@ -28,7 +28,7 @@ from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.features.tokens import hardware_rows
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models.mamba import MambaModel
-from tcl_core.teaching import standardised
+from tcl_core.teaching import STUDENT, standardised
 
 LEAST = 16  # paired programs that tell the scale of the scores
 SCALES = 0.25, 4.0  # bounds of what a score of 1 means in log(seconds)
@@ -41,7 +41,7 @@ class BridgeSettings:
     rehearsal  programs rehearsed for each that is labelled
     """
 
-    fit: FitSettings = FitSettings(epochs=15, batch_size=512, learning_rate=1e-3, schedule="cosine", period=15, loss="scores")
+    fit: FitSettings = replace(STUDENT, epochs=15, period=15, learning_rate=1e-3)
     rehearsal: float = 1.0
 
 
@@ -119,9 +119,9 @@ def rehearsed(
     first, parts = int(programs.tasks.max(initial=-1)) + 1, []
     for number, hardware in enumerate(earlier):
         part = programs.take(np.sort(_by_whole_tasks(programs.tasks, count, draw)))
-        tokens = part.tokens.copy()
+        tokens = part.features.copy()
         tokens[:, 0] = hardware_rows(hardware, len(part))
-        part = replace(part, tokens=tokens)
+        part = replace(part, features=tokens)
         scores = standardised(base.predict(part), part.tasks)
         parts.append(replace(part, tasks=part.tasks + np.int32(first * (number + 1)), latencies_s=np.exp(-scores)))
     return parts

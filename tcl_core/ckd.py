@@ -56,6 +56,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.files import shown
 from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal, of_mean_one, trust_by_task
 from tcl_core.learning.fit import FitSettings, fit_network
+from tcl_core.learning_names import COLUMN_STARTS
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import AGAIN, read_weights
 from tcl_core.models.lateral_mamba import LateralMamba, LateralMambaModel
@@ -76,7 +77,7 @@ class DistillSettings:
     beta: float = 0.5  # share of the measured labels against the teacher
     ewc_lambda: float = 10_000.0  # how firmly KB is held near what it was
     adapter_width: int = 32
-    column_start: str = "knowledge_base"  # or fresh
+    column_start: str = "knowledge_base"  # of ``learning_names``: or fresh
     cl_period: int = 10  # epochs after which the CL phase's cosine begins again
     kd_period: int = 5  # epochs after which the KD phase's rate is 0.8 of what it was
     # What is mended, term by term: see above.
@@ -201,8 +202,8 @@ def learn_next(
 
 def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaModel:
     """AC before its CL phase, beside a frozen copy of KB."""
-    if settings.column_start not in ("knowledge_base", "fresh"):
-        raise unknown_name("column start", settings.column_start, ("knowledge_base", "fresh"))
+    if settings.column_start not in COLUMN_STARTS:
+        raise unknown_name("column start", settings.column_start, COLUMN_STARTS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.fit.seed)
         column = MambaNetwork(**base.arguments)

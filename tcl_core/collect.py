@@ -111,6 +111,15 @@ class Collection:
         latencies = [self.records[row].latency_s for row in rows]
         return self.encoder.encode([self.keys[row] for row in rows], self.hardware, latencies)
 
+    def open_rows(self) -> np.ndarray:
+        """(R,) rows that are not selected yet, ascending."""
+        return np.array([row for row in range(len(self.programs)) if row not in self.records], dtype=int)
+
+    def by_operator(self, rows: Sequence[int]) -> dict[str, int]:
+        """Operator type -> how many of the programs at ``rows`` are of it, by name."""
+        names, counts = np.unique(self.encoder.operators([self.keys[row] for row in rows]), return_counts=True)
+        return {str(name): int(count) for name, count in zip(names, counts, strict=True)}
+
     def can_rank(self) -> bool:
         """Whether any task has two programs to compare, without which no model can learn."""
         return any(count > 1 for count in Counter(self.keys[row][0] for row in self.records).values())
@@ -198,11 +207,16 @@ def collect(
     """
     with collection.measuring() as measuring:
         for number, goal in enumerate(plan.goals()):
-            missing = goal - len(collection.records)
-            rows = _timed(on_step, number, "select", _select, collection, plan, models, missing, number)
-            _timed(on_step, number, "measure", _measure, measuring, rows, number, plan.check_fraction, on_program)
+            with _step(on_step, number, "select") as counts:
+                open_rows = collection.open_rows()
+                rows = _select(collection, plan, models, open_rows, goal - len(collection.records), number)
+                counts.update({"of": len(open_rows), **collection.by_operator(rows)})
+            with _step(on_step, number, "measure") as counts:
+                found = measuring.measure(rows, number, plan.check_fraction, on_program)
+                counts.update({"programs": len(rows), **found, "in_all": len(collection.records)})
             if goal < plan.budget and plan.sampler not in BLIND and collection.can_rank():
-                _timed(on_step, number, "refit", _refit, collection, models)
+                with _step(on_step, number, "refit") as counts:
+                    counts.update(_refit(collection, models))
 
 
 def measure_all(collection: Collection, check_fraction: float, on_program: OnProgram) -> None:
@@ -211,47 +225,37 @@ def measure_all(collection: Collection, check_fraction: float, on_program: OnPro
         measuring.measure(range(len(collection.programs)), 0, check_fraction, on_program)
 
 
-def _timed(on_step: OnStep, number: int, step: str, work: Callable[..., tuple[Any, dict[str, Any]]], *arguments: Any) -> Any:
-    """Run one step of a round; ``work`` returns its result and its counts, which are reported."""
-    start = time.perf_counter()
-    result, counts = work(*arguments)
-    on_step({"round": number, "step": step, "seconds": round(time.perf_counter() - start, 2), **counts})
-    return result
+@contextmanager
+def _step(on_step: OnStep, number: int, name: str) -> Iterator[dict[str, Any]]:
+    """One step of a round, told of at its end with its seconds and the counts that it put into the dictionary."""
+    start, counts = time.perf_counter(), dict[str, Any]()
+    yield counts
+    on_step({"round": number, "step": name, "seconds": round(time.perf_counter() - start, 2), **counts})
 
 
-def _measure(
-    measuring: Measuring, rows: Sequence[int], number: int, check_fraction: float, on_program: OnProgram
-) -> tuple[None, dict[str, int]]:
-    counts = measuring.measure(rows, number, check_fraction, on_program)
-    return None, {"programs": len(rows), **counts, "in_all": len(measuring.collection.records)}
-
-
-def _refit(collection: Collection, models: Sequence[CostModel]) -> tuple[None, dict[str, Any]]:
+def _refit(collection: Collection, models: Sequence[CostModel]) -> dict[str, Any]:
+    """Fit the models to what was selected so far; how many programs, and the last one's last loss if it tells any."""
     samples = collection.samples()
     losses: list[float] = []
     for model in models:
         model.fit(samples, on_epoch=lambda epoch, loss, metrics: losses.append(loss))
-    return None, {"programs": len(samples), **({"loss": round(losses[-1], 4)} if losses else {})}
+    return {"programs": len(samples), **({"loss": round(losses[-1], 4)} if losses else {})}
 
 
 def _select(
-    collection: Collection, plan: Plan, models: Sequence[CostModel], count: int, number: int
-) -> tuple[list[int], dict[str, Any]]:
-    """Rows to measure next: at random until a model could learn something, then what the sampler picks; one that asks no model
-    picks from the start.
+    collection: Collection, plan: Plan, models: Sequence[CostModel], open_rows: np.ndarray, count: int, number: int
+) -> list[int]:
+    """Those of ``open_rows`` to measure next: at random until a model could learn something, then what the sampler picks;
+    one that asks no model picks from the start.
     """
     rng = np.random.default_rng([plan.seed, number])
-    open_rows = np.array([row for row in range(len(collection.programs)) if row not in collection.records], dtype=int)
     if plan.sampler in BLIND:
         picked = _pick_blindly(collection, plan, open_rows, count, rng)
     elif number == 0 or not collection.can_rank():
         picked = rng.permutation(len(open_rows))[:count]
     else:
         picked = _pick(collection, plan, models, open_rows, count, rng)
-    rows = [int(row) for row in open_rows[picked]]
-    operators = collection.encoder.operators([collection.keys[row] for row in rows])
-    names, counts = np.unique(operators, return_counts=True)
-    return rows, {"of": len(open_rows), **{str(n): int(c) for n, c in zip(names, counts, strict=True)}}
+    return [int(row) for row in open_rows[picked]]
 
 
 def _pick_blindly(

@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -52,16 +52,27 @@ def check_versions() -> None:
 def load_tvm(without_torch: bool = False) -> types.ModuleType:
     """Import TVM, checked and light; returns the ``tvm`` module.
 
-    ``without_torch`` hides torch from TVM's import: half the time and a third of the memory, for worker
-    processes that only build and run programs.
+    ``without_torch`` hides torch from TVM's import, which takes it if it is there: half the time and a third of the
+    memory, for worker processes that only build and run programs.  Nothing of TVM that these use imports torch later.
     """
     check_versions()
-    if without_torch and "torch" not in sys.modules:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` raise ImportError
-    with naming_extras():
+    with naming_extras(), hidden("torch") if without_torch else nullcontext():
         tvm = importlib.import_module("tvm")
     _stand_in_for_intrinsics(tvm)
     return tvm
+
+
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """Within, importing a package raises ImportError as if it were not installed; one that is loaded already stays."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]  # what Python's import refuses
+    try:
+        yield
+    finally:
+        del sys.modules[package]
 
 
 def load_compiled(path: Path) -> Any:

@@ -93,7 +93,7 @@ class Reference:
         """``features`` is the folder of caches of what programs are lowered for."""
         self.folder, self.features = folder, features
         rows = store.read_table(folder / "tasks.parquet", "tasks")
-        tasks = [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
+        tasks = [Task.from_row(row) for row in rows]
         self.encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))
         self.uses = store.read_table(folder / "networks.parquet", "networks")
         self.samples = lru_cache(maxsize=4)(self._samples)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from tcl_core.crontab import check_cron
 from tcl_core.errors import UsageError, unknown_name
 from tcl_core.files import shown
+from tcl_core.learning_names import COLUMN_STARTS, LOSSES, METHODS, SCHEDULES
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.platforms import DESIGN_SPACES, KINDS, kind_of
 from tcl_core.sampler_names import SAMPLERS
@@ -131,14 +132,13 @@ class Collect:
 
 @dataclass(frozen=True)
 class Train:
-    model: str
     epochs: Rounds
     learning_rate: Positive
     batch_size: Count
     weight_decay: NotNegative
     gradient_clip: Positive
-    loss: Annotated[str, OneOf(("rank", "scores"))]
-    schedule: Annotated[str, OneOf(("constant", "cosine"))]
+    loss: Annotated[str, OneOf(tuple(LOSSES))]
+    schedule: Annotated[str, OneOf(tuple(name for name in SCHEDULES if name != "step"))]  # whose period would be one more
     unmeasured: CountOrZero
     validation_share: Annotated[float, Between(0, 0.9)]
 
@@ -153,7 +153,7 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Distill:
-    method: Annotated[str, OneOf(("bridge", "ckd", "ckd-mended"))]
+    method: Annotated[str, OneOf(METHODS)]
     epochs: Rounds
     kd_epochs: Rounds
     learning_rate: Positive
@@ -161,7 +161,7 @@ class Distill:
     beta: Share
     ewc_lambda: NotNegative
     adapter_width: Width
-    column_start: Annotated[str, OneOf(("knowledge_base", "fresh"))]
+    column_start: Annotated[str, OneOf(COLUMN_STARTS)]
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def parse_params(tree: Any, source: str = "params.yaml") -> Params:
     _check_networks(params, source)
     _check_platforms(params, source)
     _check_chain(params, source)
-    _check_models(params, source)
+    _check_top_k(params.evaluate, source)
     _check_repeats(params.measure, source)
     _check_schedules(params, source)
     _check_run(params.run, source)
@@ -356,15 +356,10 @@ def _check_run(run: Run, source: str) -> None:
         raise UsageError(f"{source}: run.scheduler is '{shown(run.scheduler)}'; it must be an address such as tcp://192.168.0.2:8786")
 
 
-def _check_models(params: Params, source: str) -> None:
-    if params.train.model != "mamba":
+def _check_top_k(evaluate: Evaluate, source: str) -> None:
+    if 1 not in evaluate.top_k:
         raise UsageError(
-            f"{source}: train.model is '{params.train.model}', but only 'mamba' can start the chain of platforms; "
-            f"train another one beside it with: tcl train --model {params.train.model}"
-        )
-    if 1 not in params.evaluate.top_k:
-        raise UsageError(
-            f"{source}: evaluate.top_k is {list(params.evaluate.top_k)}, but must contain 1: "
+            f"{source}: evaluate.top_k is {list(evaluate.top_k)}, but must contain 1: "
             "reports and the summary are written of top-1; add it"
         )
 

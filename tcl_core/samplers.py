@@ -107,12 +107,12 @@ def _blind(name: str, candidates: Samples, budget: float, labelled: Samples | No
 
 
 def _operators(candidates: Samples) -> np.ndarray:
-    if candidates.tokens.shape[2] != WIDTH:
+    if candidates.features.shape[2] != WIDTH:
         raise UsageError(
-            f"these samples have {candidates.tokens.shape[2]} features per token, not the {WIDTH} of TCL's own tokens, which tell the "
+            f"these samples have {candidates.features.shape[2]} features per token, not the {WIDTH} of TCL's own tokens, which tell the "
             "operator; give operator_types"
         )
-    return operators_of(candidates.tokens)
+    return operators_of(candidates.features)
 
 
 def _programs(budget: float, count: int) -> int:

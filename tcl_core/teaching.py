@@ -59,7 +59,7 @@ def taught(
         reads = catalogue.reads(member.model)
         for number in range(member.count):
             model = catalogue.create(member.model)
-            model.settings = replace(model.settings, seed=seed + 1000 * number)  # type: ignore[attr-defined]
+            model.settings = replace(model.settings, seed=seed + 1000 * number)
             model.fit(measured[reads])
             scores = [model.predict(part[reads]) for part in (measured, unmeasured)]
             total += member.weight * standardised(np.concatenate(scores), tokens.tasks)

@@ -45,7 +45,7 @@ class Trained:
     @property
     def reads(self) -> str:
         """What it reads of a program: tokens, or the statements of the lowered program."""
-        return getattr(self.model, "reads", "tokens")
+        return self.model.reads
 
     @property
     def hardware_vector(self) -> tuple[float, ...]:

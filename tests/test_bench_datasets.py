@@ -51,7 +51,7 @@ def test_a_thinned_case_has_the_same_programs_on_every_platform():
     samples = ranking_problem(tasks=6, programs=16)
     case = Case(samples, samples, {}, before=(samples,)).thinned(3, 5, seed=1)
     assert len(case.train) == 15 and len(np.unique(case.train.tasks)) == 3 and len(case.test) == 96
-    np.testing.assert_array_equal(case.train.tokens, case.before[0].tokens)
+    np.testing.assert_array_equal(case.train.features, case.before[0].features)
     fewer = Case(samples, samples, {}).thinned(2, 5, seed=1).train
     assert set(fewer.tasks.tolist()) < set(case.train.tasks.tolist())  # a larger draw holds the smaller one
 

@@ -55,14 +55,14 @@ def test_replay_shows_the_few_as_often_as_the_rest_and_ranks_none_across():
     assert len(both) == 8 * len(few) + len(known) and 8 * len(few) == len(known)
     sizes = np.unique(both.tasks, return_counts=True)[1]
     assert sorted(sizes.tolist()) == [4] * 24 + [16] * 6
-    np.testing.assert_array_equal(both.tokens[-len(known) :], known.tokens)  # their hardware's row with them
+    np.testing.assert_array_equal(both.features[-len(known) :], known.features)  # their hardware's row with them
 
 
 def test_each_head_of_mtl_tlp_ranks_its_own_platform():
     model, samples = MtlTlpModel(), ranking_problem()
     model.network = MtlTlpNetwork(FEATURES, platforms=2)
     other = _under_head(model, 1)
-    tokens, lengths = torch.from_numpy(samples.tokens), torch.from_numpy(samples.lengths.astype(np.int64))
+    tokens, lengths = torch.from_numpy(samples.features), torch.from_numpy(samples.lengths.astype(np.int64))
     with torch.no_grad():
         wanted = model.network.heads[1](model.network.trunk(tokens, lengths), lengths).numpy()
     np.testing.assert_allclose(other.predict(samples), wanted, atol=1e-5)

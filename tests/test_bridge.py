@@ -98,7 +98,7 @@ def test_what_is_rehearsed_is_divided_among_the_earlier_platforms(base):
     one, three = (rehearsed(base, new, earlier, 1.0, 0) for earlier in ([OLD], [OLD, (1.0, 1.0), (2.0, 2.0)]))
     assert len(one[0]) == len(new) and sum(map(len, three)) == pytest.approx(len(new), rel=0.1)
     assert not set(three[0].tasks) & set(three[1].tasks) and three[0].tasks.min() > new.tasks.max()
-    np.testing.assert_array_equal(three[1].tokens[:, 0], hardware_rows((1.0, 1.0), len(three[1])))
+    np.testing.assert_array_equal(three[1].features[:, 0], hardware_rows((1.0, 1.0), len(three[1])))
     first = new.take(np.flatnonzero(new.tasks == 0))
     own = one[0].take(one[0].tasks == one[0].tasks.min())
     assert np.argsort(own.latencies_s).tolist() == np.argsort(-base.predict(own)).tolist() and len(own) == len(first)

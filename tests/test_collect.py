@@ -71,17 +71,17 @@ class FakeModel:
         self.seed, self.weights, self.fitted = seed, None, []
 
     def fit(self, train, valid=None, on_epoch=None):
-        seen = zlib.crc32(train.tokens.tobytes() + train.latencies_s.tobytes())
-        self.weights = np.random.default_rng([self.seed, seen]).normal(size=train.tokens.shape[2])
+        seen = zlib.crc32(train.features.tobytes() + train.latencies_s.tobytes())
+        self.weights = np.random.default_rng([self.seed, seen]).normal(size=train.features.shape[2])
         self.fitted.append(len(train))
         on_epoch(0, 0.25, {})
 
     def predict(self, samples):
         assert self.weights is not None, "a model that has seen nothing must not select"
-        return (samples.tokens.sum(axis=1) @ self.weights).astype(np.float32)
+        return (samples.features.sum(axis=1) @ self.weights).astype(np.float32)
 
     def embed(self, samples):
-        return samples.tokens.mean(axis=1)
+        return samples.features.mean(axis=1)
 
 
 def two_models():
@@ -463,7 +463,7 @@ def test_samples_are_what_was_selected(collected_in, runners, tmp_path):
     assert len(samples) == 8 < len(collection.known)
     assert samples.latencies_s.tolist() == [collection.records[row].latency_s for row in rows]
     keys = [collection.keys[row] for row in rows]
-    np.testing.assert_array_equal(samples.tokens, collection.encoder.encode(keys, (1.0,) * 11).tokens)
+    np.testing.assert_array_equal(samples.features, collection.encoder.encode(keys, (1.0,) * 11).features)
 
 
 # --- helpers ---

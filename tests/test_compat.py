@@ -81,12 +81,39 @@ module = tvm.IRModule({"main": te.create_prim_func([x, te.compute((4, 4), lambda
 from tcl_core.programs.sketches import DesignSpace
 DesignSpace("key", module, {"kind": "llvm", "num-cores": 1}).sketches()
 intrinsics = [name for name in sys.modules if name.startswith("tvm.s_tir.tensor_intrin.")]
-print(intrinsics, sys.modules.get("torch"), "transformers" in sys.modules)
+print(intrinsics, "torch" in sys.modules, "transformers" in sys.modules)
 import tvm.s_tir.tensor_intrin.x86
 print([name for name in sys.modules if name.startswith("tvm.s_tir.tensor_intrin.")])
 print(tvm.s_tir.TensorIntrin.get("dot_16x4_vnni") is not None)
 """
-    assert fresh(code).splitlines() == ["[] None False", "['tvm.s_tir.tensor_intrin.x86']", "True"]
+    assert fresh(code).splitlines() == ["[] False False", "['tvm.s_tir.tensor_intrin.x86']", "True"]
+
+
+def test_a_hidden_package_is_there_again_afterwards():
+    code = """
+import sys
+from tcl_core.compat import hidden
+with hidden("colorsys"):
+    try:
+        import colorsys
+    except ImportError as error:
+        print(type(error).__name__)
+print("colorsys" in sys.modules)
+import colorsys
+with hidden("colorsys"):
+    import colorsys as again
+print(again is colorsys is sys.modules["colorsys"])
+try:
+    with hidden("imghdr_of_nobody"):
+        raise KeyError("inside")
+except KeyError:
+    print("imghdr_of_nobody" in sys.modules)
+"""
+    assert fresh(code).splitlines() == ["ModuleNotFoundError", "False", "True", "False"]
+
+
+def test_torch_can_be_imported_after_a_compiler_without_it():
+    assert fresh("from tcl_core.compat import load_tvm; load_tvm(without_torch=True); import torch; print(torch.ones(2).sum().item())") == "2.0"
 
 
 def test_importing_compat_loads_no_compiler():

@@ -140,9 +140,9 @@ def test_a_pool_for_gpus(tiny):
         space.canonical(sketch, program.decisions)  # valid on a newer GPU too
     encoder = Encoder([tiny.task], rows)
     samples = encoder.encode([(p.task_key, p.sketch, p.decisions) for p in programs], GpuHardware(cuda_cores=16896).vector())
-    assert samples.tokens.shape == (6, samples.lengths.max(), WIDTH)
-    assert samples.tokens[0, :, KINDS.index("Bind")].sum() == 3  # blocks, virtual threads, threads
-    assert len(np.unique(samples.tokens.reshape(6, -1), axis=0)) == 6
+    assert samples.features.shape == (6, samples.lengths.max(), WIDTH)
+    assert samples.features[0, :, KINDS.index("Bind")].sum() == 3  # blocks, virtual threads, threads
+    assert len(np.unique(samples.features.reshape(6, -1), axis=0)) == 6
 
 
 # --- code ---

@@ -28,6 +28,12 @@ def trained(said: str) -> None:
     assert "as one file" in said
 
 
+def written(said: str) -> None:
+    random, mine, trees = (shares(name, said)[0] for name in ("random", "least-squares", "trees"))
+    assert 0.45 < random < 0.55 < mine < 1 and trees > 0.62
+    assert "  0 numbers" in said and "picks 192 of 1920 programs" in said
+
+
 def ranked(said: str) -> None:
     rows = [line for line in said.splitlines() if " rank 1: line" in line]
     assert len(rows) == 3 and len(set(rows)) == 3
@@ -56,8 +62,8 @@ def tuned(said: str) -> None:
 
 
 SHOWN = {
-    "train_a_cost_model": trained, "rank_a_log": ranked, "use_in_plain_tvm": tuned_by_tvm, "add_a_sampler": sampled,
-    "move_to_new_hardware": moved, "tune_an_onnx_file": tuned,
+    "train_a_cost_model": trained, "write_a_cost_model": written, "rank_a_log": ranked, "use_in_plain_tvm": tuned_by_tvm,
+    "add_a_sampler": sampled, "move_to_new_hardware": moved, "tune_an_onnx_file": tuned,
 }  # fmt: skip
 
 

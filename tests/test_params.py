@@ -102,13 +102,8 @@ def test_every_number_has_a_comment():
         ("  max_spread: 0.05 ", "  max_spread: -0.1 ", "measure.max_spread is -0.1; it must be a number of at least 0"),
         ("  memory_gib: 16 ", "  memory_gib: 1 ", "measure.memory_gib is 1; it must be a number of at least 2"),
         ("sampler: rdu-paper ", "sampler: rdu-papr ", "unknown collect.sampler 'rdu-papr' in {file}; did you mean 'rdu-paper'?"),
-        ("  model: mamba", "  model: ''", "train.model is ''; it must be text"),
-        (
-            "  model: mamba",
-            "  model: tlp",
-            "train.model is 'tlp', but only 'mamba' can start the chain of platforms; "
-            "train another one beside it with: tcl train --model tlp",
-        ),
+        ("    timezone: UTC\n  drift:", "    timezone: ''\n  drift:", "schedules.nightly.timezone is ''; it must be text"),
+        ("  loss: scores ", "  model: mamba\n  loss: scores ", "unknown key 'model' in section 'train' of {file}"),
         ("top_k: [1, 5]", "top_k: [5, 10]", "evaluate.top_k is [5, 10], but must contain 1"),
         (
             "    - vit-tiny",

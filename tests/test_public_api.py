@@ -27,8 +27,8 @@ LIMIT_S = 120
 def samples():
     """96 programs of 6 tasks, in tokens of TCL's own width."""
     found = ranking_problem()
-    tokens = np.zeros((*found.tokens.shape[:2], WIDTH), dtype=np.float32)
-    tokens[:, :, -FEATURES:] = found.tokens
+    tokens = np.zeros((*found.features.shape[:2], WIDTH), dtype=np.float32)
+    tokens[:, :, -FEATURES:] = found.features
     return tcl.Samples(tokens, found.lengths, found.tasks, found.latencies_s, found.task_names)
 
 
@@ -131,7 +131,7 @@ def autotvm_log(path: Path, programs: int = 6) -> Path:
 
 def test_a_log_is_read_and_ranked(tmp_path):
     samples = tcl.datasets.log(autotvm_log(tmp_path / "some.log"))
-    assert len(samples) == 6 and samples.tokens.shape[2] == WIDTH
+    assert len(samples) == 6 and samples.features.shape[2] == WIDTH
     np.testing.assert_allclose(samples.latencies_s, 1e-3 * np.arange(1, 7))
     model = tcl.Trees(FitSettings(epochs=3)).fit(samples)
     ranked = tcl.rank(model, tmp_path / "some.log")
@@ -211,7 +211,7 @@ def test_distilling_needs_a_network_that_can(samples, model):
 
 def with_operators(samples):
     """Tasks 0 to 2 are products, the others depthwise convolutions."""
-    tokens = samples.tokens.copy()
+    tokens = samples.features.copy()
     for row, task in enumerate(samples.tasks):
         name = "matmul" if task < 3 else "depthwise_conv2d"
         numbers = WORKLOAD.row(operator=[float(name == each) for each in ALL_OPERATORS])
@@ -221,7 +221,7 @@ def with_operators(samples):
 
 def test_tokens_tell_the_operator(samples):
     assert "matmul" in ALL_OPERATORS and KINDS[0] == "workload"
-    found = operators_of(with_operators(samples).tokens)
+    found = operators_of(with_operators(samples).features)
     assert found.tolist() == ["matmul" if task < 3 else "depthwise_conv2d" for task in samples.tasks]
 
 
@@ -237,7 +237,7 @@ def test_rdu_keeps_the_share_of_each_operator(samples, model):
     for sampler in (tcl.samplers.rdu, tcl.samplers.rdu_paper):
         picked = sampler(pool, model, 0.25)
         assert len(set(picked.tolist())) == 24
-        assert np.unique(operators_of(pool.tokens[picked]), return_counts=True)[1].tolist() == [12, 12]
+        assert np.unique(operators_of(pool.features[picked]), return_counts=True)[1].tolist() == [12, 12]
     told = tcl.samplers.rdu(samples, model, 8, operator_types=["one"] * 90 + ["other"] * 6, labelled=samples.take(np.arange(4)))
     assert len(told) == 8
 

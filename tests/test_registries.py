@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 
+from tcl_core.learning_names import LOSSES, METHODS, SCHEDULES
 from tcl_core.params import Params
 from tcl_core.platforms import KINDS
+from tcl_core.sampler_names import SAMPLERS
 from tcl_core.settings import OneOf
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,17 +46,25 @@ def test_a_comment_in_params_yaml_names_every_choice(key):
     assert [choice for choice in CHOICES[key] if not re.search(rf"(?<![\w-]){choice}(?![\w-])", line)] == []
 
 
-def test_losses_and_schedules_are_those_of_the_training_loop():
-    from tcl_core.learning.fit import LOSSES, SCHEDULES
+def test_losses_and_schedules_are_where_their_names_say():
+    from tcl_core.learning import fit
 
-    assert set(CHOICES["train.loss"]) == set(LOSSES)
-    assert set(CHOICES["train.schedule"]) == set(SCHEDULES) - {"step"}  # the paper's KD phase alone: its period is no parameter
+    assert CHOICES["train.loss"] == tuple(LOSSES) and CHOICES["train.schedule"] == ("constant", "cosine")
+    assert {fit._at(place) for place in LOSSES.values()} == {fit.ranking_loss, fit.regression_loss}
+    assert [fit._at(place)(3, 10) for place in SCHEDULES.values()] == [1.0, fit.cosine(3, 10), 1.0]
+    assert [round(fit._at(place)(25, 10), 4) for place in SCHEDULES.values()] == [1.0, 0.5, 0.64]
 
 
 def test_methods_of_the_chain_are_those_of_the_stage():
-    from tcl_core.stages.training import METHODS
+    from tcl_core.stages.training import METHODS as made
 
-    assert set(CHOICES["distill.method"]) == set(METHODS)
+    assert CHOICES["distill.method"] == METHODS == tuple(made)
+
+
+def test_comparisons_know_the_samplers_that_they_compare():
+    import samplers
+
+    assert set(samplers.SAMPLERS) == set(SAMPLERS)
 
 
 def test_a_kind_on_which_nothing_is_tuned_says_what_it_is():
@@ -68,3 +79,41 @@ def test_the_documents_list_every_model_and_every_kind_of_platform():
 
     assert set(CLASSES) <= first_column("models.md")
     assert set(KINDS) <= first_column("devices.md")
+
+
+# --- numbers: params.yaml has all of a run's, and what works without a project has its own ---
+
+
+@pytest.fixture
+def project():
+    from tcl_core.stages.workspace import Workspace
+
+    return Workspace(ROOT)
+
+
+def test_the_library_trains_as_params_yaml_does(project):
+    from tcl_core.bridge import BridgeSettings
+    from tcl_core.ckd import DistillSettings
+    from tcl_core.stages.training import bridge_settings, distill_settings, fit_settings
+    from tcl_core.teaching import STUDENT
+
+    assert fit_settings(project) == STUDENT and STUDENT.period == STUDENT.epochs
+    assert bridge_settings(project) == BridgeSettings()
+    found, usual = distill_settings(project), DistillSettings()
+    assert (found.epochs, found.kd_epochs) == (20, 20) and (usual.epochs, usual.kd_epochs) == (50, 50)  # the paper's
+    fit = replace(found.fit, epochs=usual.fit.epochs, period=usual.fit.period)  # of which neither is used
+    assert replace(found, fit=fit, epochs=usual.epochs, kd_epochs=usual.kd_epochs) == usual
+
+
+def test_the_library_and_the_comparisons_count_as_params_yaml_does(project):
+    import accuracy
+    from _datasets import Reference
+    from _transfer_rows import FEW_EPOCHS
+
+    from tcl_core.library import DEFAULT_TRIALS
+    from tcl_core.programs.graph import PREPARED
+
+    params = project.params
+    assert params.distill.epochs == params.distill.kd_epochs == accuracy.DISTILL_EPOCHS == FEW_EPOCHS
+    assert inspect.signature(Reference).parameters["unmeasured"].default == params.train.unmeasured
+    assert params.tune.trials == DEFAULT_TRIALS and asdict(params.graph) == asdict(PREPARED)

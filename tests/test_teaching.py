@@ -16,7 +16,6 @@ from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.models.trees import BoostedTrees
-from tcl_core.params import load_params
 from tcl_core.teaching import STUDENT, Member, standardised, taught
 
 ONE = (Member("trees", 1, 1.0),)
@@ -52,7 +51,7 @@ def test_labels_are_the_committees_scores_of_all_programs():
     assert len(found) == len(measured) + len(more)
     scores = standardised(model.predict(concatenate([measured, more])), found.tasks)
     np.testing.assert_allclose(-np.log(found.latencies_s), scores, atol=1e-5)
-    np.testing.assert_array_equal(found.tokens[: len(measured)], measured.tokens)
+    np.testing.assert_array_equal(found.features[: len(measured)], measured.features)
 
 
 def test_scores_of_models_of_different_scale_count_alike():
@@ -73,7 +72,7 @@ def test_members_count_by_their_weight_and_are_told(monkeypatch):
             pass
 
         def predict(self, samples):
-            return self.sign * samples.tokens[:, 3, len(layout.KINDS)]
+            return self.sign * samples.features[:, 3, len(layout.KINDS)]
 
     signs = {"trees": 1.0, "random": -1.0}
     monkeypatch.setattr(teaching.catalogue, "create", lambda name: Fixed(signs[name]))
@@ -104,10 +103,3 @@ def test_nothing_to_learn_from_is_said():
     lone = problem(0).take(np.array([0, 24, 48]))
     with pytest.raises(DataError, match="two measured programs"):
         taught(views(lone), views(problem(1)))
-
-
-def test_params_train_as_was_chosen():
-    train = load_params().train
-    wanted = (STUDENT.epochs, STUDENT.batch_size, STUDENT.learning_rate, STUDENT.loss, STUDENT.schedule, STUDENT.clip_norm)
-    found = (train.epochs, train.batch_size, train.learning_rate, train.loss, train.schedule, train.gradient_clip)
-    assert found == wanted and STUDENT.period == STUDENT.epochs

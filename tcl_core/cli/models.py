@@ -23,6 +23,7 @@ def train(
 ) -> None:
     """Train the cost model of the chain's first platform, or another one beside it.  Example: tcl train --model xgboost"""
     from tcl_core.learning.distributed import with_helpers
+    from tcl_core.models.catalogue import CHAIN_MODEL
     from tcl_core.stages.baselines import train_baseline
     from tcl_core.stages.training import train as train_first
 
@@ -30,7 +31,7 @@ def train(
     workspace = context.obj
     if platform is not None:
         workspace.check_platform(platform)
-    if model in (None, workspace.params.train.model):
+    if model in (None, CHAIN_MODEL):
         if platform not in (None, workspace.params.chain.first):
             raise UsageError(
                 f"the chain's model is trained on {workspace.params.chain.first}; it learns {platform} by: tcl distill --platform {platform}"

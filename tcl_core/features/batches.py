@@ -6,7 +6,7 @@ Knows nothing of TVM, of files or of models.  Everything is aligned on the first
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -17,21 +17,25 @@ from tcl_core.errors import DataError
 class Samples:
     """N programs, their labels and their grouping.
 
-    tokens       (N, L, F) float32, one row per schedule primitive; rows from ``lengths`` on are zero
-    lengths      (N,) int32, rows of ``tokens`` in use
+    features     (N, L, F) float32, what a model reads of each program, row by row; rows from ``lengths`` on are zero
+    lengths      (N,) int32, rows of ``features`` in use
     tasks        (N,) int32, the ranking group: programs are only ever compared within one task
     latencies_s  (N,) float64, median measured latency in seconds; inf where the program failed
     task_names   task index -> readable name, for error messages and reports
     states       (N,) objects or None: the real states of the programs whose schedules were replayed
                  (``features.states.Trajectory``), None for the others; only training a world model reads them
+    holds        what the rows are: "tokens" of the schedule, its hardware and its workload (``features.encode``),
+                 "statements" of the lowered program (``features.statements``), or what a model makes of either for a
+                 part of itself.  A model that reads others refuses them
     """
 
-    tokens: np.ndarray
+    features: np.ndarray
     lengths: np.ndarray
     tasks: np.ndarray
     latencies_s: np.ndarray
     task_names: tuple[str, ...] = ()
     states: np.ndarray | None = None
+    holds: str = "tokens"
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -43,12 +47,14 @@ class Samples:
 
     def take(self, index: np.ndarray) -> Samples:
         """The programs at ``index`` (integers or a mask); task numbering is kept."""
-        aligned = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "task_names"}
-        picked = {name: array if array is None else array[index] for name, array in aligned.items()}
-        return Samples(**picked, task_names=self.task_names)
+        aligned = {name: getattr(self, name) for name in ALIGNED}
+        return replace(self, **{name: array if array is None else array[index] for name, array in aligned.items()})
 
     def task_name(self, task: int) -> str:
         return self.task_names[task] if 0 <= task < len(self.task_names) else f"task {task}"
+
+
+ALIGNED = tuple(f.name for f in fields(Samples) if f.name not in ("task_names", "holds"))
 
 
 def latency_scores(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
@@ -69,16 +75,23 @@ def rows_by_task(tasks: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
-    """Stack parts that share one task numbering; shorter token sequences are padded with zero rows."""
-    length = max(p.tokens.shape[1] for p in parts)
-    tokens = [np.pad(p.tokens, ((0, 0), (0, length - p.tokens.shape[1]), (0, 0))) for p in parts]
+    """Stack parts that share one task numbering; shorter programs are padded with zero rows.
+
+    Raises ValueError for parts whose rows are not of one kind.
+    """
+    holds = {p.holds for p in parts}
+    if len(holds) > 1:
+        raise ValueError(f"samples of {' and of '.join(sorted(holds))} cannot be put together")
+    length = max(p.features.shape[1] for p in parts)
+    features = [np.pad(p.features, ((0, 0), (0, length - p.features.shape[1]), (0, 0))) for p in parts]
     return Samples(
-        tokens=np.concatenate(tokens),
+        features=np.concatenate(features),
         lengths=np.concatenate([p.lengths for p in parts]),
         tasks=np.concatenate([p.tasks for p in parts]),
         latencies_s=np.concatenate([p.latencies_s for p in parts]),
         task_names=max((p.task_names for p in parts), key=len),
         states=_concatenated([p.states for p in parts]),
+        holds=parts[0].holds,
     )
 
 

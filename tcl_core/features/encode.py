@@ -92,7 +92,7 @@ class Encoder:
                 tokens[rows, : parts[group].shape[1]] = parts[group]
                 lengths[rows] = parts[group].shape[1]
         return Samples(
-            tokens=tokens,
+            features=tokens,
             lengths=lengths,
             tasks=np.array([self.numbers[key[0]] for key in keys], dtype=np.int32),
             latencies_s=np.full(len(keys), np.inf) if latencies_s is None else np.asarray(latencies_s, dtype=np.float64),

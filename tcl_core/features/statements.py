@@ -43,7 +43,7 @@ FEW = 2 * CHUNK  # up to here, starting processes (2 s each) would take longer t
 
 
 def with_statements(samples: Samples, keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> Samples:
-    """The samples with statements, (N, S, 172) and how many each program has, in the place of tokens and lengths.
+    """The samples with statements, (N, S, 172) and how many each program has, in the place of features and lengths.
 
     ``keys`` are aligned with ``samples``, ``encoder`` knows their tasks and sketches, and ``folder`` is the cache.
     A program that TVM cannot lower has no statement.  Raises DataError for a program of another pool, PlatformError
@@ -51,10 +51,10 @@ def with_statements(samples: Samples, keys: Sequence[ProgramKey], encoder: Encod
     """
     rows = read_statements(keys, encoder, folder)
     counts = np.array([len(found) for found in rows], dtype=np.int32)
-    tokens = np.zeros((len(keys), max([1, *counts]), WIDTH), dtype=np.float32)
-    for place, found in zip(tokens, rows, strict=True):
+    features = np.zeros((len(keys), max([1, *counts]), WIDTH), dtype=np.float32)
+    for place, found in zip(features, rows, strict=True):
         place[: len(found)] = found
-    return replace(samples, tokens=tokens, lengths=counts)
+    return replace(samples, features=features, lengths=counts, holds="statements")
 
 
 def read_statements(

@@ -21,17 +21,17 @@ class Batch:
     """B programs of T tasks as tensors.
 
     number   place of the batch in its grouping; the same programs keep it for as long as the grouping is kept
-    tokens   (B, L, F) float32, cut to the longest sequence of the batch
+    features (B, L, F) float32, cut to the longest program of the batch
     lengths  (B,) int64
     labels   (T, P) float32 scores of the programs, 0 in the padding
-    index    (T, P) int64 row of each program in ``tokens``, 0 in the padding
+    index    (T, P) int64 row of each program in ``features``, 0 in the padding
     mask     (T, P) bool, false in the padding
     tasks    (T,) task numbers in the data set
     rows     (B,) rows of the programs in the data set
     """
 
     number: int
-    tokens: Tensor
+    features: Tensor
     lengths: Tensor
     labels: Tensor
     index: Tensor
@@ -49,7 +49,7 @@ def usable_tasks(samples: Samples) -> list[np.ndarray]:
 
     Raises DataError when no task is left or a value is not finite.
     """
-    check_tokens(samples)
+    check_features(samples)
     check_latencies(samples)
     groups = list(rows_by_task(samples.tasks))
     kept = [rows for rows in groups if len(rows) >= 2]
@@ -68,12 +68,12 @@ def usable_tasks(samples: Samples) -> list[np.ndarray]:
     return kept
 
 
-def check_tokens(samples: Samples) -> None:
-    """Raise DataError that names the task of the first token that is not finite."""
+def check_features(samples: Samples) -> None:
+    """Raise DataError that names the task of the first program with a feature that is not finite."""
     _refuse(
         samples,
-        ~np.isfinite(samples.tokens).all(axis=(1, 2)),
-        "a token that is not finite; make its features",
+        ~np.isfinite(samples.features).all(axis=(1, 2)),
+        "a feature that is not finite; make its features",
     )
 
 
@@ -119,13 +119,13 @@ def make_batch(
     """
     rows = np.concatenate(parts)
     lengths = samples.lengths[rows].astype(np.int64)
-    tokens = samples.tokens[rows, : max(int(lengths.max()), 1)]
+    features = samples.features[rows, : max(int(lengths.max()), 1)]
     sizes = np.array([len(part) for part in parts])
     mask = np.arange(sizes.max()) < sizes[:, None]
     index = np.zeros(mask.shape, dtype=np.int64)
     index[mask] = np.arange(len(rows))
     labels = np.where(mask, scores[rows][index], 0.0).astype(np.float32)
-    tensors = (torch.from_numpy(array).to(device) for array in (tokens, lengths, labels, index, mask))
+    tensors = (torch.from_numpy(array).to(device) for array in (features, lengths, labels, index, mask))
     return Batch(number, *tensors, tasks=samples.tasks[[part[0] for part in parts]], rows=rows)
 
 

@@ -41,7 +41,7 @@ def run_identity(settings: object, network: nn.Module, train: Samples, valid: Sa
     sums = [zlib.crc32(tensor.detach().cpu().numpy().tobytes()) for tensor in network.state_dict().values()]
     for samples in (train, valid) if valid is not None else (train,):
         sums += [
-            zlib.crc32(array.tobytes()) for array in (samples.tokens, samples.latencies_s, samples.tasks)
+            zlib.crc32(array.tobytes()) for array in (samples.features, samples.latencies_s, samples.tasks)
         ]
     return f"{FORMAT} {settings!r} {zlib.crc32(repr(sums).encode()):08x}"
 

@@ -51,9 +51,9 @@ class DistillationLoss:
         self.before = {name: value.detach().clone() for name, value in before.named_parameters()}
 
     def __call__(self, student: nn.Module, batch: Batch) -> Tensor:
-        predicted = batch.by_task(student(batch.tokens, batch.lengths))
+        predicted = batch.by_task(student(batch.features, batch.lengths))
         with torch.no_grad():
-            scores = batch.by_task(self.teacher(batch.tokens, batch.lengths))
+            scores = batch.by_task(self.teacher(batch.features, batch.lengths))
         taught = in_order_of(scores, batch.labels, batch.mask) if self.reordered else within_task(scores, batch.mask)
         from_teacher = lambda_rank(predicted, taught, batch.mask, self.sigma)
         phi = torch.as_tensor(self.trust[batch.tasks if self.by_task else batch.number], dtype=predicted.dtype)

@@ -1,15 +1,17 @@
 """The one training loop: Adam over batches of whole tasks.
 
 A learning method is a difference from this loop: it passes another ``loss``.  The loop knows nothing of the
-network but that ``network(tokens, lengths)`` gives (B,) scores.  Where torch has a process group, its processes
+network but that ``network(features, lengths)`` gives (B,) scores.  Where torch has a process group, its processes
 train the network together (``learning.distributed``).
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,33 +23,13 @@ from tcl_core.features.batches import Samples
 from tcl_core.learning import distributed
 from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
+from tcl_core.learning.fit_settings import FitSettings as FitSettings
 from tcl_core.learning.losses import lambda_rank, score_regression
+from tcl_core.learning_names import LOSSES, SCHEDULES
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 OnEpoch = Callable[[int, float, dict[str, float]], None]
 """Called after each epoch with its number (from 1), the mean training loss and the validation metrics."""
-SCHEDULES = {
-    "constant": lambda epoch, period: 1.0,
-    "cosine": lambda epoch, period: 0.5 * (1.0 + math.cos(math.pi * (epoch % period) / period)),
-    "step": lambda epoch, period: 0.8 ** (epoch // period),
-}
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """What a training run depends on (defaults: arXiv 2604.12891, training details, where it gives them)."""
-
-    epochs: int = 100
-    batch_size: int = 1024  # programs, in whole tasks
-    learning_rate: float = 7e-4
-    weight_decay: float = 0.0
-    clip_norm: float = 0.5  # of the whole gradient; the paper gives none, TLP's public code this
-    schedule: str = "constant"  # or cosine (restarts every period) or step (times 0.8 every period)
-    period: int = 10  # epochs
-    loss: str = "rank"  # LambdaRank; or scores: regression on the logarithm of the labels
-    sigma: float = 1.0  # steepness of the ranking loss
-    seed: int = 0
-    checkpoint_every: int = 5  # epochs
 
 
 @dataclass(frozen=True)
@@ -62,27 +44,42 @@ class FitReport:
 
 def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:
     """Mean LambdaRank loss of the batch's tasks."""
-    predicted = network(batch.tokens, batch.lengths)
+    predicted = network(batch.features, batch.lengths)
     return lambda_rank(batch.by_task(predicted), batch.labels, batch.mask, sigma).mean()
 
 
-def regression_loss(network: nn.Module, batch: Batch) -> Tensor:
-    """Mean ``score_regression`` loss of the batch's tasks."""
-    predicted = network(batch.tokens, batch.lengths)
+def regression_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:
+    """Mean ``score_regression`` loss of the batch's tasks, to which ``sigma`` is nothing."""
+    predicted = network(batch.features, batch.lengths)
     return score_regression(batch.by_task(predicted), batch.labels, batch.mask).mean()
 
 
 def named_loss(settings: FitSettings) -> Loss:
-    """The loss of ``settings.loss``.  Raises UsageError for an unknown one."""
+    """The loss of ``settings.loss``, as steep as they say.  Raises UsageError for an unknown one."""
     if settings.loss not in LOSSES:
         raise unknown_name("loss", settings.loss, LOSSES)
-    return LOSSES[settings.loss](settings)
+    return partial(_at(LOSSES[settings.loss]), sigma=settings.sigma)
 
 
-LOSSES: dict[str, Callable[[FitSettings], Loss]] = {
-    "rank": lambda settings: lambda network, batch: ranking_loss(network, batch, settings.sigma),
-    "scores": lambda settings: regression_loss,
-}
+def constant(epoch: int, period: int) -> float:
+    """What the learning rate is multiplied by in an epoch, counted from 0; ``period`` is that of the settings."""
+    return 1.0
+
+
+def cosine(epoch: int, period: int) -> float:
+    """As ``constant``: from 1 towards 0 along half a cosine, again every period."""
+    return 0.5 * (1.0 + math.cos(math.pi * (epoch % period) / period))
+
+
+def step(epoch: int, period: int) -> float:
+    """As ``constant``: 0.8 of what it was after every period."""
+    return 0.8 ** (epoch // period)
+
+
+def _at(place: str) -> Callable:
+    """The function of a place such as ``module:function``."""
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def fit_network(
@@ -153,7 +150,7 @@ def validation_metrics(
     """Mean over tasks of the LambdaRank loss and of top-1: the score of the program predicted to be best."""
     with torch.inference_mode():
         batches = batches_in_order(samples, usable_tasks(samples), batch_size, _device(network))
-        predicted = ((batch.by_task(network(batch.tokens, batch.lengths)), batch) for batch in batches)
+        predicted = ((batch.by_task(network(batch.features, batch.lengths)), batch) for batch in batches)
         return ranking_metrics(predicted, sigma)
 
 
@@ -171,8 +168,9 @@ def _set_rate(optimizer: torch.optim.Optimizer, settings: FitSettings, epoch: in
     """A pure function of the epoch, so that a resumed run needs no schedule state."""
     if settings.schedule not in SCHEDULES:
         raise unknown_name("schedule", settings.schedule, SCHEDULES)
+    rate = settings.learning_rate * _at(SCHEDULES[settings.schedule])(epoch, settings.period)
     for group in optimizer.param_groups:
-        group["lr"] = settings.learning_rate * SCHEDULES[settings.schedule](epoch, settings.period)
+        group["lr"] = rate
 
 
 def epoch_batches(
@@ -221,7 +219,7 @@ def _run_epoch(
 def _broken_task(network: nn.Module, batch: Batch, train: Samples) -> str:
     """The message that names the first task whose predictions are not finite, else the batch's first."""
     with torch.inference_mode():
-        broken = ~torch.isfinite(batch.by_task(network(batch.tokens, batch.lengths))).flatten(1).all(1)
+        broken = ~torch.isfinite(batch.by_task(network(batch.features, batch.lengths))).flatten(1).all(1)
     task = train.task_name(int(batch.tasks[int(broken.int().argmax())]))
     return (
         f"the training loss is not finite on task '{task}'; look at its tokens, or lower the learning rate."

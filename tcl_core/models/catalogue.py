@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tcl_core.checked import check_contents
 from tcl_core.errors import naming_extras, unknown_name
+from tcl_core.learning.fit_settings import FitSettings
 from tcl_core.models.cost_model import AGAIN, CostModel, read_description
-
-if TYPE_CHECKING:
-    from tcl_core.learning.fit import FitSettings
 
 CLASSES = {
     "random": "tcl_core.models.random_scores:RandomScores",
@@ -29,6 +26,8 @@ CLASSES = {
     "world-model": "tcl_core.models.world_model:WorldModel",
 }
 
+CHAIN_MODEL = "mamba"  # what the chain's first platform learns, and what chooses the programs to measure
+
 
 def model_class(name: str) -> type[CostModel]:
     """The class of a name.  Raises UsageError that names the nearest known one, or the extra that it needs."""
@@ -41,19 +40,17 @@ def model_class(name: str) -> type[CostModel]:
 
 def create(name: str, settings: FitSettings | None = None) -> CostModel:
     """A fresh model of a name; ``settings`` carries the seed and how it trains."""
-    return model_class(name)(settings) if settings else model_class(name)()  # type: ignore[call-arg]
+    return model_class(name)(settings) if settings else model_class(name)()
 
 
 def own_settings(name: str) -> FitSettings:
     """How a class trains unless told otherwise: as its paper does, or as its file says."""
-    from tcl_core.learning.fit import FitSettings
-
-    return getattr(create(name), "settings", FitSettings())
+    return create(name).settings
 
 
 def reads(name: str) -> str:
-    """What the rows of a model's samples are: tokens (``features.encode``) or statements (``features.statements``)."""
-    return getattr(model_class(name), "reads", "tokens")
+    """What the rows of a model's samples are (``CostModel.reads``)."""
+    return model_class(name).reads
 
 
 def load(folder: Path) -> CostModel:

@@ -1,7 +1,8 @@
 """The contract of a cost model, and how a model lies on disk.
 
 A cost model ranks programs: it reads ``Samples`` and gives each program one number.  Baselines, the Mamba
-model and its distilled successors all look the same to collection, evaluation and tuning.
+model and its distilled successors all look the same to collection, evaluation and tuning, which ask a model
+for what stands here and never which class it is of.
 
 A saved model is a folder: ``model.json`` (which class, with which arguments, from which training) and
 ``weights.safetensors``, both with checksums (``checked``).  Nothing is pickled, so loading a model runs no code from the file.
@@ -10,8 +11,10 @@ A saved model is a folder: ``model.json`` (which class, with which arguments, fr
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from tcl_core.checked import damaged, read_json, read_tensors, tensor_bytes, wri
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.files import reading, replacing, shown, tidy
+from tcl_core.learning.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,30 +33,79 @@ FORMAT = 3
 AGAIN = "train the model again."
 
 
-@runtime_checkable
-class CostModel(Protocol):
-    """Ranks the programs of a task, best first by the highest number."""
+class CostModel(ABC):
+    """Ranks the programs of a task, best first by the highest number.
 
-    name: str
+    A model of one's own derives from this class and needs a name, ``fit`` and ``predict``; ``save`` and ``load`` where it
+    is to be kept.
 
-    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Self:
+    name                 what the catalogue and a saved folder call it
+    reads                what the rows of its samples are, "tokens" or "statements" (``Samples.holds``)
+    needs_states         whether it learns from ``Samples.states``, for which schedules are replayed
+    learns_from_sources  whether it is made to learn a platform from what earlier ones measured too
+    settings             how it trains, the seed among it
+    """
+
+    name: ClassVar[str]
+    reads: ClassVar[str] = "tokens"
+    needs_states: ClassVar[bool] = False
+    learns_from_sources: ClassVar[bool] = False
+    settings: FitSettings
+
+    def __init__(self, settings: FitSettings = FitSettings()) -> None:
+        """A model that has learned nothing yet; by default it trains as its paper does, or as its file says."""
+        self.settings = settings
+
+    @abstractmethod
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        sources: Sequence[Samples] = (),
+        checkpoint: Path | None = None,
+    ) -> Self:
         """Learn from measured programs, and return the model; a second call goes on from what the first one learned.
 
-        Raises DataError when ``train`` holds nothing to learn from or a value that is not finite.
+        valid       tasks kept apart, to choose the epoch that stays
+        on_epoch    hears of each epoch, where there are any
+        sources     what earlier platforms measured, in the order of the chain and numbered by task as ``train`` is; none
+                    but a model that ``learns_from_sources`` looks at them
+        checkpoint  a folder from which an interrupted call goes on, for a model that takes long; the caller removes it
+
+        Raises DataError when ``train`` holds nothing to learn from, rows that the model does not read, or a value that is
+        not finite.
         """
 
+    @abstractmethod
     def predict(self, samples: Samples) -> np.ndarray:
         """(N,) float32, higher is better; comparable only among the programs of one task."""
 
     def embed(self, samples: Samples) -> np.ndarray:
-        """(N, E) float32: programs that the model sees alike lie close together."""
+        """(N, E) float32: programs that the model sees alike lie close together; here each at its score, (N, 1)."""
+        return self.predict(samples)[:, None]
+
+    def parameter_count(self) -> int:
+        """Numbers that it has learned and needs to predict; 0 before the first ``fit``, and of a model that learns none."""
+        return 0
 
     def save(self, folder: Path) -> None:
         """Write the model as ``folder``, which appears whole or not at all."""
+        raise NotImplementedError(f"{type(self).__name__} has no save of its own")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read what ``save`` wrote.  Raises DataError when the folder is missing or damaged."""
+        raise NotImplementedError(f"{cls.__name__} has no load of its own")
+
+    def check_rows(self, samples: Samples) -> None:
+        """Raise DataError for samples whose rows are not what the model reads."""
+        if samples.holds != self.reads:
+            raise DataError(
+                f"the {self.name} model reads {self.reads}, and these samples hold {samples.holds}; "
+                f"give it samples that hold {self.reads}."
+            )
 
 
 def write_model(folder: Path, description: dict, weights: dict[str, Tensor]) -> None:

@@ -17,8 +17,6 @@ paper's 92,097 holds for one column only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +24,7 @@ from torch.nn import functional as F
 
 from tcl_core.errors import UsageError
 from tcl_core.features.batches import Samples
-from tcl_core.learning.fit import FitSettings, OnEpoch
+from tcl_core.learning.fit import FitSettings
 from tcl_core.models.mamba import MambaNetwork, TokenBatch, pool
 from tcl_core.models.torch_model import TorchCostModel
 
@@ -90,7 +88,10 @@ def two_columns(adapter_width: int, **column: int) -> LateralMamba:
 
 
 class LateralMambaModel(TorchCostModel):
-    """AC with adapters onto a frozen KB; ``fit`` is the CL phase, and leaves KB as it is."""
+    """AC with adapters onto a frozen KB; ``fit`` is the CL phase, which leaves KB as it is.
+
+    ``fit`` raises UsageError where there is no knowledge base beside it.
+    """
 
     name = "lateral-mamba"
     build = staticmethod(two_columns)
@@ -102,20 +103,8 @@ class LateralMambaModel(TorchCostModel):
         model.network = network
         return model
 
-    def fit(
-        self,
-        train: Samples,
-        valid: Samples | None = None,
-        on_epoch: OnEpoch | None = None,
-        *,
-        checkpoint: Path | None = None,
-    ) -> Self:
-        """Train AC and its adapters with LambdaRank.  Raises UsageError when there is no knowledge base
-        beside it.
-        """
-        if self.network is None:
-            raise UsageError(
-                "a lateral-mamba model learns beside a knowledge base; train a 'mamba' model first and "
-                "distill along the chain."
-            )
-        return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
+    def _start(self, train: Samples) -> nn.Module:
+        raise UsageError(
+            "a lateral-mamba model learns beside a knowledge base; train a 'mamba' model first and "
+            "distill along the chain."
+        )

@@ -19,8 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -29,8 +27,8 @@ from torch.nn import functional as F
 
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import check_tokens
-from tcl_core.learning.fit import FitSettings, OnEpoch
+from tcl_core.learning.batches_by_task import check_features
+from tcl_core.learning.fit import FitSettings
 from tcl_core.models import scan_kernel
 from tcl_core.models.selective_scan import selective_scan
 from tcl_core.models.torch_model import TorchCostModel
@@ -245,21 +243,12 @@ class MambaModel(TorchCostModel):
     def __init__(self, settings: FitSettings = SETTINGS, device: str = "cpu") -> None:
         super().__init__(settings, device)
 
-    def fit(
-        self,
-        train: Samples,
-        valid: Samples | None = None,
-        on_epoch: OnEpoch | None = None,
-        *,
-        checkpoint: Path | None = None,
-    ) -> Self:
-        """Train as ``TorchCostModel.fit``."""
-        if self.network is None:
-            check_tokens(train)
-            self.network = self._seeded(train.tokens.shape[2])
-            if self.network.arguments["kinds"]:
-                self.network.standardise.learn(train.tokens, train.lengths, [layout.KINDS.index("hardware")])
-        return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
+    def _start(self, train: Samples) -> nn.Module:
+        check_features(train)
+        network = super()._start(train)
+        if network.arguments["kinds"]:
+            network.standardise.learn(train.features, train.lengths, [layout.KINDS.index("hardware")])
+        return network
 
 
 def pool(values: Tensor, batch: TokenBatch) -> Tensor:

@@ -12,6 +12,7 @@ task by task; the public code of this family mixes tasks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -45,6 +46,7 @@ class MambaPaperModel(TorchCostModel):
         valid: Samples | None = None,
         on_epoch: OnEpoch | None = None,
         *,
+        sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
         """Train as ``TorchCostModel.fit``, on ``primitive_rows``."""
@@ -65,19 +67,19 @@ def primitive_rows(samples: Samples) -> Samples:
 
     Raises DataError for tokens of another layout.
     """
-    if samples.tokens.shape[2] != layout.WIDTH:
+    if samples.features.shape[2] != layout.WIDTH:
         raise DataError(
-            f"mamba-paper takes its rows from tokens of {layout.WIDTH} features, not {samples.tokens.shape[2]}; "
+            f"mamba-paper takes its rows from tokens of {layout.WIDTH} features, not {samples.features.shape[2]}; "
             "make the features of these programs again."
         )
-    tokens, lengths = samples.tokens, samples.lengths
+    tokens, lengths = samples.features, samples.lengths
     kept = np.arange(tokens.shape[1]) < lengths[:, None]
     kept &= ~tokens[..., DERIVED].any(axis=2)
     counts = np.minimum(kept.sum(axis=1), ROWS).astype(np.int32)
     order = np.argsort(~kept, axis=1, kind="stable")[:, : max(1, counts.max(initial=0))]
     rows = np.take_along_axis(tokens, order[..., None], axis=1)
     there = np.arange(order.shape[1]) < counts[:, None]
-    return replace(samples, tokens=_as_written(rows) * there[..., None], lengths=counts, states=None)
+    return replace(samples, features=_as_written(rows) * there[..., None], lengths=counts, states=None)
 
 
 def _as_written(rows: np.ndarray) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 One trunk serves all platforms and each has its own decoder; the loss is the sum over the decoders.  Head 0 is the
 target, the only one that predicts.  The public code masks labels of one set of programs; here every platform brings
-its own measured programs (``fit_platforms``), of which a batch holds whole tasks, each ranked by its platform's head.
-
-``fit``, the contract of a cost model, trains on the target alone: the trunk, and head 0.
+its own measured programs (the ``sources`` of ``fit``), of which a batch holds whole tasks, each ranked by its platform's
+head.
 """
 
 from __future__ import annotations
@@ -52,38 +51,42 @@ class MtlTlpModel(TorchCostModel):
 
     name = "mtl-tlp"
     build = MtlTlpNetwork
+    learns_from_sources = True
 
     def __init__(self, settings: FitSettings = SETTINGS, device: str = "cpu") -> None:
         super().__init__(settings, device)
 
-    def fit_platforms(
+    def fit(
         self,
-        target: Samples,
-        sources: Sequence[Samples],
+        train: Samples,
         valid: Samples | None = None,
         on_epoch: OnEpoch | None = None,
         *,
+        sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Train on the records of the target platform and of others, all with one task numbering.
+        """Train on the records of the target platform, ``train``, and of the sources; ``valid`` is of the target.
 
-        ``valid`` is of the target.  A second call goes on with as many sources in the same order; ``checkpoint`` as in
-        ``fit``.  Raises UsageError for another number of sources, and as ``fit``.
+        A second call goes on with as many sources in the same order, or with none: then on the trunk and head 0 alone.
+        Raises UsageError for another number of sources, and as ``TorchCostModel.fit``.
         """
+        if not sources:
+            return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
+        platforms = [train, *sources]
+        for samples in platforms:
+            self.check_rows(samples)
         if self.network is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.settings.seed)
-                self.network = MtlTlpNetwork(target.tokens.shape[2], 1 + len(sources))
+            self.network = self._seeded(train.features.shape[2], platforms=len(platforms))
         heads = self.network.arguments["platforms"]
         if heads != 1 + len(sources):
             raise UsageError(f"this mtl-tlp model learned {heads - 1} sources, not {len(sources)}; train a new one.")
-        for samples in (target, *sources):
+        for samples in platforms:
             self._check_features(samples)
         self.network.to(self.device)
-        loss = PlatformLoss(task_count([target, *sources]), self.settings.sigma)
+        loss = PlatformLoss(task_count(platforms), self.settings.sigma)
         self.report = fit_network(
             self.network,
-            side_by_side([target, *sources]),
+            side_by_side(platforms),
             valid,
             self.settings,
             loss=loss,
@@ -105,7 +108,7 @@ class PlatformLoss:
     sigma: float = 1.0
 
     def __call__(self, network: MtlTlpNetwork, batch: Batch) -> Tensor:
-        x = network.trunk(batch.tokens, batch.lengths)
+        x = network.trunk(batch.features, batch.lengths)
         platforms = torch.from_numpy(batch.tasks // self.tasks).to(batch.mask.device)
         return sum(
             self._of_head(network.heads[platform], x, batch, platforms == platform)

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from tcl_core.features.batches import Samples
-from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import read_description, write_description
+from tcl_core.learning.fit_settings import FitSettings
+from tcl_core.models.cost_model import CostModel, read_description, write_description
+
+if TYPE_CHECKING:
+    from tcl_core.learning.fit import OnEpoch
 
 
-class RandomScores:
-    """Uniform scores from the settings' seed; learns nothing.  The n-th program of a call always gets the
-    same score.
+class RandomScores(CostModel):
+    """Uniform scores from the settings' seed, whatever the rows are; learns nothing.  The n-th program of a call always gets
+    the same score.
     """
 
     name = "random"
 
-    def __init__(self, settings: FitSettings = FitSettings()) -> None:
-        self.seed = settings.seed
-
-    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Self:
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        sources: Sequence[Samples] = (),
+        checkpoint: Path | None = None,
+    ) -> Self:
         """Nothing to learn."""
         return self
 
     def predict(self, samples: Samples) -> np.ndarray:
         """(N,) float32 in [0, 1)."""
-        return np.random.default_rng(self.seed).random(len(samples), dtype=np.float32)
-
-    def embed(self, samples: Samples) -> np.ndarray:
-        """(N, 1): a random place, the program's score."""
-        return self.predict(samples)[:, None]
+        return np.random.default_rng(self.settings.seed).random(len(samples), dtype=np.float32)
 
     def save(self, folder: Path) -> None:
         """Write ``model.json``; there are no weights."""
         with whole_folder(folder) as aside:
-            write_description(aside, {"class": self.name, "arguments": {"seed": self.seed}})
+            write_description(aside, {"class": self.name, "arguments": {"seed": self.settings.seed}})
 
     @classmethod
     def load(cls, folder: Path) -> Self:

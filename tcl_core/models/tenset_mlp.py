@@ -9,17 +9,14 @@ their largest values in the first training set, as there.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Self
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import check_tokens
-from tcl_core.learning.fit import FitSettings, OnEpoch
+from tcl_core.learning.batches_by_task import check_features
+from tcl_core.learning.fit import FitSettings
 from tcl_core.models.tlp import pool
 from tcl_core.models.torch_model import TorchCostModel
 
@@ -57,7 +54,9 @@ class TensetNetwork(nn.Module):
 
 
 class TensetMlpModel(TorchCostModel):
-    """TenSet-MLP on the statements of the lowered programs (``features.statements``), trained with LambdaRank."""
+    """TenSet-MLP on the statements of the lowered programs (``features.statements``), trained with LambdaRank; the first
+    ``fit`` also sets the scale of the features.
+    """
 
     name = "tenset-mlp"
     build = TensetNetwork
@@ -66,20 +65,11 @@ class TensetMlpModel(TorchCostModel):
     def __init__(self, settings: FitSettings = SETTINGS, device: str = "cpu") -> None:
         super().__init__(settings, device)
 
-    def fit(
-        self,
-        train: Samples,
-        valid: Samples | None = None,
-        on_epoch: OnEpoch | None = None,
-        *,
-        checkpoint: Path | None = None,
-    ) -> Self:
-        """Train as ``TorchCostModel.fit``; the first call also sets the scale of the features."""
-        if self.network is None:
-            check_tokens(train)
-            self.network = self._seeded(train.tokens.shape[2])
-            self.network.largest.copy_(torch.from_numpy(largest_values(train.tokens)))
-        return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
+    def _start(self, train: Samples) -> nn.Module:
+        check_features(train)
+        network = super()._start(train)
+        network.largest.copy_(torch.from_numpy(largest_values(train.features)))
+        return network
 
 
 def largest_values(statements: np.ndarray) -> np.ndarray:

@@ -1,14 +1,14 @@
 """What all torch cost models share: training by the one loop, chunked prediction, their folder.
 
 A subclass gives a name and a network: a module whose constructor takes ``features`` and keeps all its
-arguments as ``arguments``, which maps (B, L, F) tokens and (B,) lengths to (B,) scores, and whose ``embed``
+arguments as ``arguments``, which maps (B, L, F) features and (B,) lengths to (B,) scores, and whose ``embed``
 maps them to (B, EMBEDDING).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
@@ -22,23 +22,22 @@ from torch import Tensor, nn
 
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import check_tokens
+from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import read_model, write_model
+from tcl_core.models.cost_model import CostModel, read_model, write_model
 
 CHUNK = 512  # programs per forward pass of predict, at most
 LEAST = 64  # worth a pass of their own beside another
 
 
-class TorchCostModel:
-    """A cost model around one network, which is built at the first fit from the width of the tokens."""
+class TorchCostModel(CostModel):
+    """A cost model around one network, which is built at the first fit from the width of the features."""
 
-    name: ClassVar[str]
     build: ClassVar[Callable[..., nn.Module]]
 
     def __init__(self, settings: FitSettings = FitSettings(), device: str = "cpu") -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.device = device
         self.network: nn.Module | None = None
         self.report: FitReport | None = None
@@ -49,14 +48,15 @@ class TorchCostModel:
         valid: Samples | None = None,
         on_epoch: OnEpoch | None = None,
         *,
+        sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Train with the loss of ``settings`` (``learning.fit.fit_network``), and return the model; a second call goes on from there.
-
-        An interrupted call goes on from ``checkpoint``, a folder that the caller removes afterwards.
+        """Train with the loss of ``settings`` (``learning.fit.fit_network``), and return the model; a second call goes on
+        from there.
         """
+        self.check_rows(train)
         if self.network is None:
-            self.network = self._seeded(train.tokens.shape[2])
+            self.network = self._start(train)
         self._check_features(train)
         self.network.to(self.device)
         self.report = fit_network(
@@ -64,16 +64,20 @@ class TorchCostModel:
         )
         return self
 
-    def _seeded(self, features: int) -> nn.Module:
+    def _start(self, train: Samples) -> nn.Module:
+        """The network as the first ``fit`` finds it."""
+        return self._seeded(train.features.shape[2])
+
+    def _seeded(self, features: int, **arguments: int) -> nn.Module:
         """A fresh network whose weights depend on the seed alone; torch's own random state stays."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
-            return type(self).build(features=features)
+            return type(self).build(features=features, **arguments)
 
     def predict(self, samples: Samples) -> np.ndarray:
         """(N,) float32 scores, higher is better within a task.
 
-        Raises UsageError before the first fit, DataError for tokens of another width or not finite.
+        Raises UsageError before the first fit, DataError for rows of another kind or width, or not finite.
         """
         self._check_ready(samples)
         return self._in_chunks(samples, self.network.forward, np.empty(len(samples), dtype=np.float32))
@@ -89,7 +93,7 @@ class TorchCostModel:
         if self.network is None:
             raise UsageError(f"the {self.name} model has not learned anything yet; fit or load it first.")
         self._check_features(samples)
-        check_tokens(samples)
+        check_features(samples)
 
     def _in_chunks(
         self, samples: Samples, function: Callable[[Tensor, Tensor], Tensor], values: np.ndarray
@@ -110,8 +114,8 @@ class TorchCostModel:
             rows = slice(start, start + size)  # a view where all are of one length, else a copy
             rows = rows if by_length is None else by_length[rows]
             lengths = samples.lengths[rows].astype(np.int64)
-            tokens = np.ascontiguousarray(samples.tokens[rows, : max(int(lengths.max()), 1)])
-            arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, lengths))
+            features = np.ascontiguousarray(samples.features[rows, : max(int(lengths.max()), 1)])
+            arrays = (torch.from_numpy(array).to(self.device) for array in (features, lengths))
             with torch.inference_mode():
                 values[rows] = function(*arrays).cpu().numpy()
 
@@ -120,16 +124,17 @@ class TorchCostModel:
         return values
 
     def _check_features(self, samples: Samples) -> None:
-        expected, found = self.network.arguments["features"], samples.tokens.shape[2]
+        self.check_rows(samples)
+        expected, found = self.network.arguments["features"], samples.features.shape[2]
         if expected != found:
             raise DataError(
-                f"the {self.name} model reads {expected} features per token, but the tokens have {found}; "
+                f"the {self.name} model reads {self.reads} of {expected} features, not of {found}; "
                 "they were made by another version of the features: train the model again."
             )
 
     def parameter_count(self) -> int:
-        """Numbers the model needs to predict."""
-        return sum(p.numel() for p in self.network.parameters())
+        """Weights of the network, those that do not learn among them."""
+        return 0 if self.network is None else sum(p.numel() for p in self.network.parameters())
 
     def save(self, folder: Path) -> None:
         """Write ``model.json`` and ``weights.safetensors``; the folder appears whole or not at all."""

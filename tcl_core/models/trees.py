@@ -19,7 +19,7 @@ sigma and seed; the rest is for gradient descent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,11 +34,11 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.features import layout, statements
 from tcl_core.features.action_statistics import action_statistics
 from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import check_tokens, group_tasks, make_batch, usable_tasks
+from tcl_core.learning.batches_by_task import check_features, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
 from tcl_core.learning.losses import differences, pair_weights
 from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import read_model, write_model
+from tcl_core.models.cost_model import CostModel, read_model, write_model
 
 ROUNDS = 10  # trees of an epoch
 EMBEDDING = 32
@@ -60,23 +60,30 @@ Rows = Callable[[Samples], tuple[np.ndarray, np.ndarray]]
 """Samples -> (R, C) float32 rows of all programs, and (R,) the program that each belongs to, ascending."""
 
 
-class BoostedTrees:
+class BoostedTrees(CostModel):
     """Trees over the rows of programs; a subclass says which rows, and of how many features they are made."""
 
-    name: ClassVar[str]
     features: ClassVar[int]
     rows: ClassVar[Rows]
 
     def __init__(self, settings: FitSettings = SETTINGS) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.columns = np.zeros(0, dtype=np.int64)  # of a row: those in which training programs differ
         self.trees: xgboost.Booster | None = None
         self.report: FitReport | None = None
 
-    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Self:
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        sources: Sequence[Samples] = (),
+        checkpoint: Path | None = None,
+    ) -> Self:
         """Grow trees; a second call grows more.  With ``valid``, those up to the epoch of its lowest loss stay.
 
-        Raises DataError for features of another width, for values that are not finite (names the task), and when no
+        They grow in less time than a checkpoint of them is worth: an interrupted call begins again.  Raises DataError for features of another width, for values that are not finite (names the task), and when no
         two programs of a task, or no rows at all, differ.
         """
         self._check_features(train)
@@ -142,19 +149,22 @@ class BoostedTrees:
         if self.trees is None:
             raise UsageError(f"the {self.name} model has not learned anything yet; fit or load it first.")
         self._check_features(samples)
-        check_tokens(samples)
+        check_features(samples)
         rows, owner = type(self).rows(samples)
         return rows[:, self.columns], owner
 
     def _check_features(self, samples: Samples) -> None:
-        if samples.tokens.shape[2] != self.features:
+        self.check_rows(samples)
+        if samples.features.shape[2] != self.features:
             raise DataError(
-                f"the {self.name} model reads rows of {self.features} features, not {samples.tokens.shape[2]}; "
-                "give it the samples of its kind (catalogue.reads says which)."
+                f"the {self.name} model reads rows of {self.features} features, not {samples.features.shape[2]}; "
+                "make the features of these programs again."
             )
 
     def parameter_count(self) -> int:
         """Nodes of all trees: each a threshold or a leaf's value."""
+        if self.trees is None:
+            return 0
         return sum(tree.count("\n") for tree in self.trees.get_dump())
 
     def save(self, folder: Path) -> None:
@@ -190,8 +200,8 @@ class XgboostModel(BoostedTrees):
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
         """Every statement is a row; a program that could not be lowered has none, and the score 0."""
-        used = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
-        return samples.tokens[used], np.nonzero(used)[0]
+        used = np.arange(samples.features.shape[1]) < samples.lengths[:, None]
+        return samples.features[used], np.nonzero(used)[0]
 
 
 class TreesModel(BoostedTrees):
@@ -206,9 +216,9 @@ class TreesModel(BoostedTrees):
         last = samples.lengths[:, None] - 1 - np.arange(LAST)
         places = np.concatenate([np.tile([0, 1], (len(samples), 1)), last], axis=1)
         there = (places >= 0) & (places < samples.lengths[:, None])
-        kept = np.take_along_axis(samples.tokens, np.where(there, places, 0)[..., None], axis=1) * there[..., None]
-        flat = kept.reshape(len(samples), places.shape[1] * samples.tokens.shape[2])
-        return np.concatenate([flat, action_statistics(samples.tokens)], axis=1), np.arange(len(samples))
+        kept = np.take_along_axis(samples.features, np.where(there, places, 0)[..., None], axis=1) * there[..., None]
+        flat = kept.reshape(len(samples), places.shape[1] * samples.features.shape[2])
+        return np.concatenate([flat, action_statistics(samples.features)], axis=1), np.arange(len(samples))
 
 
 class _Ranking:
@@ -217,7 +227,7 @@ class _Ranking:
     def __init__(self, samples: Samples, settings: FitSettings) -> None:
         groups, scores = usable_tasks(samples), samples.scores
         parts = group_tasks(groups, settings.batch_size, np.random.default_rng(settings.seed))
-        lean = replace(samples, tokens=samples.tokens[..., :0])  # a batch copies its tokens, which nobody reads here
+        lean = replace(samples, features=samples.features[..., :0])  # a batch copies them, and nobody reads them here
         self.batches = [make_batch(lean, scores, rows) for rows in parts]
         self.size, self.sigma = len(samples), settings.sigma
         self.programs, self.tasks = sum(map(len, groups)), len(groups)

@@ -12,6 +12,7 @@ tokens only: no program is built.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -62,11 +63,12 @@ class Ranker(BoostedTrees):
     """Boosted trees over ``WorldModel.describe``, grown on LambdaRank of the programs of each task."""
 
     name = "world-ranker"
+    reads = "descriptions"
     features = LATENT + STATISTICS + NUMBERS
 
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        return samples.tokens[:, 0], np.arange(len(samples))
+        return samples.features[:, 0], np.arange(len(samples))
 
 
 class WorldModel(TorchCostModel):
@@ -87,6 +89,7 @@ class WorldModel(TorchCostModel):
         valid: Samples | None = None,
         on_epoch: OnEpoch | None = None,
         *,
+        sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
         """Learn to tell states apart, to predict them, and to rank; ``settings.epochs`` of each network.
@@ -95,6 +98,7 @@ class WorldModel(TorchCostModel):
         ``on_epoch`` hears of the transition's epochs, which go on from ``checkpoint`` after an interruption;
         ``valid`` decides how many of the trees are kept.  Raises DataError when no program of ``train`` has its states.
         """
+        self.check_rows(train)
         usable_tasks(train)  # refuses what is not finite before anything is learned
         real = RealStates.of(train)
         if self.network is None:
@@ -116,7 +120,7 @@ class WorldModel(TorchCostModel):
             self.network.state_encoder,
             real.as_samples(),
             settings=replace(self.settings, batch_size=min(STATES_PER_BATCH, self.settings.batch_size)),
-            loss=lambda encoder, batch: contrastive_loss(encoder, batch.tokens[:, 0], generator),
+            loss=lambda encoder, batch: contrastive_loss(encoder, batch.features[:, 0], generator),
         )
 
     def _learn_transition(self, real: RealStates, on_epoch: OnEpoch | None, checkpoint: Path | None) -> FitReport:
@@ -139,9 +143,9 @@ class WorldModel(TorchCostModel):
 
     def describe(self, samples: Samples) -> Samples:
         """The samples as the trees see them: one row per program in the place of its tokens."""
-        tokens = samples.tokens
+        tokens, ones = samples.features, np.ones(len(samples), dtype=np.int32)
         rows = np.concatenate([self.embed(samples), action_statistics(tokens), hardware_numbers(tokens)], axis=1)
-        return replace(samples, tokens=rows[:, None], lengths=np.ones(len(rows), dtype=np.int32), states=None)
+        return replace(samples, features=rows[:, None], lengths=ones, states=None, holds=Ranker.reads)
 
     def _trained_ranker(self) -> Ranker:
         if self.ranker is None:
@@ -150,7 +154,9 @@ class WorldModel(TorchCostModel):
 
     def parameter_count(self) -> int:
         """Of the dynamics, and the nodes of the ranker's trees; the state encoder is not needed to predict."""
-        return sum(p.numel() for p in self.network.dynamics.parameters()) + self._trained_ranker().parameter_count()
+        if self.network is None or self.ranker is None:
+            return 0
+        return sum(p.numel() for p in self.network.dynamics.parameters()) + self.ranker.parameter_count()
 
     def write_into(self, folder: Path) -> None:
         """Write the networks' two files and the trees' folder into an existing folder."""

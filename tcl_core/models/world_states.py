@@ -54,19 +54,20 @@ class RealStates:
         return cls(samples, steps, numbers, states[first], tasks[first])
 
     def as_samples(self) -> Samples:
-        """Each distinct state as a program of one token, the form that the training loop takes."""
+        """Each distinct state as a program of one row, the form that the training loop takes."""
         count = len(self.distinct)
         return Samples(
-            tokens=self.distinct[:, None],
+            features=self.distinct[:, None],
             lengths=np.ones(count, dtype=np.int32),
             tasks=self.tasks,
             latencies_s=np.ones(count),
             task_names=self.samples.task_names,
+            holds="states",
         )
 
     def loss(self, dynamics: Dynamics, batch: Batch, places: Tensor) -> Tensor:
         """The transition loss of a batch of ``samples``; ``places`` (M, D) are the latent states of ``distinct``."""
-        states, _ = dynamics.roll_out(batch.tokens, batch.lengths)
+        states, _ = dynamics.roll_out(batch.features, batch.lengths)
         steps, numbers = (torch.from_numpy(a[batch.rows]).to(places.device) for a in (self.steps, self.numbers))
         used = steps >= 0
         predicted = states.gather(1, steps.clamp_min(0)[..., None].expand(-1, -1, states.shape[2]))[used]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, zip_longest
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,6 +35,11 @@ class Program:
     number: int
     sketch: int
     decisions: tuple[int, ...]
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """The program of a row of the programs table (``store.SCHEMAS``)."""
+        return cls(row["task_key"], row["program_id"], row["sketch_id"], tuple(row["decisions"]))
 
 
 def rank_tasks(networks: Mapping[str, Iterable[tuple[Task, int]]], without: Iterable[str] = ()) -> list[Task]:

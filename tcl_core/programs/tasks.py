@@ -5,8 +5,9 @@ A task is known by its structural hash, so that networks share tasks; how often 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler, structural_key
 from tcl_core.programs.graph import Graph, fuse
@@ -34,6 +35,21 @@ class Task:
     operator: str
     flops: float
     module_json: str
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """The task of a row of the tasks table (``store.SCHEMAS``)."""
+        return cls(row["task_key"], row["name"], row["op_type"], row["flops"], row["module_json"])
+
+    def as_row(self) -> dict[str, Any]:
+        """Its row of the tasks table."""
+        return {
+            "task_key": self.key,
+            "name": self.name,
+            "op_type": self.operator,
+            "flops": self.flops,
+            "module_json": self.module_json,
+        }
 
     def module(self) -> Any:
         """The ``IRModule``, parsed anew."""

@@ -13,8 +13,6 @@ from tcl_core import provenance, store
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
-from tcl_core.models.mtl_tlp import MtlTlpModel
-from tcl_core.models.torch_model import TorchCostModel
 from tcl_core.platforms import read_saved_hardware, save_hardware
 from tcl_core.progress import progress
 from tcl_core.stages.machine import training_alone
@@ -79,9 +77,9 @@ def _remove_stale(workspace: Workspace, name: str, ran: list[str]) -> None:
 
 
 def platforms_of(workspace: Workspace, name: str) -> list[str]:
-    """The platforms that ran here and that a model can learn: MTL-TLP needs earlier ones to learn from."""
+    """The platforms that ran here and that a model can learn: one that learns from earlier ones needs such."""
     ran = workspace.platforms_that_ran()
-    return ran[1:] if issubclass(catalogue.model_class(name), MtlTlpModel) else ran
+    return ran[1:] if catalogue.model_class(name).learns_from_sources else ran
 
 
 def predicted(workspace: Workspace, name: str) -> dict[str, np.ndarray]:
@@ -105,18 +103,15 @@ def _why_not(workspace: Workspace, platform: str) -> str:
 def _train(workspace: Workspace, name: str, platform: str, checkpoint: Path) -> BaselineReport:
     settings = replace(catalogue.own_settings(name), seed=workspace.params.seed)
     model = catalogue.create(name, settings)
-    origin = _origin(workspace, name, platform, asdict(settings), isinstance(model, MtlTlpModel))
+    origin = _origin(workspace, name, platform, asdict(settings), model.learns_from_sources)
     samples = workspace.samples_for(name, platform)
-    if getattr(model, "needs_states", False):
+    if model.needs_states:
         samples = workspace.with_states(samples, platform)
     train, valid = workspace.split_by_task(samples, workspace.params.train.validation_share)
-    kept = {"checkpoint": checkpoint} if isinstance(model, TorchCostModel) else {}
+    sources = _sources(workspace, platform, valid) if model.learns_from_sources else []
     with progress(f"training {name} on {platform}", settings.epochs) as shown:
         note = lambda epoch, loss, metrics: shown.advance(f"loss {loss:.4f}")  # noqa: E731
-        if isinstance(model, MtlTlpModel):
-            model.fit_platforms(train, _sources(workspace, platform, valid), valid, note, **kept)
-        else:
-            model.fit(train, valid, note, **kept)
+        model.fit(train, valid, note, sources=sources, checkpoint=checkpoint)
     folder = baseline_folder(workspace, name, platform)
     model.save(folder)
     save_hardware(folder, read_saved_hardware(workspace.records_folder(platform)))  # what `tcl predict` gives its programs

@@ -78,7 +78,7 @@ def collect(workspace: Workspace, platform: str, again: bool = False) -> Collect
         place = _place(workspace, platform)
         collection = _collection(workspace, place, "train", journal)
         plan = _plan(workspace, platform, len(collection.programs))
-        models = [catalogue.create(workspace.params.train.model, _refit_settings(workspace, n)) for n in range(settings.ensemble)]
+        models = [catalogue.create(catalogue.CHAIN_MODEL, _refit_settings(workspace, n)) for n in range(settings.ensemble)]
         steps = _StepLog(collection.journal / "rounds.jsonl")
         with progress(f"collecting on {platform}", plan.budget) as shown:
             collect_in_rounds(collection, plan, models, steps.add, lambda record: shown.advance(_short(record)))

@@ -228,9 +228,7 @@ def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> lo
     of_log = {row["task_key"]: log_tokens.is_of_log(row["module_json"]) for row in tasks}
     if of_log[keys.names[keys.codes[0]]]:
         return log_tokens.LogEncoder(tasks, sketches)
-    return Encoder(
-        [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in tasks], sketches
-    )
+    return Encoder([Task.from_row(row) for row in tasks], sketches)
 
 
 @dataclass(frozen=True)

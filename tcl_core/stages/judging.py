@@ -44,7 +44,7 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
             },
             "chain": _chain(predicted, held_out, weights),
             "knowledge_base": _chain(by_base, held_out, weights),
-            "parameters": {p: m.parameter_count() for p, m in models.items()},  # type: ignore[attr-defined]
+            "parameters": {p: m.parameter_count() for p, m in models.items()},
             "judged": judged,
         }
         write_json(workspace.reports / "evaluation.json", evaluation)

@@ -21,6 +21,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.files import whole_folder
 from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings
+from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.platforms import read_saved_hardware, save_hardware
 from tcl_core.progress import Progress, progress
@@ -63,8 +64,8 @@ def distill_settings(workspace: Workspace) -> DistillSettings:
     """
     given = asdict(workspace.params.distill)
     del given["method"]
-    own = {name: given.pop(name) for name in ("learning_rate", "batch_size")}
-    return DistillSettings(replace(fit_settings(workspace), **own, loss="rank", schedule="constant"), **given)
+    own, usual = {name: given.pop(name) for name in ("learning_rate", "batch_size")}, DistillSettings().fit
+    return DistillSettings(replace(fit_settings(workspace), **own, loss=usual.loss, schedule=usual.schedule), **given)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def train(workspace: Workspace) -> TrainReport:
             state = learn_first(labelled, valid, fit_settings(workspace), measured=measured, on_epoch=curve, checkpoint=checkpoint)
         state = replace(state, hardware=(tuple(read_saved_hardware(workspace.records_folder(platform)).vector()),))
         _save(workspace, platform, state, curve, checkpoint, origin)
-    return TrainReport(workspace.params.train.model, platform, len(measured), len(labelled) - len(measured))
+    return TrainReport(catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured))
 
 
 def _with_unmeasured(workspace: Workspace, platform: str, measured: Samples) -> Samples:
@@ -269,9 +270,9 @@ METHODS: dict[str, type[_Bridge] | type[_Ckd]] = {"bridge": _Bridge, "ckd": _Ckd
 def bridge_settings(workspace: Workspace) -> BridgeSettings:
     """params.yaml's section ``bridge``."""
     b, t = workspace.params.bridge, workspace.params.train
-    fit = FitSettings(
-        epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate, weight_decay=t.weight_decay,
-        clip_norm=t.gradient_clip, loss="scores", schedule="cosine", period=b.epochs, seed=workspace.params.seed,
+    fit = replace(
+        BridgeSettings().fit, epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate,
+        weight_decay=t.weight_decay, clip_norm=t.gradient_clip, period=b.epochs, seed=workspace.params.seed,
     )  # fmt: skip
     return BridgeSettings(fit, b.rehearsal)
 

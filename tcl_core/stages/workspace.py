@@ -168,7 +168,7 @@ class Workspace:
     @cached_property
     def tasks(self) -> list[Task]:
         rows = store.read_table(self.task_tables / "tasks.parquet", "tasks", remedy=by_stage("tasks"))
-        return [Task(r["task_key"], r["name"], r["op_type"], r["flops"], r["module_json"]) for r in rows]
+        return [Task.from_row(row) for row in rows]
 
     @cached_property
     def networks(self) -> list[dict]:
@@ -181,7 +181,7 @@ class Workspace:
         rows = store.read_table(path, "programs", remedy=by_stage("candidates"))
         if others := {row["split"] for row in rows} - {split}:
             raise damaged(path, f"its programs are of the split {shown(', '.join(sorted(others)))}", AGAIN)
-        return [Program(r["task_key"], r["program_id"], r["sketch_id"], tuple(r["decisions"])) for r in rows]
+        return [Program.from_row(row) for row in rows]
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -318,7 +318,7 @@ class Workspace:
 def check_lowering(model: str, design_space: str) -> None:
     """Raise UsageError for a model that reads lowered programs, or learns from them, where the pool is not a CPU's."""
     asked = catalogue.model_class(model)
-    if design_space != "cpu" and (catalogue.reads(model) != "tokens" or getattr(asked, "needs_states", False)):
+    if design_space != "cpu" and (asked.reads != "tokens" or asked.needs_states):
         raise UsageError(
             f"{model} learns from lowered programs, and only a CPU's can be lowered so far (candidates.design_space is "
             f"{design_space}); take a model of tokens alone, such as tlp or trees"

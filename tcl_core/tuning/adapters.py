@@ -91,7 +91,7 @@ def samples_of_traces(traces: Sequence[Any], workload: Workload, hardware: Seque
     length = max(len(row) for row in rows)
     tokens = np.stack([np.pad(row, ((0, length - len(row)), (0, 0))) for row in rows])
     return Samples(
-        tokens=tokens,
+        features=tokens,
         lengths=np.array([len(row) for row in rows], dtype=np.int32),
         tasks=np.zeros(len(rows), dtype=np.int32),
         latencies_s=np.full(len(rows), np.inf),

@@ -36,17 +36,17 @@ def test_programs_keep_their_order_lengths_and_padding(encoder, keys, matmul, co
     tiny = {matmul.task.key: matmul, conv.task.key: conv}
     assert samples.tasks.tolist() == [1, 0] * 6
     assert samples.task_names == ("fused_matmul_relu", "fused_conv2d_add_relu")
-    assert samples.tokens.dtype == np.float32 and samples.lengths.dtype == np.int32
-    assert samples.tokens.shape == (12, samples.lengths.max(), WIDTH)
+    assert samples.features.dtype == np.float32 and samples.lengths.dtype == np.int32
+    assert samples.features.shape == (12, samples.lengths.max(), WIDTH)
     assert len(set(samples.lengths.tolist())) > 2
     for row, (task, index, decisions) in enumerate(keys):
         sketch, length = tiny[task].sketches[index], samples.lengths[row]
         wanted = program_tokens(
             sketch_primitives(sketch, tiny[task].workload), tiny[task].workload, HARDWARE, np.array([decisions])
         )[0]
-        np.testing.assert_array_equal(samples.tokens[row, :length], wanted)
-        assert not samples.tokens[row, length:].any()
-        assert samples.tokens[row, 0, KINDS.index("hardware")] == 1
+        np.testing.assert_array_equal(samples.features[row, :length], wanted)
+        assert not samples.features[row, length:].any()
+        assert samples.features[row, 0, KINDS.index("hardware")] == 1
 
 
 def test_latencies_are_unknown_or_given(encoder, keys):
@@ -59,7 +59,7 @@ def test_latencies_are_unknown_or_given(encoder, keys):
 
 def test_no_programs(encoder):
     samples = encoder.encode([], HARDWARE)
-    assert len(samples) == 0 and samples.tokens.shape == (0, 0, WIDTH)
+    assert len(samples) == 0 and samples.features.shape == (0, 0, WIDTH)
 
 
 def test_operators(encoder, keys):
@@ -116,7 +116,7 @@ def test_tasks_and_sketches_are_read_once_and_only_when_met(matmul, conv, monkey
     keys = [(matmul.task.key, 0, tuple(d)) for d in matmul.sample(matmul.sketches[0], 3).tolist()]
     first, again = encoder.encode(keys, HARDWARE), encoder.encode(keys, HARDWARE)
     assert read == [encoder.texts[matmul.task.key, 0]]
-    np.testing.assert_array_equal(first.tokens, again.tokens)
+    np.testing.assert_array_equal(first.features, again.features)
 
 
 def test_a_workload_is_read_once(encoder, matmul):
@@ -131,4 +131,4 @@ def test_a_sketch_may_be_added_without_its_text(matmul):
     for sketch in matmul.sketches:
         added.add(sketch)
         keys = [(matmul.task.key, sketch.index, tuple(d)) for d in matmul.sample(sketch, 3).tolist()]
-        np.testing.assert_array_equal(added.encode(keys, HARDWARE).tokens, read.encode(keys, HARDWARE).tokens)
+        np.testing.assert_array_equal(added.encode(keys, HARDWARE).features, read.encode(keys, HARDWARE).features)

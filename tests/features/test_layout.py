@@ -41,14 +41,14 @@ def test_the_bytes_of_a_logs_programs():
     bound = [*STEP_DECISIONS[:9], 6, *STEP_DECISIONS[10:]]
     autotvm = encode(("a", 1, DECISIONS, [0.5]), ("a", 2, DECISIONS[:4], [0.5]), hardware=FIELDS)
     ansor = encode(("b", 1, STEP_DECISIONS, [0.5]), ("b", 1, bound, [0.5]))
-    assert {"AutoTVM": digest(autotvm.tokens), "Ansor": digest(ansor.tokens)} == LOGS
+    assert {"AutoTVM": digest(autotvm.features), "Ansor": digest(ansor.features)} == LOGS
 
 
 def test_the_bytes_of_what_is_made_of_tokens(matmul):
     tokens = tokens_of(matmul, matmul.sketches[-1], matmul.sample(matmul.sketches[-1], 5, seed=3))
     lengths, tasks = np.full(5, tokens.shape[1], np.int32), np.zeros(5, np.int32)
     paper = primitive_rows(Samples(tokens, lengths, tasks, np.linspace(1e-3, 2e-3, 5)))
-    assert {"statistics": digest(action_statistics(tokens)), "paper": digest(paper.tokens)} == DERIVED
+    assert {"statistics": digest(action_statistics(tokens)), "paper": digest(paper.features)} == DERIVED
 
 
 def test_the_columns_of_a_row_follow_each_other_and_fit_into_it():

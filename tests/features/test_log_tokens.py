@@ -81,7 +81,7 @@ def log2p(*values: float) -> list[float]:
 
 def test_rows_of_an_autotvm_program():
     samples = encode(("a", 1, DECISIONS, [0.5, 0.25, 1.0]))
-    (tokens,) = samples.tokens
+    (tokens,) = samples.features
     assert tokens.shape == (8, WIDTH) and samples.lengths.tolist() == [8] and samples.latencies_s.tolist() == [0.5]
     assert kinds(tokens) == ["workload", "Split", "Split", "Annotate", "Split", "Reorder", "Annotate", "Split"]
     inner, outer, unroll, rows, order, annotations, unknown = tokens[1:]
@@ -96,7 +96,7 @@ def test_rows_of_an_autotvm_program():
 
 
 def test_the_workload_row_of_a_convolution():
-    row = encode(("a", 2, DECISIONS[:4], [1.0])).tokens[0, 0]
+    row = encode(("a", 2, DECISIONS[:4], [1.0])).features[0, 0]
     spatial, reduced, argument_bytes = 64 * 28 * 28, 32 * 9, 4 * (32 * 56 * 56 + 64 * 32 * 9)
     flops = 2 * spatial * reduced
     assert numbers(row, 5) == log2p(flops, argument_bytes, flops / argument_bytes, spatial, reduced)
@@ -106,7 +106,7 @@ def test_the_workload_row_of_a_convolution():
 
 
 def test_rows_of_an_ansor_program():
-    (tokens,) = encode(("b", 1, STEP_DECISIONS, [0.5])).tokens
+    (tokens,) = encode(("b", 1, STEP_DECISIONS, [0.5])).features
     assert kinds(tokens) == [
         "workload", "CacheWrite", "Split", "Split", "Split", "Split", "ComputeAt", "Fuse", "Annotate", "ComputeInline",
         "other", "Annotate",
@@ -127,14 +127,14 @@ def test_rows_of_an_ansor_program():
 def test_a_loop_bound_to_a_thread_is_a_bind():
     bound, vectorized = [*STEP_DECISIONS], [*STEP_DECISIONS]
     bound[9], vectorized[9] = 6, 2
-    tokens = encode(("b", 1, bound, [0.5]), ("b", 1, vectorized, [0.5])).tokens
+    tokens = encode(("b", 1, bound, [0.5]), ("b", 1, vectorized, [0.5])).features
     assert [kinds(program)[8] for program in tokens] == ["Bind", "Annotate"]
 
 
 def test_the_hardware_comes_first_where_it_is_known():
     without, given = encode(("a", 1, DECISIONS, [0.5])), encode(("a", 1, DECISIONS, [0.5]), hardware=[4.0, 8.0])
-    assert kinds(given.tokens[0])[0] == "hardware" and numbers(given.tokens[0, 0], 3) == log2p(4, 8, 0)
-    assert np.array_equal(given.tokens[0, 1:], without.tokens[0]) and given.lengths[0] == without.lengths[0] + 1
+    assert kinds(given.features[0])[0] == "hardware" and numbers(given.features[0, 0], 3) == log2p(4, 8, 0)
+    assert np.array_equal(given.features[0, 1:], without.features[0]) and given.lengths[0] == without.lengths[0] + 1
 
 
 def test_a_program_is_encoded_alike_alone_and_among_others():
@@ -145,7 +145,7 @@ def test_a_program_is_encoded_alike_alone_and_among_others():
         decisions = rng.integers(1, 3, width).tolist()
         programs.append((key, which, decisions, [0.1 + number] if number % 5 else []))
     together = encode(*programs)
-    assert together.tokens.shape == (60, 12, WIDTH) and together.tasks.tolist() == [0, 0, 1] * 20
+    assert together.features.shape == (60, 12, WIDTH) and together.tasks.tolist() == [0, 0, 1] * 20
     assert together.task_names == ("task a", "task b")
     assert np.isinf(together.latencies_s).tolist() == [number % 5 == 0 for number in range(60)]
     for number, program in enumerate(programs):
@@ -153,8 +153,8 @@ def test_a_program_is_encoded_alike_alone_and_among_others():
         length = alone.lengths[0]
         assert together.lengths[number] == length
         assert (
-            np.array_equal(together.tokens[number, :length], alone.tokens[0])
-            and not together.tokens[number, length:].any()
+            np.array_equal(together.features[number, :length], alone.features[0])
+            and not together.features[number, length:].any()
         )
 
 

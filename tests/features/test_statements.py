@@ -56,8 +56,8 @@ def test_samples_get_statements_in_the_place_of_tokens(matmul, softmax, tmp_path
     found = with_statements(samples, keys, encoder, tmp_path)
     rows = read_statements(keys, encoder, tmp_path)
     assert found.lengths.tolist() == [len(part) for part in rows] and len(set(found.lengths.tolist())) > 1
-    assert found.tokens.shape == (len(keys), max(found.lengths), WIDTH)
-    for place, part in zip(found.tokens, rows, strict=True):
+    assert found.features.shape == (len(keys), max(found.lengths), WIDTH) and found.holds == "statements"
+    for place, part in zip(found.features, rows, strict=True):
         np.testing.assert_array_equal(place[: len(part)], part)
         assert not place[len(part) :].any()
     np.testing.assert_array_equal(found.latencies_s, samples.latencies_s)

@@ -71,7 +71,7 @@ def test_an_action_is_a_token_row(tiny_tasks, name):
     encoder = Encoder([tiny.task], tiny.rows())
     for sketch in tiny.sketches:
         decisions = tiny.sample(sketch, 1)[0]
-        tokens = encoder.encode([(tiny.task.key, sketch.index, tuple(decisions))], HARDWARE).tokens[0]
+        tokens = encoder.encode([(tiny.task.key, sketch.index, tuple(decisions))], HARDWARE).features[0]
         kinds = [KINDS[k] for k in tokens[:, : len(KINDS)].argmax(axis=1)]
         ends = action_ends(sketch.trace_with(decisions))
         assert len(ends) - 1 == sum(kind not in ("hardware", "workload", "level") for kind in kinds)

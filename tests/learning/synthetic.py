@@ -10,19 +10,19 @@ FEATURES = 6
 
 
 def ranking_problem(
-    seed: int = 0, tasks: int = 6, programs: int = 16, length: int = 8, shift: float = 0.0
+    seed: int = 0, tasks: int = 6, programs: int = 16, length: int = 8, shift: float = 0.0, holds: str = "tokens"
 ) -> Samples:
-    """log latency = -sum of tanh(w . token); ``shift`` turns w towards another platform's."""
+    """log latency = -sum of tanh(w . row); ``shift`` turns w towards another platform's."""
     draw, fixed = np.random.default_rng(seed), np.random.default_rng(99)
     direction = fixed.normal(size=FEATURES) + shift * fixed.normal(size=FEATURES)
     vocabulary = fixed.normal(size=(30, FEATURES)).astype(np.float32)
     count = tasks * programs
     lengths = draw.integers(length // 2, length + 1, count).astype(np.int32)
-    tokens = vocabulary[draw.integers(0, len(vocabulary), (count, length))]
-    tokens[np.arange(length) >= lengths[:, None]] = 0.0
-    latencies_s = 1e-3 * np.exp(-0.5 * np.tanh(tokens @ direction).sum(1))
-    names = tuple(f"task-{i}" for i in range(tasks))
-    return Samples(tokens, lengths, np.repeat(np.arange(tasks, dtype=np.int32), programs), latencies_s, names)
+    rows = vocabulary[draw.integers(0, len(vocabulary), (count, length))]
+    rows[np.arange(length) >= lengths[:, None]] = 0.0
+    latencies_s = 1e-3 * np.exp(-0.5 * np.tanh(rows @ direction).sum(1))
+    names, numbers = tuple(f"task-{i}" for i in range(tasks)), np.repeat(np.arange(tasks, dtype=np.int32), programs)
+    return Samples(rows, lengths, numbers, latencies_s, names, holds=holds)
 
 
 def top1(scores: np.ndarray, samples: Samples) -> float:

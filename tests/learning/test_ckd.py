@@ -119,7 +119,7 @@ def test_distillation_loss_by_hand():
     batch = make_batch(data, data.scores, usable_tasks(data), number=1)
     student, teacher = Linear(1.5), Linear(-2.0)
     loss = DistillationLoss(teacher, np.array([0.9, 0.5]), Linear(0.5), {"w": torch.tensor(2.0)}, 0.25, 10.0)
-    x = torch.from_numpy(data.tokens[:, 0, 0]).view(2, 3)
+    x = torch.from_numpy(data.features[:, 0, 0]).view(2, 3)
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     taught = (high - x) / (high - low)  # the teacher's order is that of -x
     labels, mask = torch.from_numpy(data.scores).view(2, 3), torch.ones(2, 3, dtype=torch.bool)
@@ -237,7 +237,7 @@ def test_the_mended_loss_by_hand():
         Linear(-2.0), np.array([0.9, 0.5]), Linear(0.5), {"w": torch.tensor(2.0)}, 0.25, 10.0,
         measured=known, by_task=True, reordered=True,
     )  # fmt: skip
-    x, labels = (torch.from_numpy(values).view(2, 3) for values in (data.tokens[:, 0, 0], data.scores))
+    x, labels = (torch.from_numpy(values).view(2, 3) for values in (data.features[:, 0, 0], data.scores))
     dealt = torch.zeros(2, 3)
     for task in range(2):
         dealt[task, x[task].argsort()] = labels[task].sort(descending=True).values  # the teacher likes small x

@@ -143,10 +143,10 @@ def test_unknown_schedule_is_named():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_token_names_the_task(value):
+def test_a_bad_feature_names_the_task(value):
     data = ranking_problem()
-    data.tokens[35, 2, 1] = value
-    with pytest.raises(DataError, match="'task-2'.*token"):
+    data.features[35, 2, 1] = value
+    with pytest.raises(DataError, match="'task-2'.*a feature that is not finite"):
         fit_network(network(), data)
 
 
@@ -160,7 +160,7 @@ def test_a_bad_latency_names_the_task(value):
 
 def test_a_diverging_task_is_named():
     data = ranking_problem()
-    data.tokens[20] = 3e38  # finite, but its sum is not
+    data.features[20] = 3e38  # finite, but its sum is not
     with pytest.raises(DataError, match="'task-1'"):
         fit_network(network(), data, settings=dataclasses.replace(SHORT, batch_size=16))
 
@@ -212,4 +212,4 @@ def test_a_batch_lines_up_tokens_labels_and_tasks():
     np.testing.assert_array_equal(batch.labels, [[*data.scores[[9, 8]], 0.0], data.scores[[0, 3, 1]]])
     rows = batch.by_task(torch.arange(5))
     assert rows[batch.mask].tolist() == [0, 1, 2, 3, 4]
-    np.testing.assert_array_equal(batch.tokens, data.tokens[[9, 8, 0, 3, 1], : batch.lengths.max()])
+    np.testing.assert_array_equal(batch.features, data.features[[9, 8, 0, 3, 1], : batch.lengths.max()])

@@ -46,7 +46,7 @@ def pulled(network: nn.Module, batch) -> torch.Tensor:
 
 def by_parts(network: nn.Module, batch) -> torch.Tensor:
     """A loss that goes round the network's own call."""
-    return (batch.by_task(network.forward(batch.tokens, batch.lengths)) ** 2 * batch.mask).mean()
+    return (batch.by_task(network.forward(batch.features, batch.lengths)) ** 2 * batch.mask).mean()
 
 
 CASES = {
@@ -85,7 +85,7 @@ def fitted_on(samples: Samples) -> None:
 def outcome(net: nn.Module, report: FitReport) -> dict[str, list[float]]:
     fresh = ranking_problem(7, tasks=3)
     with torch.no_grad():
-        scores = net(torch.from_numpy(fresh.tokens), torch.from_numpy(fresh.lengths).long())
+        scores = net(torch.from_numpy(fresh.features), torch.from_numpy(fresh.lengths).long())
     return {"losses": list(report.losses), "kept": [report.kept_epoch], "scores": scores.tolist()}
 
 
@@ -168,7 +168,7 @@ def helpers(folder: Path) -> None:
     def work() -> str:
         found["taught"] = taught()
         found["mamba"] = fitted(MambaNetwork)
-        found["lambda"] = sentence(lambda: fit_network(Small(), problem(), settings=SETTINGS, loss=lambda net, batch: net(batch.tokens, batch.lengths).sum()))
+        found["lambda"] = sentence(lambda: fit_network(Small(), problem(), settings=SETTINGS, loss=lambda net, batch: net(batch.features, batch.lengths).sum()))
         found["after"] = fitted(loss=pulled, regroup=False)
         return "done"
 

@@ -173,13 +173,13 @@ def test_a_folder_of_another_class_is_refused(tmp_path):
 def test_predicting_before_fitting_and_with_other_features_is_refused():
     with pytest.raises(UsageError, match="has not learned anything"):
         MambaModel().predict(samples())
-    with pytest.raises(DataError, match="reads 4 features per token, but the tokens have 7"):
+    with pytest.raises(DataError, match="the mamba model reads tokens of 4 features, not of 7; they were made by another version"):
         fitted().predict(samples(features=7))
 
 
 def test_predict_names_the_task_of_a_bad_token():
     bad = samples()
-    bad.tokens[4, 0, 0] = np.nan
+    bad.features[4, 0, 0] = np.nan
     with pytest.raises(DataError, match="'dense'"):
         fitted().predict(bad)
 

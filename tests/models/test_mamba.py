@@ -201,10 +201,10 @@ def test_the_model_takes_its_scale_from_the_first_data_and_keeps_it(tmp_path):
     model.fit(samples)
     scale = copy.deepcopy(model.network.standardise.state_dict())
     level, hardware = layout.KINDS.index("level"), layout.KINDS.index("hardware")
-    numbers = samples.tokens[:, 1:, len(layout.KINDS) :].reshape(-1, layout.NUMBERS)
+    numbers = samples.features[:, 1:, len(layout.KINDS) :].reshape(-1, layout.NUMBERS)
     np.testing.assert_allclose(scale["mean"][level], numbers.mean(0), rtol=1e-5)
     assert scale["scale"][hardware].unique().tolist() == [1.0]  # another platform's differs
-    model.fit(dataclasses.replace(samples, tokens=2 * samples.tokens))
+    model.fit(dataclasses.replace(samples, features=2 * samples.features))
     assert all(torch.equal(value, scale[name]) for name, value in model.network.standardise.state_dict().items())
     model.save(tmp_path / "model")
     np.testing.assert_array_equal(MambaModel.load(tmp_path / "model").predict(samples), model.predict(samples))

@@ -44,13 +44,13 @@ def some() -> Samples:
 
 def test_rows_are_the_hardware_and_the_primitives_with_their_arguments_unscaled():
     rows = primitive_rows(some())
-    assert rows.tokens.shape == (2, 4, 22) and rows.lengths.tolist() == [4, 4]
-    np.testing.assert_array_equal(rows.tokens[:, 0, :3], [[3, 4, 0]] * 2)
-    split = rows.tokens[:, 1]
+    assert rows.features.shape == (2, 4, 22) and rows.lengths.tolist() == [4, 4]
+    np.testing.assert_array_equal(rows.features[:, 0, :3], [[3, 4, 0]] * 2)
+    split = rows.features[:, 1]
     assert split[0, PRIMITIVES.index("Split")] == 1 and split[:, : len(PRIMITIVES)].sum() == 2
     np.testing.assert_array_equal(split[:, len(PRIMITIVES) :], [[4, 2, 8, 1, 0, 0, 0, 0, 0], [7, 1, 8, 3, 0, 0, 0, 0, 0]])
-    assert rows.tokens[0, 2, len(PRIMITIVES)] == 5  # the loop's number
-    np.testing.assert_array_equal(rows.tokens[0, 3, len(PRIMITIVES) :], [0, 1, 0, 0, 0, 64, 0, 0, 0])
+    assert rows.features[0, 2, len(PRIMITIVES)] == 5  # the loop's number
+    np.testing.assert_array_equal(rows.features[0, 3, len(PRIMITIVES) :], [0, 1, 0, 0, 0, 64, 0, 0, 0])
 
 
 def test_programs_of_unlike_lengths_keep_their_own_rows_and_long_ones_are_cut():
@@ -58,11 +58,11 @@ def test_programs_of_unlike_lengths_keep_their_own_rows_and_long_ones_are_cut():
     short = replace(one, lengths=np.array([6, 3], np.int32))
     rows = primitive_rows(short)
     assert rows.lengths.tolist() == [4, 2]
-    assert (rows.tokens[1, 2:] == 0).all() and (rows.tokens[1, 1] == primitive_rows(one).tokens[1, 1]).all()
+    assert (rows.features[1, 2:] == 0).all() and (rows.features[1, 1] == primitive_rows(one).features[1, 1]).all()
     long = samples([split_row([n, n], [1, 1], [1, 1], [1, 1], [0, 0]) for n in range(1, ROWS + 5)])
     cut = primitive_rows(long)
     assert cut.lengths.tolist() == [ROWS, ROWS]
-    np.testing.assert_array_equal(cut.tokens[0, :, len(PRIMITIVES)], np.arange(1, ROWS + 1))
+    np.testing.assert_array_equal(cut.features[0, :, len(PRIMITIVES)], np.arange(1, ROWS + 1))
 
 
 def test_the_network_has_the_papers_size_and_comes_back_from_disk(tmp_path):
@@ -76,6 +76,6 @@ def test_the_network_has_the_papers_size_and_comes_back_from_disk(tmp_path):
 
 
 def test_tokens_of_another_layout_are_refused():
-    narrow = replace(some(), tokens=np.zeros((2, 3, WIDTH - 1), np.float32))
+    narrow = replace(some(), features=np.zeros((2, 3, WIDTH - 1), np.float32))
     with pytest.raises(DataError, match=f"tokens of {WIDTH} features, not {WIDTH - 1}"):
         primitive_rows(narrow)

@@ -50,7 +50,7 @@ def test_sizes_at_the_input_widths_of_the_papers():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_contract_and_round_trip(name, tmp_path):
-    train, valid, fresh = (ranking_problem(seed=seed) for seed in range(3))
+    train, valid, fresh = (ranking_problem(seed=seed, holds=catalogue.reads(name)) for seed in range(3))
     model = catalogue.create(name, SETTINGS)
     assert isinstance(model, CostModel) and model.name == name
     model.fit(train, valid)
@@ -74,8 +74,8 @@ def test_defaults_are_those_of_the_public_code(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ranking_is_learned(name):
     model = catalogue.create(name, FitSettings(epochs=12, batch_size=64))
-    model.fit(ranking_problem(tasks=10))
-    fresh = ranking_problem(seed=1, tasks=20)
+    model.fit(ranking_problem(tasks=10, holds=model.reads))
+    fresh = ranking_problem(seed=1, tasks=20, holds=model.reads)
     assert top1(model.predict(fresh), fresh) > 0.75  # at random: below 0.5
 
 
@@ -124,24 +124,24 @@ def test_attention_is_that_of_torch():
 
 
 def test_the_scale_of_a_feature_is_that_of_the_first_training_set():
-    train, fresh = ranking_problem(), ranking_problem(seed=1)
+    train, fresh = (ranking_problem(seed=seed, holds="statements") for seed in range(2))
     units = np.array([1e3, 1.0, 1e-3, 1.0, 1.0, 0.0], dtype=np.float32)
     model, scaled = TensetMlpModel(SETTINGS), TensetMlpModel(SETTINGS)
-    model.fit(replace(train, tokens=train.tokens * (units > 0)))
-    scaled.fit(replace(train, tokens=train.tokens * units))
+    model.fit(replace(train, features=train.features * (units > 0)))
+    scaled.fit(replace(train, features=train.features * units))
     largest = model.network.largest.numpy()
-    np.testing.assert_allclose(largest[:5], np.abs(train.tokens[..., :5]).max((0, 1)))
+    np.testing.assert_allclose(largest[:5], np.abs(train.features[..., :5]).max((0, 1)))
     assert largest[5] == 1.0  # a feature that is always 0
     np.testing.assert_allclose(
-        scaled.predict(replace(fresh, tokens=fresh.tokens * units)),
-        model.predict(replace(fresh, tokens=fresh.tokens * (units > 0))), rtol=1e-2, atol=1e-3,
+        scaled.predict(replace(fresh, features=fresh.features * units)),
+        model.predict(replace(fresh, features=fresh.features * (units > 0))), rtol=1e-2, atol=1e-3,
     )  # fmt: skip
     scaled.fit(fresh)
     np.testing.assert_array_equal(scaled.network.largest.numpy()[1:3], largest[1:3] * units[1:3])
 
 
 def test_a_program_without_statements_gets_a_score():
-    model, data = TensetMlpModel(SETTINGS), ranking_problem()
+    model, data = TensetMlpModel(SETTINGS), ranking_problem(holds="statements")
     data.lengths[3] = 0
     model.fit(data)
     assert np.isfinite(model.predict(data)).all()
@@ -170,7 +170,7 @@ def test_the_loss_is_the_sum_of_the_heads_and_each_learns_its_own_platform():
         for task in tasks:
             rows = np.flatnonzero(samples.tasks == task)
             lengths = torch.from_numpy(samples.lengths[rows]).long()
-            x = network.trunk(torch.from_numpy(samples.tokens[rows]), lengths)
+            x = network.trunk(torch.from_numpy(samples.features[rows]), lengths)
             labels = torch.from_numpy(samples.scores[rows])[None]
             scores = network.heads[head](x, lengths)[None]
             losses.append(lambda_rank(scores, labels, torch.ones(1, 4, dtype=torch.bool)))
@@ -189,7 +189,7 @@ def test_sources_help_where_the_target_has_few_labels():
     settings = FitSettings(epochs=12, batch_size=64)
     alone, taught = TlpModel(settings), MtlTlpModel(settings)
     alone.fit(target)
-    taught.fit_platforms(target, sources)
+    taught.fit(target, sources=sources)
     assert taught.report.programs == 8 + 160 + 160 and taught.report.tasks == 22
     assert top1(taught.predict(fresh), fresh) > top1(alone.predict(fresh), fresh) + 0.1
 
@@ -197,14 +197,14 @@ def test_sources_help_where_the_target_has_few_labels():
 def test_platforms_survive_saving_and_their_number_is_fixed(tmp_path):
     target, source = ranking_problem(tasks=2), ranking_problem(seed=1)
     model = MtlTlpModel(SETTINGS)
-    model.fit_platforms(target, [source], valid=ranking_problem(seed=2, tasks=2))
+    model.fit(target, ranking_problem(seed=2, tasks=2), sources=[source])
     model.save(tmp_path / "model")
     loaded = catalogue.load(tmp_path / "model")
     assert len(loaded.network.heads) == 2
     np.testing.assert_array_equal(loaded.predict(source), model.predict(source))
-    loaded.fit_platforms(target, [source])
+    loaded.fit(target, sources=[source])
     with pytest.raises(UsageError, match="learned 1 sources, not 2"):
-        loaded.fit_platforms(target, [source, source])
+        loaded.fit(target, sources=[source, source])
     source_head = loaded.network.heads[1].layers[0].weight.clone()
     loaded.fit(target)
     assert torch.equal(loaded.network.heads[1].layers[0].weight, source_head)
@@ -212,6 +212,6 @@ def test_platforms_survive_saving_and_their_number_is_fixed(tmp_path):
 
 def test_sources_of_another_width_are_refused():
     target = ranking_problem(tasks=2)
-    narrow = Samples(target.tokens[..., :3], target.lengths, target.tasks, target.latencies_s)
-    with pytest.raises(DataError, match="reads 6 features per token, but the tokens have 3"):
-        MtlTlpModel(SETTINGS).fit_platforms(target, [narrow])
+    narrow = Samples(target.features[..., :3], target.lengths, target.tasks, target.latencies_s)
+    with pytest.raises(DataError, match="reads tokens of 6 features, not of 3"):
+        MtlTlpModel(SETTINGS).fit(target, sources=[narrow])

@@ -32,8 +32,8 @@ def statement_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samp
     counts = draw.integers(1, 5, count).astype(np.int32)
     rows[np.arange(4) >= counts[:, None]] = 0.0
     latencies_s = 1e-3 * np.exp(np.tanh(rows[..., 0] - rows[..., 1]).sum(1))
-    names = tuple(f"task-{n}" for n in range(tasks))
-    return Samples(rows, counts, np.repeat(np.arange(tasks, dtype=np.int32), programs), latencies_s, names)
+    names, numbers = tuple(f"task-{n}" for n in range(tasks)), np.repeat(np.arange(tasks, dtype=np.int32), programs)
+    return Samples(rows, counts, numbers, latencies_s, names, holds="statements")
 
 
 def token_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samples:
@@ -112,8 +112,8 @@ def test_what_a_model_reads():
 
 def test_a_programs_score_is_the_sum_over_its_rows():
     model, data = fitted(), statement_samples(1)
-    single = ((data.tokens[:, n : n + 1], (data.lengths > n).astype(np.int32)) for n in range(4))
-    alone = np.stack([model.predict(replace(data, tokens=rows, lengths=there)) for rows, there in single])
+    single = ((data.features[:, n : n + 1], (data.lengths > n).astype(np.int32)) for n in range(4))
+    alone = np.stack([model.predict(replace(data, features=rows, lengths=there)) for rows, there in single])
     np.testing.assert_allclose(alone.sum(0), model.predict(data), atol=1e-5)
     assert not alone[2][data.lengths <= 2].any()  # no row, no score
 
@@ -133,8 +133,8 @@ def test_the_row_of_a_program_keeps_its_innermost_levels_in_place():
     for program in (0, 1, 2, 3):
         length = data.lengths[program]
         found = rows[program, : (2 + LAST) * width].reshape(2 + LAST, width)
-        np.testing.assert_array_equal(found[:2], data.tokens[program, :2])
-        np.testing.assert_array_equal(found[2 : 2 + length], data.tokens[program, :length][::-1])
+        np.testing.assert_array_equal(found[:2], data.features[program, :2])
+        np.testing.assert_array_equal(found[2 : 2 + length], data.features[program, :length][::-1])
         assert not found[2 + length :].any()
 
 
@@ -184,10 +184,10 @@ def test_lone_programs_are_left_alone():
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (lambda s: replace(s, tokens=s.tokens[..., :48]), "reads rows of 172 features, not 48"),
-        (lambda s: replace(s, tokens=np.where(s.tasks[:, None, None] == 3, np.nan, s.tokens)), "'task-3'.*not finite"),
+        (lambda s: replace(s, features=s.features[..., :48]), "reads rows of 172 features, not 48"),
+        (lambda s: replace(s, features=np.where(s.tasks[:, None, None] == 3, np.nan, s.features)), "'task-3'.*not finite"),
         (lambda s: replace(s, latencies_s=-s.latencies_s), "'task-0'.*latency"),
-        (lambda s: replace(s, tokens=np.ones_like(s.tokens)), "cannot tell the training programs apart"),
+        (lambda s: replace(s, features=np.ones_like(s.features)), "cannot tell the training programs apart"),
         (lambda s: replace(s, lengths=np.zeros_like(s.lengths)), "cannot tell the training programs apart"),
         (lambda s: s.take(np.arange(0)), "none of the 0 tasks"),
     ],

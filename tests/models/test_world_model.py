@@ -201,7 +201,7 @@ def test_distinct_states_are_kept_once_per_task():
     for way, steps, numbers in zip([ways[0], ways[2], ways[3]], real.steps, real.numbers, strict=True):
         np.testing.assert_array_equal(real.distinct[numbers[steps >= 0]], way.states)
     as_samples = real.as_samples()
-    assert as_samples.tokens.shape == (4, 1, STATE_WIDTH) and as_samples.task_name(1) == "b"
+    assert as_samples.features.shape == (4, 1, STATE_WIDTH) and as_samples.task_name(1) == "b"
 
 
 # --- predicting needs tokens only ---
@@ -296,18 +296,18 @@ def test_without_states_nothing_is_trained(train):
 
 
 def test_tokens_of_another_width(train, fitted):
-    narrow = replace(train, tokens=train.tokens[..., :40])
-    with pytest.raises(DataError, match="reads 48 features per token, but the tokens have 40"):
+    narrow = replace(train, features=train.features[..., :40])
+    with pytest.raises(DataError, match="reads tokens of 48 features, not of 40"):
         WorldModel(SETTINGS).fit(narrow)
-    with pytest.raises(DataError, match="reads 48 features per token, but the tokens have 40"):
+    with pytest.raises(DataError, match="reads tokens of 48 features, not of 40"):
         fitted.predict(narrow)
 
 
 def test_values_that_are_not_finite(train, fitted):
-    bad = replace(train, tokens=train.tokens.copy())
-    bad.tokens[-1, 0, 20] = np.nan
+    bad = replace(train, features=train.features.copy())
+    bad.features[-1, 0, 20] = np.nan
     for call in (fitted.predict, WorldModel(SETTINGS).fit):
-        with pytest.raises(DataError, match="'fused_conv2d_add_relu' has a token that is not finite"):
+        with pytest.raises(DataError, match="'fused_conv2d_add_relu' has a feature that is not finite"):
             call(bad)
 
 

@@ -10,7 +10,7 @@ from conftest import matmul_module
 from tcl_core.compat import load_tvm
 from tcl_core.platforms import pool_target
 from tcl_core.programs import pool
-from tcl_core.programs.pool import build_pool, cost, rank_tasks, sample_programs
+from tcl_core.programs.pool import Program, build_pool, cost, rank_tasks, sample_programs
 from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import Task, describe
 from tcl_core.programs.unmeasured import draw_unmeasured
@@ -18,6 +18,11 @@ from tcl_core.programs.unmeasured import draw_unmeasured
 
 def named(key, flops):
     return Task(key, f"task {key}", "matmul", flops, "{}")
+
+
+def test_a_program_comes_from_its_row():
+    row = {"task_key": "a", "split": "train", "program_id": 3, "sketch_id": 1, "decisions": [4, 0, 2]}
+    assert Program.from_row(row) == Program("a", number=3, sketch=1, decisions=(4, 0, 2))
 
 
 def test_networks_take_turns_heaviest_first(monkeypatch):

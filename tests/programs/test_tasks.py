@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from conftest import matmul_module, onnx_model
 
+from tcl_core import store
 from tcl_core.compat import load_tvm, structural_key
 from tcl_core.errors import UsageError
 from tcl_core.programs.graph import PREPARED
-from tcl_core.programs.tasks import argument_types, describe, extract_tasks, operator_type
+from tcl_core.programs.tasks import Task, argument_types, describe, extract_tasks, operator_type
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,6 +132,16 @@ def test_a_pointwise_convolution_is_not_depthwise():
     x, w = te.placeholder((1, 1, 8, 8), name="x"), te.placeholder((8, 1, 3, 3), name="w")
     module = tvm.IRModule({"main": te.create_prim_func([x, w, topi.nn.conv2d(x, w, 1, 1, 1)])})
     assert operator_type("conv2d", module) == "conv2d"  # one grey channel in, eight out
+
+
+def test_a_task_goes_through_its_row(tmp_path):
+    task = Task("0123456789abcdef", "fused_conv2d", "conv2d", 2e9, "{}")
+    wanted = {
+        "task_key": "0123456789abcdef", "name": "fused_conv2d", "op_type": "conv2d", "flops": 2e9, "module_json": "{}",
+    }  # fmt: skip
+    assert task.as_row() == wanted and set(wanted) == set(store.SCHEMAS["tasks"].names)
+    store.write_table(tmp_path / "tasks.parquet", "tasks", [task.as_row()])
+    assert [Task.from_row(row) for row in store.read_table(tmp_path / "tasks.parquet", "tasks")] == [task]
 
 
 def test_argument_types(conv):

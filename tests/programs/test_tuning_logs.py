@@ -402,7 +402,7 @@ def test_whatever_a_line_says_it_is_a_record_or_refused(tmp_path, sound):
     assert taken + len(refused) == log.lines == len(lines) and 20 < taken < 300
     encoder = LogEncoder(log.known.task_rows(), log.known.sketch_rows())
     with np.errstate(all="raise"):
-        assert all(np.isfinite(encoder.encode_columns(block).tokens).all() for block in blocks)
+        assert all(np.isfinite(encoder.encode_columns(block).features).all() for block in blocks)
 
 
 @pytest.mark.parametrize(

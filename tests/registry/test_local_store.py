@@ -47,7 +47,7 @@ def test_a_copy_stands_alone(fresh, tmp_path, monkeypatch):
     assert number == 1 and folder.is_relative_to(copy)
     samples = some_samples()
     served = mlflow.pyfunc.load_model("models:/tcl-p-copy/1")
-    scores = served.predict({"tokens": samples.tokens, "lengths": samples.lengths, "tasks": samples.tasks})
+    scores = served.predict({"tokens": samples.features, "lengths": samples.lengths, "tasks": samples.tasks})
     np.testing.assert_array_equal(scores, create("random", FitSettings(seed=4)).predict(samples))
     assert registry.register("p-copy", saved(tmp_path / "model", 5), {}, {}, TAGS) == 2
     assert registry.promote("p-copy", 2, True, "better", 1) and registry.champion("p-copy")[1].is_relative_to(copy)

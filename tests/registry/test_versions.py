@@ -23,7 +23,7 @@ def test_mlflow_can_serve_a_version_without_pickle(tmp_path, store):
     version = registry.register("p-served", saved(tmp_path / "model", seed=3), {}, {}, TAGS)
     served = mlflow.pyfunc.load_model(f"models:/tcl-p-served/{version}")
     samples = some_samples()
-    scores = served.predict({"tokens": samples.tokens, "lengths": samples.lengths, "tasks": samples.tasks})
+    scores = served.predict({"tokens": samples.features, "lengths": samples.lengths, "tasks": samples.tasks})
     np.testing.assert_array_equal(scores, create("random", FitSettings(seed=3)).predict(samples))
     assert not list(store.rglob("*.pkl"))
 

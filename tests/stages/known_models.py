@@ -34,6 +34,8 @@ class Known:
     have changed.
     """
 
+    reads = "tokens"
+
     def __init__(self, how: str) -> None:
         self.how = how
 

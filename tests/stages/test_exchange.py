@@ -321,7 +321,7 @@ def test_samples_of_the_logs_that_one_asks_for(here):
     )
     (random,) = imported_batches("p", ["random"])
     (searched,) = imported_batches("p", ["searched"], hardware=[1.0] * 11)
-    assert len(random) == 2 and len(searched) == 3 and searched.tokens.shape[1] == random.tokens.shape[1] + 1
+    assert len(random) == 2 and len(searched) == 3 and searched.features.shape[1] == random.features.shape[1] + 1
     assert sorted(random.latencies_s) == pytest.approx([1.1, 2.1]) and len(set(random.tasks)) == 2
     assert set(searched.tasks) < set(random.tasks)  # numbered alike in every batch
     assert sum(len(batch) for batch in imported_batches("p")) == 5
@@ -377,9 +377,7 @@ def measured(tiny, rng, target, platform="host-avx2", **changes) -> list[Record]
 
 
 def write_pool(split: str, *tiny) -> None:
-    columns = store.SCHEMAS["tasks"].names
-    rows = [vars(t.task) | {"task_key": t.task.key, "op_type": t.task.operator} for t in tiny]
-    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [{name: row[name] for name in columns} for row in rows])
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [t.task.as_row() for t in tiny])
     store.write_table(Workspace().pool / split / "sketches.parquet", "sketches", [row for t in tiny for row in t.rows()])
 
 
@@ -449,9 +447,7 @@ def test_plain_tvm_applies_an_exported_database_to_a_network(here, tiny_network)
                 protocol=json.dumps({"target": TARGET}),
             )
         )
-    names = store.SCHEMAS["tasks"].names
-    tasks = [vars(t) | {"task_key": t.key, "op_type": t.operator} for t in found]
-    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [{name: row[name] for name in names} for row in tasks])
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [t.as_row() for t in found])
     store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", rows)
     store.write_records(Workspace().records_folder("host-avx2"), records)
     tcl("export", "-p", "host-avx2", "--to", here / "database")

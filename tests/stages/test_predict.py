@@ -43,7 +43,7 @@ def predict_log(*given, **named) -> str:
 class Told:
     """Ranks as the text in its folder tells; remembers how many programs it was given at a time."""
 
-    calls: list[int] = []
+    reads, calls = "tokens", list[int]()
 
     def __init__(self, how: str) -> None:
         self.how = how

@@ -262,8 +262,7 @@ def test_further_programs_are_drawn_once_for_a_pool(monkeypatch, caplog):
     """Another pool, number or seed: another draw; a damaged file: the same one again."""
     task = describe("matmul", matmul_module(4, 4, 4))
     sketches, programs = build_pool([task], 0, 8, 0, 1)
-    row = {"task_key": task.key, "name": task.name, "op_type": task.operator, "flops": task.flops, "module_json": task.module_json}
-    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [row])
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [task.as_row()])
     store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", sketches)
     write_programs(programs)
     draws, params = [], load_params(ROOT / "params.yaml")
@@ -285,8 +284,7 @@ def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
     """A design space of four programs, of which three were measured."""
     task = describe("matmul", matmul_module(1, 1, 1))
     sketches, programs = build_pool([task], 0, 50, 0, 1)
-    row = {"task_key": task.key, "name": task.name, "op_type": task.operator, "flops": task.flops, "module_json": task.module_json}
-    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [row])
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [task.as_row()])
     store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", sketches)
     write_programs(programs[:2])  # the others are drawn
     about = ((1e-3,), "ok", "", 0, datetime.now(UTC), "{}", "this host", "0")

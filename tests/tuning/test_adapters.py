@@ -34,17 +34,17 @@ SMALL = SearchSettings(population=32, generations=2, explore=0.2)
 class SumModel:
     """Ranks by the sum of the tokens and keeps what it was shown."""
 
-    name = "sum"
+    name, reads = "sum", "tokens"
 
     def __init__(self):
         self.seen = []
 
     def predict(self, samples):
         self.seen.append(samples)
-        return samples.tokens.sum(axis=(1, 2)).astype(np.float32)
+        return samples.features.sum(axis=(1, 2)).astype(np.float32)
 
     def embed(self, samples):
-        return samples.tokens.sum(axis=1)
+        return samples.features.sum(axis=1)
 
 
 def known(model):
@@ -99,8 +99,8 @@ def test_stock_evolution_with_our_cost_model(tmp_path, runner):
     fastest = min(float(np.mean([float(s) for s in r.run_secs])) for r in records)
     assert fastest == pytest.approx(min(np.mean(o.latencies_s) for o in outcomes), rel=1e-6)
     samples = model.seen[0]
-    assert samples.tokens.shape[0] == len(samples) and samples.tokens.shape[2] == WIDTH
-    assert (samples.tokens[:, 0, KINDS.index("hardware")] == 1).all()
+    assert samples.features.shape[0] == len(samples) and samples.features.shape[2] == WIDTH
+    assert (samples.features[:, 0, KINDS.index("hardware")] == 1).all()
 
 
 def test_the_cost_model_knows_the_operator_where_the_task_has_no_telling_name(tmp_path, runner):
@@ -110,7 +110,7 @@ def test_the_cost_model_knows_the_operator_where_the_task_has_no_telling_name(tm
         population_size=8, init_measured_ratio=0.0, init_min_unmeasured=4, genetic_num_iters=1, max_fail_count=10
     )
     tune(tmp_path, runner, model, strategy, trials=2)
-    workload_row = numbers_of(model.seen[0].tokens[0, 1])[WORKLOAD.operator]
+    workload_row = numbers_of(model.seen[0].features[0, 1])[WORKLOAD.operator]
     assert ALL_OPERATORS[int(workload_row.argmax())] == "matmul"
 
 
@@ -129,7 +129,7 @@ def test_the_cost_model_sees_what_collection_would_have_seen(matmul):
         candidates.append(MeasureCandidate(matmul.space.materialise(sketch, decisions), []))
     scores = cost_model(known(model)).predict(context, candidates)
     wanted = Encoder([matmul.task], matmul.rows()).encode(keys, HARDWARE.vector())
-    np.testing.assert_array_equal(model.seen[0].tokens, wanted.tokens)
+    np.testing.assert_array_equal(model.seen[0].features, wanted.features)
     np.testing.assert_array_equal(model.seen[0].lengths, wanted.lengths)
     assert scores.dtype == np.float64 and scores.shape == (3,)
 

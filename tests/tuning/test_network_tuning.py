@@ -39,9 +39,9 @@ from tcl_core.tuning import network
 class Sum:
     name = "sum"
     def predict(self, samples):
-        return samples.tokens.sum(axis=(1, 2)).astype("float32")
+        return samples.features.sum(axis=(1, 2)).astype("float32")
     def embed(self, samples):
-        return samples.tokens.sum(axis=1)
+        return samples.features.sum(axis=1)
 
 cores = os.sched_getaffinity(0)
 print(json.dumps(asdict(network.tune_network(sys.argv[1], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0, out=Path(sys.argv[3])))))
@@ -99,10 +99,10 @@ class Sum:
     name = "sum"
 
     def predict(self, samples):
-        return samples.tokens.sum(axis=(1, 2)).astype("float32")
+        return samples.features.sum(axis=(1, 2)).astype("float32")
 
     def embed(self, samples):
-        return samples.tokens.sum(axis=1)
+        return samples.features.sum(axis=1)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), PlatformError("the measuring process hung")])

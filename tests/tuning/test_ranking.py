@@ -15,10 +15,10 @@ class Backwards:
     name = "backwards"
 
     def predict(self, samples):
-        return -samples.tokens.sum(axis=(1, 2)).astype(np.float32)
+        return -samples.features.sum(axis=(1, 2)).astype(np.float32)
 
     def embed(self, samples):
-        return samples.tokens.sum(axis=1)
+        return samples.features.sum(axis=1)
 
 
 @pytest.fixture(scope="module")

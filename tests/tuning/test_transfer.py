@@ -39,10 +39,10 @@ class Sum:
         self.sign = sign
 
     def predict(self, samples):
-        return self.sign * samples.tokens.sum(axis=(1, 2)).astype("float32")
+        return self.sign * samples.features.sum(axis=(1, 2)).astype("float32")
 
     def embed(self, samples):
-        return samples.tokens.sum(axis=1)
+        return samples.features.sum(axis=1)
 
 
 def fill(folder, tiny, programs, target=EXTRACTION_TARGET):

@@ -64,8 +64,10 @@ def identity(text: str) -> bytes:
 
 def blank_instructions(instructions: list[Any]) -> list[Any]:
     """Instructions of a trace's JSON; the constant of ``meta_schedule.parallel``, which is a decision, is 0."""
-    return [
-        [kind, [inputs[0], 0], attributes, outputs] if attributes == [PARALLEL] and kind == "Annotate" else instruction
-        for instruction in instructions
-        for kind, inputs, attributes, outputs in [instruction]
-    ]
+    return [_blank(instruction) for instruction in instructions]
+
+
+def _blank(instruction: list[Any]) -> list[Any]:
+    kind, inputs, attributes, outputs = instruction
+    decides = kind == "Annotate" and attributes == [PARALLEL]
+    return [kind, [inputs[0], 0], attributes, outputs] if decides else instruction

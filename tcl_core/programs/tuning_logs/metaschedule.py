@@ -97,10 +97,7 @@ class DatabaseLog(Log):
             module = self._read_module(workload)
             task = describe("", module)
             shapes = " ".join("x".join(map(str, shape)) for shape, _ in argument_types(module))
-            self.known.add_task(
-                {"task_key": task.key, "name": f"{task.operator} {shapes}", "op_type": task.operator,
-                 "flops": task.flops, "module_json": task.module_json}
-            )  # fmt: skip
+            self.known.add_task({**task.as_row(), "name": f"{task.operator} {shapes}"})
             self._keys.append(task.key)
             self._modules[workload], self._places[workload] = module, len(self._keys) - 1
         return self._places[workload]

@@ -1,0 +1,13 @@
+"""What learning is chosen by, and where each is: plain data, so that params.yaml can be checked without loading torch."""
+
+LOSSES = {
+    "rank": "tcl_core.learning.fit:ranking_loss",
+    "scores": "tcl_core.learning.fit:regression_loss",
+}
+SCHEDULES = {  # of the learning rate
+    "constant": "tcl_core.learning.fit:constant",
+    "cosine": "tcl_core.learning.fit:cosine",
+    "step": "tcl_core.learning.fit:step",
+}
+METHODS = ("bridge", "ckd", "ckd-mended")  # to learn a later platform (stages.models)
+COLUMN_STARTS = ("knowledge_base", "fresh")  # where the paper's active column begins (ckd)
