@@ -23,7 +23,7 @@ from tcl_core.programs.workload import Workload, read_workload
 
 LONG = ("test_end_to_end.py", "test_bench_scripts.py")  # begin first, so that no process is left alone with one of them
 SLOW = (  # `make test-fast` leaves them out: whole runs, trainings to an end, kills, real devices and fresh environments
-    *LONG, "test_bridge.py", "test_examples.py", "test_kills.py", "test_models.py", "test_network_files.py", "test_network_tuning.py",
+    *LONG, "test_bridge.py", "test_examples.py", "test_kills.py", "test_training.py", "test_network_files.py", "test_network_tuning.py",
     "test_remote.py", "test_wheel.py",
 )  # fmt: skip
 USABLE = os.sched_getaffinity(0)

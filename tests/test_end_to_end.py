@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,9 @@ def write_params(folder: Path, platforms: list[str]) -> None:
 def run(folder: Path, *command: str, timeout: int = 120) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
-    done = subprocess.run(
-        command, cwd=folder, env={**environment, "PATH": path}, capture_output=True, text=True, timeout=timeout
-    )
+    with tempfile.TemporaryDirectory(prefix="tcl-") as own:  # where the lock of measuring is: other tests measure too
+        environment |= {"PATH": path, "TMPDIR": own}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
 
