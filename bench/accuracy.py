@@ -12,7 +12,7 @@ curve       the chain's last platform with ever more training tasks, and ever mo
 
 Every model has the same programs, its own settings, and several seeds; a figure is the mean over seeds and its 95 %
 interval.  ``tcl`` is our model distilled along the chain up to the platform; what it may learn from earlier platforms,
-``mtl-tlp`` may too.  A run that was broken off goes on where it was, and several may run beside each other: what was
+``mtl-tlp`` may too.  Rerun it to resume one that was broken off, and several may run beside each other: what was
 computed with the same code, data and settings stands in bench/results/accuracy.json and is not computed again (--again: it
 is).  Times are processor time, which other work on the machine changes less.
 --quick: the last platform and one device, two seeds, and no slow models.

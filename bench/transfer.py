@@ -161,7 +161,7 @@ class Bench:
         with progress("learning from another platform", len(todo)) as shown:
             for place, asked in enumerate(todo):
                 if time.monotonic() > until:
-                    print(f"{len(todo) - place} of {len(todo)} are left; the same command goes on with them")
+                    print(f"{len(todo) - place} of {len(todo)} are left; rerun the same command for them")
                     return
                 unit = self.resolved(asked)
                 if unit not in self.units:

@@ -144,7 +144,7 @@ class Bench:
         with progress("tuning networks", len(todo)) as shown:
             for place, unit in enumerate(todo):
                 if time.monotonic() > until:
-                    print(f"{len(todo) - place} units are left; the same command goes on with them")
+                    print(f"{len(todo) - place} units are left; rerun the same command for them")
                     break
                 self._unit(unit)
                 shown.advance(_name(unit))

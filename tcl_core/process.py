@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # In the environment of a command that a flow starts: whom not to outlive, and the file that takes what would be printed.
 PARENT_PID = "TCL_PARENT_PID"
 ANSWER_FILE = "TCL_ANSWER_FILE"
-INTERRUPTED = "stopped; what was measured and finished is kept, the same command goes on from here"
+INTERRUPTED = "stopped; what was measured and finished is kept; rerun the same command to resume"
 PR_SET_PDEATHSIG = 1
 
 

@@ -237,6 +237,7 @@ def test_only_training_runs_in_several_processes(tcl, monkeypatch, command, code
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(training, "train", lambda workspace: "done")
+    monkeypatch.setattr("tcl_core.learning.distributed.with_helpers", lambda work: work())  # there are none
     sentence = f"tcl: tcl {command} is the work of one process, and torchrun started 2; run it without torchrun, which is for: train, distill\n"
     assert tcl(command) == ((0, "done\n", "") if code == 0 else (code, "", sentence))
 

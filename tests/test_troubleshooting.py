@@ -49,7 +49,9 @@ def template(node: ast.expr, module: ast.Module) -> list[str]:
     if isinstance(node, ast.Name):
         given = [s.value for s in module.body if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == node.id]
         given += [part.value for part in ast.walk(module) if isinstance(part, ast.NamedExpr) and part.target.id == node.id]
-        return [text for value in given for text in template(value, module)] or [GAP]
+        sources = [s.module for s in module.body if isinstance(s, ast.ImportFrom) and node.id in {name.name for name in s.names}]
+        elsewhere = [modules()[f"{source.replace('.', '/')}.py"] for source in sources if f"{source.replace('.', '/')}.py" in modules()]
+        return [text for value in given for text in template(value, module)] or [text for m in elsewhere for text in template(node, m)] or [GAP]
     return [GAP]
 
 
@@ -87,7 +89,7 @@ def said(path: str, module: ast.Module, codes: dict[str, int | None]) -> Iterato
         elif name in codes:
             text = node.args[1] if name == "StageFailed" else node.args[0]
             yield from (Sentence(found, codes[name], place) for found in template(text, module) if not found.startswith(f"unknown {GAP}"))
-        elif name == "fail" and path == "tcl_core/cli/__init__.py":
+        elif name == "fail" and path.startswith("tcl_core/cli/"):
             code = node.args[1]
             number = code.value if isinstance(code, ast.Constant) else codes.get(ast.unparse(code).split(".")[0])
             yield from (Sentence(found, number, place) for found in template(node.args[0], module))

@@ -52,7 +52,7 @@ def candidates(context: typer.Context) -> None:
 
 @app.command(rich_help_panel=DATA)
 def collect(context: typer.Context, platform: Platform = None, again: Again = False) -> None:
-    """Choose programs, measure them, refit, in rounds.  A stopped collection goes on where it was.
+    """Choose programs, measure them, refit, in rounds.  Rerun a stopped collection to resume it.
 
     Example: tcl collect --platform host-avx2
     """

@@ -150,5 +150,5 @@ class Measured:
     ],
 )
 def test_what_will_be_read_is_lowered(monkeypatch, measured, expected):
-    monkeypatch.setattr(wanted, "_measured", lambda platform, kind: [(f"{platform} {kind}", 0, ())])
+    monkeypatch.setattr(wanted, "_measured", lambda _, platform, kind: [(f"{platform} {kind}", 0, ())])
     assert [key[0] for key in programs_to_lower(measured)] == expected

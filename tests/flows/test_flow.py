@@ -16,6 +16,7 @@ from tcl_core.checked import write_json
 from tcl_core.errors import BusyError
 from tcl_core.journal import Journal, line_of
 from tcl_core.params import Params, parse_params
+from tcl_core.stages.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = YAML(typ="safe").load(ROOT / "params.yaml")
@@ -65,15 +66,14 @@ class Stages:
 
 @pytest.fixture
 def stages(tmp_path, monkeypatch, prefect_server) -> Stages:
-    from tcl_core import stages as real
-
     monkeypatch.chdir(tmp_path)
     YAML().dump(PARAMS, Path("params.yaml"))
     fake = Stages()
     monkeypatch.setattr(module, "reproduce", fake.reproduce)
     monkeypatch.setattr(module, "run_command", fake.command)
     monkeypatch.setattr(module, "RETRY_DELAY_S", 0)
-    monkeypatch.setattr(real, "summary", lambda: "all is well")
+    monkeypatch.setattr(module, "summarise", lambda workspace: {})
+    monkeypatch.setattr(module, "summary_text", lambda found, reports: "all is well")
     return fake
 
 
@@ -264,8 +264,8 @@ def test_a_known_error_is_logged_without_its_traceback():
 
 @pytest.fixture
 def rounds(tmp_path) -> Path:
-    file = tmp_path / "p" / "rounds.jsonl"
-    file.parent.mkdir()
+    file = Workspace(tmp_path).journal_folder("p", "collect") / "rounds.jsonl"
+    file.parent.mkdir(parents=True)
     file.write_bytes(line_of(STEP))
     return file
 
@@ -276,7 +276,7 @@ def append(file: Path, raw: bytes) -> None:
 
 
 def test_rounds_are_followed_line_by_line(rounds, tmp_path):
-    followed, third = report.Rounds("p", tmp_path), line_of({**STEP, "round": 3})
+    followed, third = report.Rounds("p", Workspace(tmp_path)), line_of({**STEP, "round": 3})
     assert followed.new() == []  # what earlier runs wrote is not news
     append(rounds, line_of({**STEP, "round": 2}) + third[:20])
     assert [step["round"] for step in followed.new()] == [2]
@@ -287,7 +287,7 @@ def test_rounds_are_followed_line_by_line(rounds, tmp_path):
 
 
 def test_rounds_that_another_collection_writes_are_read_from_their_start(rounds, tmp_path):
-    followed = report.Rounds("p", tmp_path)
+    followed = report.Rounds("p", Workspace(tmp_path))
     rounds.write_bytes(b"")
     assert followed.new() == []
     append(rounds, line_of({**STEP, "round": 0}))  # cut, and then as long as before
@@ -301,7 +301,7 @@ def test_rounds_that_another_collection_writes_are_read_from_their_start(rounds,
 
 @pytest.mark.parametrize("rubbish", [b"\0" * 100 + b"\n", b"\xff\xfe no line\n", b'{"round": 1}\n', b"\n\n", line_of({"round": 1})])
 def test_damaged_rounds_are_passed_over_with_a_word(rounds, tmp_path, caplog, rubbish):
-    followed = report.Rounds("p", tmp_path)
+    followed = report.Rounds("p", Workspace(tmp_path))
     append(rounds, rubbish + line_of({**STEP, "round": 2}))
     assert [step["round"] for step in followed.new()] == [2]
     assert f"passed over {rubbish.count(10)} lines that are damaged" in caplog.messages[0]
