@@ -136,8 +136,8 @@ def stock(tenset: bool = False, our_engine: bool = False) -> Callable[[Given], S
                 measure_callbacks=[callbacks.AddToDatabase(), callbacks.UpdateCostModel(), curve.callback(), *engine.pop("clean_up")],
                 **engine,
             )
-            curve.spent.winners = _best_of_each(database, [each.dispatched[0] for each in extracted], given.setup.target)
-        return curve.spent
+            winners = _best_of_each(database, [each.dispatched[0] for each in extracted], given.setup.target)
+        return replace(curve.spent(), winners=winners)
 
     return tune
 
@@ -167,13 +167,13 @@ class _Curve:
     """Watches MetaSchedule's measurements."""
 
     def __init__(self, weights: Sequence[float], began: float) -> None:
-        self.spent, self._weights, self._began = Spent(), weights, began
-        self._bests, self._measured = [math.inf] * len(weights), 0
+        self._weights, self._began, self._failed, self._measured = weights, began, 0, 0
+        self._told: list[tuple[int, float, int, float]] = []  # programs measured, seconds, task, its fastest of that round
 
     def callback(self) -> Any:
         from tvm.ir.utils import derived_object
 
-        told = self._told
+        told = self.told
 
         @derived_object
         class Watch(meta_schedule().measure_callback.PyMeasureCallback):
@@ -182,12 +182,18 @@ class _Curve:
 
         return Watch()
 
-    def _told(self, task: int, seconds: Sequence[float]) -> None:
+    def told(self, task: int, seconds: Sequence[float]) -> None:
         self._measured += len(seconds)
-        self.spent.failed += sum(map(math.isinf, seconds))
-        self._bests[task] = min(self._bests[task], *seconds)
-        network_s = sum(weight * best for weight, best in zip(self._weights, self._bests, strict=True))
-        self.spent.note(self._measured, time.monotonic() - self._began, network_s)
+        self._failed += sum(map(math.isinf, seconds))
+        self._told.append((self._measured, time.monotonic() - self._began, task, min(seconds, default=math.inf)))
+
+    def spent(self) -> Spent:
+        """The network's time over the tasks of which a program ever ran: TVM's own take the place of the others all the while."""
+        spent, bests = Spent(failed=self._failed), {task: math.inf for _, _, task, best in self._told if math.isfinite(best)}
+        for measured, seconds, task, best in self._told:
+            bests |= {task: min(bests[task], best)} if task in bests else {}
+            spent.note(measured, seconds, sum(self._weights[each] * found for each, found in bests.items()) if bests else math.inf)
+        return spent
 
 
 def _seconds(result: Any) -> float:

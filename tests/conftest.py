@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch  # before TVM: a worker's way of loading TVM hides torch, which must not happen in this process
+import torch  # before TVM, which would do without it in this process if a worker's way of loading it came first
 
 from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
