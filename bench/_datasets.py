@@ -23,10 +23,10 @@ LOG_PROGRAMS_PER_TASK = 256  # that are trained on, at most
 class Reference(datasets.Reference):
     """The data set that comes with TCL, or another of its form."""
 
-    def __init__(self, folder: Path, features: Path, unmeasured: int = 192) -> None:
-        """``unmeasured`` is how many programs of each task the committee labels (192 in params.yaml)."""
+    def __init__(self, folder: Path, features: Path, unlabelled: int = 192) -> None:
+        """``unlabelled`` is how many programs of each task the teacher ensemble labels (192 in params.yaml)."""
         super().__init__(folder, features)
-        self.unmeasured = unmeasured
+        self.unlabelled = unlabelled
 
 
 class Logs:

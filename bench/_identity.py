@@ -19,7 +19,7 @@ CODE = (
     "ckd.py", "store",
 )  # fmt: skip
 TAUGHT = ("mamba", "tcl")
-TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unmeasured")  # what teaches those
+TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # what teaches those
 
 
 def identity(model: str, data: str, settings: object = None) -> str:

@@ -18,30 +18,30 @@ from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.statements import with_statements
 from tcl_core.files import replacing
 from tcl_core.platforms import pool_target, threads
-from tcl_core.programs import pool, unmeasured as drawing
+from tcl_core.programs import pool, unlabelled as drawing
 from tcl_core.records import ProgramKey
 from tcl_core.stages import exchange
 from tcl_core.platforms import read_saved_hardware
-from tcl_core.teaching import taught
+from tcl_core.teaching import pseudo_labelled
 
-LOG_SHARE = 1  # as many times more of a log's programs than are trained on stand for unmeasured ones
+LOG_SHARE = 1  # as many times more of a log's programs than are trained on stand for unlabelled ones
 
 
 @dataclass(frozen=True)
 class Lesson(Case):
-    """A case with what a committee needs to teach our model (``tcl_core.teaching``).
+    """A case with what a teacher ensemble needs to teach our model (``tcl_core.teaching``).
 
     statements  the training programs as statements, or None where nothing can be lowered
-    unmeasured  further programs of the training tasks, in the same views; what was measured of them, nobody reads
+    unlabelled  further programs of the training tasks, in the same views; what was measured of them, nobody reads
     """
 
     statements: Samples | None = None
-    unmeasured: Mapping[str, Samples] = field(default_factory=dict)
+    unlabelled: Mapping[str, Samples] = field(default_factory=dict)
 
-    def taught(self, seed: int, **committee: object) -> Samples:
-        """All programs with the labels of a committee that learned from the measured ones."""
+    def taught(self, seed: int, **teachers: object) -> Samples:
+        """All programs with the labels of a teacher ensemble that learned from the measured ones."""
         measured = {"tokens": self.train} | ({"statements": self.statements} if self.statements is not None else {})
-        return taught(measured, self.unmeasured, seed, **committee)
+        return pseudo_labelled(measured, self.unlabelled, seed, **teachers)
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,25 @@ def lesson(
     reference: Reference, platform: str, tested: Sequence[str] = (), thin: tuple[int | None, int | None, int] = (None, None, 0)
 ) -> Lesson:
     """A case of the reference data (``Reference.case``, then ``Case.thinned``), its training programs as statements too, and
-    unmeasured programs of its training tasks.
+    unlabelled programs of its training tasks.
     """
     case = reference.case(platform, "tokens", tested).thinned(*thin)
     statements = reference.case(platform, "statements", tested).thinned(*thin).train
-    more = unmeasured(reference, platform)
+    more = unlabelled(reference, platform)
     kept = np.isin(more["tokens"].tasks, np.unique(case.train.tasks))
-    return Lesson(**_fields(case), statements=statements, unmeasured={reads: s.take(kept) for reads, s in more.items()})
+    return Lesson(**_fields(case), statements=statements, unlabelled={reads: s.take(kept) for reads, s in more.items()})
 
 
 def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
-    """A device's case; programs of its log beyond those that are trained on stand for unmeasured ones."""
+    """A device's case; programs of its log beyond those that are trained on stand for unlabelled ones."""
     samples = concatenate(list(exchange.imported_batches(logs.workspace, device)))
     samples = samples.take(np.isin(samples.tasks, np.unique(case.train.tasks)))
     trained, both = (drawn(samples, None, share * LOG_PROGRAMS_PER_TASK, seed) for share in (1, 1 + LOG_SHARE))
-    return Lesson(**_fields(case), unmeasured={"tokens": samples.take(np.setdiff1d(both, trained))})
+    return Lesson(**_fields(case), unlabelled={"tokens": samples.take(np.setdiff1d(both, trained))})
 
 
 @lru_cache(maxsize=3)
-def unmeasured(reference: Reference, platform: str) -> dict[str, Samples]:
+def unlabelled(reference: Reference, platform: str) -> dict[str, Samples]:
     """Further programs of each training task of the reference data, which are the same on every platform."""
     encoder, keys = reference.encoder, _drawn_keys(reference)
     samples = encoder.encode(keys, read_saved_hardware(reference.folder / f"platform={platform}").vector())
@@ -90,14 +90,14 @@ def unmeasured(reference: Reference, platform: str) -> dict[str, Samples]:
 def _drawn_keys(reference: Reference) -> list[ProgramKey]:
     """Drawn once for a data set: finding valid programs takes TVM a minute or two.  All of its programs were measured."""
     drawer = hashlib.sha256("".join(code(inspect.getsource(part)) for part in (pool, drawing)).encode()).hexdigest()
-    path = reference.features / f"unmeasured-{store.data_digest(reference.folder)[:12]}-{drawer[:12]}-{reference.unmeasured}.json"
+    path = reference.features / f"unlabelled-{store.data_digest(reference.folder)[:12]}-{drawer[:12]}-{reference.unlabelled}.json"
     if not path.exists():
         train, _ = reference._split(())
         tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in train]
         rows = store.read_table(reference.folder / "programs.parquet", "programs")
         measured = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows]
         target = pool_target("cpu", threads())
-        drawn = drawing.draw_unmeasured(tasks, reference.encoder.texts, measured, reference.unmeasured, 0, target)
+        drawn = drawing.draw_unlabelled(tasks, reference.encoder.texts, measured, reference.unlabelled, 0, target)
         with replacing(path) as file:
             file.write(json.dumps(drawn).encode())
     return [(task, sketch, tuple(decisions)) for task, sketch, decisions in json.loads(path.read_text())]

@@ -37,8 +37,8 @@ def reference() -> Reference:
         store.write_records(folder / place.name, kept)
         shutil.copy(place / "hardware.json", folder / place.name)
     (scratch() / "features").mkdir()
-    BoostedTrees.__init__.__defaults__ = (replace(SETTINGS, epochs=1),)  # of the committee as well: not the hundreds of trees
-    return Reference(folder, scratch() / "features", unmeasured=PROGRAMS)
+    BoostedTrees.__init__.__defaults__ = (replace(SETTINGS, epochs=1),)  # of the teacher ensemble as well: not the hundreds of trees
+    return Reference(folder, scratch() / "features", unlabelled=PROGRAMS)
 
 
 def _cut(source: Path, target: Path, table: str, tasks: set[str]) -> None:

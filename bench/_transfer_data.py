@@ -123,7 +123,7 @@ def joined(parts: Sequence[tuple[Samples, Sequence[Key]]]) -> list[Samples]:
 
 
 def shared_out(tasks: np.ndarray, fold: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows that are measured, that stand for unmeasured ones, and that are ranked; of (N,) tasks of programs."""
+    """Rows that are measured, that stand for unlabelled ones, and that are ranked; of (N,) tasks of programs."""
     tested = set(np.random.default_rng(0).permutation(np.unique(tasks))[fold :: len(FOLDS)].tolist())
     train, drawn, test = [], [], []
     for rows in rows_by_task(tasks):

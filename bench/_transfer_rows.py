@@ -22,7 +22,7 @@ from tcl_core.models import tlp
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
 from tcl_core.models.mtl_tlp import MtlTlpModel
-from tcl_core.teaching import STUDENT, Member, taught
+from tcl_core.teaching import STUDENT, Member, pseudo_labelled
 
 ZERO_SHOT, OURS = "zero-shot", "ours"
 TREES = (Member("trees", 2, 1.0),)
@@ -80,7 +80,7 @@ class Lesson:
 
     def taught(self) -> Samples:
         """All programs with labels of trees that learned the measured few."""
-        return taught({"tokens": self.few}, {"tokens": self.rest}, self.fit.seed, TREES)
+        return pseudo_labelled({"tokens": self.few}, {"tokens": self.rest}, self.fit.seed, TREES)
 
     def one_network(self, model: MambaModel, train: Samples, steps: int, loss: str) -> Learned:
         """``model`` after so many steps; one without a network begins at random, at that beginning's rate."""
@@ -237,7 +237,7 @@ def _under_head(model: MtlTlpModel, head: int) -> MtlTlpModel:
 
 def _pooled(given: Lesson) -> Learned:
     heaps = [replace(p.measured, tasks=p.measured.tasks + np.int32(APART * (1 + n))) for n, p in enumerate(given.earlier)]
-    labelled = taught({"tokens": concatenate([given.few, *heaps])}, {"tokens": given.rest}, given.fit.seed, TREES)
+    labelled = pseudo_labelled({"tokens": concatenate([given.few, *heaps])}, {"tokens": given.rest}, given.fit.seed, TREES)
     return given.one_network(MambaModel(), labelled.take(labelled.tasks < APART), given.steps, "scores")
 
 

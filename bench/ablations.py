@@ -4,7 +4,7 @@
 
 Trained on the chain's last platform of the reference data, without the tasks of three of its training networks, which are
 ranked (``_datasets.VALIDATION``); the networks that the other tables report take no part, so that what is chosen here is
-judged there.  Two rows are boosted trees as in the committee, alone.  A figure is the mean over seeds and its 95 %
+judged there.  Two rows are boosted trees as in the teacher ensemble, alone.  A figure is the mean over seeds and its 95 %
 interval.  --quick: a third of the epochs, two seeds.
 """
 
@@ -41,7 +41,7 @@ from tcl_core.teaching import STUDENT, Member
 
 COMMAND = "python bench/ablations.py"
 FIGURES = ("top-1", "top-5", "pairs ranked right", "Spearman")
-ALONE_EPOCHS = 4  # times as many without unmeasured programs, which makes as many steps
+ALONE_EPOCHS = 4  # times as many without unlabelled programs, which makes as many steps
 
 
 class MeanPooled(MambaNetwork):
@@ -88,8 +88,8 @@ class Variant:
     read: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens
     taught: bool = True
     loss: str = STUDENT.loss
-    committee: tuple[Member, ...] | None = None
-    unmeasured: float = 1.0  # share of the unmeasured programs
+    teachers: tuple[Member, ...] | None = None
+    unlabelled: float = 1.0  # share of the unlabelled programs
 
 
 def without(*kinds: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -116,10 +116,10 @@ VARIANTS: dict[str, Variant] = {
     "not taught: LambdaRank on the measured programs": Variant(taught=False, loss="rank"),
     "not taught: regression on the measured programs": Variant(taught=False),
     "taught, but by LambdaRank on the committee's labels": Variant(loss="rank"),
-    "committee on tokens alone": Variant(committee=(Member("trees", 2, 1.0),)),
-    "committee on statements alone": Variant(committee=(Member("xgboost", 2, 1.0),)),
-    "taught on measured programs only": Variant(unmeasured=0.0),
-    "a quarter of the unmeasured programs": Variant(unmeasured=0.25),
+    "committee on tokens alone": Variant(teachers=(Member("trees", 2, 1.0),)),
+    "committee on statements alone": Variant(teachers=(Member("xgboost", 2, 1.0),)),
+    "taught on measured programs only": Variant(unlabelled=0.0),
+    "a quarter of the unlabelled programs": Variant(unlabelled=0.25),
     "tokens not standardised": Variant(build=functools.partial(network_of_tokens, kinds=0)),
     "sizes, not their logarithms": Variant(read=unscaled),
     "nothing said of tiling levels": Variant(read=without("level")),
@@ -136,31 +136,31 @@ TREES = {"no network: trees on tokens": "trees", "no network: trees on statement
 
 
 class Bench:
-    """The lesson of the validation networks, and what its committees say, each asked once per seed."""
+    """The lesson of the validation networks, and what its teacher ensembles say, each asked once per seed."""
 
     def __init__(self, reference: Reference, epochs: int) -> None:
         self.reference, self.epochs = reference, epochs
         self.platform = self.reference.platforms[-1]
         self.lesson: Lesson = lesson(self.reference, self.platform, VALIDATION)
-        self.taught = functools.lru_cache(maxsize=2)(self._taught)
+        self.taught = functools.lru_cache(maxsize=2)(self._pseudo_labelled)
 
-    def _taught(self, seed: int, committee: tuple[Member, ...] | None, share: float) -> Samples:
-        more = {reads: samples.take(_share(samples.tasks, share)) for reads, samples in self.lesson.unmeasured.items()}
-        chosen = {"committee": committee} if committee else {}
-        return replace(self.lesson, unmeasured=more).taught(seed, **chosen)
+    def _pseudo_labelled(self, seed: int, teachers: tuple[Member, ...] | None, share: float) -> Samples:
+        more = {reads: samples.take(_share(samples.tasks, share)) for reads, samples in self.lesson.unlabelled.items()}
+        chosen = {"teachers": teachers} if teachers else {}
+        return replace(self.lesson, unlabelled=more).taught(seed, **chosen)
 
     def figures(self, row: str, seed: int) -> list[float]:
         if row in TREES:
             return self.of_trees(TREES[row], seed)
         variant = VARIANTS[row]
-        epochs = self.epochs * (ALONE_EPOCHS if not variant.taught or not variant.unmeasured else 1)
+        epochs = self.epochs * (ALONE_EPOCHS if not variant.taught or not variant.unlabelled else 1)
         settings = replace(STUDENT, seed=seed, epochs=epochs, period=epochs, loss=variant.loss)
-        train = self.taught(seed, variant.committee, variant.unmeasured) if variant.taught else self.lesson.train
+        train = self.taught(seed, variant.teachers, variant.unlabelled) if variant.taught else self.lesson.train
         seen = lambda samples: replace(samples, features=variant.read(samples.features))  # noqa: E731
         return ranked(fitted(seen(train), settings, variant.build), replace(self.lesson, test=seen(self.lesson.test)))
 
     def of_trees(self, name: str, seed: int) -> list[float]:
-        """A member of the committee, alone."""
+        """A member of the teacher ensemble, alone."""
         case = self.reference.case(self.platform, reads_of(name), VALIDATION)
         model = catalogue.create(name)
         model.settings = replace(model.settings, seed=seed)

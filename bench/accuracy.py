@@ -181,7 +181,7 @@ class Bench:
         return {run: row["figures"] for run, row in runs if row["identity"] == self.identity(run)}
 
     def case(self, run: Run) -> Case:
-        """What a run learns from and ranks; our model's with what its committee needs."""
+        """What a run learns from and ranks; our model's with what its teacher ensemble needs."""
         if run.data == "logs":
             case = self.imported().case(run.platform, run.seed)
             return log_lesson(self.imported(), run.platform, case, run.seed) if run.model == OURS else case

@@ -24,7 +24,7 @@ size.  Three exceptions:
 
 - Rows that learn B's measured programs alone, or beside A's, can be harmed by so many steps.  own, fine-tuned, ckd, ckd-mended and
   replay also run with a tenth of them, and with as many as 20 epochs over B's programs have (ckd and ckd-mended in each phase);
-  ckd-mended with these also where its active column learns as printed, for a committee that learned few labels knows little, and
+  ckd-mended with these also where its active column learns as printed, for a teacher ensemble that learned few labels knows little, and
   with either where its knowledge base ranks B too.  Which of these counts is told, for each pair and number of labels, by pairs on
   the first fold, where ours was developed too.  That fold counts in the mean.
 - ckd splits its steps evenly over its two phases, and has the printed rates and schedules, stretched from 50 epochs to its own.  The
@@ -45,7 +45,7 @@ pairs  share of pairs ranked right; u16  top-1 over subsets of 16 programs (``ev
 chosen latency; each on the last platform, mean over the tasks of all folds, with the 95 % interval of drawing the tasks again.
 X_less_zero_shot and X_less_ours are differences task by task.  forgetting  pairs of the earlier platforms that were ranked right
 when they were learned, and no longer.
---quick: one pair, 160 labels, one fold, a quarter of the unmeasured programs; its results are a file of their own.  What was computed
+--quick: one pair, 160 labels, one fold, a quarter of the unlabelled programs; its results are a file of their own.  What was computed
 with the same code and data is kept.
 """
 
@@ -80,7 +80,7 @@ from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
-from tcl_core.teaching import STUDENT, taught
+from tcl_core.teaching import STUDENT, pseudo_labelled
 
 COMMAND = "python bench/transfer.py"
 PAIRS = (
@@ -118,7 +118,7 @@ class Bench:
         )
         data = data_identity(reference.folder, logs)
         self.identity = {
-            "reference": f"{code}-{data['reference'][:12]}-{reference.unmeasured}",
+            "reference": f"{code}-{data['reference'][:12]}-{reference.unlabelled}",
             "logs": f"{code}-{hashlib.sha256(data['logs'].encode()).hexdigest()[:12]}",
         }
         file = result_file(f"{name}.json")
@@ -212,7 +212,7 @@ class Bench:
         if known not in self.firsts:
             side = self.sides(chain, fold)[0]
             settings = replace(STUDENT, seed=fold, epochs=self.epochs or STUDENT.epochs)
-            labelled = taught({"tokens": side.train}, {"tokens": side.drawn}, fold, TREES)
+            labelled = pseudo_labelled({"tokens": side.train}, {"tokens": side.drawn}, fold, TREES)
             self.firsts[known] = learn_first(labelled, None, settings, measured=side.train)
         return self.firsts[known]
 
@@ -297,7 +297,7 @@ def main() -> None:
     reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features", UNMEASURED)
     pairs, labels, folds, name, epochs, room = given.pair, given.labels or LABELS, given.folds, "transfer", None, ROOT / "data" / "bench"
     if given.quick:
-        reference.unmeasured, pairs, labels, folds, name = UNMEASURED // 4, pairs or PAIRS[:1], given.labels or (160,), 1, "transfer_quick"
+        reference.unlabelled, pairs, labels, folds, name = UNMEASURED // 4, pairs or PAIRS[:1], given.labels or (160,), 1, "transfer_quick"
     if given.smallest:
         import _smallest
 

@@ -25,7 +25,7 @@ from _tables import ROOT, arguments, into_document, markdown, save
 from collect import PROTOCOL, best_setup
 
 from tcl_core import store
-from tcl_core.measure import lane
+from tcl_core.measure import worker_handle
 from tcl_core.measure.job import Job, Setup
 from tcl_core.measure.pool import Runner
 from tcl_core.progress import progress
@@ -73,16 +73,16 @@ def memory(
     wanted = {
         "sound programs, never replaced": (jobs[: size.sound], math.inf),
         "some leak, never replaced": (leaky, math.inf),
-        f"some leak, replaced above {lane.RECYCLE_BYTES >> 20} MiB": (leaky, lane.RECYCLE_BYTES),
+        f"some leak, replaced above {worker_handle.RECYCLE_BYTES >> 20} MiB": (leaky, worker_handle.RECYCLE_BYTES),
     }
     found: dict[str, dict[str, Any]] = {}
     with progress("watching a worker's memory", sum(math.ceil(len(given) / size.chunk) for given, _ in wanted.values())) as shown:
         for name, (given, limit) in wanted.items():
             run = found[name] = {"programs": 0, "failed": 0, "resident_mib": [], "workers": []}
-            with Runner(replace(setup, protocol=GLANCE), lanes=1) as runner, patch.object(lane, "RECYCLE_BYTES", limit):
+            with Runner(replace(setup, protocol=GLANCE), workers=1) as runner, patch.object(worker_handle, "RECYCLE_BYTES", limit):
                 for start in range(0, len(given), size.chunk):
                     outcomes = list(runner.measure(given[start : start + size.chunk]))
-                    process = psutil.Process(runner.lanes[0].process.pid)
+                    process = psutil.Process(runner.workers[0].process.pid)
                     run["programs"] += len(outcomes)
                     run["failed"] += sum(outcome.error != "ok" for outcome in outcomes)
                     run["resident_mib"].append(process.memory_info().rss >> 20)

@@ -6,7 +6,7 @@ teach, and learning from these alone damages what it knew.  So its knowledge bec
     1. the knowledge base scores the pool's programs with the new platform's hardware row: measured ones and further ones
     2. what the earlier platforms measured of them, where that is at hand, takes the place of their scores
     3. the measured few correct all of them (``completion``)
-    4. the knowledge base itself learns these thousands of labels by regression, as a committee's student does
+    4. the knowledge base itself learns these thousands of labels by regression, as a teacher ensemble's student does
        (``teaching``), and beside them its own scores of the same programs under the earlier platforms' rows, so that it
        keeps what it knew (rehearsal; Robins, Connection Science 1995)
 
@@ -48,7 +48,7 @@ class BridgeSettings:
 def bridged(
     base: MambaModel,
     measured: Samples,
-    unmeasured: Samples,
+    unlabelled: Samples,
     settings: BridgeSettings = BridgeSettings(),
     *,
     source_s: np.ndarray | None = None,
@@ -58,13 +58,13 @@ def bridged(
 ) -> tuple[MambaModel, Completed]:
     """The network after one more platform, and what became of the labels.
 
-    measured    programs that ran on the platform, or failed; ``unmeasured`` further ones of the same tasks, their latencies not
+    measured    programs that ran on the platform, or failed; ``unlabelled`` further ones of the same tasks, their latencies not
                 read; both with the platform's hardware row
     source_s    seconds of both, in this order, on the platform that is nearest; NaN where it did not measure them
     earlier     hardware vectors of the platforms whose ranking is rehearsed
     checkpoint  as in ``fit_network``
     """
-    programs = concatenate([measured, replace(unmeasured, latencies_s=np.full(len(unmeasured), np.nan))])
+    programs = concatenate([measured, replace(unlabelled, latencies_s=np.full(len(unlabelled), np.nan))])
     guess_s = source_seconds(base.predict(programs), programs, source_s)
     labelled = completed(programs, guess_s, programs.latencies_s, settings.fit.seed)
     lesson = replace(programs, latencies_s=_on_one_scale(labelled.latencies_s, programs.tasks))
@@ -135,7 +135,7 @@ def _by_whole_tasks(tasks: np.ndarray, count: int, draw: np.random.Generator) ->
 
 
 def _on_one_scale(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """Pseudo-latencies on the scale of a committee's scores, which the network has learned; failed programs stay so."""
+    """Pseudo-latencies on the scale of a teacher ensemble's scores, which the network has learned; failed programs stay so."""
     ran = np.isfinite(latencies_s)
     found = np.full(len(latencies_s), np.inf)
     found[ran] = np.exp(-standardised(-np.log(latencies_s[ran]), tasks[ran]))

@@ -27,9 +27,9 @@ What the paper leaves open, and what is done here:
 
 ``mended`` keeps the two columns and phases, and changes what each term is made of, where few programs are measured:
 
-    taught_cl      AC learns by regression the labels that a committee, which learned the few, gives measured and unmeasured
+    taught_cl      AC learns by regression the labels that a teacher ensemble, which learned the few, gives measured and unlabelled
                    programs; as printed it ranks the measured alone, which are often one or two of a task
-    unmeasured_kd  KB is distilled on all those programs.  As printed it hears AC of those alone whose labels taught AC.
+    unlabelled_kd  KB is distilled on all those programs.  As printed it hears AC of those alone whose labels taught AC.
     task_labels    P_T: the task's labels in the teacher's order.  Scores stretched to [0, 1] say that programs differ as much
                    in every task, and those gains weigh the pairs.
     task_trust     phi of each task, by errors on programs that were not learned: two further columns learn half of the tasks
@@ -82,7 +82,7 @@ class DistillSettings:
     kd_period: int = 5  # epochs after which the KD phase's rate is 0.8 of what it was
     # What is mended, term by term: see above.
     taught_cl: bool = False
-    unmeasured_kd: bool = False
+    unlabelled_kd: bool = False
     task_labels: bool = False
     task_trust: bool = False
     unit_fisher: bool = False
@@ -104,7 +104,7 @@ def mended(settings: DistillSettings) -> DistillSettings:
     """
     return replace(
         settings, fit=replace(settings.fit, loss="scores"), ewc_lambda=settings.ewc_lambda * MENDED_LAMBDA,
-        taught_cl=True, unmeasured_kd=True, task_labels=True, task_trust=True, unit_fisher=True,
+        taught_cl=True, unlabelled_kd=True, task_labels=True, task_trust=True, unit_fisher=True,
     )  # fmt: skip
 
 
@@ -180,13 +180,13 @@ def learn_next(
 ) -> ChainState:
     """Learn the chain's next platform; ``state`` is that of the platform before and stays as it is.
 
-    ``taught`` are the programs of ``train`` in their order and unmeasured ones behind them, with a committee's labels
+    ``taught`` are the programs of ``train`` in their order and unlabelled ones behind them, with a teacher ensemble's labels
     (``teaching.taught``), where the settings learn from such.  ``last`` leaves out the KD phase: KB and its Fisher diagonal
     then stay those of ``state``.  ``checkpoint`` as in ``learn_first``.  Raises DataError when there is nothing to learn
     from, UsageError for settings that need ``taught`` without it.
     """
-    if taught is None and (settings.taught_cl or settings.unmeasured_kd):
-        raise UsageError("mended distillation learns from unmeasured programs too; give it a committee's labels of them (teaching.taught)")
+    if taught is None and (settings.taught_cl or settings.unlabelled_kd):
+        raise UsageError("mended distillation learns from unlabelled programs too; give it a teacher ensemble's labels of them (teaching.taught)")
     lesson = taught if settings.taught_cl else train
     model = start_column(state.knowledge_base.network, settings)
     folder = checkpoint / "column" if checkpoint else None
@@ -228,7 +228,7 @@ def distill(
     student = copy.deepcopy(state.knowledge_base)
     student.settings = settings.base_fit()
     lesson, measured = train, None
-    if settings.unmeasured_kd:
+    if settings.unlabelled_kd:
         lesson, measured = taught, np.full(len(taught), np.nan, np.float32)
         measured[: len(train)] = train.scores
     if settings.task_trust:

@@ -139,7 +139,7 @@ class Train:
     gradient_clip: Positive
     loss: Annotated[str, OneOf(tuple(LOSSES))]
     schedule: Annotated[str, OneOf(tuple(name for name in SCHEDULES if name != "step"))]  # whose period would be one more
-    unmeasured: CountOrZero
+    unlabelled: CountOrZero
     validation_share: Annotated[float, Between(0, 0.9)]
 
 

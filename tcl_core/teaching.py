@@ -1,13 +1,13 @@
-"""Teaching: what a committee of boosted trees finds is passed on to one network.
+"""Teaching: what a teacher ensemble of boosted trees finds is passed on to one network.
 
 From some thousands of measurements trees learn to rank better than a network does.  But they are large, those on
 statements need every candidate lowered, and none can be carried down a chain of platforms.  So the network learns to give
-the committee's scores, which are smoother than measured latencies: most of the gain is in these labels.  The rest comes
-from programs that nobody measured, which the committee scores as well and which cost nothing but their generation.  The
-network ends up a hundredth of the pairs behind the committee on tasks that it has not seen, at its own size and speed.
+the teacher ensemble's scores, which are smoother than measured latencies: most of the gain is in these labels.  The rest comes
+from programs that nobody measured, which the teacher ensemble scores as well and which cost nothing but their generation.  The
+network ends up a hundredth of the pairs behind the teacher ensemble on tasks that it has not seen, at its own size and speed.
 (Distillation into one network on unlabelled data is bucilua et al.'s model compression, KDD 2006.)
 
-    measured programs -> committee -> scores of measured and unmeasured programs -> pseudo-latencies -> the network
+    measured programs -> teacher ensemble -> scores of measured and unlabelled programs -> pseudo-latencies -> the network
 
 A score stands in the place of minus the logarithm of a latency, so what comes out are ``Samples`` like any others;
 ``FitSettings.loss`` "scores" makes a network learn the scores themselves and not their order alone.
@@ -36,32 +36,32 @@ class Member:
     weight: float
 
 
-COMMITTEE = (Member("trees", 2, 1.0), Member("xgboost", 2, 0.5))
+TEACHERS = (Member("trees", 2, 1.0), Member("xgboost", 2, 0.5))
 """Chosen on networks that no table reports (docs/models.md), as is how the network learns from it."""
 STUDENT = mamba.SETTINGS
 
 
-def taught(
+def pseudo_labelled(
     measured: Views,
-    unmeasured: Views,
+    unlabelled: Views,
     seed: int = 0,
-    committee: Sequence[Member] = COMMITTEE,
+    teachers: Sequence[Member] = TEACHERS,
     on_member: Callable[[str], None] = lambda name: None,
 ) -> Samples:
-    """The tokens of all programs, with pseudo-latencies (seconds up to a factor of the task) in which the committee's scores lie.
+    """The tokens of all programs, with pseudo-latencies (seconds up to a factor of the task) in which the teacher ensemble's scores lie.
 
-    ``measured`` and ``unmeasured`` share one task numbering.  Members that read what is not given are left out.  Raises
+    ``measured`` and ``unlabelled`` share one task numbering.  Members that read what is not given are left out.  Raises
     DataError when the others have nothing to learn from.
     """
-    tokens = concatenate([replace(part["tokens"], states=None) for part in (measured, unmeasured)])
+    tokens = concatenate([replace(part["tokens"], states=None) for part in (measured, unlabelled)])
     total, weights = np.zeros(len(tokens)), 0.0
-    for member in (member for member in committee if catalogue.reads(member.model) in measured):
+    for member in (member for member in teachers if catalogue.reads(member.model) in measured):
         reads = catalogue.reads(member.model)
         for number in range(member.count):
             model = catalogue.create(member.model)
             model.settings = replace(model.settings, seed=seed + 1000 * number)
             model.fit(measured[reads])
-            scores = [model.predict(part[reads]) for part in (measured, unmeasured)]
+            scores = [model.predict(part[reads]) for part in (measured, unlabelled)]
             total += member.weight * standardised(np.concatenate(scores), tokens.tasks)
             weights += member.weight
             on_member(member.model)
@@ -71,11 +71,11 @@ def taught(
 def teach(measured: Samples, unlabelled: Samples | None = None, seed: int = 0) -> Samples:
     """Measured programs, and further ones of the same task numbering, labelled by trees that learned from the measured ones.
 
-    Of the committee its readers of tokens alone are asked.  What comes out is for a network to learn: ``Mamba().fit(teach(train))``.
+    Of the teacher ensemble its readers of tokens alone are asked.  What comes out is for a network to learn: ``Mamba().fit(teach(train))``.
     Raises as ``taught``.
     """
     more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
-    return taught({"tokens": measured}, {"tokens": more}, seed)
+    return pseudo_labelled({"tokens": measured}, {"tokens": more}, seed)
 
 
 def standardised(scores: np.ndarray, tasks: np.ndarray) -> np.ndarray:

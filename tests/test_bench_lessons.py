@@ -24,7 +24,7 @@ class OneTask(Reference):
 @pytest.fixture
 def reference(tmp_path):
     (tmp_path / "features").mkdir()
-    return OneTask(FOLDER, tmp_path / "features", unmeasured=64)
+    return OneTask(FOLDER, tmp_path / "features", unlabelled=64)
 
 
 def measured_keys():
@@ -32,7 +32,7 @@ def measured_keys():
     return {(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows}
 
 
-def test_nothing_that_was_measured_is_drawn_as_unmeasured(reference):
+def test_nothing_that_was_measured_is_drawn_as_unlabelled(reference):
     drawn = _lessons._drawn_keys(reference)
     assert len(set(drawn)) == 64 and not set(drawn) & measured_keys()
     assert {reference.encoder.numbers[task] for task, *_ in drawn} == reference._split(())[0]
@@ -41,7 +41,7 @@ def test_nothing_that_was_measured_is_drawn_as_unmeasured(reference):
 def test_what_another_draw_kept_is_not_read(reference, monkeypatch):
     first = _lessons._drawn_keys(reference)
     _lessons._drawn_keys.cache_clear()
-    monkeypatch.setattr(_lessons.drawing, "draw_unmeasured", lambda *_: pytest.fail("drawn again"))
+    monkeypatch.setattr(_lessons.drawing, "draw_unlabelled", lambda *_: pytest.fail("drawn again"))
     assert _lessons._drawn_keys(reference) == first
     _lessons._drawn_keys.cache_clear()
     monkeypatch.setattr(_lessons, "code", lambda source: f"other {source}")

@@ -59,7 +59,7 @@ def test_few_measurements_carry_the_network_over_and_the_old_platform_is_kept(ba
 
 
 def test_nothing_that_only_the_test_knows_is_read(base):
-    """Latencies of unmeasured programs, and the network that went in, which stays as it was."""
+    """Latencies of unlabelled programs, and the network that went in, which stays as it was."""
     new = programs(NEW)
     few, rest = new.take(np.arange(40)), new.take(np.arange(40, 120))
     before = base.predict(rest)

@@ -115,5 +115,5 @@ def test_the_library_and_the_comparisons_count_as_params_yaml_does(project):
 
     params = project.params
     assert params.distill.epochs == params.distill.kd_epochs == accuracy.DISTILL_EPOCHS == FEW_EPOCHS
-    assert inspect.signature(Reference).parameters["unmeasured"].default == params.train.unmeasured
+    assert inspect.signature(Reference).parameters["unlabelled"].default == params.train.unlabelled
     assert params.tune.trials == DEFAULT_TRIALS and asdict(params.graph) == asdict(PREPARED)

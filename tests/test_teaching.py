@@ -1,4 +1,4 @@
-"""Teaching: what the committee's labels are, and that a network learns more from them than from the measured programs alone."""
+"""Teaching: what the teacher ensemble's labels are, and that a network learns more from them than from the measured programs alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.models.trees import BoostedTrees
-from tcl_core.teaching import STUDENT, Member, standardised, taught
+from tcl_core.teaching import STUDENT, Member, standardised, pseudo_labelled
 
 ONE = (Member("trees", 1, 1.0),)
 
@@ -42,12 +42,12 @@ def views(samples: Samples) -> dict[str, Samples]:
     return {"tokens": samples}
 
 
-def test_labels_are_the_committees_scores_of_all_programs():
+def test_labels_are_the_teachers_scores_of_all_programs():
     measured, more = problem(0), problem(1, programs=40)
     model = catalogue.create("trees")
     model.settings = replace(model.settings, seed=7)
     model.fit(measured)
-    found = taught(views(measured), views(more), seed=7, committee=ONE)
+    found = pseudo_labelled(views(measured), views(more), seed=7, teachers=ONE)
     assert len(found) == len(measured) + len(more)
     scores = standardised(model.predict(concatenate([measured, more])), found.tasks)
     np.testing.assert_allclose(-np.log(found.latencies_s), scores, atol=1e-5)
@@ -77,23 +77,23 @@ def test_members_count_by_their_weight_and_are_told(monkeypatch):
     signs = {"trees": 1.0, "random": -1.0}
     monkeypatch.setattr(teaching.catalogue, "create", lambda name: Fixed(signs[name]))
     measured, more, asked = problem(0), problem(1), []
-    found = taught(views(measured), views(more), 0, (Member("trees", 3, 1.0), Member("random", 1, 1.0)), asked.append)
-    alone = taught(views(measured), views(more), 0, ONE)
+    found = pseudo_labelled(views(measured), views(more), 0, (Member("trees", 3, 1.0), Member("random", 1, 1.0)), asked.append)
+    alone = pseudo_labelled(views(measured), views(more), 0, ONE)
     np.testing.assert_allclose(np.log(found.latencies_s), np.log(alone.latencies_s) / 2, rtol=1e-6)
     assert asked == ["trees", "trees", "trees", "random"]
 
 
 def test_members_that_read_what_is_not_given_are_left_out():
     measured, more = problem(0), problem(1)
-    both = taught(views(measured), views(more), 0, (*ONE, Member("xgboost", 2, 1.0)))
-    np.testing.assert_array_equal(both.latencies_s, taught(views(measured), views(more), 0, ONE).latencies_s)
+    both = pseudo_labelled(views(measured), views(more), 0, (*ONE, Member("xgboost", 2, 1.0)))
+    np.testing.assert_array_equal(both.latencies_s, pseudo_labelled(views(measured), views(more), 0, ONE).latencies_s)
 
 
-def test_a_network_learns_more_with_a_committee_than_from_the_measured_programs_alone():
+def test_a_network_learns_more_with_a_teachers_than_from_the_measured_programs_alone():
     measured, more, test = problem(0, programs=10), problem(1, programs=80), problem(2)
     rank = lambda model: pairwise_accuracy(model.predict(test), test.latencies_s, test.tasks)  # noqa: E731
     student = MambaModel(replace(STUDENT, epochs=8, period=8, batch_size=64))
-    student.fit(taught(views(measured), views(more), committee=ONE))
+    student.fit(pseudo_labelled(views(measured), views(more), teachers=ONE))
     alone = MambaModel(replace(STUDENT, epochs=8, period=8, batch_size=64))
     alone.fit(measured)
     assert rank(student) > rank(alone) + 0.04 and rank(student) > 0.7
@@ -102,4 +102,4 @@ def test_a_network_learns_more_with_a_committee_than_from_the_measured_programs_
 def test_nothing_to_learn_from_is_said():
     lone = problem(0).take(np.array([0, 24, 48]))
     with pytest.raises(DataError, match="two measured programs"):
-        taught(views(lone), views(problem(1)))
+        pseudo_labelled(views(lone), views(problem(1)))

@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals over tasks and over random rankings, and duels of two models.
+"""How sure a figure is: intervals over tasks and over random rankings, and comparisons of two models.
 
 Arguments as in ``metrics``.  All intervals are 95 %.
 """
@@ -37,11 +37,11 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Duel:
+class PairedComparison:
     """One figure of two models on the same records.
 
     champion, candidate  the figure of each over all tasks
-    probability          how sure it is that the candidate's is higher, from 0 to 1; see the function that made the duel
+    probability          how sure it is that the candidate's is higher, from 0 to 1; see the function that made the comparison
     low, high            95 % interval of candidate - champion, over resampled tasks
     """
 
@@ -81,7 +81,7 @@ def random_top_k(
 def paired_bootstrap(
     champion: np.ndarray, candidate: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray,
     networks: Networks, k: int = 1, draws: int = 1000, seed: int = 0,
-) -> Duel:  # fmt: skip
+) -> PairedComparison:  # fmt: skip
     """Top-k by two models' predictions (N,) on the same records, tasks drawn with replacement.
 
     The probability is the share of draws in which the candidate's is higher; equal counts 1/2: twins get 0.5.  With few
@@ -92,10 +92,10 @@ def paired_bootstrap(
     old, new = _resampled(weight, draws, seed, *chosen)
     low, high = np.percentile(new - old, [2.5, 97.5]).tolist()
     probability = float(np.mean(new > old) + 0.5 * np.mean(new == old))
-    return Duel(*(c.ratio(pooled(networks)) for c in chosen), probability, low, high)  # type: ignore[call-arg]
+    return PairedComparison(*(c.ratio(pooled(networks)) for c in chosen), probability, low, high)  # type: ignore[call-arg]
 
 
-def flipped_signs(champion: Mapping[int, float], candidate: Mapping[int, float], draws: int = 1000, seed: int = 0) -> Duel:
+def flipped_signs(champion: Mapping[int, float], candidate: Mapping[int, float], draws: int = 1000, seed: int = 0) -> PairedComparison:
     """The means of a figure that both models have of the same tasks, each task counting the same.
 
     The probability is 1 - p of the sign-flip test: were the models equally good, each task's difference could as well
@@ -111,7 +111,7 @@ def flipped_signs(champion: Mapping[int, float], candidate: Mapping[int, float],
     difference, rng = new - old, np.random.default_rng(seed)
     drawn = difference[rng.integers(0, len(difference), (draws, len(difference)))].mean(axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5]).tolist()
-    return Duel(float(old.mean()), float(new.mean()), 1.0 - _share_at_least(difference, rng), low, high)
+    return PairedComparison(float(old.mean()), float(new.mean()), 1.0 - _share_at_least(difference, rng), low, high)
 
 
 def _share_at_least(difference: np.ndarray, rng: np.random.Generator) -> float:

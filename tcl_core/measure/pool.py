@@ -25,17 +25,17 @@ from typing import Any
 
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Job, Outcome, Setup
-from tcl_core.measure.lane import Died, Failed, Lane, Late
+from tcl_core.measure.worker_handle import Died, Failed, WorkerHandle, Late
 from tcl_core.measure.remote import answer_s
 from tcl_core.measure.sentinel import Watch
 from tcl_core.measure.tracker import count_devices
 from tcl_core.measure.worker import TOLERANCE
 from tcl_core.platforms import threads
 
-PER_LANE = 16  # programs that a lane builds before they are timed
+PER_WORKER = 16  # programs that a worker builds before they are timed
 RETRIES = 2  # of a batch that was disturbed
 FUTILE = 3  # times that all workers may die of no program's fault, one after the other
-LANES_PER_DEVICE = 4  # that build for one remote device and wait for it in turn
+WORKERS_PER_DEVICE = 4  # that build for one remote device and wait for it in turn
 
 
 class Runner:
@@ -45,36 +45,36 @@ class Runner:
     installation), or that something kills again and again, raise, PlatformError, and so do remote devices that are not
     to be had; everything else is an Outcome.
 
-    lanes    workers; None: as many as this process may use CPUs, but from one to four for each remote device
+    workers  how many; None: as many as this process may use CPUs, but from one to four for each remote device
     overlap  build while another program is timed; None: where programs run on another device than the builds
     """
 
-    def __init__(self, setup: Setup, lanes: int | None = None, overlap: bool | None = None) -> None:
+    def __init__(self, setup: Setup, workers: int | None = None, overlap: bool | None = None) -> None:
         self.setup = setup
         self._remote = remote = setup.tracker is not None
-        self.lanes = [Lane(setup) for _ in range(lanes or _lanes_for(setup))]
+        self.workers = [WorkerHandle(setup) for _ in range(workers or _workers_for(setup))]
         self._overlap = setup.kind.apart if overlap is None else overlap
         # Each remote worker has a device of its own; all others share this machine's.
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()
-        self._watches = {lane: Watch() for lane in self.lanes} if remote else dict.fromkeys(self.lanes, Watch())
+        self._watches = {worker: Watch() for worker in self.workers} if remote else dict.fromkeys(self.workers, Watch())
         self._best_s: dict[str, float] = {}
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        for lane in self.lanes:
-            lane.close()
+        for worker in self.workers:
+            worker.close()
 
     @property
     def tvm_version(self) -> str:
         """Of the workers; empty before the first job."""
-        return self.lanes[0].tvm_version
+        return self.workers[0].tvm_version
 
     def measure(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Build, run and time programs; an Outcome for each job, in their order.  Jobs are taken batch by batch."""
         jobs = iter(jobs)
-        while todo := list(islice(jobs, PER_LANE * len(self.lanes))):
+        while todo := list(islice(jobs, PER_WORKER * len(self.workers))):
             batch = _Batch(todo)
             try:
                 self._complete(batch)
@@ -85,11 +85,11 @@ class Runner:
 
     def describe(self) -> dict[str, Any]:
         """What a remote device tells of its host, as ``RemoteDevice.describe``.  Raises PlatformError."""
-        lane = self.lanes[0]
-        lane.launch()
-        lane.wait_until_ready()
+        worker = self.workers[0]
+        worker.launch()
+        worker.wait_until_ready()
         try:
-            return lane.ask(self._limit_s(0), "describe")
+            return worker.ask(self._limit_s(0), "describe")
         except (Failed, Late, Died) as error:
             tracker = self.setup.tracker
             raise PlatformError(
@@ -123,151 +123,151 @@ class Runner:
 
     def _start(self, most: int) -> None:
         """Workers for up to ``most`` programs.  From this thread: a worker dies with the thread that started it."""
-        lanes = self.lanes[:most]
-        for lane in lanes:
-            lane.launch()
-        for lane in lanes:
-            lane.wait_until_ready()
+        workers = self.workers[:most]
+        for worker in workers:
+            worker.launch()
+        for worker in workers:
+            worker.wait_until_ready()
 
     def _work(self, batch: _Batch, todo: deque[int]) -> None:
         """Build and time what can be; a worker that dies takes with it what it had built and not yet timed."""
-        lanes = [lane for lane in self.lanes if lane.is_alive]
+        workers = [worker for worker in self.workers if worker.is_alive]
         if self._overlap:
-            self._each(lanes, lambda lane: self._build_and_time(lane, batch, todo))
+            self._each(workers, lambda worker: self._build_and_time(worker, batch, todo))
             return
-        self._each(lanes, lambda lane: self._build(lane, batch, todo))
-        for lane in lanes:
-            self._time_all(lane, batch)
+        self._each(workers, lambda worker: self._build(worker, batch, todo))
+        for worker in workers:
+            self._time_all(worker, batch)
 
-    def _each(self, lanes: list[Lane], work: Callable[[Lane], Any]) -> None:
-        """``work`` on every lane at once; whatever interrupts the wait ends the workers, and with them their threads."""
-        with ThreadPoolExecutor(max(1, len(lanes))) as pool:  # all may have died since they started
+    def _each(self, workers: list[WorkerHandle], work: Callable[[WorkerHandle], Any]) -> None:
+        """``work`` on every worker at once; whatever interrupts the wait ends the workers, and with them their threads."""
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:  # all may have died since they started
             try:
-                for done in as_completed([pool.submit(work, lane) for lane in lanes]):
+                for done in as_completed([pool.submit(work, worker) for worker in workers]):
                     done.result()
             except BaseException:
-                for lane in lanes:
-                    lane.stop()
+                for worker in workers:
+                    worker.stop()
                 raise
 
-    def _build_and_time(self, lane: Lane, batch: _Batch, todo: deque[int]) -> None:
-        while todo and lane.is_alive:
-            self._build(lane, batch, todo, most=max(1, PER_LANE // 2))
+    def _build_and_time(self, worker: WorkerHandle, batch: _Batch, todo: deque[int]) -> None:
+        while todo and worker.is_alive:
+            self._build(worker, batch, todo, most=max(1, PER_WORKER // 2))
             with self._device_free:
-                self._time_all(lane, batch)
+                self._time_all(worker, batch)
 
-    def _build(self, lane: Lane, batch: _Batch, todo: deque[int], most: float = math.inf) -> None:
+    def _build(self, worker: WorkerHandle, batch: _Batch, todo: deque[int], most: float = math.inf) -> None:
         limit_s = self.setup.limits.build_s
-        while lane.is_alive and len(lane.held) < most:
+        while worker.is_alive and len(worker.held) < most:
             try:
                 number = todo.popleft()
             except IndexError:
                 return
             try:
-                batch.build_s[number] = lane.ask(limit_s, "build", number, batch.jobs[number])
-                lane.held.add(number)
+                batch.build_s[number] = worker.ask(limit_s, "build", number, batch.jobs[number])
+                worker.held.add(number)
             except (Failed, Late, Died) as error:
-                quiet = self._overlap or self._watches[lane].was_quiet  # a sentinel elsewhere tells nothing of builds
+                quiet = self._overlap or self._watches[worker].was_quiet  # a sentinel elsewhere tells nothing of builds
                 batch.fail(number, _failure(error, "build", f"not built within {limit_s:g} s"), quiet)
 
-    def _time_all(self, lane: Lane, batch: _Batch) -> None:
-        """Time what the lane has built, again if the machine was not quiet; then check and drop it."""
-        numbers = sorted(lane.held)
+    def _time_all(self, worker: WorkerHandle, batch: _Batch) -> None:
+        """Time what the worker has built, again if the machine was not quiet; then check and drop it."""
+        numbers = sorted(worker.held)
         timed: dict[int, Outcome] = {}
         for _ in range(1 + RETRIES):
-            latest = self._time_once(lane, batch, numbers)
+            latest = self._time_once(worker, batch, numbers)
             timed |= latest  # where the worker died on the way, what was timed before it stands
             if not any(outcome.disturbed for outcome in latest.values()):
                 break
         for number, outcome in timed.items():
             if number not in batch.outcomes:
-                self._finish(lane, batch, number, outcome)
-        lane.held.clear()
+                self._finish(worker, batch, number, outcome)
+        worker.held.clear()
         with contextlib.suppress(Failed, Late, Died):
-            if self._remote and lane.is_alive:
-                lane.ask(self._limit_s(0), "release")
+            if self._remote and worker.is_alive:
+                worker.ask(self._limit_s(0), "release")
 
     def _limit_s(self, limit_s: float) -> float:
         """How long a request may take that runs programs for ``limit_s``, with what a remote device needs besides."""
         return limit_s + (answer_s(self.setup) if self._remote else 0)
 
-    def _is_lost(self, lane: Lane) -> bool:
-        """Whether the lane ended at no program's fault: a worker that runs none itself, or a device that fell silent."""
-        return self._remote and not lane.is_alive
+    def _is_lost(self, worker: WorkerHandle) -> bool:
+        """Whether the worker ended at no program's fault: a worker that runs none itself, or a device that fell silent."""
+        return self._remote and not worker.is_alive
 
-    def _time_once(self, lane: Lane, batch: _Batch, numbers: list[int]) -> dict[int, Outcome]:
+    def _time_once(self, worker: WorkerHandle, batch: _Batch, numbers: list[int]) -> dict[int, Outcome]:
         """The programs that ran, between two readings of the sentinel; the others end here."""
         latencies_s: dict[int, list[float]] = {}
-        before_s = self._sentinel(lane)
+        before_s = self._sentinel(worker)
         for number in numbers:
-            if number in lane.held and number not in batch.outcomes:
-                self._time(lane, batch, number, latencies_s)
-        readings_s = [reading_s for reading_s in (before_s, self._sentinel(lane)) if reading_s is not None]
-        quiet = not readings_s or self._watches[lane].is_quiet(*readings_s)
+            if number in worker.held and number not in batch.outcomes:
+                self._time(worker, batch, number, latencies_s)
+        readings_s = [reading_s for reading_s in (before_s, self._sentinel(worker)) if reading_s is not None]
+        quiet = not readings_s or self._watches[worker].is_quiet(*readings_s)
         return {number: Outcome("ok", tuple(found), disturbed=not quiet) for number, found in latencies_s.items()}
 
-    def _sentinel(self, lane: Lane) -> float | None:
-        """A reading; None from a lane that holds nothing any more, or a device that cannot run the sentinel."""
-        if not lane.held:
+    def _sentinel(self, worker: WorkerHandle) -> float | None:
+        """A reading; None from a worker that holds nothing any more, or a device that cannot run the sentinel."""
+        if not worker.held:
             return None
         limits = self.setup.limits
         try:
-            reading_s = lane.ask(self._limit_s(limits.build_s + limits.run_s), "sentinel")  # the first request builds it
+            reading_s = worker.ask(self._limit_s(limits.build_s + limits.run_s), "sentinel")  # the first request builds it
         except (Failed, Late, Died):
             return None
-        self._watches[lane].add(reading_s)
+        self._watches[worker].add(reading_s)
         return reading_s
 
-    def _time(self, lane: Lane, batch: _Batch, number: int, latencies_s: dict[int, list[float]]) -> None:
+    def _time(self, worker: WorkerHandle, batch: _Batch, number: int, latencies_s: dict[int, list[float]]) -> None:
         job, limit_s = batch.jobs[number], self.setup.limits.run_s
         best_s = min(job.best_s, self._best_s.get(job.task_key, math.inf))
         try:
-            latencies_s[number] = lane.ask(self._limit_s(limit_s), "time", number, best_s)
+            latencies_s[number] = worker.ask(self._limit_s(limit_s), "time", number, best_s)
             if not job.check:
                 self._mark(job, latencies_s[number])
         except (Failed, Late, Died) as error:
-            if not self._is_lost(lane):
+            if not self._is_lost(worker):
                 failure = _failure(error, "run", f"not run within {limit_s:g} s")
-                batch.fail(number, failure, self._watches[lane].was_quiet)
+                batch.fail(number, failure, self._watches[worker].was_quiet)
 
     def _mark(self, job: Job, latencies_s: Sequence[float]) -> None:
         """Programs of the task that are far behind this one are not repeated; so a wrong one must not come here."""
         best_s = self._best_s.get(job.task_key, math.inf)
         self._best_s[job.task_key] = min(statistics.median(latencies_s), best_s)
 
-    def _finish(self, lane: Lane, batch: _Batch, number: int, outcome: Outcome) -> None:
+    def _finish(self, worker: WorkerHandle, batch: _Batch, number: int, outcome: Outcome) -> None:
         if batch.jobs[number].check:
-            if number not in lane.held:  # its worker died of another program
+            if number not in worker.held:  # its worker died of another program
                 batch.unchecked[number] = outcome
                 return
-            outcome = self._checked(lane, batch, number, outcome)
+            outcome = self._checked(worker, batch, number, outcome)
         if outcome.error == "ok":
             self._mark(batch.jobs[number], outcome.latencies_s)
         batch.end(number, outcome)
         with contextlib.suppress(Failed, Late, Died):
-            if number in lane.held:
-                lane.ask(self._limit_s(self.setup.limits.run_s), "drop", number)
+            if number in worker.held:
+                worker.ask(self._limit_s(self.setup.limits.run_s), "drop", number)
 
-    def _checked(self, lane: Lane, batch: _Batch, number: int, outcome: Outcome) -> Outcome:
+    def _checked(self, worker: WorkerHandle, batch: _Batch, number: int, outcome: Outcome) -> Outcome:
         limits = self.setup.limits
         try:
-            difference = lane.ask(self._limit_s(limits.build_s + 2 * limits.run_s), "check", number)
+            difference = worker.ask(self._limit_s(limits.build_s + 2 * limits.run_s), "check", number)
         except Late:  # the untuned program may be too slow to compare with: the timing stands, unchecked
             return outcome
         except (Failed, Died) as error:
-            return outcome if self._is_lost(lane) else _failure(error, "run", "")
+            return outcome if self._is_lost(worker) else _failure(error, "run", "")
         if difference > TOLERANCE:
             message = f"output differs from the untuned program's by {difference:.2g} of its magnitude"
             return Outcome("wrong-result", message=message)
         return replace(outcome, checked=True)
 
 
-def _lanes_for(setup: Setup) -> int:
+def _workers_for(setup: Setup) -> int:
     """Workers that have enough to do: more than a few for one remote device would only wait for it."""
     if setup.tracker is None:
         return threads()
     devices = max(1, count_devices(setup.tracker))
-    return max(devices, min(threads(), LANES_PER_DEVICE * devices))
+    return max(devices, min(threads(), WORKERS_PER_DEVICE * devices))
 
 
 class _Batch:

@@ -1,6 +1,6 @@
 """The child process that builds and runs candidates: ``python -m tcl_core.measure.worker FD MEMORY_BYTES CORES``.
 
-A candidate may crash, hang or eat memory; then this process dies and its supervisor (``lane``) goes on with another.
+A candidate may crash, hang or eat memory; then this process dies and its supervisor (``worker_handle``) goes on with another.
 It does one thing at a time and answers before it takes the next, so that the supervisor knows what to blame:
 
     request             answer

@@ -36,7 +36,7 @@ def pick(
     labelled_tasks: np.ndarray | None = None,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Which of the N unmeasured programs to measure: min(budget, N) row numbers in picking order.
+    """Which of the N unlabelled programs to measure: min(budget, N) row numbers in picking order.
 
     Shapes as in ``Pool``.  A ranking model's raw outputs compare only within a task; give it scores that
     compare across tasks (for instance scaled within each task) where the pool holds several.

@@ -1,4 +1,4 @@
-"""The unmeasured programs of one round, as a sampler sees them."""
+"""The unlabelled programs of one round, as a sampler sees them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tcl_core.errors import DataError
 
 @dataclass(frozen=True)
 class Pool:
-    """N unmeasured programs and the M labelled ones they are compared with.
+    """N unlabelled programs and the M labelled ones they are compared with.
 
     predictions           (N,) higher is better
     operator_types        (N,) names or numbers

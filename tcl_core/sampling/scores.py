@@ -1,6 +1,6 @@
-"""What makes an unmeasured program worth measuring: pure functions on arrays.
+"""What makes an unlabelled program worth measuring: pure functions on arrays.
 
-N unmeasured programs (the pool), M labelled ones, E embedding width.  Nothing here knows a model or a task.
+N unlabelled programs (the pool), M labelled ones, E embedding width.  Nothing here knows a model or a task.
 Source: TCL (arXiv 2604.12891), the RDU sampler: representativeness, diversity, uncertainty.
 """
 

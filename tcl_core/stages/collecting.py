@@ -219,7 +219,7 @@ def _place(workspace: Workspace, platform: str) -> _Place:
 
 
 def _describe(setup: Setup) -> dict[str, Any]:
-    with Runner(setup, lanes=1) as runner:
+    with Runner(setup, workers=1) as runner:
         return runner.describe()
 
 

@@ -18,19 +18,19 @@ def programs_to_lower(workspace: Workspace) -> list[ProgramKey]:
     params = workspace.params
     if params.candidates.design_space != "cpu":
         return []
-    keys = _taught(workspace) if params.train.unmeasured else []
+    keys = _pseudo_labelled(workspace) if params.train.unlabelled else []
     for name in params.baselines.models:
         if catalogue.reads(name) == "statements":
             keys += [key for platform in platforms_of(workspace, name) for kind in ("records", "holdout") for key in _measured(workspace, platform, kind)]
     return list(dict.fromkeys(keys))
 
 
-def _taught(workspace: Workspace) -> list[ProgramKey]:
-    """What the committee of the chain's first platform reads: its records, and the programs that it labels."""
+def _pseudo_labelled(workspace: Workspace) -> list[ProgramKey]:
+    """What the teacher ensemble of the chain's first platform reads: its records, and the programs that it labels."""
     first = workspace.params.chain.first
     train, _ = workspace.split_by_task(workspace.samples(first), workspace.params.train.validation_share)
     measured = _measured(workspace, first, "records")
-    return measured + workspace.unmeasured_keys(np.unique(train.tasks), workspace.params.train.unmeasured, measured)
+    return measured + workspace.unlabelled_keys(np.unique(train.tasks), workspace.params.train.unlabelled, measured)
 
 
 def _measured(workspace: Workspace, platform: str, kind: str) -> list[ProgramKey]:

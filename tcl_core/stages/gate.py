@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core.errors import DataError
-from tcl_core.evaluation.intervals import Duel, flipped_signs, paired_bootstrap
+from tcl_core.evaluation.intervals import PairedComparison, flipped_signs, paired_bootstrap
 from tcl_core.evaluation.metrics import Networks, subset_top_1, task_pairs
 from tcl_core.features.batches import Samples
 from tcl_core.params import Promote
@@ -30,15 +30,15 @@ from tcl_core.params import Promote
 
 @dataclass(frozen=True)
 class Verdict:
-    """``better``: the candidate passes;  ``reason``: one sentence with all figures;  ``duels``: figure -> both models' values."""
+    """``better``: the candidate passes;  ``reason``: one sentence with all figures;  ``comparisons``: figure -> both models' values."""
 
     better: bool
     reason: str
-    duels: Mapping[str, Duel]
+    comparisons: Mapping[str, PairedComparison]
 
     def figures(self) -> dict[str, Any]:
-        """The duels as plain numbers, for JSON."""
-        return {name: asdict(duel) for name, duel in self.duels.items()}
+        """The comparisons as plain numbers, for JSON."""
+        return {name: asdict(comparison) for name, comparison in self.comparisons.items()}
 
 
 def judge(
@@ -65,24 +65,24 @@ def judge(
     if not pairs[0]:
         raise DataError("no held-out task has two programs of different latencies, so there is nothing to rank; hold out more programs")
     chosen = [subset_top_1(predictions, *records) for predictions in (rival, candidate)]
-    duels = {"pairs": flipped_signs(*pairs, draws, seed), "u16": flipped_signs(*chosen, draws, seed), "top_1": top_1}  # type: ignore[call-arg]
+    comparisons = {"pairs": flipped_signs(*pairs, draws, seed), "u16": flipped_signs(*chosen, draws, seed), "top_1": top_1}  # type: ignore[call-arg]
     needed, least = (settings.first_confidence, 1) if first else (settings.confidence, settings.min_tasks)
-    told = f"{_told(duels)}, against {against} on {len(samples)} held-out programs of {len(pairs[0])} tasks"
+    told = f"{_told(comparisons)}, against {against} on {len(samples)} held-out programs of {len(pairs[0])} tasks"
     if len(pairs[0]) < least:
         return Verdict(
             False,
             f"too few tasks to decide: {len(pairs[0])} held-out tasks have programs that differ, and {least} are needed "
             f"(promote.min_tasks); hold out more tasks or networks; {told}",
-            duels,
+            comparisons,
         )
-    surer = all(duels[figure].probability >= needed and duels[figure].candidate > duels[figure].champion for figure in ("pairs", "u16"))
+    surer = all(comparisons[figure].probability >= needed and comparisons[figure].candidate > comparisons[figure].champion for figure in ("pairs", "u16"))
     lost = top_1.high < 0
     why = f"confidence {needed:g} needed of pairs and U16" + (", and top-1 is lost beyond its interval" if lost else "")
-    return Verdict(surer and not lost, f"{told}; {why}", duels)
+    return Verdict(surer and not lost, f"{told}; {why}", comparisons)
 
 
-def _told(duels: Mapping[str, Duel]) -> str:
+def _told(comparisons: Mapping[str, PairedComparison]) -> str:
     """``pairs 0.731 to 0.702 (confidence 0.981), ...``: the candidate's figures to its rival's."""
-    pairs, u16, top_1 = (duels[name] for name in ("pairs", "u16", "top_1"))
+    pairs, u16, top_1 = (comparisons[name] for name in ("pairs", "u16", "top_1"))
     sure = [f"{name} {d.candidate:.3f} to {d.champion:.3f} (confidence {d.probability:.3f})" for name, d in (("pairs", pairs), ("U16", u16))]
     return f"{', '.join(sure)}, top-1 {top_1.candidate:.3f} to {top_1.champion:.3f} (difference {top_1.low:+.3f} to {top_1.high:+.3f})"

@@ -27,7 +27,7 @@ from tcl_core.platforms import read_saved_hardware, save_hardware
 from tcl_core.progress import Progress, progress
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
-from tcl_core.teaching import COMMITTEE, taught
+from tcl_core.teaching import TEACHERS, pseudo_labelled
 
 class _Curve:
     """Collects what each epoch reports and advances the progress bar."""
@@ -60,7 +60,7 @@ def fit_settings(workspace: Workspace) -> FitSettings:
 def distill_settings(workspace: Workspace) -> DistillSettings:
     """How a later platform is learned, and the plain model beside it: by LambdaRank, from measured programs alone.
 
-    At a tenth of the programs a committee of their own gained nothing (docs/models.md).
+    At a tenth of the programs a teacher ensemble of their own gained nothing (docs/models.md).
     """
     given = asdict(workspace.params.distill)
     del given["method"]
@@ -78,7 +78,7 @@ class TrainReport:
     labelled: int = 0
 
     def __str__(self) -> str:
-        more = f", and on {self.labelled} that a committee labelled" if self.labelled else ""
+        more = f", and on {self.labelled} that a teacher ensemble labelled" if self.labelled else ""
         return f"trained on {self.measured} measured programs of {self.platform}{more}"
 
 
@@ -112,7 +112,7 @@ def train(workspace: Workspace) -> TrainReport:
     with training_alone(checkpoint), workspace.timed("train"):
         origin = _origin(workspace, "train", [platform], "train")
         measured, valid = workspace.split_by_task(workspace.samples(platform), workspace.params.train.validation_share)
-        labelled = _with_unmeasured(workspace, platform, measured)
+        labelled = _with_unlabelled(workspace, platform, measured)
         with progress(f"training on {platform}", workspace.params.train.epochs) as shown:
             curve = _Curve(shown)
             state = learn_first(labelled, valid, fit_settings(workspace), measured=measured, on_epoch=curve, checkpoint=checkpoint)
@@ -121,23 +121,23 @@ def train(workspace: Workspace) -> TrainReport:
     return TrainReport(catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured))
 
 
-def _with_unmeasured(workspace: Workspace, platform: str, measured: Samples) -> Samples:
-    """The programs with labels of a committee that learned from them, and further ones that it labelled (``teaching``)."""
-    with progress(f"asking a committee about programs of {platform}", sum(member.count for member in COMMITTEE)) as shown:
-        return _taught(workspace, platform, measured, ("tokens", "statements"), shown.advance)
+def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples) -> Samples:
+    """The programs with labels of a teacher ensemble that learned from them, and further ones that it labelled (``teaching``)."""
+    with progress(f"asking a teacher ensemble about programs of {platform}", sum(member.count for member in TEACHERS)) as shown:
+        return _pseudo_labelled(workspace, platform, measured, ("tokens", "statements"), shown.advance)
 
 
-def _taught(
+def _pseudo_labelled(
     workspace: Workspace, platform: str, measured: Samples, reads: Sequence[str], on_member: Callable[[str], None] = lambda name: None
 ) -> Samples:
-    """So labelled by those members of the committee that read one of these; unlabelled where params.yaml wants no further programs."""
-    count, tasks = workspace.params.train.unmeasured, np.unique(measured.tasks)
+    """So labelled by those members of the teacher ensemble that read one of these; unlabelled where params.yaml wants no further programs."""
+    count, tasks = workspace.params.train.unlabelled, np.unique(measured.tasks)
     if not count:
         return measured
-    more = workspace.unmeasured(tasks, count, platform, reads)
+    more = workspace.unlabelled(tasks, count, platform, reads)
     views = {each: workspace.samples_in(each, platform) for each in more}
     views = {each: samples.take(np.isin(samples.tasks, tasks)) for each, samples in views.items()}
-    return taught(views, more, workspace.params.seed, on_member=on_member)
+    return pseudo_labelled(views, more, workspace.params.seed, on_member=on_member)
 
 
 @with_registry
@@ -222,12 +222,12 @@ class _Ckd:
 
 
 class _CkdMended(_Ckd):
-    """The paper's with its terms mended, which also learns from unmeasured programs (``tcl_core.ckd``)."""
+    """The paper's with its terms mended, which also learns from unlabelled programs (``tcl_core.ckd``)."""
 
     @staticmethod
     def learn(step: _Step, curve: _Curve) -> tuple[ChainState, dict[str, float]]:
         settings, (train, valid) = mended(distill_settings(step.workspace)), step.own
-        labelled = _taught(step.workspace, step.platform, train, ("tokens",))
+        labelled = _pseudo_labelled(step.workspace, step.platform, train, ("tokens",))
         state = learn_next(
             step.state, train, valid, settings,
             taught=labelled, last=step.is_last, on_epoch=curve, checkpoint=step.checkpoint,
@@ -253,7 +253,7 @@ class _Bridge:
         with_records = set(keys)
         others = [key for key in there if key not in with_records]
         tasks = {workspace.encoder.numbers[key[0]] for key in (*keys, *others)}
-        others += workspace.unmeasured_keys(sorted(tasks), workspace.params.train.unmeasured, with_records | set(others))
+        others += workspace.unlabelled_keys(sorted(tasks), workspace.params.train.unlabelled, with_records | set(others))
         model, labelled = bridged(
             step.state.knowledge_base, step.measured, workspace.encoder.encode(others, hardware), bridge_settings(workspace),
             source_s=np.array([there.get(key, np.nan) for key in (*keys, *others)]), earlier=step.state.hardware,
@@ -283,7 +283,7 @@ def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
     It is taught as the chain's first platform is, by the trees that read tokens alone, for as many epochs as the bridge's.  That
     one rehearses earlier platforms beside, and so takes more steps.
     """
-    train = _taught(step.workspace, step.platform, step.measured, ("tokens",))
+    train = _pseudo_labelled(step.workspace, step.platform, step.measured, ("tokens",))
     model = MambaModel(bridge_settings(step.workspace).fit)
     note = lambda epoch, loss, metrics: shown.advance(f"for comparison, own data only: loss {loss:.4f}")  # noqa: E731
     model.fit(train, None, note, checkpoint=step.checkpoint / "scratch")

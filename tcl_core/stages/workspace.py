@@ -28,7 +28,7 @@ from tcl_core.params import PARAMS, Params, load_params
 from tcl_core.platforms import pool_target, read_saved_hardware, threads
 from tcl_core.programs.pool import Program
 from tcl_core.programs.tasks import Task
-from tcl_core.programs.unmeasured import draw_unmeasured
+from tcl_core.programs.unlabelled import draw_unlabelled
 from tcl_core.records import ProgramKey, Record
 
 SPLITS = ("train", "held_out")
@@ -228,20 +228,20 @@ class Workspace:
         keys = [record.key for record in self.records(platform)]
         return with_states(samples, keys, self.encoder, self.states)
 
-    def unmeasured(
+    def unlabelled(
         self, tasks: Iterable[int], count: int, platform: str, reads: Sequence[str] = ("tokens", "statements")
     ) -> dict[str, Samples]:
         """Up to ``count`` programs of each of these tasks of the pool that were not measured on a platform, with its hardware
         row: as tokens and, if they are read and as far as CPUs go, whose programs can be lowered here, as statements.
         """
         folder = self.records_folder(platform)
-        keys = self.unmeasured_keys(tasks, count, (record.key for record in self.records(platform)))
+        keys = self.unlabelled_keys(tasks, count, (record.key for record in self.records(platform)))
         samples = self.encoder.encode(keys, read_saved_hardware(folder).vector())
         if "statements" not in reads or self.params.candidates.design_space != "cpu":
             return {"tokens": samples}
         return {"tokens": samples, "statements": with_statements(samples, keys, self.encoder, self.statements)}
 
-    def unmeasured_keys(self, tasks: Iterable[int], count: int, measured: Iterable[ProgramKey]) -> list[ProgramKey]:
+    def unlabelled_keys(self, tasks: Iterable[int], count: int, measured: Iterable[ProgramKey]) -> list[ProgramKey]:
         """Up to ``count`` programs of each of these tasks that are none of ``measured``: the pool's own, then further ones."""
         found: dict[str, list[ProgramKey]] = {self.tasks[task].key: [] for task in tasks} if count else {}
         if not found:
@@ -262,7 +262,7 @@ class Workspace:
             with_programs = {key[0] for key in pool}
             among = [task for task in self.tasks if task.key in with_programs]
             target = pool_target(p.candidates.design_space, threads())
-            drawn = draw_unmeasured(among, self.encoder.texts, pool, count, p.seed, target)
+            drawn = draw_unlabelled(among, self.encoder.texts, pool, count, p.seed, target)
             saved = about | {"programs": [" ".join(map(str, (task, sketch, *decisions))) for task, sketch, decisions in drawn]}
             write_json(path, saved)
         texts = (text.split(" ") for text in saved["programs"])

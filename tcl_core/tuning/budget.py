@@ -80,7 +80,7 @@ class Budget:
         if self.left <= 0 or not open_:
             return None
         shares = self.shares()
-        for wanted in (self._unmeasured, self._unfinished, self._gainful):
+        for wanted in (self._unlabelled, self._unfinished, self._gainful):
             if turn := wanted(open_, shares):
                 return turn
         return None
@@ -112,7 +112,7 @@ class Budget:
         rate = seconds / max(sum(a.operations for a in ran), 1.0) if ran else 1.0
         return [a.weight * (a.best_s if a.ran else rate * a.operations) for a in self.accounts]
 
-    def _unmeasured(self, tasks: list[int], shares: list[float]) -> Turn | None:
+    def _unlabelled(self, tasks: list[int], shares: list[float]) -> Turn | None:
         """Tasks that got nothing yet, the costliest first; all must get one trial before any gets its second round."""
         new = [n for n in tasks if not self.accounts[n].trials]
         if not new:

@@ -56,18 +56,18 @@ def test_the_duel_is_won_lost_or_even():
 
 def test_the_duel_of_two_guessers_is_undecided_and_repeats_for_a_seed():
     other = np.random.default_rng(8).normal(size=240)
-    duel = paired_bootstrap(BAD, other, LATENCIES, TASKS, NETWORKS, seed=4)
-    assert 0.02 < duel.probability < 0.98 and duel.low < 0 < duel.high
-    assert duel == paired_bootstrap(BAD, other, LATENCIES, TASKS, NETWORKS, seed=4)
+    comparison = paired_bootstrap(BAD, other, LATENCIES, TASKS, NETWORKS, seed=4)
+    assert 0.02 < comparison.probability < 0.98 and comparison.low < 0 < comparison.high
+    assert comparison == paired_bootstrap(BAD, other, LATENCIES, TASKS, NETWORKS, seed=4)
 
 
 def test_tasks_without_weight_do_not_dilute_the_duel():
     """Only task 0 counts, where the candidate is better: every resample says so."""
-    duel = paired_bootstrap(BAD, np.where(TASKS == 0, GOOD, BAD), LATENCIES, TASKS, {"m": {0: 1.0}})
-    assert duel.champion < 1.0 and duel.probability == 1.0
+    comparison = paired_bootstrap(BAD, np.where(TASKS == 0, GOOD, BAD), LATENCIES, TASKS, {"m": {0: 1.0}})
+    assert comparison.champion < 1.0 and comparison.probability == 1.0
 
 
-def duel(*differences: float):
+def comparison(*differences: float):
     """Of as many tasks, in each of which the candidate's figure is so much higher."""
     old = {task: 0.5 for task in range(len(differences))}
     return flipped_signs(old, {task: 0.5 + d for task, d in enumerate(differences)})
@@ -75,21 +75,21 @@ def duel(*differences: float):
 
 def test_flipped_signs_by_hand():
     """Of the eight signs of 1, 2, 3 two sums are at least 4: 1+2+3 and -1+2+3."""
-    found = duel(-0.1, 0.2, 0.3)
+    found = comparison(-0.1, 0.2, 0.3)
     assert (found.champion, found.candidate) == (0.5, pytest.approx(0.5 + 0.4 / 3))
     assert found.probability == 1 - 2 / 8
-    assert duel(0.1, 0.2, 0.3).probability == 1 - 1 / 8 and duel(-0.1, -0.2, -0.3).probability == 0.0
+    assert comparison(0.1, 0.2, 0.3).probability == 1 - 1 / 8 and comparison(-0.1, -0.2, -0.3).probability == 0.0
 
 
 @pytest.mark.parametrize("tasks, sure", [(1, 0.5), (4, 0.9375), (5, 0.96875), (12, 1 - 2**-12)])
 def test_few_tasks_allow_no_more_than_they_can_tell(tasks, sure):
     """However much better: below five tasks .95 cannot be reached, which is what promote.min_tasks says."""
-    assert duel(*[0.4] * tasks).probability == sure
+    assert comparison(*[0.4] * tasks).probability == sure
 
 
 def test_twins_are_not_better_and_a_task_without_a_difference_tells_nothing():
-    assert duel(0.0, 0.0, 0.0).probability == 0.0
-    assert duel(0.1, 0.1, 0.1, 0.1, 0.0).probability == duel(0.1, 0.1, 0.1, 0.1).probability
+    assert comparison(0.0, 0.0, 0.0).probability == 0.0
+    assert comparison(0.1, 0.1, 0.1, 0.1, 0.0).probability == comparison(0.1, 0.1, 0.1, 0.1).probability
 
 
 def test_many_tasks_are_judged_by_random_signs_as_by_all_of_them():
@@ -97,17 +97,17 @@ def test_many_tasks_are_judged_by_random_signs_as_by_all_of_them():
     rng = np.random.default_rng(3)
     differences = rng.normal(0.02, 0.05, size=13)
     signs = 1 - 2 * (np.arange(2**13)[:, None] >> np.arange(13) & 1)
-    assert duel(*differences).probability == pytest.approx(1 - np.mean(signs @ differences >= differences.sum()), abs=0.02)
-    many = duel(*rng.normal(0.01, 0.05, size=100))
+    assert comparison(*differences).probability == pytest.approx(1 - np.mean(signs @ differences >= differences.sum()), abs=0.02)
+    many = comparison(*rng.normal(0.01, 0.05, size=100))
     assert 0.9 < many.probability < 1.0 and many.low < many.candidate - many.champion < many.high
-    assert duel(*[0.1] * 40).probability > 0.999
+    assert comparison(*[0.1] * 40).probability > 0.999
 
 
 def test_a_test_of_flipped_signs_errs_as_often_as_it_says():
     """Of two models that are equally good the candidate is surer than .9 in a tenth of the cases, with 6 tasks as with 20."""
     rng = np.random.default_rng(5)
     for tasks in (6, 20):
-        sure = [duel(*rng.normal(size=tasks)).probability >= 0.9 for _ in range(400)]
+        sure = [comparison(*rng.normal(size=tasks)).probability >= 0.9 for _ in range(400)]
         assert 0.05 < np.mean(sure) < 0.15
 
 

@@ -66,7 +66,7 @@ def test_tasks_without_weight_or_without_any_run_do_not_count():
     tasks = np.append(TASKS, [2, 2, 3])
     seconds = np.append(LATENCIES, [INF, INF, 7.0])
     predictions = np.append(PREDICTIONS, [1.0, 2.0, 0.0])
-    networks = {"m": NETWORKS["m"] | {2: 5.0}, "n": NETWORKS["n"], "unmeasured": {9: 1.0}}
+    networks = {"m": NETWORKS["m"] | {2: 5.0}, "n": NETWORKS["n"], "unlabelled": {9: 1.0}}
     assert picks(predictions, seconds, tasks, 1).tasks.tolist() == [0, 1, 3]
     assert top_k(predictions, seconds, tasks, networks, 1) == pytest.approx(9 / 13)
     assert top_k_network_average(predictions, seconds, tasks, networks, 1) == pytest.approx(

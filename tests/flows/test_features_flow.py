@@ -117,11 +117,11 @@ def test_dask_that_is_not_installed_is_named():
 class Measured:
     """A project with two measured platforms, of which each knows one program more than the one before."""
 
-    def __init__(self, unmeasured: int, models: tuple[str, ...] = (), space: str = "cpu") -> None:
+    def __init__(self, unlabelled: int, models: tuple[str, ...] = (), space: str = "cpu") -> None:
         params = load_params(ROOT / "params.yaml")
         self.params = dataclasses.replace(
             params,
-            train=dataclasses.replace(params.train, unmeasured=unmeasured),
+            train=dataclasses.replace(params.train, unlabelled=unlabelled),
             baselines=dataclasses.replace(params.baselines, models=models),
             candidates=dataclasses.replace(params.candidates, design_space=space),
         )
@@ -132,7 +132,7 @@ class Measured:
     def split_by_task(self, samples, share):
         return samples, None
 
-    def unmeasured_keys(self, tasks, count, measured):
+    def unlabelled_keys(self, tasks, count, measured):
         return [(f"further {task}", count, ()) for task in tasks]
 
     def platforms_that_ran(self):

@@ -279,7 +279,7 @@ def test_a_fisher_diagonal_of_mean_one():
 def test_mended_settings_count_lambda_in_hundreds():
     found = mended(DistillSettings(FitSettings(seed=3), ewc_lambda=20_000.0))
     assert found.ewc_lambda == 200.0 and (found.fit.loss, found.fit.seed) == ("scores", 3)
-    assert all((found.taught_cl, found.unmeasured_kd, found.task_labels, found.task_trust, found.unit_fisher))
+    assert all((found.taught_cl, found.unlabelled_kd, found.task_labels, found.task_trust, found.unit_fisher))
 
 
 def taught_target() -> Samples:
@@ -287,17 +287,17 @@ def taught_target() -> Samples:
     return dataclasses.replace(concatenate([TARGET, ranking_problem(seed=8, tasks=3)]), latencies_s=np.linspace(1, 2, 2 * len(TARGET)))
 
 
-def test_the_cl_phase_learns_the_committees_labels_where_it_is_told_to(first):
+def test_the_cl_phase_learns_the_teachers_labels_where_it_is_told_to(first):
     settings = dataclasses.replace(NEXT, taught_cl=True)
     expected = start_column(first.knowledge_base.network, settings)
     expected.fit(taught_target())
     found = learn_next(first, TARGET, None, settings, taught=taught_target(), last=True)
     assert same(found.model.network, copy_of(expected.network))
-    with pytest.raises(UsageError, match="give it a committee's labels"):
+    with pytest.raises(UsageError, match="give it a teacher ensemble's labels"):
         learn_next(first, TARGET, None, settings)
 
 
-@pytest.mark.parametrize("switch", [None, "unmeasured_kd", "task_labels", "task_trust", "unit_fisher"])
+@pytest.mark.parametrize("switch", [None, "unlabelled_kd", "task_labels", "task_trust", "unit_fisher"])
 def test_each_term_of_the_kd_phase_is_mended_alone(first, switch):
     made, rows = [], set()
 
@@ -315,14 +315,14 @@ def test_each_term_of_the_kd_phase_is_mended_alone(first, switch):
         patch.setattr("tcl_core.ckd.DistillationLoss", Recorder)
         distill(first, start_column(first.knowledge_base.network, settings).network, TARGET, settings, taught=taught_target())
     (loss,) = made
-    count = len(TARGET) * (2 if switch == "unmeasured_kd" else 1)
+    count = len(TARGET) * (2 if switch == "unlabelled_kd" else 1)
     assert rows == set(range(count))
-    if switch == "unmeasured_kd":
+    if switch == "unlabelled_kd":
         np.testing.assert_array_equal(loss.measured, np.append(TARGET.scores, np.full(len(TARGET), np.nan, np.float32)))
     else:
         assert loss.measured is None
     assert loss.reordered == (switch == "task_labels") and loss.by_task == (switch == "task_trust")
-    assert len(loss.trust) == (3 if switch in ("task_trust", "unmeasured_kd") else 2)  # tasks, or batches
+    assert len(loss.trust) == (3 if switch in ("task_trust", "unlabelled_kd") else 2)  # tasks, or batches
     wanted = of_mean_one(first.fisher) if switch == "unit_fisher" else first.fisher
     assert all(torch.equal(loss.fisher[name], value) for name, value in wanted.items())
 
@@ -338,10 +338,10 @@ def test_no_task_is_judged_by_a_teacher_that_learned_it(first, monkeypatch):
     assert not learned[0] & asked[0] and not learned[1] & asked[1] and asked[0] | asked[1] == {0, 1, 2}
 
 
-def test_a_task_of_unmeasured_programs_alone_is_distilled_with_the_mean_trust(first):
+def test_a_task_of_unlabelled_programs_alone_is_distilled_with_the_mean_trust(first):
     """As all terms but the first phase's labels mended: its number may be beyond those of measured programs."""
     more = dataclasses.replace(ranking_problem(seed=8, tasks=3), tasks=np.repeat(np.arange(3, 6, dtype=np.int32), 16))
-    settings = dataclasses.replace(NEXT, epochs=1, kd_epochs=1, unmeasured_kd=True, task_trust=True)
+    settings = dataclasses.replace(NEXT, epochs=1, kd_epochs=1, unlabelled_kd=True, task_trust=True)
     base = first.knowledge_base.network
     student = distill(first, start_column(base, settings).network, TARGET, settings, taught=concatenate([TARGET, more]))
     assert not same(student.network, copy_of(base))

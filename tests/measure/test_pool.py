@@ -14,8 +14,8 @@ import pytest
 from tcl_core.errors import PlatformError
 from tcl_core.measure import pool
 from tcl_core.measure.job import Job, Limits, Setup, Tracker
-from tcl_core.measure.lane import Died, Failed, Late, Stopped
-from tcl_core.measure.pool import FUTILE, PER_LANE, RETRIES, Runner
+from tcl_core.measure.worker_handle import Died, Failed, Late, Stopped
+from tcl_core.measure.pool import FUTILE, PER_WORKER, RETRIES, Runner
 from tcl_core.measure.remote import answer_s
 
 CPU, GPU = {"kind": "llvm"}, {"kind": "cuda"}
@@ -26,19 +26,19 @@ ACTIONS = ("build", "time", "check")
 class Machine:
     """What happens on it, in order, and what goes wrong.
 
-    asked      (lane, action, number, seconds of patience)
-    jobs       (lane, action, job's key), without the sentinel's
+    asked      (worker, action, number, seconds of patience)
+    jobs       (worker, action, job's key), without the sentinel's
     bests      of each timing, the latency that it was told to be the task's best
-    readings   of the sentinel, by lane or one after the other; 1 s where there is none left
+    readings   of the sentinel, by worker or one after the other; 1 s where there is none left
     kills      one answer to "is the worker killed while idle?" for each reading; no where there is none left
     stillborn  workers that die as soon as they are ready
-    meeting    action -> where lanes wait for each other while they are at it
+    meeting    action -> where workers wait for each other while they are at it
     releases   times that a worker gave its device to others;  described: what it raises when it should tell of its host
     """
 
     def __init__(self):
-        self.lanes, self.asked, self.jobs, self.bests, self.readings, self.kills = [], [], [], [], [], []
-        self.lane_readings, self.stillborn, self.meeting, self.releases, self.described = {}, 0, {}, 0, None
+        self.workers, self.asked, self.jobs, self.bests, self.readings, self.kills = [], [], [], [], [], []
+        self.worker_readings, self.stillborn, self.meeting, self.releases, self.described = {}, 0, {}, 0, None
         self.times, self.timing = count(1), threading.Lock()
 
     def actions(self, key):
@@ -58,8 +58,8 @@ class FakeLane:
     def __init__(self, machine, setup):
         self.machine, self.setup, self.held, self.tvm_version = machine, setup, set(), ""
         self.is_alive, self.starts, self.built, self.counts, self.stopped = False, 0, {}, Counter(), threading.Event()
-        self.number = len(machine.lanes)
-        machine.lanes.append(self)
+        self.number = len(machine.workers)
+        machine.workers.append(self)
 
     def launch(self):
         if not self.is_alive:
@@ -141,7 +141,7 @@ class FakeLane:
     def _sentinel(self):
         if self.machine.kills and self.machine.kills.pop(0):
             raise Died("the process was killed by SIGKILL")
-        readings = self.machine.lane_readings.get(self.number, self.machine.readings)
+        readings = self.machine.worker_readings.get(self.number, self.machine.readings)
         reading = readings.pop(0) if readings else 1.0
         if isinstance(reading, Exception):
             raise reading
@@ -151,24 +151,24 @@ class FakeLane:
 @pytest.fixture
 def machine(monkeypatch):
     machine = Machine()
-    monkeypatch.setattr(pool, "Lane", lambda setup: FakeLane(machine, setup))
+    monkeypatch.setattr(pool, "WorkerHandle", lambda setup: FakeLane(machine, setup))
     return machine
 
 
 @pytest.fixture
 def measured(machine):
-    """Measure jobs of these keys on new lanes of the machine."""
+    """Measure jobs of these keys on new workers of the machine."""
 
     def measure(*keys, target=CPU, tracker=None, check=False, **options):
-        options = {"lanes": 1} | options
+        options = {"workers": 1} | options
         with Runner(Setup(target, limits=LIMITS, tracker=tracker), **options) as runner:
             return list(runner.measure(Job(key, "{}", check=check) for key in keys))
 
     return measure
 
 
-def batches_of(monkeypatch, per_lane):
-    monkeypatch.setattr(pool, "PER_LANE", per_lane)
+def batches_of(monkeypatch, per_worker):
+    monkeypatch.setattr(pool, "PER_WORKER", per_worker)
 
 
 def errors(outcomes):
@@ -188,22 +188,22 @@ BAD = {
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("lanes", [1, 2, 5])
+@pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("number", [0, 1, 16, 33, 170])
-def test_nothing_is_lost_doubled_or_out_of_order(measured, machine, lanes, number, overlap):
+def test_nothing_is_lost_doubled_or_out_of_order(measured, machine, workers, number, overlap):
     """Each third program is bad in its own way; every death takes with it what its worker had built.
 
     With overlap all of them are checked too.
     """
     bad = list(BAD)
     keys = [f"good {n}" if n % 3 else bad[n // 3 % 6] for n in range(number)]
-    outcomes = measured(*keys, lanes=lanes, overlap=overlap, check=overlap)
+    outcomes = measured(*keys, workers=workers, overlap=overlap, check=overlap)
     assert [(o.error, o.message) for o in outcomes] == [BAD.get(key, ("ok", "")) for key in keys]
     good = [o for o in outcomes if o.error == "ok"]
     assert len({o.latencies_s for o in good}) == len(good) == sum(key.startswith("good") for key in keys)
     assert all(len(o.latencies_s) == 3 and o.checked == overlap and not o.disturbed and o.build_s == 0.5 for o in good)
     assert all(o.latencies_s == () and not o.checked for o in outcomes if o.error != "ok")
-    assert all(not lane.is_alive for lane in machine.lanes)
+    assert all(not worker.is_alive for worker in machine.workers)
 
 
 def test_seconds_of_the_build(measured):
@@ -220,26 +220,26 @@ def test_jobs_are_taken_batch_by_batch(machine, monkeypatch):
             taken.append(n)
             yield Job(str(n), "{}")
 
-    with Runner(Setup(CPU), lanes=2) as runner:
+    with Runner(Setup(CPU), workers=2) as runner:
         outcomes = runner.measure(jobs())
-        assert taken == [] and machine.lanes[0].starts == 0
+        assert taken == [] and machine.workers[0].starts == 0
         seen = [len(taken) for _ in outcomes]
     assert seen == [6] * 6 + [12] * 6 + [14] * 2
 
 
 def test_only_as_many_workers_as_there_are_programs(measured, machine):
-    measured("a", "b", lanes=5)
-    assert [lane.starts for lane in machine.lanes] == [1, 1, 0, 0, 0]
+    measured("a", "b", workers=5)
+    assert [worker.starts for worker in machine.workers] == [1, 1, 0, 0, 0]
 
 
 def test_workers_stay_for_the_next_batch(measured, machine):
-    measured(*"abcdefgh" * 10, lanes=2)
-    assert [lane.starts for lane in machine.lanes] == [1, 1]
+    measured(*"abcdefgh" * 10, workers=2)
+    assert [worker.starts for worker in machine.workers] == [1, 1]
 
 
 def test_programs_are_dropped_when_they_are_done(measured, machine):
     measured("a", "b", "c", check=True)
-    assert machine.lanes[0].built == {}
+    assert machine.workers[0].built == {}
 
 
 def test_patience(measured, machine):
@@ -254,9 +254,9 @@ def test_patience(measured, machine):
 
 def test_nothing_is_built_while_programs_are_timed(measured, machine):
     """Both would use the same cores."""
-    measured(*[str(n) for n in range(2 * PER_LANE)], lanes=2)
+    measured(*[str(n) for n in range(2 * PER_WORKER)], workers=2)
     order = [action for _, action, *_ in machine.asked if action in ("build", "time")]
-    assert order == ["build"] * (2 * PER_LANE) + ["time"] * (2 * PER_LANE)
+    assert order == ["build"] * (2 * PER_WORKER) + ["time"] * (2 * PER_WORKER)
 
 
 @pytest.mark.parametrize(
@@ -270,19 +270,19 @@ def test_nothing_is_built_while_programs_are_timed(measured, machine):
     ],
 )
 def test_where_programs_run_elsewhere_workers_build_meanwhile(measured, machine, options, overlaps):
-    """A lane then builds half a batch and times it before it builds the rest."""
-    measured(*[str(n) for n in range(PER_LANE)], **options)
+    """A worker then builds half a batch and times it before it builds the rest."""
+    measured(*[str(n) for n in range(PER_WORKER)], **options)
     order = [action for _, action, *_ in machine.asked if action in ("build", "time")]
-    half = PER_LANE // 2
-    expected = (["build"] * half + ["time"] * half) * 2 if overlaps else ["build"] * PER_LANE + ["time"] * PER_LANE
+    half = PER_WORKER // 2
+    expected = (["build"] * half + ["time"] * half) * 2 if overlaps else ["build"] * PER_WORKER + ["time"] * PER_WORKER
     assert order == expected
 
 
 def test_two_boards_run_two_programs_at_once(measured, machine):
     """Each waits for the other; on one device that would never end."""
     machine.meeting["time"] = threading.Barrier(2, timeout=20)
-    keys = [str(n) for n in range(2 * (PER_LANE // 2))]
-    outcomes = measured(*keys, lanes=2, tracker=Tracker("localhost", 9190, "board"))
+    keys = [str(n) for n in range(2 * (PER_WORKER // 2))]
+    outcomes = measured(*keys, workers=2, tracker=Tracker("localhost", 9190, "board"))
     assert errors(outcomes) == ["ok"] * len(keys)
 
 
@@ -325,18 +325,18 @@ def test_the_batch_after_a_disturbed_one_is_judged_anew(measured, machine, monke
 
 
 def test_all_lanes_of_a_machine_share_one_watch(measured, machine, monkeypatch):
-    """They are timed on the same cores: what disturbs one lane's reading is seen by the level of the other."""
+    """They are timed on the same cores: what disturbs one worker's reading is seen by the level of the other."""
     batches_of(monkeypatch, 1)
-    machine.meeting["build"] = threading.Barrier(2, timeout=20)  # so that each lane builds one
-    machine.lane_readings = {0: [1.0] * 9, 1: [3.0] * 9}
-    assert [o.disturbed for o in measured("a", "b", lanes=2)] == [False, True]
+    machine.meeting["build"] = threading.Barrier(2, timeout=20)  # so that each worker builds one
+    machine.worker_readings = {0: [1.0] * 9, 1: [3.0] * 9}
+    assert [o.disturbed for o in measured("a", "b", workers=2)] == [False, True]
 
 
 def test_each_board_has_a_watch_of_its_own(measured, machine):
     """A slower board is not a disturbed one."""
     machine.meeting["time"] = threading.Barrier(2, timeout=20)
-    machine.lane_readings = {0: [1.0] * 9, 1: [3.0] * 9}
-    outcomes = measured(*[str(n) for n in range(PER_LANE)], lanes=2, tracker=Tracker("localhost", 9190, "board"))
+    machine.worker_readings = {0: [1.0] * 9, 1: [3.0] * 9}
+    outcomes = measured(*[str(n) for n in range(PER_WORKER)], workers=2, tracker=Tracker("localhost", 9190, "board"))
     assert not any(o.disturbed for o in outcomes)
 
 
@@ -427,7 +427,7 @@ def test_programs_that_are_late_one_after_the_other_are_no_dying_workers(measure
     machine.readings = [1, 2] * (1 + RETRIES)
     late = [f"hangs in build {attempt}" for attempt in range(FUTILE, 0, -1)]
     assert errors(measured("a", "b", "c", *late)) == ["ok"] * 6
-    assert machine.lanes[0].starts == 1 + FUTILE
+    assert machine.workers[0].starts == 1 + FUTILE
 
 
 # --- a worker that dies ---
@@ -437,7 +437,7 @@ def test_a_death_in_a_build_costs_only_that_program(measured, machine):
     outcomes = measured("a", "b", "dies in build", "c")
     assert errors(outcomes) == ["ok", "ok", "crash", "ok"]
     assert [machine.actions(k) for k in "abc"] == [["build", "build", "time"]] * 2 + [["build", "time"]]
-    assert machine.actions("dies in build") == ["build"] and machine.lanes[0].starts == 2
+    assert machine.actions("dies in build") == ["build"] and machine.workers[0].starts == 2
 
 
 @pytest.mark.parametrize("key", ["dies in time", "hangs in time"])
@@ -446,24 +446,24 @@ def test_a_death_while_timing_costs_only_that_program(measured, machine, key):
     outcomes = measured("a", key, "b", "c")
     assert errors(outcomes) == ["ok", BAD[key][0], "ok", "ok"]
     assert [machine.actions(k) for k in "abc"] == [["build", "time"]] + [["build", "build", "time"]] * 2
-    assert machine.actions(key) == ["build", "time"] and machine.lanes[0].starts == 2
+    assert machine.actions(key) == ["build", "time"] and machine.workers[0].starts == 2
 
 
 def test_a_death_leaves_the_other_workers_alone(measured, machine, monkeypatch):
     """The other one takes over what is left of the batch; the next one finds both."""
     batches_of(monkeypatch, 4)
-    outcomes = measured("dies in build", *"abcdefghijk", lanes=2)
+    outcomes = measured("dies in build", *"abcdefghijk", workers=2)
     assert errors(outcomes) == ["crash"] + ["ok"] * 11
-    assert sorted(lane.starts for lane in machine.lanes) == [1, 2]
+    assert sorted(worker.starts for worker in machine.workers) == [1, 2]
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_worker_that_is_killed_while_idle_blames_nobody(measured, machine, lanes):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_is_killed_while_idle_blames_nobody(measured, machine, workers):
     """The kernel may kill it for memory between two steps: what it had built is built again."""
     machine.kills = [True]
-    outcomes = measured("a", "b", "c", "d", lanes=lanes)
+    outcomes = measured("a", "b", "c", "d", workers=workers)
     assert errors(outcomes) == ["ok"] * 4 and len(set(latencies(outcomes))) == 4
-    assert sorted(lane.starts for lane in machine.lanes) == [1, 2][-lanes:]
+    assert sorted(worker.starts for worker in machine.workers) == [1, 2][-workers:]
     assert len([1 for _, action, _ in machine.jobs if action == "time"]) == 4
 
 
@@ -497,14 +497,14 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_workers_that_are_killed_again_and_again(measured, machine, lanes):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_are_killed_again_and_again(measured, machine, workers):
     machine.kills = [True] * 99
-    machine.meeting["build"] = threading.Barrier(lanes, timeout=20)  # so that each lane builds equally many
+    machine.meeting["build"] = threading.Barrier(workers, timeout=20)  # so that each worker builds equally many
     with pytest.raises(PlatformError) as raised:
-        measured("a", "b", "c", "d", lanes=lanes)
-    assert str(raised.value) == SAID and [lane.starts for lane in machine.lanes] == [FUTILE] * lanes
-    assert not any(lane.is_alive for lane in machine.lanes)
+        measured("a", "b", "c", "d", workers=workers)
+    assert str(raised.value) == SAID and [worker.starts for worker in machine.workers] == [FUTILE] * workers
+    assert not any(worker.is_alive for worker in machine.workers)
 
 
 def test_what_was_measured_before_is_kept(machine, monkeypatch):
@@ -513,7 +513,7 @@ def test_what_was_measured_before_is_kept(machine, monkeypatch):
     machine.kills = [False, False, False, *[True] * FUTILE]
     jobs = [Job(key, "{}") for key in ("a", "b", "fails in build", "c", "d", "dies in time", "e", "f")]
     found = []
-    with Runner(Setup(CPU), lanes=1) as runner, pytest.raises(PlatformError, match="^" + SAID):
+    with Runner(Setup(CPU), workers=1) as runner, pytest.raises(PlatformError, match="^" + SAID):
         for outcome in runner.measure(jobs):
             found.append(outcome)
     assert errors(found) == ["ok", "ok", "build", "ok", "ok", "crash"]
@@ -547,7 +547,7 @@ def test_what_a_device_tells_ends_the_program_and_not_the_worker(measured, machi
     assert [(o.error, o.message) for o in outcomes] == [
         ("ok", ""), ("crash", "the process that ran it on the device died 2 times"), ("timeout", "not run within 5 s"), ("ok", ""),
     ]  # fmt: skip
-    assert machine.lanes[0].starts == 1
+    assert machine.workers[0].starts == 1
 
 
 @pytest.mark.parametrize("key", ["hangs in time 1", "dies in time 1", "hangs in check 1", "dies in check 1"])
@@ -582,20 +582,20 @@ def until_no_device(runner, *keys):
 
 def test_without_a_device_what_was_measured_is_kept(machine, monkeypatch):
     batches_of(monkeypatch, 2)
-    runner = Runner(Setup(CPU, tracker=BOARD), lanes=1)
+    runner = Runner(Setup(CPU, tracker=BOARD), workers=1)
     assert until_no_device(runner, "a", "fails in time", "b", "has no device in time", "c") == ["ok", "run", "ok"]
 
 
 def test_a_build_that_is_stopped_for_want_of_a_device_is_no_crash(machine, monkeypatch):
     batches_of(monkeypatch, 2)
-    runner = Runner(Setup(CPU, tracker=BOARD), lanes=2)
+    runner = Runner(Setup(CPU, tracker=BOARD), workers=2)
     assert until_no_device(runner, "is stopped in build", "has no device in time") == []
 
 
 def test_a_device_is_given_to_others_while_its_worker_builds(measured, machine):
-    measured(*[str(n) for n in range(PER_LANE)], tracker=BOARD)
+    measured(*[str(n) for n in range(PER_WORKER)], tracker=BOARD)
     order = [action for _, action, *_ in machine.asked if action in ("build", "release")]
-    half = ["build"] * (PER_LANE // 2)
+    half = ["build"] * (PER_WORKER // 2)
     assert order == [*half, "release", *half, "release"] and machine.releases == 2
 
 
@@ -610,14 +610,14 @@ def test_patience_with_devices(measured, machine):
 
 
 def test_what_a_device_tells_of_its_host(machine):
-    with Runner(Setup(CPU, limits=LIMITS, tracker=BOARD), lanes=1) as runner:
+    with Runner(Setup(CPU, limits=LIMITS, tracker=BOARD), workers=1) as runner:
         assert runner.describe() == {"host": "rpc board: its CPU", "hardware": {}}
 
 
 @pytest.mark.parametrize("error, why", [(Late(), "too late"), (Died("the process was killed by SIGKILL"), "the process was killed by SIGKILL")])
 def test_a_device_that_does_not_tell(machine, error, why):
     machine.described = error
-    with Runner(Setup(CPU, limits=LIMITS, tracker=BOARD), lanes=1) as runner, pytest.raises(PlatformError) as raised:
+    with Runner(Setup(CPU, limits=LIMITS, tracker=BOARD), workers=1) as runner, pytest.raises(PlatformError) as raised:
         runner.describe()
     assert str(raised.value) == (
         f"a device of key 'board' at the RPC tracker 10.0.0.2:9190 does not answer ({why}); start it anew"
@@ -625,14 +625,14 @@ def test_a_device_that_does_not_tell(machine, error, why):
 
 
 @pytest.mark.parametrize(
-    ("cpus", "devices", "lanes"), [(2, 5, 5), (2, 1, 2), (64, 1, 4), (64, 5, 20), (64, 0, 4), (1, 0, 1)]
+    ("cpus", "devices", "workers"), [(2, 5, 5), (2, 1, 2), (64, 1, 4), (64, 5, 20), (64, 0, 4), (1, 0, 1)]
 )
-def test_workers_for_devices(machine, monkeypatch, cpus, devices, lanes):
+def test_workers_for_devices(machine, monkeypatch, cpus, devices, workers):
     """One for each, however few CPUs there are; and few enough that none waits too long for its turn."""
     monkeypatch.setattr(pool, "threads", lambda: cpus)
     monkeypatch.setattr(pool, "count_devices", lambda tracker: devices if tracker == BOARD else 99)
-    assert len(Runner(Setup(CPU, tracker=BOARD)).lanes) == lanes
-    assert len(Runner(Setup(CPU)).lanes) == cpus and len(Runner(Setup(CPU, tracker=BOARD), lanes=1).lanes) == 1
+    assert len(Runner(Setup(CPU, tracker=BOARD)).workers) == workers
+    assert len(Runner(Setup(CPU)).workers) == cpus and len(Runner(Setup(CPU, tracker=BOARD), workers=1).workers) == 1
 
 
 # --- early stop ---
@@ -642,7 +642,7 @@ def test_each_timing_knows_the_best_before_it(machine):
     """The machine's n-th timing takes n seconds; the first task's best is given, the second's is not."""
     given = [("one", 0.5), ("one", 9.0), ("two", math.inf), ("two", math.inf), ("one", math.inf)]
     jobs = [Job(key, "{}", best_s=best_s) for key, best_s in given]
-    with Runner(Setup(CPU), lanes=1) as runner:
+    with Runner(Setup(CPU), workers=1) as runner:
         list(runner.measure(jobs))
         list(runner.measure([Job("two", "{}"), Job("two", "{}", best_s=2.5)]))
     assert machine.bests == [0.5, 1.0, math.inf, 3.0, 1.0, 3.0, 2.5]
@@ -650,7 +650,7 @@ def test_each_timing_knows_the_best_before_it(machine):
 
 def test_a_wrong_program_sets_no_mark_for_others(machine):
     """It may be fast because it leaves something out."""
-    with Runner(Setup(CPU), lanes=1) as runner:
+    with Runner(Setup(CPU), workers=1) as runner:
         for check in (True, False, False):
             list(runner.measure([Job("is wrong", "{}", check=check)]))
     assert machine.bests == [math.inf, math.inf, 2.0]
@@ -659,14 +659,14 @@ def test_a_wrong_program_sets_no_mark_for_others(machine):
 def test_a_program_that_is_checked_sets_its_mark_after_the_check(machine):
     """Those of the same batch must not be measured against one that may be wrong."""
     jobs = [Job(key, "{}", check=check) for key in ("is wrong", "is right") for check in (True, False)]
-    with Runner(Setup(CPU), lanes=1) as runner:
+    with Runner(Setup(CPU), workers=1) as runner:
         list(runner.measure(jobs))
         list(runner.measure([Job("is wrong", "{}"), Job("is right", "{}")]))
     assert machine.bests == [math.inf] * 4 + [2.0, 3.0]
 
 
 def test_a_failure_sets_no_mark_for_others(machine):
-    with Runner(Setup(CPU), lanes=1) as runner:
+    with Runner(Setup(CPU), workers=1) as runner:
         list(runner.measure([Job("fails in time 1", "{}")] * 3))
     assert machine.bests == [math.inf, 1.0]
 
@@ -693,7 +693,7 @@ def test_what_a_check_finds(measured, machine, key, error, message):
 
 
 def test_programs_are_checked_only_where_it_is_asked(machine):
-    with Runner(Setup(CPU), lanes=1) as runner:
+    with Runner(Setup(CPU), workers=1) as runner:
         outcomes = list(runner.measure([Job("a", "{}"), replace(Job("b", "{}"), check=True), Job("is wrong", "{}")]))
     assert [(o.error, o.checked) for o in outcomes] == [("ok", False), ("ok", True), ("ok", False)]
     assert [key for _, action, key in machine.jobs if action == "check"] == ["b"]
@@ -707,6 +707,6 @@ def test_programs_are_checked_only_where_it_is_asked(machine):
 def test_an_interrupt_ends_all_workers(measured, machine, action, overlap):
     threads = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        measured("a", f"is interrupted in {action}", "b", "c", lanes=2, overlap=overlap, check=True)
-    assert [lane.starts for lane in machine.lanes] == [1, 1]
-    assert not any(lane.is_alive for lane in machine.lanes) and threading.active_count() == threads
+        measured("a", f"is interrupted in {action}", "b", "c", workers=2, overlap=overlap, check=True)
+    assert [worker.starts for worker in machine.workers] == [1, 1]
+    assert not any(worker.is_alive for worker in machine.workers) and threading.active_count() == threads

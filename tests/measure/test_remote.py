@@ -274,7 +274,7 @@ def test_what_a_server_tells_of_its_host(worker):
 
 def test_devices_that_are_not_alike_are_refused(tracker, board, job):
     setup = setup_for(tracker, host_told="rpc board: another CPU x4 00000000")
-    with Runner(setup, lanes=1) as runner, pytest.raises(PlatformError) as raised:
+    with Runner(setup, workers=1) as runner, pytest.raises(PlatformError) as raised:
         list(runner.measure([job]))
     address = f"{HERE}:{board.port}"
     assert str(raised.value) == (
@@ -371,7 +371,7 @@ def test_a_device_that_loads_nothing_is_nobodys_failure_but_the_set_ups(tracker,
 
 
 def test_no_device_of_the_key(tracker, job):
-    with Runner(setup_for(tracker, "nobody", wait_s=0.1), lanes=1) as runner:
+    with Runner(setup_for(tracker, "nobody", wait_s=0.1), workers=1) as runner:
         with pytest.raises(PlatformError, match=f"at {HERE}:{tracker} has had no device of key 'nobody' for 0.1 s; start one"):
             list(runner.measure([job]))
         with pytest.raises(PlatformError, match="no device of key 'nobody'"):
@@ -432,7 +432,7 @@ def test_a_session_that_dies_at_its_start_blames_nobody(tracker, board, job, mon
 @pytest.fixture
 def collection(tracker, tiny_tasks, tmp_path, monkeypatch):
     """Real programs of three tasks, in batches of eight, on devices of the key ``pair``."""
-    monkeypatch.setattr(pool, "PER_LANE", 4)
+    monkeypatch.setattr(pool, "PER_WORKER", 4)
     monkeypatch.setattr(pool, "threads", lambda: 2)
     tinies = tiny_tasks.values()
     programs = [p for t in tinies for p in sample_programs(t.task, t.sketches, t.space, 6, 0)]

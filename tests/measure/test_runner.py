@@ -34,7 +34,7 @@ from conftest import interruptible, matmul_module
 
 from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import PlatformError
-from tcl_core.measure import lane as lane_module
+from tcl_core.measure import worker_handle
 from tcl_core.measure import pool
 from tcl_core.measure.job import Job, Outcome
 from tcl_core.measure.pool import Runner
@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def runner(make_setup):
-    with Runner(make_setup(run_s=2.0), lanes=1) as runner:
+    with Runner(make_setup(run_s=2.0), workers=1) as runner:
         yield runner
 
 
@@ -68,7 +68,7 @@ def ordinary(outcome: Outcome) -> bool:
 
 
 def worker_of(runner: Runner) -> int:
-    return runner.lanes[0].process.pid
+    return runner.workers[0].process.pid
 
 
 def test_a_program_is_timed_and_checked(runner, program):
@@ -138,7 +138,7 @@ def test_a_bad_program_is_an_outcome_and_the_next_one_runs(runner, program, modu
 
 def test_programs_that_need_too_much_memory(make_setup, program):
     """1.6 GB a matrix, or a workspace of 3.8 GB, under a limit of 3 GiB."""
-    with Runner(make_setup(memory_bytes=3 << 30), lanes=1) as runner:
+    with Runner(make_setup(memory_bytes=3 << 30), workers=1) as runner:
         too_big, hog, after = measure(runner, Job("too big", TOO_BIG), Job("hog", HOG), program)
     assert (too_big.error, too_big.message) == ("build", "out of the worker's memory limit")
     assert hog.error == "run" and "bad_alloc" in hog.message
@@ -147,7 +147,7 @@ def test_programs_that_need_too_much_memory(make_setup, program):
 
 def test_a_build_that_never_ends(make_setup, program):
     """What the worker had built before is built again."""
-    with Runner(make_setup(build_s=6.0), lanes=1) as runner:
+    with Runner(make_setup(build_s=6.0), workers=1) as runner:
         before, outcome, after = measure(runner, program, Job("never built", NEVER_BUILT), program)
     assert (outcome.error, outcome.message, outcome.build_s) == ("timeout", "not built within 6 s", 0.0)
     assert ordinary(before) and ordinary(after)
@@ -194,7 +194,7 @@ def test_a_program_writes_no_file(runner, target, function):
 def test_without_a_sandbox_it_would(monkeypatch, make_setup, target, function):
     monkeypatch.setenv("TCL_SANDBOX", "off")
     text = str(target) if function == "creat" else f"touch {target}"
-    with Runner(make_setup(), lanes=1) as runner:
+    with Runner(make_setup(), workers=1) as runner:
         (outcome,) = measure(runner, Job("writes", asking(function, text)))
     assert outcome.error == "ok" and target.exists()
 
@@ -247,15 +247,15 @@ def unruly(make_setup, tmp_path_factory):
     def start_unruly(command, **options):
         return start([command[0], str(script), str(ROOT), *command[-3:]], **options)
 
-    class UnrulyLane(lane_module.Lane):
+    class UnrulyLane(worker_handle.WorkerHandle):
         def launch(self):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(lane_module.subprocess, "Popen", start_unruly)
+                patch.setattr(worker_handle.subprocess, "Popen", start_unruly)
                 super().launch()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "Lane", UnrulyLane)
-        runner = Runner(make_setup(), lanes=2)
+        patch.setattr(pool, "WorkerHandle", UnrulyLane)
+        runner = Runner(make_setup(), workers=2)
     with runner:
         yield runner
 
@@ -306,11 +306,11 @@ def killing(runner, monkeypatch, times):
     """Kill the worker that has built programs before it times them, so many times."""
     real, left = runner._time_all, [True] * times
 
-    def time_all(lane, batch):
+    def time_all(worker, batch):
         if left and left.pop():
-            os.kill(lane.process.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, lane.process.pid, os.WEXITED | os.WNOWAIT)
-        real(lane, batch)
+            os.kill(worker.process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+        real(worker, batch)
 
     monkeypatch.setattr(runner, "_time_all", time_all)
 
@@ -332,7 +332,7 @@ def test_workers_that_are_killed_again_and_again(runner, program, monkeypatch):
 def test_a_worker_that_holds_much_memory_is_replaced(runner, program, monkeypatch):
     workers = []
     for limit in (1 << 40, 1 << 40, 1 << 20):
-        monkeypatch.setattr(lane_module, "RECYCLE_BYTES", limit)
+        monkeypatch.setattr(worker_handle, "RECYCLE_BYTES", limit)
         assert ordinary(measure(runner, program)[0])
         workers.append(worker_of(runner))
     assert workers[0] == workers[1] != workers[2] and not psutil.pid_exists(workers[0])
@@ -342,7 +342,7 @@ def test_nothing_is_left_behind(make_setup, program, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     children = {p.pid for p in psutil.Process().children(recursive=True)}
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    with Runner(make_setup(run_s=2.0), lanes=2) as runner:
+    with Runner(make_setup(run_s=2.0), workers=2) as runner:
         outcomes = measure(runner, program, Job("hangs", HANGS), Job("aborts", ABORTS), program)
     assert [o.error for o in outcomes] == ["ok", "timeout", "crash", "ok"]
     assert {p.pid for p in psutil.Process().children(recursive=True)} == children
@@ -352,25 +352,25 @@ def test_nothing_is_left_behind(make_setup, program, tmp_path, monkeypatch):
 
 def test_workers_start_with_the_first_job(make_setup, monkeypatch):
     """A collection whose journal knows everything pays for no process."""
-    monkeypatch.setattr(lane_module.subprocess, "Popen", None)  # calling it would raise
+    monkeypatch.setattr(worker_handle.subprocess, "Popen", None)  # calling it would raise
     with Runner(make_setup()) as runner:
         assert measure(runner) == []
-        assert all(lane.process is None for lane in runner.lanes) and runner.tvm_version == ""
+        assert all(worker.process is None for worker in runner.workers) and runner.tvm_version == ""
 
 
 @pytest.mark.skipif(len(USABLE_CORES) < 2, reason="one core leaves no choice")
 def test_a_worker_has_all_cores_though_its_supervisor_is_bound_to_one(make_setup, program):
     """Libraries bind a process, as OpenMP does under OMP_PROC_BIND; a program whose threads share a core is slow."""
     os.sched_setaffinity(0, {min(USABLE_CORES)})
-    with Runner(make_setup(), lanes=1) as runner:
+    with Runner(make_setup(), workers=1) as runner:
         assert ordinary(measure(runner, program)[0])
         assert set(psutil.Process(worker_of(runner)).cpu_affinity()) == USABLE_CORES
 
 
 def test_an_exception_ends_the_workers(make_setup):
-    with pytest.raises(KeyboardInterrupt), Runner(make_setup(), lanes=2) as runner:
+    with pytest.raises(KeyboardInterrupt), Runner(make_setup(), workers=2) as runner:
         measure(runner, Job("bad", "{"), Job("bad", "{"))
-        workers = [lane.process.pid for lane in runner.lanes]
+        workers = [worker.process.pid for worker in runner.workers]
         raise KeyboardInterrupt
     assert len(workers) == 2 and not any(psutil.pid_exists(worker) for worker in workers)
 
@@ -381,7 +381,7 @@ def test_an_installation_that_cannot_start_a_worker(make_setup, tmp_path, monkey
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(PlatformError, match="exited with 3 at its start; its last words: No module named tvm$"):
-        with Runner(make_setup(), lanes=2) as runner:
+        with Runner(make_setup(), workers=2) as runner:
             measure(runner, Job("any", "{"), Job("any", "{"))
 
 
@@ -392,9 +392,9 @@ import sys
 from tcl_core.measure.job import Job, Limits, Protocol, Setup
 from tcl_core.measure.pool import Runner
 setup = Setup({"kind": "llvm", "num-cores": 1}, Protocol(), Limits(build_s=300, run_s=300))
-with Runner(setup, lanes=2) as runner:
+with Runner(setup, workers=2) as runner:
     list(runner.measure([Job("bad", "{")] * 2))
-    print(*(lane.process.pid for lane in runner.lanes), flush=True)
+    print(*(worker.process.pid for worker in runner.workers), flush=True)
     print(list(runner.measure([Job("bad", open(sys.argv[1]).read())] * 2)), flush=True)
 """
 

@@ -13,7 +13,7 @@ from tcl_core.programs import pool
 from tcl_core.programs.pool import Program, build_pool, cost, rank_tasks, sample_programs
 from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import Task, describe
-from tcl_core.programs.unmeasured import draw_unmeasured
+from tcl_core.programs.unlabelled import draw_unlabelled
 
 
 def named(key, flops):
@@ -180,8 +180,8 @@ def test_the_pools_draw_is_that_of_all_measured_data(matmul):
     assert hashlib.sha256(repr(drawn).encode()).hexdigest()[:16] == "159f834dd23fb84d"
 
 
-def test_unmeasured_programs_are_valid_ones_of_the_pools_sketches(matmul, conv):
-    draw = partial(draw_unmeasured, sketches=texts_of(matmul, conv), measured=(), count=12, target=pool_target("cpu", 2))
+def test_unlabelled_programs_are_valid_ones_of_the_pools_sketches(matmul, conv):
+    draw = partial(draw_unlabelled, sketches=texts_of(matmul, conv), measured=(), count=12, target=pool_target("cpu", 2))
     drawn = draw([matmul.task, conv.task], seed=0)
     assert [key for key, *_ in drawn] == [matmul.task.key] * 12 + [conv.task.key] * 12 and len(set(drawn)) == 24
     assert drawn == draw([matmul.task, conv.task], seed=0)
@@ -191,14 +191,14 @@ def test_unmeasured_programs_are_valid_ones_of_the_pools_sketches(matmul, conv):
     assert set(draw([matmul.task], seed=1)) != set(drawn[:12])
 
 
-def test_unmeasured_programs_are_another_draw_than_the_pool(matmul):
+def test_unlabelled_programs_are_another_draw_than_the_pool(matmul):
     pool = {(p.task_key, p.sketch, p.decisions) for p in sample_programs(matmul.task, matmul.sketches, matmul.space, 12, 0)}
-    drawn = draw_unmeasured([matmul.task], texts_of(matmul), (), 12, 0, pool_target("cpu", 2))
+    drawn = draw_unlabelled([matmul.task], texts_of(matmul), (), 12, 0, pool_target("cpu", 2))
     assert len(pool & set(drawn)) <= 1  # by chance
 
 
-def test_no_measured_program_is_drawn_as_an_unmeasured_one(matmul, conv):
-    draw = partial(draw_unmeasured, [matmul.task, conv.task], texts_of(matmul, conv), seed=0, target=pool_target("cpu", 2))
+def test_no_measured_program_is_drawn_as_an_unlabelled_one(matmul, conv):
+    draw = partial(draw_unlabelled, [matmul.task, conv.task], texts_of(matmul, conv), seed=0, target=pool_target("cpu", 2))
     measured = draw(measured=(), count=20)
     drawn = draw(measured=measured[10:], count=20)
     assert len(drawn) == 40 and not set(measured[10:]) & set(drawn)
@@ -210,5 +210,5 @@ def test_a_small_space_gives_what_was_not_measured_of_it():
     rows, programs = build_pool([task], 0, 50, 0, 1)
     keys = [(p.task_key, p.sketch, p.decisions) for p in programs]
     texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in rows}
-    assert draw_unmeasured([task], texts, keys[:3], 50, 0, pool_target("cpu", 1)) == keys[3:]
-    assert draw_unmeasured([task], texts, keys, 50, 0, pool_target("cpu", 1)) == []
+    assert draw_unlabelled([task], texts, keys[:3], 50, 0, pool_target("cpu", 1)) == keys[3:]
+    assert draw_unlabelled([task], texts, keys, 50, 0, pool_target("cpu", 1)) == []

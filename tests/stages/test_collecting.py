@@ -546,8 +546,8 @@ def board(pool, monkeypatch):
     board, asked = {"told": TOLD}, []
 
     class Describing:
-        def __init__(self, setup, lanes):
-            asked.append((setup, lanes))
+        def __init__(self, setup, workers):
+            asked.append((setup, workers))
 
         def __enter__(self):
             return self

@@ -54,20 +54,20 @@ def test_one_figure_is_not_enough(champion, candidate):
 def test_who_is_better_on_some_tasks_and_worse_on_others_must_be_so_on_enough():
     assert verdict(THIRD_FIRST, SECOND_FIRST, mixed=2).better
     lost = verdict(THIRD_FIRST, SECOND_FIRST, mixed=4)
-    assert not lost.better and lost.duels["pairs"].candidate > lost.duels["pairs"].champion
+    assert not lost.better and lost.comparisons["pairs"].candidate > lost.comparisons["pairs"].champion
 
 
 def test_top_1_that_is_lost_beyond_its_interval_refuses():
     """Better on ten light tasks, worse on the only two that the networks run often enough to matter."""
     found = verdict(THIRD_FIRST, SECOND_FIRST, mixed=2, weights={0: 1.0, 1: 1.0})
-    assert found.duels["top_1"].high < 0 and not found.better
+    assert found.comparisons["top_1"].high < 0 and not found.better
     assert found.reason.endswith("; confidence 0.95 needed of pairs and U16, and top-1 is lost beyond its interval")
 
 
 def test_top_1_that_may_be_lost_does_not_refuse():
     """One heavy task is lost, but another set of tasks might well be without it."""
     found = verdict(THIRD_FIRST, SECOND_FIRST, mixed=1, weights=dict.fromkeys(range(12), 1.0) | {0: 100.0})
-    assert found.duels["top_1"].candidate < found.duels["top_1"].champion and found.duels["top_1"].low < 0 < found.duels["top_1"].high
+    assert found.comparisons["top_1"].candidate < found.comparisons["top_1"].champion and found.comparisons["top_1"].low < 0 < found.comparisons["top_1"].high
     assert found.better
 
 

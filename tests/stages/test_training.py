@@ -63,7 +63,7 @@ def project() -> TinyWorkspace:
             params,
             chain=CHAIN,
             platforms=dict.fromkeys("abc", Platform(mcpu="nehalem")),
-            train=dataclasses.replace(params.train, epochs=6, batch_size=32, unmeasured=0),
+            train=dataclasses.replace(params.train, epochs=6, batch_size=32, unlabelled=0),
             distill=dataclasses.replace(params.distill, method="ckd", epochs=6, kd_epochs=6),
             evaluate=dataclasses.replace(params.evaluate, top_k=(1, 5), bootstrap=20),
         )
@@ -110,7 +110,7 @@ def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
     chain = project()
     run_chain(chain)
     alone = MambaModel(training.bridge_settings(chain).fit)
-    alone.fit(samples("b", "records"))  # no further programs here, and so no committee
+    alone.fit(samples("b", "records"))  # no further programs here, and so no teacher ensemble
     saved, held_out = catalogue.load(Workspace().model_folder("b") / "scratch"), samples("b", "holdout")
     np.testing.assert_array_equal(saved.predict(held_out), alone.predict(held_out))
 
@@ -128,15 +128,15 @@ def test_a_platform_can_go_on_from_a_champion_wherever_that_was_trained(folder, 
     assert provenance.read(Workspace().model_folder("b"))["model_before"] == store.data_digest(elsewhere)
 
 
-def test_mended_distillation_learns_from_what_the_committee_labelled(folder, monkeypatch):
+def test_mended_distillation_learns_from_what_the_teachers_labelled(folder, monkeypatch):
     chain, given = project(), {}
     chain = TinyWorkspace(params=dataclasses.replace(chain.params, distill=dataclasses.replace(chain.params.distill, method="ckd-mended")))
     training.train(chain)
-    monkeypatch.setattr(training, "_taught", lambda workspace, platform, measured, reads: concatenate([measured, samples(platform, "holdout")]))
+    monkeypatch.setattr(training, "_pseudo_labelled", lambda workspace, platform, measured, reads: concatenate([measured, samples(platform, "holdout")]))
     learn_next = training.learn_next
     monkeypatch.setattr(training, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
     training.distill(chain, "b")
-    assert len(given["taught"]) == 128 and not given["last"] and given["settings"].unmeasured_kd
+    assert len(given["taught"]) == 128 and not given["last"] and given["settings"].unlabelled_kd
     assert given["settings"].ewc_lambda == chain.params.distill.ewc_lambda / 100
     assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
 

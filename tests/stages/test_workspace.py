@@ -247,7 +247,7 @@ def test_a_failed_stage_keeps_the_time_of_the_last_good_run():
     assert Workspace().stage_seconds() == {}
 
 
-# --- programs for the committee ---
+# --- programs for the teacher ensemble ---
 
 
 def write_programs(programs) -> None:
@@ -266,21 +266,21 @@ def test_further_programs_are_drawn_once_for_a_pool(monkeypatch, caplog):
     store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", sketches)
     write_programs(programs)
     draws, params = [], load_params(ROOT / "params.yaml")
-    draw = workspace.draw_unmeasured
-    monkeypatch.setattr(workspace, "draw_unmeasured", lambda *given: draws.append(given) or draw(*given))
+    draw = workspace.draw_unlabelled
+    monkeypatch.setattr(workspace, "draw_unlabelled", lambda *given: draws.append(given) or draw(*given))
     pool = [(p.task_key, p.sketch, p.decisions) for p in programs]
-    first = Workspace(params=params).unmeasured_keys([0], 12, pool[:3])
+    first = Workspace(params=params).unlabelled_keys([0], 12, pool[:3])
     assert first[:5] == pool[3:] and len(set(first)) == 12 and not set(first) & set(pool[:3])
-    assert Workspace(params=params).unmeasured_keys([0], 12, pool[:3]) == first
-    assert Workspace(params=params).unmeasured_keys([0], 12, ())[:8] == pool and len(draws) == 1
+    assert Workspace(params=params).unlabelled_keys([0], 12, pool[:3]) == first
+    assert Workspace(params=params).unlabelled_keys([0], 12, ())[:8] == pool and len(draws) == 1
     Path("data/journal/further.json").write_text("{}")
-    assert Workspace(params=params).unmeasured_keys([0], 12, pool[:3]) == first and len(draws) == 2
+    assert Workspace(params=params).unlabelled_keys([0], 12, pool[:3]) == first and len(draws) == 2
     assert "further.json is damaged" in caplog.text
-    assert len(Workspace(params=params).unmeasured_keys([0], 11, pool[:3])) == 11 and len(draws) == 3
-    assert Workspace(params=params).unmeasured_keys([], 11, ()) == []
+    assert len(Workspace(params=params).unlabelled_keys([0], 11, pool[:3])) == 11 and len(draws) == 3
+    assert Workspace(params=params).unlabelled_keys([], 11, ()) == []
 
 
-def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
+def test_unlabelled_programs_are_those_of_which_a_platform_has_no_record():
     """A design space of four programs, of which three were measured."""
     task = describe("matmul", matmul_module(1, 1, 1))
     sketches, programs = build_pool([task], 0, 50, 0, 1)
@@ -292,7 +292,7 @@ def test_unmeasured_programs_are_those_of_which_a_platform_has_no_record():
     save_hardware(Workspace().records_folder("a"), Hardware(cores=2.0))
     for count in (3, 4):
         store.write_records(Workspace().records_folder("a"), records[:count])
-        found = Workspace(params=load_params(ROOT / "params.yaml")).unmeasured([0], 50, "a")
+        found = Workspace(params=load_params(ROOT / "params.yaml")).unlabelled([0], 50, "a")
         assert {reads: len(samples) for reads, samples in found.items()} == {"tokens": 4 - count, "statements": 4 - count}
 
 

@@ -53,7 +53,7 @@ def known(model):
 
 @pytest.fixture(scope="module")
 def runner(make_setup):
-    with Runner(make_setup(), lanes=1) as runner:
+    with Runner(make_setup(), workers=1) as runner:
         yield runner
 
 

@@ -367,6 +367,6 @@ def test_borrowed_programs_compute_what_the_task_does(cubes, tmp_path, make_setu
     """With the real runner, which compares the winner's output with the unscheduled program's."""
     fill(tmp_path, cubes[128], [program for number in range(3) for program in some(cubes[128], number, 2)])
     tuner, outcomes = tuner_of([cubes[96]], 100, donors_of(tmp_path), searches=False), []
-    with Runner(make_setup(), lanes=1) as runner:
+    with Runner(make_setup(), workers=1) as runner:
         tuner.run(runner, outcomes.append)
     assert len(outcomes) == TRANSFERRED and {outcome.error for outcome in outcomes} == {"ok"} and tuner.tuned_tasks() == 1

@@ -296,7 +296,7 @@ def test_real_programs_are_tuned_checked_and_applied(matmul, make_setup):
     tvm, ms = load_tvm(), meta_schedule()
     tuner = tuner_of([(matmul, 1.0)], 10)
     outcomes = []
-    with Runner(make_setup(), lanes=1) as runner:
+    with Runner(make_setup(), workers=1) as runner:
         tuner.run(runner, outcomes.append)
     assert len(outcomes) == 10 and {o.error for o in outcomes} == {"ok"} and tuner.tuned_tasks() == 1
     with make_target(EXTRACTION_TARGET), tuner.winners() as database:

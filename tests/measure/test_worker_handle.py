@@ -12,9 +12,9 @@ import pytest
 
 from tcl_core import sandbox
 from tcl_core.errors import PlatformError
-from tcl_core.measure import lane as lane_module
+from tcl_core.measure import worker_handle
 from tcl_core.measure.job import Limits, Setup
-from tcl_core.measure.lane import Died, Failed, Lane, Late, Stopped
+from tcl_core.measure.worker_handle import Died, Failed, WorkerHandle, Late, Stopped
 from tcl_core.platforms import USABLE_CORES
 
 STAND_IN = f"""#!{sys.executable}
@@ -56,46 +56,46 @@ def with_interpreter(tmp_path, monkeypatch, text):
 
 
 @pytest.fixture
-def lane(tmp_path, monkeypatch):
+def worker(tmp_path, monkeypatch):
     with_interpreter(tmp_path, monkeypatch, STAND_IN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the setup's class
-    lane = Lane(Setup({"kind": "llvm"}, limits=Limits(memory_bytes=12345)))
-    lane.launch()
-    lane.wait_until_ready()
-    yield lane
-    lane.close()
+    worker = WorkerHandle(Setup({"kind": "llvm"}, limits=Limits(memory_bytes=12345)))
+    worker.launch()
+    worker.wait_until_ready()
+    yield worker
+    worker.close()
 
 
-def test_a_request_and_its_answer(lane):
-    assert lane.tvm_version == "9.9" and lane.is_alive
-    assert lane.ask(20, "echo", 1, "two") == [1, "two"]
+def test_a_request_and_its_answer(worker):
+    assert worker.tvm_version == "9.9" and worker.is_alive
+    assert worker.ask(20, "echo", 1, "two") == [1, "two"]
     cores = ",".join(map(str, sorted(USABLE_CORES)))
     command = sandbox.command("tcl_core.measure.worker", sandbox.Rights())[1:]
-    assert lane.ask(20, "tell") == (command, ["12345", cores], 12345, "")
+    assert worker.ask(20, "tell") == (command, ["12345", cores], 12345, "")
 
 
 @pytest.mark.parametrize(
     ("kind", "error"), [("failed", Failed), ("crashed", Died), ("late", Late), ("impossible", PlatformError)]
 )
-def test_a_failure_that_the_worker_tells_of_keeps_it(lane, kind, error):
-    before = lane.process.pid
-    lane.held.add(7)
+def test_a_failure_that_the_worker_tells_of_keeps_it(worker, kind, error):
+    before = worker.process.pid
+    worker.held.add(7)
     with pytest.raises(error, match="^why$"):
-        lane.ask(20, "answers", kind, "why")
-    assert lane.is_alive and lane.process.pid == before and lane.held == {7}
+        worker.ask(20, "answers", kind, "why")
+    assert worker.is_alive and worker.process.pid == before and worker.held == {7}
 
 
-def test_waiting_for_a_device_does_not_count(lane):
+def test_waiting_for_a_device_does_not_count(worker):
     """2.5 s in all, never two without a word."""
-    assert lane.ask(2.0, "waits") == "at last"
+    assert worker.ask(2.0, "waits") == "at last"
 
 
-def test_a_late_answer_costs_the_worker_its_life(lane):
-    worker = lane.process
-    lane.held.add(7)
+def test_a_late_answer_costs_the_worker_its_life(worker):
+    process = worker.process
+    worker.held.add(7)
     with pytest.raises(Late):
-        lane.ask(0.1, "hangs")
-    assert not lane.is_alive and lane.held == set() and worker.poll() == -signal.SIGKILL
+        worker.ask(0.1, "hangs")
+    assert not worker.is_alive and worker.held == set() and process.poll() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -107,76 +107,76 @@ def test_a_late_answer_costs_the_worker_its_life(lane):
         (("is killed", 40), "the process was killed by signal 40"),
     ],
 )
-def test_how_a_worker_died(lane, request_, said):
-    lane.held.add(7)
+def test_how_a_worker_died(worker, request_, said):
+    worker.held.add(7)
     with pytest.raises(Died) as raised:
-        lane.ask(20, *request_)
-    assert str(raised.value) == said and not lane.is_alive and lane.held == set()
+        worker.ask(20, *request_)
+    assert str(raised.value) == said and not worker.is_alive and worker.held == set()
 
 
-def test_a_worker_that_was_stopped_answers_nothing(lane):
-    lane.stop()
+def test_a_worker_that_was_stopped_answers_nothing(worker):
+    worker.stop()
     with pytest.raises(Stopped):
-        lane.ask(20, "echo")
+        worker.ask(20, "echo")
 
 
 @pytest.mark.parametrize("action", ["", "hangs", "exits"])
-def test_what_a_worker_started_ends_with_it(lane, action):
+def test_what_a_worker_started_ends_with_it(worker, action):
     """Compilers would else go on for nobody, beside what is measured next."""
-    compiler = psutil.Process(lane.ask(20, "compiles"))
+    compiler = psutil.Process(worker.ask(20, "compiles"))
     if action:
         with pytest.raises((Late, Died)):
-            lane.ask(0.5, action)
+            worker.ask(0.5, action)
     else:
-        lane.stop()
+        worker.stop()
     psutil.wait_procs([compiler], timeout=20)
     assert not compiler.is_running() or compiler.status() == psutil.STATUS_ZOMBIE
 
 
-def test_another_thread_may_stop_it_in_the_middle_of_a_request(lane):
+def test_another_thread_may_stop_it_in_the_middle_of_a_request(worker):
     """So Ctrl-C ends builds that are under way."""
-    stopper = Timer(0.2, lane.stop)
+    stopper = Timer(0.2, worker.stop)
     stopper.start()
     with pytest.raises(Stopped):
-        lane.ask(60, "hangs")
+        worker.ask(60, "hangs")
     stopper.join()
-    assert not lane.is_alive
+    assert not worker.is_alive
 
 
 # --- launching ---
 
 
-def test_a_sound_worker_stays(lane):
-    worker = lane.process.pid
-    lane.launch()
-    lane.wait_until_ready()
-    assert lane.process.pid == worker and lane.ask(20, "echo", 1) == [1]
+def test_a_sound_worker_stays(worker):
+    pid = worker.process.pid
+    worker.launch()
+    worker.wait_until_ready()
+    assert worker.process.pid == pid and worker.ask(20, "echo", 1) == [1]
 
 
-def test_a_dead_worker_is_replaced(lane):
-    dead = lane.process
-    lane.held.add(7)
+def test_a_dead_worker_is_replaced(worker):
+    dead = worker.process
+    worker.held.add(7)
     dead.kill()
     dead.wait()
-    assert not lane.is_alive
-    lane.launch()
-    assert lane.tvm_version == "" and lane.held == set()
-    lane.wait_until_ready()
-    assert lane.process.pid != dead.pid and lane.tvm_version == "9.9" and lane.ask(20, "echo", 1) == [1]
+    assert not worker.is_alive
+    worker.launch()
+    assert worker.tvm_version == "" and worker.held == set()
+    worker.wait_until_ready()
+    assert worker.process.pid != dead.pid and worker.tvm_version == "9.9" and worker.ask(20, "echo", 1) == [1]
 
 
-def test_a_worker_that_holds_much_memory_is_replaced_when_it_is_idle(lane, monkeypatch):
+def test_a_worker_that_holds_much_memory_is_replaced_when_it_is_idle(worker, monkeypatch):
     """What LLVM compiled for dropped programs is given back with the process; but not programs that wait."""
-    worker = lane.process
-    assert lane._resident_bytes() == pytest.approx(psutil.Process(worker.pid).memory_info().rss, rel=0.5)
-    monkeypatch.setattr(lane_module, "RECYCLE_BYTES", 1 << 20)
-    lane.held.add(7)
-    lane.launch()
-    assert lane.process is worker
-    lane.held.clear()
-    lane.launch()
-    lane.wait_until_ready()
-    assert lane.process is not worker and worker.poll() is not None and lane.ask(20, "echo", 1) == [1]
+    process = worker.process
+    assert worker._resident_bytes() == pytest.approx(psutil.Process(process.pid).memory_info().rss, rel=0.5)
+    monkeypatch.setattr(worker_handle, "RECYCLE_BYTES", 1 << 20)
+    worker.held.add(7)
+    worker.launch()
+    assert worker.process is process
+    worker.held.clear()
+    worker.launch()
+    worker.wait_until_ready()
+    assert worker.process is not process and process.poll() is not None and worker.ask(20, "echo", 1) == [1]
 
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
@@ -184,12 +184,12 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     files, children = len(os.listdir("/proc/self/fd")), len(psutil.Process().children())
     for way in (("answers", "failed", "why"), ("exits",), ("hangs",)):
-        lane = Lane(Setup({"kind": "llvm"}))
-        lane.launch()
-        lane.wait_until_ready()
+        worker = WorkerHandle(Setup({"kind": "llvm"}))
+        worker.launch()
+        worker.wait_until_ready()
         with pytest.raises((Failed, Died, Late)):
-            lane.ask(0.5, *way)
-        lane.close()
+            worker.ask(0.5, *way)
+        worker.close()
     assert len(os.listdir("/proc/self/fd")) == files and len(psutil.Process().children()) == children
 
 
@@ -198,23 +198,23 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
 
 def test_an_installation_that_cannot_start_a_worker(tmp_path, monkeypatch):
     with_interpreter(tmp_path, monkeypatch, "#!/bin/sh\necho first; echo 'No module named tvm' >&2; exit 3\n")
-    lane = Lane(Setup({"kind": "llvm"}))
-    lane.launch()
+    worker = WorkerHandle(Setup({"kind": "llvm"}))
+    worker.launch()
     with pytest.raises(PlatformError) as raised:
-        lane.wait_until_ready()
+        worker.wait_until_ready()
     assert str(raised.value) == (
         "the measuring process exited with 3 at its start; its last words: No module named tvm"
     )
-    lane.close()
+    worker.close()
 
 
 def test_a_worker_that_hangs_at_its_start_is_not_left_running(tmp_path, monkeypatch):
     with_interpreter(tmp_path, monkeypatch, "#!/bin/sh\nexec sleep 300\n")
-    monkeypatch.setattr(lane_module, "START_S", 0.2)
-    lane = Lane(Setup({"kind": "llvm"}))
-    lane.launch()
-    worker = psutil.Process(lane.process.pid)
+    monkeypatch.setattr(worker_handle, "START_S", 0.2)
+    worker = WorkerHandle(Setup({"kind": "llvm"}))
+    worker.launch()
+    process = psutil.Process(worker.process.pid)
     with pytest.raises(PlatformError, match="^the measuring process hung at its start; its last words: none$"):
-        lane.wait_until_ready()
-    assert not worker.is_running() and not lane.is_alive
-    lane.close()
+        worker.wait_until_ready()
+    assert not process.is_running() and not worker.is_alive
+    worker.close()

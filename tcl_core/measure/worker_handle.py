@@ -1,6 +1,6 @@
 """A worker process as its supervisor sees it: asked one thing at a time, given up when it is late, started again.
 
-PDEATHSIG ties a worker to the thread that started it, so all lanes are started from one and the same thread.
+PDEATHSIG ties a worker to the thread that started it, so all workers are started from one and the same thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Stopped(Exception):
 RAISED = {"failed": Failed, "crashed": Died, "late": Late, "impossible": PlatformError}
 
 
-class Lane:
+class WorkerHandle:
     """One worker; ``held`` are the numbers of the programs built in it, lost with it."""
 
     def __init__(self, setup: Setup) -> None:
@@ -64,7 +64,7 @@ class Lane:
         try:
             self._connection.send(request)
             answer = self._receive(timeout_s)
-        except (EOFError, OSError, AttributeError):  # no connection: another thread stopped this lane
+        except (EOFError, OSError, AttributeError):  # no connection: another thread stopped this worker
             process = self.process
             if process is None:
                 raise Stopped from None

@@ -15,7 +15,7 @@ from tcl_core.records import ProgramKey
 STREAM = (1,)  # of a seed's random numbers: with those of the pool a third of the draw would be the pool's own programs
 
 
-def draw_unmeasured(
+def draw_unlabelled(
     tasks: Iterable[Task],
     sketches: Mapping[tuple[str, int], str],
     measured: Iterable[ProgramKey],
@@ -34,7 +34,7 @@ def draw_unmeasured(
         if key in known:
             known[key].add(tuple(program))
     found: list[ProgramKey] = []
-    with progress("drawing programs for the committee", len(tasks)) as shown:
+    with progress("drawing programs for the teacher ensemble", len(tasks)) as shown:
         for task in tasks:
             module = task.module()
             space = DesignSpace(task.key, module, target)
