@@ -37,6 +37,7 @@ test-fast: setup
 
 lint: setup
 	@ruff check
+	@ruff format --check --quiet
 	@mypy
 
 docs: setup

@@ -77,7 +77,11 @@ def _key(name: str, quick: bool) -> str:
 def table(chosen: Iterable[str]) -> str:
     """A row for each, a dash for what never ran."""
     runs = known()
-    shown = lambda key: f"{runs[key]['seconds'] / 60:.1f} min, {runs[key]['date']}{'' if runs[key]['done'] else ', failed'}" if key in runs else "-"  # noqa: E731
+
+    def shown(key: str) -> str:
+        run = runs.get(key)
+        return "-" if run is None else f"{run['seconds'] / 60:.1f} min, {run['date']}{'' if run['done'] else ', failed'}"
+
     return markdown(["comparison", "whole", "quick"], [[name, shown(name), shown(_key(name, True))] for name in chosen])
 
 

@@ -101,8 +101,7 @@ def _put(content: bytes, place: int, run: bytes) -> bytes:
 
 Damage = Callable[[bytes, bytes, random.Random], bytes]
 DAMAGES: dict[str, Damage] = {
-    damage.__name__.replace("_", " "): damage
-    for damage in (one_bit, overwritten, zeroed, cut_short, emptied, appended, swapped)
+    damage.__name__.replace("_", " "): damage for damage in (one_bit, overwritten, zeroed, cut_short, emptied, appended, swapped)
 }
 WEIGHTS = (6, 3, 2, 2, 1, 1, 1)
 
@@ -180,9 +179,7 @@ def corrupt(shop: Workshop, lane: Lane, wanted: Corruption) -> Result:
     return answered(lane, ready, wanted, outcome, rest, harmed_names)
 
 
-def answered(
-    lane: Lane, ready: Ready, wanted: Corruption, outcome: Outcome, now: dict[str, str], harmed: set[str]
-) -> Result:
+def answered(lane: Lane, ready: Ready, wanted: Corruption, outcome: Outcome, now: dict[str, str], harmed: set[str]) -> Result:
     """The command ended well: with the undisturbed answer, or with words on what it made anew or left out.
 
     harmed  what is as the damage left it, and in ``now`` no more

@@ -179,7 +179,21 @@ def _import_all() -> None:
 
     import tcl_core.cli  # noqa: F401
     from tcl_core.evaluation import plots, report  # noqa: F401
-    from tcl_core.stages import baselines, candidates, collecting, exchange, judging, listing, overview, predict, promotion, training, tuning  # noqa: F401
+
+    for stage in (
+        "baselines",
+        "candidates",
+        "collecting",
+        "exchange",
+        "judging",
+        "listing",
+        "overview",
+        "predict",
+        "promotion",
+        "training",
+        "tuning",
+    ):
+        importlib.import_module(f"tcl_core.stages.{stage}")
     from tcl_core.tuning import network  # noqa: F401
 
     for module in IMPORTED_LATE:

@@ -79,9 +79,7 @@ class System:
 # --- ours ---
 
 
-def ours(
-    model: bool = True, explore: float | None = None, searches: bool = True, shares: bool = True
-) -> Callable[[Given], Spent]:
+def ours(model: bool = True, explore: float | None = None, searches: bool = True, shares: bool = True) -> Callable[[Given], Spent]:
     """TCL's tuner: with the champion or from scratch, by search or at random (``explore`` 1), or with donors' programs alone.
 
     ``shares``: tasks of the network lend to one another, but never where programs are drawn at random.
@@ -94,7 +92,16 @@ def ours(
         with quiet_compiler(), Runner(given.setup) as runner:
             tunables = tunables_of(given.fused, given.setup.target)
             tuner = Tuner(
-                tunables, champion, given.hardware, given.setup.target, given.trials, settings, database, given.donors, searches, shares and explore is None
+                tunables,
+                champion,
+                given.hardware,
+                given.setup.target,
+                given.trials,
+                settings,
+                database,
+                given.donors,
+                searches,
+                shares and explore is None,
             )
 
             def note(outcome: Any) -> None:

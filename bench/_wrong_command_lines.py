@@ -34,7 +34,16 @@ LOG_LINE = (
 def wrong_command_lines(project: Path, scratch: Path) -> Iterator[tuple[str, list[str]]]:
     """Name and words of each."""
     files = _make_files(scratch)
-    groups = (_words(), _names(), _numbers(), _logs(files), _places(files, scratch), _models(files, project), _runs(files, project, scratch), _devices())
+    groups = (
+        _words(),
+        _names(),
+        _numbers(),
+        _logs(files),
+        _places(files, scratch),
+        _models(files, project),
+        _runs(files, project, scratch),
+        _devices(),
+    )
     yield from chain(*groups)
 
 
@@ -121,7 +130,18 @@ def _places(files: dict[str, Path], scratch: Path) -> Iterator[tuple[str, list[s
     for to in ("", LONG, "/proc/database", "/dev/null", log, f"{log}/below", f"{scratch}/loop", f"{scratch}/database", f"{scratch}/pipe"):
         yield f"export to {Path(to).name[:20]}", ["export", "-p", "host-avx2", "--to", to]
         yield f"tune out {Path(to).name[:20]}", ["tune", "-p", "host-avx2", "--out", to, "--trials", "1"]
-    for folder in ("", "gone", LONG, log, "/dev/null", "/", f"{scratch}/loop", f"{scratch}/database", f"{scratch}/model", f"{scratch}/pipe"):
+    for folder in (
+        "",
+        "gone",
+        LONG,
+        log,
+        "/dev/null",
+        "/",
+        f"{scratch}/loop",
+        f"{scratch}/database",
+        f"{scratch}/model",
+        f"{scratch}/pipe",
+    ):
         yield f"run {Path(folder).name[:20]}", ["run", folder]
     yield "trials and minutes", ["tune", "-p", "host-avx2", "--trials", "1", "--minutes", "1"]
 

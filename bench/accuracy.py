@@ -215,9 +215,7 @@ class Bench:
             wait_for_lock(lock)
             known = self._stored() | self.known
             self.known = {run: known[run] for run in sorted(known, key=self._order)}
-            rows = [
-                {"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()
-            ]
+            rows = [{"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()]
             judged = {"calibration": calibrated or self._read("calibration"), "compared": self.compared()}
             save("accuracy", {"summary": self.summary(), **judged, "runs": rows + self._untrue()}, COMMAND)
 
@@ -307,9 +305,7 @@ class Bench:
         return sorted(found, key=lambda row: (row[0] or ALL, row[1] or ALL))
 
 
-def grouped(
-    known: dict[Run, Any], key: Callable[[Run], Any]
-) -> Iterator[tuple[Any, list[Any]]]:
+def grouped(known: dict[Run, Any], key: Callable[[Run], Any]) -> Iterator[tuple[Any, list[Any]]]:
     """What belongs to the runs of each key, in the order in which it first comes; runs whose key is None are left out."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for run, found in known.items():

@@ -203,10 +203,7 @@ def rates(length: int, count: int, repeats: int, device: str) -> dict[str, dict[
 def ratios(found: dict[str, dict[str, float]]) -> dict[str, float]:
     """How many times faster our Mamba is than each other model."""
     return {
-        f"{kind}_vs_{name}": found["mamba"][kind] / found[name][kind]
-        for kind in ("train", "infer")
-        for name in found
-        if name != "mamba"
+        f"{kind}_vs_{name}": found["mamba"][kind] / found[name][kind] for kind in ("train", "infer") for name in found if name != "mamba"
     }
 
 

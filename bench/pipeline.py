@@ -22,9 +22,7 @@ def table(summary: dict) -> str:
             continue
         figures = [f"{p[key]:.3f}" for key in ("top1", "top5", "random_top1", "pairwise_accuracy")]
         rows.append([name, p["programs_measured"], *figures])
-    ranking = markdown(
-        ["platform", "programs measured", "top-1", "top-5", "top-1 of a random ranking", "pairs ranked right"], rows
-    )
+    ranking = markdown(["platform", "programs measured", "top-1", "top-5", "top-1 of a random ranking", "pairs ranked right"], rows)
     tuned = summary["tuned"]
     known = ("untuned_ms", "tuned_ms", "pytorch_ms", "compile_ms")
     times = [f"{tuned[key]:.2f} ms" if tuned.get(key) else "-" for key in known]

@@ -50,11 +50,7 @@ def measured_pool(reference: Reference, workspace: Workspace, platform: str, cas
     place = reference.folder / f"platform={platform}"
     records = {record.key: record for record in store.read_records(place)}
     rows, trained = store.read_table(reference.folder / "programs.parquet", "programs"), set(case.train.tasks.tolist())
-    programs = [
-        Program.from_row(row)
-        for row in rows
-        if reference.encoder.numbers[row["task_key"]] in trained
-    ]
+    programs = [Program.from_row(row) for row in rows if reference.encoder.numbers[row["task_key"]] in trained]
     programs = [p for p in programs if (p.task_key, p.sketch, p.decisions) in records]
     return Collection(
         programs=programs,

@@ -199,7 +199,17 @@ def told(rates: Rates, params: Params, fleet: Fleet, prices: tuple[float, float]
 
 def hours_table(found: list[dict[str, Any]]) -> str:
     """What takes how much is the share of all parts' hours, of which some run side by side."""
-    header = ["platforms", "devices each", "records", "coordinators x cores", "all measured", "all learned", *PARTS, "core-hours", "device-hours"]
+    header = [
+        "platforms",
+        "devices each",
+        "records",
+        "coordinators x cores",
+        "all measured",
+        "all learned",
+        *PARTS,
+        "core-hours",
+        "device-hours",
+    ]
     return markdown(header, [
         [
             one["fleet"]["platforms"], one["fleet"]["devices"] if one["fleet"]["overlap"] else "this CPU", f"{one['fleet']['records']:,.0f}",

@@ -306,7 +306,12 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     workspace = Workspace()
     platform = best_platform(workspace, reference)
     setting = setup(setup_of(workspace, platform))
-    about = {"platform": platform, "model": str(folder or "trees of data/reference"), "size": asdict(size), "protocol": setting.protocol_json()}
+    about = {
+        "platform": platform,
+        "model": str(folder or "trees of data/reference"),
+        "size": asdict(size),
+        "protocol": setting.protocol_json(),
+    }
     units = unfinished(about)
     done = {(unit["task"], unit["seed"]) for unit in units}
     todo = [(task, seed) for seed in range(size.seeds) for task in tasks_of(reference, size)]

@@ -274,9 +274,7 @@ def smallest() -> tuple[Path, int, Source, str]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="a million records instead of ten")
-    parser.add_argument(
-        "--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs to import"
-    )
+    parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs to import")
     given = parser.parse_args()
     logs, count = given.logs.resolve(), 10**6 if given.quick else 10**7
     if given.smallest:
@@ -308,9 +306,7 @@ def main() -> None:
 def imported(logs: Path) -> dict[str, float | None]:
     if not logs.is_dir():
         print(f"there is no {logs}; importing logs is left out (give their folder with --logs)")
-        return dict.fromkeys(
-            ("import_lines", "import_records", "import_s", "import_bytes_per_record", "import_peak_mb")
-        )
+        return dict.fromkeys(("import_lines", "import_records", "import_s", "import_bytes_per_record", "import_peak_mb"))
     said, peak_mb = phase(import_all, logs)
     return {**said, "import_peak_mb": peak_mb}
 

@@ -183,7 +183,9 @@ class Bench:
         learned, when_learned = self._along(unit, sides, state)
         judged = [judge(model, side.test) for model, side in zip(learned.models, sides, strict=True)]
         tasks = sorted(set.intersection(*(set(found["pairs"]) for found in judged)))
-        lost = [[before["pairs"][task] - after["pairs"][task] for task in tasks] for before, after in zip(when_learned, judged, strict=False)]
+        lost = [
+            [before["pairs"][task] - after["pairs"][task] for task in tasks] for before, after in zip(when_learned, judged, strict=False)
+        ]
         return {
             "tasks": tasks,
             **{name: [round(judged[-1][name][task], DIGITS) for task in tasks] for name in ("pairs", "u16", "top1")},

@@ -89,7 +89,11 @@ class Unit:
     def folder(self) -> Path:
         name = "-".join(self.system.lower().replace(",", "").split())
         beside = result_file("tuned")  # the smallest form leaves nothing here
-        return (TUNED if beside.is_relative_to(ROOT) else beside) / Path(self.network).stem / f"{name}-{self.seed}{f'-{self.trials}' if self.trials else ''}"
+        return (
+            (TUNED if beside.is_relative_to(ROOT) else beside)
+            / Path(self.network).stem
+            / f"{name}-{self.seed}{f'-{self.trials}' if self.trials else ''}"
+        )
 
 
 def units_of(part: str, training: Sequence[str]) -> list[Unit]:
@@ -315,7 +319,12 @@ def table(summary: Mapping[str, Mapping[str, Any]]) -> str:
         "TCL": "ours_ms", "TCL, 1,000 programs": "long_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
         "TenSet MLP": "tenset_ms", "random": "random_ms", "from scratch": "scratch_ms",
     }  # fmt: skip
-    ratios = {"eager / TCL": "speedup_over_eager", "compile / TCL": "speedup_over_compile", "TenSet / TCL": "equal_trials_x", "time to TenSet's": "time_to_tenset_x"}
+    ratios = {
+        "eager / TCL": "speedup_over_eager",
+        "compile / TCL": "speedup_over_compile",
+        "TenSet / TCL": "equal_trials_x",
+        "time to TenSet's": "time_to_tenset_x",
+    }
     rows = [
         [network, *(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
         for network, found in summary.items()

@@ -64,9 +64,7 @@ def quick_programs(platform: str, count: int) -> list[Job]:
     return [Job(key, task(key).module_json, known.texts[key, sketch], decisions) for key, sketch, decisions in (r.key for r in ran)]
 
 
-def memory(
-    setup: Setup, jobs: Sequence[Job], size: Size, on_more: Callable[[dict[str, Any]], None]
-) -> dict[str, dict[str, Any]]:
+def memory(setup: Setup, jobs: Sequence[Job], size: Size, on_more: Callable[[dict[str, Any]], None]) -> dict[str, dict[str, Any]]:
     """Resident MiB and process of the worker after every chunk of programs, and how many programs failed."""
     leaks = size.leaky // LEAKY
     leaky = with_leaks(jobs[: size.leaky - leaks], size.leaked_bytes // leaks)

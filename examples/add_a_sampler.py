@@ -31,4 +31,6 @@ chosen = {
 }
 for name, rows in chosen.items():
     found = tcl.figures(tcl.Trees().fit(candidates.take(rows)).predict(case.test), case.test)
-    print(f"{name:8s} {len(rows)} programs, {len(np.unique(candidates.tasks[rows])):2d} tasks: {found['pairs']:.1%} of the pairs ranked right")
+    print(
+        f"{name:8s} {len(rows)} programs, {len(np.unique(candidates.tasks[rows])):2d} tasks: {found['pairs']:.1%} of the pairs ranked right"
+    )

@@ -22,7 +22,9 @@ def lines(tasks, programs=64):
             knobs = [["tile_y", "sp", [-1, y]], ["tile_x", "sp", [-1, x]], ["tile_k", "sp", [-1, k]]]
             seconds = 1e-3 * task * (1 + abs(np.log2(x) - 3)) * (1 + 0.3 * abs(np.log2(y) - 2)) / (1 + 0.1 * np.log2(k))
             entity = {"index": number, "code_hash": None, "entity": knobs}
-            yield json.dumps({"input": ["llvm", "dense_pack.x86", workload, {}], "config": entity, "result": [[seconds], 0, 1.0, 1.0], "version": 0.2})
+            yield json.dumps(
+                {"input": ["llvm", "dense_pack.x86", workload, {}], "config": entity, "result": [[seconds], 0, 1.0, 1.0], "version": 0.2}
+            )
 
 
 folder = Path(tempfile.mkdtemp())

@@ -17,7 +17,9 @@ trees = tcl.Trees().fit(case.train)
 
 for name, scores in {"mamba": model.predict(case.test), "trees": trees.predict(case.test)}.items():
     found = tcl.figures(scores, case.test)
-    print(f"{name:6s} ranks {found['pairs']:.1%} of the pairs right; its first choice of 16 programs has {found['u16']:.1%} of the best one's speed")
+    print(
+        f"{name:6s} ranks {found['pairs']:.1%} of the pairs right; its first choice of 16 programs has {found['u16']:.1%} of the best one's speed"
+    )
 
 file = Path(tempfile.mkdtemp()) / "mine.safetensors"
 tcl.Trained(model, data.hardware("host-avx512")).save(file)

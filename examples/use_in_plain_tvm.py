@@ -22,7 +22,10 @@ c = te.compute((128, 128), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name=
 module = tvm.IRModule({"main": te.create_prim_func([a, b, c])})
 target = make_target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
 
-for name, how in {"cost model": {"cost_model": tcl.cost_model(model)}, "search": {"strategy": tcl.search_strategy(model), "cost_model": "none"}}.items():
+for name, how in {
+    "cost model": {"cost_model": tcl.cost_model(model)},
+    "search": {"strategy": tcl.search_strategy(model), "cost_model": "none"},
+}.items():
     database = ms.tune_tir(
         module, target, work_dir=tempfile.mkdtemp(), max_trials_global=8, num_trials_per_iter=8,
         builder=ms.builder.LocalBuilder(initializer=load_tvm), **how,

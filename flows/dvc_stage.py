@@ -77,7 +77,9 @@ def _lock(file: IO, patience_s: float, waiting: Callable[[str], None]) -> None:
     while not try_lock(file):
         if time.monotonic() >= deadline:
             if patience_s:
-                raise Busy(f"another run was at work in this folder for {patience_s / 60:g} minutes, so this one did nothing; start it again later")
+                raise Busy(
+                    f"another run was at work in this folder for {patience_s / 60:g} minutes, so this one did nothing; start it again later"
+                )
             raise Busy("another run is at work in this folder; wait for its end or stop it")
         if not told:
             waiting(f"another run is at work in this folder; waiting for its end, up to {patience_s / 60:g} minutes")

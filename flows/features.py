@@ -71,10 +71,14 @@ def mapped(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.n
             raise found
         if isinstance(found, BaseException):
             reason = shown((str(found).strip().splitlines() or [type(found).__name__])[0])
-            raise PlatformError(f"a worker could not lower its programs ({reason}); what was done is kept: run again, on one worker to see it")
+            raise PlatformError(
+                f"a worker could not lower its programs ({reason}); what was done is kept: run again, on one worker to see it"
+            )
         made_by, rows = found
         if made_by != statements.FORMAT:
-            raise PlatformError(f"a worker has TVM {made_by.split()[-1]}, and this machine {statements.TVM_VERSION}; install the same on both")
+            raise PlatformError(
+                f"a worker has TVM {made_by.split()[-1]}, and this machine {statements.TVM_VERSION}; install the same on both"
+            )
         yield futures[future], rows
 
 

@@ -209,10 +209,14 @@ for logger in ("prefect.flow_runs", "prefect.task_runs"):
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description=pipeline.__doc__)
-    parser.add_argument("--force-collect", action="append", default=[], metavar="PLATFORM",
-                        help="measure this platform again, although nothing changed; may be given several times")
-    parser.add_argument("--force-holdout", action="append", default=[], metavar="PLATFORM",
-                        help="the same of its held-out programs")
+    parser.add_argument(
+        "--force-collect",
+        action="append",
+        default=[],
+        metavar="PLATFORM",
+        help="measure this platform again, although nothing changed; may be given several times",
+    )
+    parser.add_argument("--force-holdout", action="append", default=[], metavar="PLATFORM", help="the same of its held-out programs")
     arguments = parser.parse_args()
     try:
         with prefect_api():

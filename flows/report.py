@@ -91,7 +91,10 @@ def show_errors(reports: Path = HERE.reports) -> None:
 def error_rows(collected: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row per collection report, with a column for each kind that occurs."""
     kinds = [kind for kind in ERRORS if any(kind in one["errors"] for one in collected)]
-    return [{"platform": one["platform"], "programs": one["programs"], **{kind: one["errors"].get(kind, 0) for kind in kinds}} for one in collected]
+    return [
+        {"platform": one["platform"], "programs": one["programs"], **{kind: one["errors"].get(kind, 0) for kind in kinds}}
+        for one in collected
+    ]
 
 
 def show_drift(platform: str, reports: Path = HERE.reports) -> None:
@@ -119,7 +122,9 @@ def show_page(page: Path = HERE.reports / PAGE) -> None:
     """Where the page of the run lies; browsers follow no link from a server to a file, so its address is there to be copied."""
     if page.is_file():
         address = page.absolute().as_uri()
-        create_link_artifact(address, link_text=address, key="page", description=f"The page of this run, to be opened in a browser: `{page}`")
+        create_link_artifact(
+            address, link_text=address, key="page", description=f"The page of this run, to be opened in a browser: `{page}`"
+        )
 
 
 def show_summary(text: str) -> None:

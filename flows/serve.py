@@ -85,7 +85,13 @@ def _after(params: Params) -> Iterator[Deployment]:
     for action, what in (("register", "Put the present models into the registry."), ("promote", "Make better models champions.")):
         yield Deployment(stages.registry, "flows.stages.registry", action, POOL, {"action": action}, what, _schedules(params, action))
     yield Deployment(
-        stages.tune, "flows.stages.tune", "tune", POOL, {}, "Search fast programs for a network with a champion.", _schedules(params, "tune")
+        stages.tune,
+        "flows.stages.tune",
+        "tune",
+        POOL,
+        {},
+        "Search fast programs for a network with a champion.",
+        _schedules(params, "tune"),
     )
     for platform in params.platforms:
         yield Deployment(
@@ -203,8 +209,12 @@ def _server() -> Iterator[SyncPrefectClient]:
             yield client
         except (HTTPError, RuntimeError) as error:
             if "401" in str(error):
-                raise PlatformError(f"the Prefect server at {url} asks for a password; export PREFECT_API_AUTH_STRING=user:password") from None
-            raise PlatformError(f"the Prefect server at {url} refused ({shown(error)}); see that it is of this version of Prefect") from error
+                raise PlatformError(
+                    f"the Prefect server at {url} asks for a password; export PREFECT_API_AUTH_STRING=user:password"
+                ) from None
+            raise PlatformError(
+                f"the Prefect server at {url} refused ({shown(error)}); see that it is of this version of Prefect"
+            ) from error
 
 
 def _make_pools(client: SyncPrefectClient, pools: Iterable[str]) -> list[str]:

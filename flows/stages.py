@@ -62,7 +62,9 @@ def tune(network: str = "", platform: str = "", trials: int = 0, again: bool = F
 
 
 @flow(name="drift", flow_run_name="drift {platform}")
-def drift(platform: str, then: Literal["params.yaml", "report", "collect"] = "params.yaml", wait_minutes: float = WAIT_MINUTES) -> State | None:
+def drift(
+    platform: str, then: Literal["params.yaml", "report", "collect"] = "params.yaml", wait_minutes: float = WAIT_MINUTES
+) -> State | None:
     """Measure a few held-out programs again: does the machine order them as it did?  Ends as Drift if not.
 
     Args:

@@ -109,9 +109,7 @@ def score_scale(scores: np.ndarray, seconds: np.ndarray, tasks: np.ndarray) -> f
     return float(np.clip(x @ y / max(x @ x, 1e-12), *SCALES))
 
 
-def rehearsed(
-    base: MambaModel, programs: Samples, earlier: Sequence[Sequence[float]], share: float, seed: int
-) -> list[Samples]:
+def rehearsed(base: MambaModel, programs: Samples, earlier: Sequence[Sequence[float]], share: float, seed: int) -> list[Samples]:
     """Programs under each earlier platform's hardware row, in tasks of their own, labelled with what ``base`` says of them."""
     if not earlier or not share:
         return []

@@ -116,9 +116,7 @@ def tensor_bytes(save: Callable[..., bytes], tensors: Mapping[str, Any], facts: 
     return raw[:start] + hashlib.sha256(raw).hexdigest().encode() + raw[start + len(_BLANK) :]
 
 
-def write_tensors(
-    path: str | Path, save: Callable[..., bytes], tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None
-) -> None:
+def write_tensors(path: str | Path, save: Callable[..., bytes], tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> None:
     """Write what ``tensor_bytes`` makes."""
     with replacing(Path(path)) as file:
         file.write(tensor_bytes(save, tensors, facts))

@@ -186,7 +186,9 @@ def learn_next(
     from, UsageError for settings that need ``taught`` without it.
     """
     if taught is None and (settings.taught_cl or settings.unlabelled_kd):
-        raise UsageError("mended distillation learns from unlabelled programs too; give it a teacher ensemble's labels of them (teaching.taught)")
+        raise UsageError(
+            "mended distillation learns from unlabelled programs too; give it a teacher ensemble's labels of them (teaching.taught)"
+        )
     lesson = taught if settings.taught_cl else train
     model = start_column(state.knowledge_base.network, settings)
     folder = checkpoint / "column" if checkpoint else None
@@ -194,9 +196,7 @@ def learn_next(
     if last:
         return replace(state, model=model)
     folder = checkpoint / "knowledge_base" if checkpoint else None
-    student = distill(
-        state, model.network, train, settings, taught=taught, on_epoch=_in_phase("KD", on_epoch), checkpoint=folder
-    )
+    student = distill(state, model.network, train, settings, taught=taught, on_epoch=_in_phase("KD", on_epoch), checkpoint=folder)
     return ChainState(model, student, fisher_diagonal(student.network, train, settings.fit.sigma), state.hardware)
 
 
@@ -255,9 +255,7 @@ def distill(
     return student
 
 
-def held_out_trust(
-    base: MambaNetwork, measured: Samples, lesson: Samples, tasks: int, settings: DistillSettings
-) -> np.ndarray:
+def held_out_trust(base: MambaNetwork, measured: Samples, lesson: Samples, tasks: int, settings: DistillSettings) -> np.ndarray:
     """(tasks,) phi of each task number, as two columns tell that learn ``lesson``, each without half of the measured programs'
     tasks, and rank those.
     """

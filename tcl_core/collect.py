@@ -197,9 +197,7 @@ def _is_checked(key: ProgramKey, fraction: float) -> bool:
     return zlib.crc32(repr(key).encode()) < fraction * 2**32
 
 
-def collect(
-    collection: Collection, plan: Plan, models: Sequence[CostModel], on_step: OnStep, on_program: OnProgram
-) -> None:
+def collect(collection: Collection, plan: Plan, models: Sequence[CostModel], on_step: OnStep, on_program: OnProgram) -> None:
     """Spend the plan's budget: a random start, then rounds of select, measure and refit.
 
     models   the ensemble that selects; the first one's ranking counts, their disagreement is the uncertainty
@@ -242,9 +240,7 @@ def _refit(collection: Collection, models: Sequence[CostModel]) -> dict[str, Any
     return {"programs": len(samples), **({"loss": round(losses[-1], 4)} if losses else {})}
 
 
-def _select(
-    collection: Collection, plan: Plan, models: Sequence[CostModel], open_rows: np.ndarray, count: int, number: int
-) -> list[int]:
+def _select(collection: Collection, plan: Plan, models: Sequence[CostModel], open_rows: np.ndarray, count: int, number: int) -> list[int]:
     """Those of ``open_rows`` to measure next: at random until a model could learn something, then what the sampler picks;
     one that asks no model picks from the start.
     """
@@ -258,15 +254,11 @@ def _select(
     return [int(row) for row in open_rows[picked]]
 
 
-def _pick_blindly(
-    collection: Collection, plan: Plan, open_rows: np.ndarray, count: int, rng: np.random.Generator
-) -> np.ndarray:
+def _pick_blindly(collection: Collection, plan: Plan, open_rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     known, numbers = sorted(collection.records), collection.encoder.numbers
     tasks, labelled = (np.array([numbers[collection.keys[row][0]] for row in rows], dtype=int) for rows in (open_rows, known))
     nothing = np.zeros(len(open_rows))
-    return pick(
-        plan.sampler, nothing, nothing, np.zeros(len(known)), count, tasks=tasks, labelled_tasks=labelled, rng=rng
-    )
+    return pick(plan.sampler, nothing, nothing, np.zeros(len(known)), count, tasks=tasks, labelled_tasks=labelled, rng=rng)
 
 
 def _pick(

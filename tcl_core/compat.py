@@ -189,9 +189,7 @@ def _bind_to_a_free_one(cores: set[int]) -> None:
         if free := sorted(cores - _bound_cores()):
             os.sched_setaffinity(0, free[-1:])
     except OSError as error:
-        raise PlatformError(
-            f"threads cannot be bound to cores here ({error}); set measure.pin_threads to false in params.yaml"
-        ) from error
+        raise PlatformError(f"threads cannot be bound to cores here ({error}); set measure.pin_threads to false in params.yaml") from error
 
 
 def _bound_cores() -> set[int]:

@@ -72,9 +72,7 @@ def _rows(programs: Samples, log_source: np.ndarray) -> np.ndarray:
     return np.concatenate([TreesModel.rows(programs)[0], beside[:, None]], axis=1)
 
 
-def _correction(
-    rows: np.ndarray, paired: np.ndarray, ratio: np.ndarray, tasks: np.ndarray, seed: int
-) -> tuple[np.ndarray, float, float]:
+def _correction(rows: np.ndarray, paired: np.ndarray, ratio: np.ndarray, tasks: np.ndarray, seed: int) -> tuple[np.ndarray, float, float]:
     """(N,) correction of all programs, the share of it to believe, and the variance that is left then."""
     groups = np.unique(tasks[paired])
     if len(groups) < FOLDS:

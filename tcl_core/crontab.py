@@ -36,4 +36,3 @@ def next_time(cron: str, timezone: str, where: str, after: datetime | None = Non
         raise UsageError(f"{where} is '{shown(cron)}', no cron expression ({why}); write {FIELDS}, such as 0 2 * * *") from None
     except StopIteration:
         raise UsageError(f"{where} is '{shown(cron)}', a time that never comes; write {FIELDS}, such as 0 2 * * *") from None
-

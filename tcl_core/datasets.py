@@ -1,8 +1,8 @@
 """Measured programs to learn from: the reference data set that comes with TCL, and other tuners' logs.
 
-    data = tcl.datasets.reference()
-    case = data.case("host-avx512")              # case.train, case.test: Samples that share no task
-    logs = tcl.datasets.log("random.log.gz")     # the programs of a log, as Samples
+data = tcl.datasets.reference()
+case = data.case("host-avx512")              # case.train, case.test: Samples that share no task
+logs = tcl.datasets.log("random.log.gz")     # the programs of a log, as Samples
 """
 
 from __future__ import annotations

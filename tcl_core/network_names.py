@@ -75,9 +75,7 @@ NETWORKS: dict[str, Network] = {
     "electra-small": _bert(12, 256, "Electra"),
     "albert-base": _bert(12, 768, "Albert"),
     "gpt2-small": Network("GPT2Model", "GPT2Config", {}, TEXT),
-    "distilbert": Network(
-        "DistilBertModel", "DistilBertConfig", {"dim": 512, "n_layers": 4, "n_heads": 8, "hidden_dim": 2048}, TEXT
-    ),
+    "distilbert": Network("DistilBertModel", "DistilBertConfig", {"dim": 512, "n_layers": 4, "n_heads": 8, "hidden_dim": 2048}, TEXT),
 }
 
 

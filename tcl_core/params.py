@@ -36,6 +36,7 @@ Fact = Annotated[float, Between(0, 1e12)]  # of hardware
 Share = Annotated[float, Between(0, 1)]
 PositiveShare = Annotated[float, Between(0, 1, above=True)]
 
+
 @dataclass(frozen=True)
 class Networks:
     train: tuple[str, ...]
@@ -276,9 +277,7 @@ def load_params(path: str | Path = PARAMS) -> Params:
 def parse_params(tree: Any, source: str = "params.yaml") -> Params:
     """The parameters of an already parsed YAML document; ``source`` names it in error messages."""
     if not isinstance(tree, Mapping):
-        raise UsageError(
-            f"{source} holds no sections; restore it from the repository (git checkout {source})"
-        )
+        raise UsageError(f"{source} holds no sections; restore it from the repository (git checkout {source})")
     params = parse(Params, tree, "", source)
     _check_networks(params, source)
     _check_platforms(params, source)
@@ -359,8 +358,7 @@ def _check_run(run: Run, source: str) -> None:
 def _check_top_k(evaluate: Evaluate, source: str) -> None:
     if 1 not in evaluate.top_k:
         raise UsageError(
-            f"{source}: evaluate.top_k is {list(evaluate.top_k)}, but must contain 1: "
-            "reports and the summary are written of top-1; add it"
+            f"{source}: evaluate.top_k is {list(evaluate.top_k)}, but must contain 1: reports and the summary are written of top-1; add it"
         )
 
 
@@ -370,9 +368,7 @@ def _check_chain(params: Params, source: str) -> None:
         if name not in params.platforms:
             raise unknown_name("platform", name, params.platforms, f"the chain of {source}")
         if name in earlier:
-            raise UsageError(
-                f"{source}: platform '{name}' is both chain.first and in chain.then; remove one of them"
-            )
+            raise UsageError(f"{source}: platform '{name}' is both chain.first and in chain.then; remove one of them")
         if earlier and params.chain.then[name].prev not in earlier:
             raise UsageError(
                 f"{source}: chain.then.{name}.prev is '{params.chain.then[name].prev}', "

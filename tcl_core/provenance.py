@@ -30,9 +30,7 @@ _md5 = partial(hashlib.md5, usedforsecurity=False)
 REMEDY = "make the model again: dvc repro, or tcl train and tcl distill"
 
 
-def collect(
-    stage: str, parameters: Mapping[str, Any], data: Mapping[str, Path], model_before: Path | None = None
-) -> dict[str, Any]:
+def collect(stage: str, parameters: Mapping[str, Any], data: Mapping[str, Path], model_before: Path | None = None) -> dict[str, Any]:
     """What a model is about to be made of.
 
     stage         its name in dvc.yaml;  parameters: what of params.yaml, or of its own settings, it depends on

@@ -53,17 +53,11 @@ class Record:
 
     def __post_init__(self) -> None:
         if self.error not in ERRORS:
-            raise ValueError(
-                f"error kind '{self.error}' of task {self.task_key} is none of {', '.join(ERRORS)}"
-            )
-        if (self.error == "ok") != bool(self.latencies_s) or not all(
-            0 < x < math.inf for x in self.latencies_s
-        ):
+            raise ValueError(f"error kind '{self.error}' of task {self.task_key} is none of {', '.join(ERRORS)}")
+        if (self.error == "ok") != bool(self.latencies_s) or not all(0 < x < math.inf for x in self.latencies_s):
             raise ValueError(f"'{self.error}' of task {self.task_key} with the latencies {self.latencies_s}")
         if self.measured_at.tzinfo is None:
-            raise ValueError(
-                f"measured_at of task {self.task_key} has no time zone; use datetime.now(timezone.utc)"
-            )
+            raise ValueError(f"measured_at of task {self.task_key} has no time zone; use datetime.now(timezone.utc)")
 
     @property
     def key(self) -> ProgramKey:

@@ -51,9 +51,7 @@ def parse(kind: Any, value: Any, key: str, source: str) -> Any:
         return _parse_section(kind, value, key, source)
     if get_origin(kind) is dict:
         entries = _mapping(value, key, source)
-        return {
-            name: parse(get_args(kind)[1], entry, f"{key}.{name}", source) for name, entry in entries.items()
-        }
+        return {name: parse(get_args(kind)[1], entry, f"{key}.{name}", source) for name, entry in entries.items()}
     if get_origin(kind) is tuple:
         return _parse_list(get_args(kind)[0], rule or Between(1), value, key, source)
     return _parse_scalar(kind, rule, value, key, source)
@@ -68,12 +66,8 @@ def _parse_section(kind: type, value: Any, key: str, source: str) -> Any:
             raise unknown_name("key" if key else "section", str(name), known, where)
     for field in fields(kind):
         if field.name not in tree and field.default is MISSING and field.default_factory is MISSING:
-            raise UsageError(
-                f"{where} lacks '{field.name}'; add it, or restore the file (git checkout {source})"
-            )
-    return kind(
-        **{name: parse(known[name], tree[name], f"{key}.{name}".lstrip("."), source) for name in tree}
-    )
+            raise UsageError(f"{where} lacks '{field.name}'; add it, or restore the file (git checkout {source})")
+    return kind(**{name: parse(known[name], tree[name], f"{key}.{name}".lstrip("."), source) for name in tree})
 
 
 def _mapping(value: Any, key: str, source: str) -> Mapping:
@@ -146,9 +140,7 @@ def _checked_text(path: Path) -> str:
         with open(path, "rb") as file:
             raw = file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise UsageError(
-            f"there is no {path}; run in the root of the repository or name another file"
-        ) from None
+        raise UsageError(f"there is no {path}; run in the root of the repository or name another file") from None
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); name a readable file") from None
     if len(raw) > LARGEST:

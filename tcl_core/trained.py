@@ -1,9 +1,9 @@
 """A trained cost model, found by its name in the registry, by its folder or by its file, with the hardware it ranks programs for.
 
-    model = tcl.load("host-avx512")       # the champion of a platform; also "tcl-host-avx512"
-    model = tcl.load("models/mine")       # a folder that a model was saved in
-    model.save("mine.safetensors")        # one file, for a compiler that ships with it
-    model = tcl.load("mine.safetensors")
+model = tcl.load("host-avx512")       # the champion of a platform; also "tcl-host-avx512"
+model = tcl.load("models/mine")       # a folder that a model was saved in
+model.save("mine.safetensors")        # one file, for a compiler that ships with it
+model = tcl.load("mine.safetensors")
 """
 
 from __future__ import annotations

@@ -73,9 +73,7 @@ class TinyTask:
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of the sketches table."""
-        return [
-            {"task_key": self.task.key, "sketch_id": s.index, "trace_json": trace_to_json(s.trace)} for s in self.sketches
-        ]
+        return [{"task_key": self.task.key, "sketch_id": s.index, "trace_json": trace_to_json(s.trace)} for s in self.sketches]
 
     def sample(self, sketch: Sketch, count: int, seed: int = 0) -> np.ndarray:
         return sketch.sample(count, np.random.default_rng(seed))
@@ -89,9 +87,7 @@ def matmul_module(rows: int = 32, columns: int = 32, depth: int = 32) -> Any:
     a, b = te.placeholder((rows, depth), name="A"), te.placeholder((depth, columns), name="B")
     k = te.reduce_axis((0, depth), name="k")
     product = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="matmul")
-    relu = te.compute(
-        (rows, columns), lambda i, j: tvm.tirx.max(product[i, j], tvm.tirx.const(0, "float32")), name="relu"
-    )
+    relu = te.compute((rows, columns), lambda i, j: tvm.tirx.max(product[i, j], tvm.tirx.const(0, "float32")), name="relu")
     return tvm.IRModule({"main": te.create_prim_func([a, b, relu])})
 
 
@@ -175,8 +171,7 @@ def onnx_model(path, nodes, inputs, outputs, weights=None) -> str:  # type: igno
     from onnx import TensorProto, helper, numpy_helper
 
     given, made = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items()]
-        for values in (inputs, outputs)
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items()] for values in (inputs, outputs)
     )
     constants = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     graph = helper.make_graph([helper.make_node(*node) for node in nodes], "graph", given, made, constants)

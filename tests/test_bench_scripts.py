@@ -48,7 +48,10 @@ TABLES = {
     "samplers": tuple(f"figures.*.*.{judge}.{key}" for judge in ("mamba", "trees") for key in ("top1", "u16", "pairs")),
     "scale": (
         *(f"rates.{key}" for key in ("build_core_s", "device_s", "learned_per_s", "scored_per_s", "record_bytes", "line_bytes")),
-        *(f"fleets.*.{key}" for key in ("collected_h", "ended_h", "parts_h.*", "parquet_gb", "pool_tokens_gb", "added.core_h", "added.price")),
+        *(
+            f"fleets.*.{key}"
+            for key in ("collected_h", "ended_h", "parts_h.*", "parquet_gb", "pool_tokens_gb", "added.core_h", "added.price")
+        ),
         "compared.*",
     ),
     "search": (
@@ -68,7 +71,10 @@ TABLES = {
             for key in ("pairs", "u16", "top1", "forgetting", "pairs_less_zero_shot", "pairs_less_ours", "steps", "variant")
         ),
         *(f"summary.sse42>avx2>avx512.12.{method}.on.sse42" for method in ("ours", "ckd", "mtl-tlp", "own")),
-        *(f"units.*.{key}" for key in ("unit", "figures.tasks", "figures.pairs.*", "figures.u16.*", "figures.top1.*", "figures.forgetting.*")),
+        *(
+            f"units.*.{key}"
+            for key in ("unit", "figures.tasks", "figures.pairs.*", "figures.u16.*", "figures.top1.*", "figures.forgetting.*")
+        ),
     ),
     "tune": (
         *(f"summary.*.{key}" for key in ("ours_ms", "random_ms", "scratch_ms", "systems_ms.*", "equal_trials_random_x")),
@@ -80,7 +86,9 @@ TABLES = {
 FILES = {
     "tune": ("tune_curves.png",),
     "accuracy": ("accuracy_curve.png",),
-    "reference": tuple(f"reference/{name}.parquet" for name in ("tasks", "networks", "sketches", "programs", "platform=host-sse42/records")),
+    "reference": tuple(
+        f"reference/{name}.parquet" for name in ("tasks", "networks", "sketches", "programs", "platform=host-sse42/records")
+    ),
 }
 
 

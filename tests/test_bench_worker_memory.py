@@ -18,6 +18,4 @@ def test_every_so_many_programs_one_leaks():
 
 def test_the_table_tells_failures_and_workers():
     found = {"sound": {"programs": 400, "failed": 1, "resident_mib": [300, 500, 310, 330], "workers": [1, 2, 2, 2]}}
-    assert table(found).splitlines()[-1] == (
-        "| sound | 400 | 1 | 2 | 500 MiB | 300 programs | 500 MiB | 310 MiB | 330 MiB |"
-    )
+    assert table(found).splitlines()[-1] == ("| sound | 400 | 1 | 2 | 500 MiB | 300 programs | 500 MiB | 310 MiB | 330 MiB |")

@@ -131,7 +131,7 @@ def test_paths_are_relative_to_where_a_command_is_given(tcl, monkeypatch, tmp_pa
     monkeypatch.setattr(exchange, "import_logs", lambda *given: calls.append(given) or [])
     monkeypatch.chdir(tmp_path / "deeper")
     assert tcl("import", "a.log", "/b.log", "-p", "p")[0] == 0 and Path.cwd() == tmp_path / "deeper"
-    (workspace, *given), = calls
+    ((workspace, *given),) = calls
     assert given == [[Path("a.log"), Path("/b.log")], "p", ""] and workspace.reports == Path("../data/reports")
 
 
@@ -238,7 +238,9 @@ def test_only_training_runs_in_several_processes(tcl, monkeypatch, command, code
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(training, "train", lambda workspace: "done")
     monkeypatch.setattr("tcl_core.learning.distributed.with_helpers", lambda work: work())  # there are none
-    sentence = f"tcl: tcl {command} is the work of one process, and torchrun started 2; run it without torchrun, which is for: train, distill\n"
+    sentence = (
+        f"tcl: tcl {command} is the work of one process, and torchrun started 2; run it without torchrun, which is for: train, distill\n"
+    )
     assert tcl(command) == ((0, "done\n", "") if code == 0 else (code, "", sentence))
 
 
@@ -292,7 +294,9 @@ SAYS = "from tcl_core import cli; from tcl_core.stages import candidates; import
 )  # fmt: skip
 def test_outputs_that_take_nothing(command, code, told):
     shell = f'"$0" -c "$1" {command}'
-    ended = subprocess.run(["bash", "-o", "pipefail", "-c", shell, sys.executable, SAYS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", shell, sys.executable, SAYS], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert (ended.returncode, ended.stderr, ended.stdout) == (code, told, "")
 
 
@@ -350,7 +354,9 @@ def test_what_is_no_params_file_does_not_lead_to_the_project_around_it(tcl, monk
     monkeypatch.chdir(tmp_path / "deeper")
     make(tmp_path / "deeper/params.yaml")
     code, _, err = tcl("candidates")
-    assert code == 2 and err == f"tcl: {tmp_path}/deeper/params.yaml is no file; restore it from the repository (git checkout params.yaml)\n"
+    assert (
+        code == 2 and err == f"tcl: {tmp_path}/deeper/params.yaml is no file; restore it from the repository (git checkout params.yaml)\n"
+    )
 
 
 def test_a_folder_that_is_gone(tcl, monkeypatch, tmp_path):
@@ -371,11 +377,29 @@ def test_a_log_of_a_bug_overwrites_nothing(tcl, monkeypatch, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/now-7.log").symlink_to(tmp_path / "params.yaml")
     code, _, err = tcl("candidates")
-    assert code == 1 and err.startswith(r"tcl: unexpected ZeroDivisionError: no\x1b programs; logs/now-7.log could not be written (File exists)")
+    assert code == 1 and err.startswith(
+        r"tcl: unexpected ZeroDivisionError: no\x1b programs; logs/now-7.log could not be written (File exists)"
+    )
     assert (tmp_path / "params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
 
 
-AT_ONCE = ("words", "import", "list", "serve", "collect", "holdout", "export", "profile", "predict n", "predict e", "predict z", "top", "run ", "rounds", "report")
+AT_ONCE = (
+    "words",
+    "import",
+    "list",
+    "serve",
+    "collect",
+    "holdout",
+    "export",
+    "profile",
+    "predict n",
+    "predict e",
+    "predict z",
+    "top",
+    "run ",
+    "rounds",
+    "report",
+)
 
 
 def test_wrong_command_lines_end_as_they_should(tcl, tmp_path):

@@ -99,9 +99,7 @@ def collection_in(pool, make_setup):
     programs, encoder = pool
 
     def make(folder, **changes):
-        given = dict(
-            programs=programs, encoder=encoder, hardware=(1.0,) * 11, host=HOST, setup=make_setup(), journal=folder
-        )
+        given = dict(programs=programs, encoder=encoder, hardware=(1.0,) * 11, host=HOST, setup=make_setup(), journal=folder)
         return Collection(**{**given, **changes})
 
     return make
@@ -237,9 +235,7 @@ def test_one_program_of_each_task_ranks_nothing(collected_in, runners, tmp_path,
 def test_the_first_model_comes_with_the_first_pair(collected_in, runners, tmp_path, pool):
     """Goals 1, 2, .. 6 of one task: round 1 is still at random, round 2 has a model of two programs."""
     model = FakeModel()
-    collection, _, _ = collected_in(
-        tmp_path, replace(PLAN, budget=6, initial=1, rounds=5), [model, FakeModel(1)], programs=pool[0][:30]
-    )
+    collection, _, _ = collected_in(tmp_path, replace(PLAN, budget=6, initial=1, rounds=5), [model, FakeModel(1)], programs=pool[0][:30])
     assert model.fitted == [2, 3, 4, 5] and collection.can_rank()
 
 
@@ -283,9 +279,7 @@ def test_twice_interrupted(collected_in, runners, tmp_path):
     assert outcome_of(resumed) == outcome_of(undisturbed) and len(runners[-1].jobs) == 13
 
 
-@pytest.mark.parametrize(
-    "changes", [{"sampler": "random"}, {"sampler": "rdu-paper"}, {"seed": 1}, {"budget": 40}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"sampler": "random"}, {"sampler": "rdu-paper"}, {"seed": 1}, {"budget": 40}], ids=str)
 def test_another_plan_selects_anew_and_measures_only_what_is_missing(collected_in, runners, tmp_path, changes):
     """The journal is a cache: it neither steers what is picked nor is anything in it measured again."""
     plan = replace(PLAN, **changes)
@@ -430,9 +424,7 @@ def test_another_protocol_and_another_pool_are_passed_over(collection_in, tmp_pa
 
 def test_latencies_of_another_target_are_not_this_ones(collection_in, tmp_path, make_setup):
     """The same platform name with another CPU name in params.yaml: what was measured before does not count."""
-    nehalem, haswell = (
-        replace(make_setup(), target={"kind": "llvm", "mcpu": mcpu, "num-cores": 1}) for mcpu in ("nehalem", "haswell")
-    )
+    nehalem, haswell = (replace(make_setup(), target={"kind": "llvm", "mcpu": mcpu, "num-cores": 1}) for mcpu in ("nehalem", "haswell"))
     write_journal(tmp_path, record_of(collection_in(tmp_path, setup=nehalem)))
     assert collection_in(tmp_path, setup=haswell).known == {}
     assert collection_in(tmp_path, setup=nehalem).known.keys() == {0}
@@ -440,14 +432,10 @@ def test_latencies_of_another_target_are_not_this_ones(collection_in, tmp_path, 
 
 @pytest.mark.parametrize("limits", [{"run_s": 20.0}, {"build_s": 60.0}, {"memory_bytes": 1 << 30}], ids=str)
 @pytest.mark.parametrize(("error", "measured"), [("timeout", 1), ("ok", 0), ("crash", 0), ("wrong-result", 0)])
-def test_other_limits_measure_again_only_what_timed_out(
-    collection_in, runners, tmp_path, make_setup, pool, error, measured, limits
-):
+def test_other_limits_measure_again_only_what_timed_out(collection_in, runners, tmp_path, make_setup, pool, error, measured, limits):
     before = collection_in(tmp_path, programs=pool[0][:1])
     latencies = (1e-3,) if error == "ok" else ()
-    write_journal(
-        tmp_path, record_of(before, error=error, latencies_s=latencies, protocol=before.setup.protocol_json(error))
-    )
+    write_journal(tmp_path, record_of(before, error=error, latencies_s=latencies, protocol=before.setup.protocol_json(error)))
     measure_all(collection_in(tmp_path, programs=pool[0][:1]), 0.0, ignore)
     assert runners[-1].jobs == []
     after = collection_in(tmp_path, programs=pool[0][:1], setup=make_setup(**limits))
@@ -508,8 +496,7 @@ def test_a_disk_that_fills_up_while_collecting(collected_in, collection_in, runn
     with disk_of(3000, journal / "records.jsonl"), pytest.raises(PlatformError) as raised:
         collect(collection_in(journal), PLAN, two_models(), ignore, told.append)
     assert str(raised.value) == (
-        f"cannot write {journal / 'records.jsonl'} (file too large); what was there before is kept; "
-        "free some space and run again"
+        f"cannot write {journal / 'records.jsonl'} (file too large); what was there before is kept; free some space and run again"
     )
     assert 2 <= len(told) < 24 and records_of(journal) == told
     resumed, _, _ = collected_in(journal)

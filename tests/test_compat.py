@@ -113,7 +113,10 @@ except KeyError:
 
 
 def test_torch_can_be_imported_after_a_compiler_without_it():
-    assert fresh("from tcl_core.compat import load_tvm; load_tvm(without_torch=True); import torch; print(torch.ones(2).sum().item())") == "2.0"
+    assert (
+        fresh("from tcl_core.compat import load_tvm; load_tvm(without_torch=True); import torch; print(torch.ones(2).sum().item())")
+        == "2.0"
+    )
 
 
 def test_importing_compat_loads_no_compiler():
@@ -240,9 +243,7 @@ def test_where_threads_cannot_be_bound(monkeypatch, function, error):
         patch.setattr(compat.os, function, refuses(error))
         with compat.calling_thread_pinned():
             pass
-    assert str(raised.value) == (
-        f"threads cannot be bound to cores here ({error}); set measure.pin_threads to false in params.yaml"
-    )
+    assert str(raised.value) == (f"threads cannot be bound to cores here ({error}); set measure.pin_threads to false in params.yaml")
 
 
 def test_threads_that_need_not_be_bound_need_no_right_to_it(monkeypatch):

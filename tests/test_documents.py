@@ -38,7 +38,10 @@ def test_links_within_the_repository_lead_somewhere(document):
 
 
 def test_a_name_that_is_gone_is_found():
-    assert lacking(ROOT / "docs" / "x.md", named("see `tcl_core/no_such.py`, `bench/tune.py` and `nowhere.md`")) == ["tcl_core/no_such.py", "nowhere.md"]
+    assert lacking(ROOT / "docs" / "x.md", named("see `tcl_core/no_such.py`, `bench/tune.py` and `nowhere.md`")) == [
+        "tcl_core/no_such.py",
+        "nowhere.md",
+    ]
 
 
 def test_the_readme_stays_short():

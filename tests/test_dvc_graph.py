@@ -200,7 +200,11 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
     shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/workspace.py", *tokens}
     own = {
         "train": {"tcl_core/ckd.py", "tcl_core/learning", "tcl_core/stages/training.py"},
-        "distill": {*(f"tcl_core/{name}.py" for name in ("bridge", "ckd", "completion", "teaching")), "tcl_core/learning", "tcl_core/stages/training.py"},
+        "distill": {
+            *(f"tcl_core/{name}.py" for name in ("bridge", "ckd", "completion", "teaching")),
+            "tcl_core/learning",
+            "tcl_core/stages/training.py",
+        },
         "baseline": {"tcl_core/learning", "tcl_core/stages/baselines.py"},
         "evaluate": {"tcl_core/evaluation", "tcl_core/stages/baselines.py", "tcl_core/stages/judging.py"},
     }

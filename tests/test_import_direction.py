@@ -155,4 +155,7 @@ def test_what_scripts_and_tests_import_of_ours_is_there():
 
 
 def test_a_name_that_moved_is_found():
-    assert missing_names("from tcl_core.errors import TclError, Gone\nfrom tcl_core import store, gone") == ["tcl_core.errors.Gone", "tcl_core.gone"]
+    assert missing_names("from tcl_core.errors import TclError, Gone\nfrom tcl_core import store, gone") == [
+        "tcl_core.errors.Gone",
+        "tcl_core.gone",
+    ]

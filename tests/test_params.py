@@ -125,7 +125,11 @@ def test_every_number_has_a_comment():
             "network 'resnet-50' is in both networks.train and networks.held_out",
         ),
         ("  min_tasks: 5 ", "  min_tasks: 0 ", "promote.min_tasks is 0; it must be an integer of at least 1"),
-        ("  first_confidence: 0.5 ", "  first_confidence: 1.5 ", "promote.first_confidence is 1.5; it must be a number of at least 0 and at most 1"),
+        (
+            "  first_confidence: 0.5 ",
+            "  first_confidence: 1.5 ",
+            "promote.first_confidence is 1.5; it must be a number of at least 0 and at most 1",
+        ),
         ("  first_confidence: 0.5 ", "  # first_confidence: 0.5 ", "section 'promote' of {file} lacks 'first_confidence'"),
         (
             "prev: host-avx2",
@@ -166,12 +170,7 @@ def test_reading_parameters_loads_nothing_heavy(project):
 
 def test_a_syntax_error_names_its_line(project):
     edit(project, "  repeats: 3 ", "  repeats: 3: 4 ")
-    line = (
-        project.read_text()
-        .splitlines()
-        .index(next(x for x in project.read_text().splitlines() if "3: 4" in x))
-        + 1
-    )
+    line = project.read_text().splitlines().index(next(x for x in project.read_text().splitlines() if "3: 4" in x)) + 1
     assert f"{project}, line {line}: not valid YAML" in error_of(project)
 
 
@@ -198,8 +197,7 @@ def flat(tree, prefix=""):
 
 def test_default_profile_holds_exactly_the_committed_values():
     committed, default, full = (
-        dict(flat(YAML(typ="safe").load(ROOT / name)))
-        for name in ("params.yaml", "profiles/default.yaml", "profiles/full.yaml")
+        dict(flat(YAML(typ="safe").load(ROOT / name))) for name in ("params.yaml", "profiles/default.yaml", "profiles/full.yaml")
     )
     assert default.keys() == full.keys()
     assert all(default[key] != full[key] for key in full), "a profile holds only keys that differ"
@@ -389,12 +387,15 @@ def test_a_folder_instead_of_parameters(project):
     ("schedule", "told"),
     [
         ('{run: pipeline, cron: "0 99 * * *", timezone: UTC}', "schedules.a.cron is '0 99 * * *', no cron expression (bad hour"),
-        ('{run: pipeline, cron: "0 2 * * *", timezone: Mars}', "schedules.a.cron has the time zone 'Mars', which this system does not know"),
+        (
+            '{run: pipeline, cron: "0 2 * * *", timezone: Mars}',
+            "schedules.a.cron has the time zone 'Mars', which this system does not know",
+        ),
         ('{run: collct, cron: "0 2 * * *", timezone: UTC}', "unknown schedules.a.run 'collct'"),
         ('{run: train, cron: "0 2 * * *", timezone: UTC, platform: host-avx2}', "schedules.a runs 'train' on a platform"),
         ('{run: drift, cron: "0 2 * * *", timezone: UTC, platform: host-avx3}', "did you mean 'host-avx2'?"),
         ('{run: distill, cron: "0 2 * * *", timezone: UTC, platform: host-sse42}', "unknown platform 'host-sse42'"),
-        ('{run: drift, timezone: UTC}', "section 'schedules.a' of"),
+        ("{run: drift, timezone: UTC}", "section 'schedules.a' of"),
     ],
 )
 def test_a_schedule_that_cannot_be_kept_is_refused(project, schedule, told):

@@ -42,7 +42,9 @@ def python(code: str, **more: str) -> subprocess.CompletedProcess:
 
 
 def test_importing_it_imports_nothing_heavy():
-    ended = python("import sys, tcl_core; print(sorted({'numpy', 'torch', 'tvm', 'mlflow', 'prefect', 'pyarrow', 'rich'} & set(sys.modules)))")
+    ended = python(
+        "import sys, tcl_core; print(sorted({'numpy', 'torch', 'tvm', 'mlflow', 'prefect', 'pyarrow', 'rich'} & set(sys.modules)))"
+    )
     assert ended.stdout == "[]\n"
 
 
@@ -122,7 +124,12 @@ def autotvm_log(path: Path, programs: int = 6) -> Path:
     arguments = [["TENSOR", [8, 16], "float32"], ["TENSOR", [32, 16], "float32"], None, "float32"]
     entity = lambda n: {"index": n, "code_hash": None, "entity": [["tile_y", "sp", [-1, 2**n]], ["tile_x", "sp", [-1, 4]]]}  # noqa: E731
     lines = [
-        {"input": ["llvm", "dense_nopack.x86", arguments, {}], "config": entity(n), "result": [[1e-3 * (n + 1)], 0, 1.0, 1.0], "version": 0.2}
+        {
+            "input": ["llvm", "dense_nopack.x86", arguments, {}],
+            "config": entity(n),
+            "result": [[1e-3 * (n + 1)], 0, 1.0, 1.0],
+            "version": 0.2,
+        }
         for n in range(programs)
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
@@ -283,7 +290,9 @@ import tcl_core as tcl
 def test_the_core_loads_and_ranks_without_any_extra(model, samples, tmp_path):
     tcl.Trained(model, HARDWARE).save(tmp_path / "m.safetensors")
     autotvm_log(tmp_path / "some.log")
-    code = BLOCKED + """
+    code = (
+        BLOCKED
+        + """
 model = tcl.load("m.safetensors")
 print(len(tcl.rank(model, "some.log")), len(tcl.samplers.rdu(tcl.datasets.log("some.log"), model, 3)))
 for wrong in (lambda: tcl.Trees, lambda: tcl.create("xgboost"), lambda: tcl.load("host-avx2"), lambda: tcl.datasets.reference().case("host-avx2")):
@@ -292,6 +301,7 @@ for wrong in (lambda: tcl.Trees, lambda: tcl.create("xgboost"), lambda: tcl.load
     except tcl.errors.TclError as error:
         print(error)
 """
+    )
     ended = python(code, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr[-2000:]
     counts, *sentences = ended.stdout.splitlines()

@@ -27,10 +27,7 @@ except OSError as error:
 print(json.dumps(said))
 """
 HELD = sandbox.barriers()
-needs = {
-    name: pytest.mark.skipif(name not in HELD, reason=f"the barrier '{name}' cannot be had here")
-    for name in sandbox.BARRIERS
-}
+needs = {name: pytest.mark.skipif(name not in HELD, reason=f"the barrier '{name}' cannot be had here") for name in sandbox.BARRIERS}
 
 
 @pytest.fixture
@@ -141,9 +138,7 @@ print(child.pid, flush=True)
 """
     path = os.pathsep.join((str(ROOT), str(place)))
     environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
     psutil.wait_procs(known := alive(int(done.stdout)), timeout=20)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in known)

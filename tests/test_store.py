@@ -53,9 +53,7 @@ def test_what_is_appended_is_read_back_across_sessions(journal):
     first, second, third = record(1), record(2, **FAILED), record(3, task="task-b")
     with Journal(journal) as writer:
         writer.append([first])
-        assert list(iter_journal(journal)) == [first], (
-            "durable and readable while the writer still holds the journal"
-        )
+        assert list(iter_journal(journal)) == [first], "durable and readable while the writer still holds the journal"
         writer.append([second])
     with Journal(journal) as writer:
         writer.append([third])
@@ -194,9 +192,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(journal, records):
         writer.append([record(100)])
     write_records(records, [record(100)])
     code = FULL_DISK.format(path=[str(Path(__file__).parent.parent)])
-    child = subprocess.run(
-        [sys.executable, "-c", code, str(journal), str(records)], capture_output=True, text=True, check=True
-    )
+    child = subprocess.run([sys.executable, "-c", code, str(journal), str(records)], capture_output=True, text=True, check=True)
     appended, replaced = child.stdout.splitlines()
     written = int(appended.split()[0])
     assert 2 <= written and "free some space" in appended and str(journal / "records.jsonl") in appended
@@ -283,9 +279,7 @@ def test_a_damaged_file_is_named(tmp_path, kind):
     path = tmp_path / "programs.parquet"
     write_table(path, "programs", [ROWS["programs"] | dict(program_id=n) for n in range(500)])
     damage(path, kind)
-    with pytest.raises(
-        DataError, match=r"programs\.parquet is damaged .*; delete it and run its stage again"
-    ) as raised:
+    with pytest.raises(DataError, match=r"programs\.parquet is damaged .*; delete it and run its stage again") as raised:
         read_table(path, "programs")
     assert "\n" not in str(raised.value)
 

@@ -57,9 +57,7 @@ def many(count: int, seed: int = 0) -> list[Record]:
         width = 2 + int(number) % 3
         decisions = tuple(int(d) for d in rng.integers(-3, 4, width))
         changes = FAILED if number % 7 == 0 else {}
-        found.append(
-            record(int(number), task=f"task-{rng.integers(5)}", sketch_id=width, decisions=decisions, **changes)
-        )
+        found.append(record(int(number), task=f"task-{rng.integers(5)}", sketch_id=width, decisions=decisions, **changes))
     return found
 
 
@@ -96,9 +94,7 @@ def test_bytes_depend_neither_on_the_order_nor_on_how_records_come(folder, small
     monkeypatch.setattr(sorting, "ROWS_PER_RUN", rows_per_run)
     for seed, size in ((1, 200), (2, 17)):
         shuffled = [rows[n] for n in np.random.default_rng(seed).permutation(200)]
-        write_record_columns(
-            folder / "records.parquet", (columns_of(shuffled[a : a + size]) for a in range(0, 200, size))
-        )
+        write_record_columns(folder / "records.parquet", (columns_of(shuffled[a : a + size]) for a in range(0, 200, size)))
         assert data_digest(folder) == digest
 
 
@@ -228,7 +224,6 @@ print(pyarrow.default_memory_pool().max_memory())
 def test_memory_does_not_grow_with_the_number_of_records(tmp_path):
     code = PEAK.format(path=[str(Path(__file__).parent.parent)])
     peaks = [
-        int(subprocess.check_output([sys.executable, "-c", code, str(tmp_path / f"{count}.parquet"), str(count)]))
-        for count in (8, 80)
+        int(subprocess.check_output([sys.executable, "-c", code, str(tmp_path / f"{count}.parquet"), str(count)])) for count in (8, 80)
     ]
     assert peaks[1] < 1.5 * peaks[0], "ten times the records, about the same memory"

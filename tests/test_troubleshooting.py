@@ -51,7 +51,11 @@ def template(node: ast.expr, module: ast.Module) -> list[str]:
         given += [part.value for part in ast.walk(module) if isinstance(part, ast.NamedExpr) and part.target.id == node.id]
         sources = [s.module for s in module.body if isinstance(s, ast.ImportFrom) and node.id in {name.name for name in s.names}]
         elsewhere = [modules()[f"{source.replace('.', '/')}.py"] for source in sources if f"{source.replace('.', '/')}.py" in modules()]
-        return [text for value in given for text in template(value, module)] or [text for m in elsewhere for text in template(node, m)] or [GAP]
+        return (
+            [text for value in given for text in template(value, module)]
+            or [text for m in elsewhere for text in template(node, m)]
+            or [GAP]
+        )
     return [GAP]
 
 

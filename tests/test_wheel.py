@@ -47,8 +47,16 @@ def test_it_holds_the_package_and_nothing_beside_it(wheel):
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tcl_core").rglob("*.py") if "__pycache__" not in path.parts}
     assert sources <= set(names)
     data = {name.removeprefix("tcl_core/package_data/") for name in names if name.startswith("tcl_core/package_data/")}
-    assert {"project/params.yaml", "project/dvc.yaml", "project/flows/pipeline.py", "project/profiles/full.yaml", "project/Makefile"} <= data
-    assert {f"reference/{path.relative_to(ROOT / 'data' / 'reference').as_posix()}" for path in (ROOT / "data" / "reference").rglob("*.parquet")} <= data
+    assert {
+        "project/params.yaml",
+        "project/dvc.yaml",
+        "project/flows/pipeline.py",
+        "project/profiles/full.yaml",
+        "project/Makefile",
+    } <= data
+    assert {
+        f"reference/{path.relative_to(ROOT / 'data' / 'reference').as_posix()}" for path in (ROOT / "data" / "reference").rglob("*.parquet")
+    } <= data
     assert "tcl_core/py.typed" in names and not any("__pycache__" in name for name in names)
 
 
@@ -58,7 +66,13 @@ def test_its_layers_of_dependencies(wheel):
     required = [line.removeprefix("Requires-Dist: ") for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
     core = {line.split(">")[0].split("<")[0].split("=")[0].strip() for line in required if "extra ==" not in line}
     assert core == {"numpy", "orjson", "pyarrow", "safetensors", "torch"}
-    assert {extra for extra in ("trees", "tvm", "pipeline", "cuda", "dev") if f"Provides-Extra: {extra}" in metadata} == {"trees", "tvm", "pipeline", "cuda", "dev"}
+    assert {extra for extra in ("trees", "tvm", "pipeline", "cuda", "dev") if f"Provides-Extra: {extra}" in metadata} == {
+        "trees",
+        "tvm",
+        "pipeline",
+        "cuda",
+        "dev",
+    }
 
 
 def run(command: list[str], folder: Path, settings: dict[str, str]) -> subprocess.CompletedProcess:

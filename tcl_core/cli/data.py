@@ -16,7 +16,9 @@ from tcl_core.errors import DRIFT, UsageError
 @app.command(rich_help_panel=DATA)
 def platforms(
     context: typer.Context,
-    similar: Annotated[Optional[str], typer.Option("--similar", help="Measure a few programs on this one: which other is nearest to it?")] = None,
+    similar: Annotated[
+        Optional[str], typer.Option("--similar", help="Measure a few programs on this one: which other is nearest to it?")
+    ] = None,
     probes: Annotated[int, typer.Option("--probes", min=8, max=10_000, help="How many, with --similar.")] = 48,
     as_json: AsJson = False,
 ) -> None:
@@ -34,7 +36,9 @@ def platforms(
 
 
 @app.command(rich_help_panel=DATA)
-def tasks(context: typer.Context, network: Annotated[Optional[str], typer.Argument(help="Show one network's tasks; none: write all.")] = None) -> None:
+def tasks(
+    context: typer.Context, network: Annotated[Optional[str], typer.Argument(help="Show one network's tasks; none: write all.")] = None
+) -> None:
     """Cut the networks of params.yaml into tasks.  Example: tcl tasks resnet-18"""
     from tcl_core.stages.candidates import cut_tasks, tasks_of, tasks_text
 
@@ -78,7 +82,9 @@ def holdout(context: typer.Context, platform: Platform = None, again: Again = Fa
 @app.command(rich_help_panel=DATA)
 def drift(
     context: typer.Context,
-    platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: each that was measured here.")] = None,
+    platform: Annotated[
+        Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: each that was measured here.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure a few held-out programs again: does the machine order them as it did?  Exits with 7 if not.

@@ -95,7 +95,9 @@ def profile(context: typer.Context, name: Annotated[str, typer.Argument(help="A 
 @app.command(rich_help_panel=USE)
 def report(
     context: typer.Context,
-    runs: Annotated[Optional[list[Path]], typer.Argument(help="Two runs to compare: projects, or copies of data/reports; none: the last run here.")] = None,
+    runs: Annotated[
+        Optional[list[Path]], typer.Argument(help="Two runs to compare: projects, or copies of data/reports; none: the last run here.")
+    ] = None,
     to: Annotated[Optional[Path], typer.Option(help="The HTML file; none: data/reports/report.html, or comparison.html of two.")] = None,
     force: Force = False,
 ) -> None:

@@ -83,7 +83,9 @@ def compare(
 def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tuple[str, str]:
     """Whether that is drift, and the sentence that says why."""
     if found.pairs < SAMPLE:
-        others = f", for others on this machine disturbed {found.disturbed} programs; try again when it is quieter" if found.disturbed else ""
+        others = (
+            f", for others on this machine disturbed {found.disturbed} programs; try again when it is quieter" if found.disturbed else ""
+        )
         return UNDECIDED, f"only {found.pairs} clear pairs of programs could be compared{others}"
     why = []
     if found.agreement.value < least_agreement:

@@ -58,9 +58,7 @@ def bootstrap_top_k(chosen: Picks, networks: Networks, draws: int, seed: int = 0
     return Interval(chosen.ratio(pooled(networks)), *np.percentile(ratios, [2.5, 97.5]).tolist())
 
 
-def random_top_k(
-    latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int, draws: int = 1000, seed: int = 0
-) -> Interval:
+def random_top_k(latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int, draws: int = 1000, seed: int = 0) -> Interval:
     """Top-k of a random ranking: the mean over ``draws`` rankings and the range of 95 % of them.
 
     Nothing is shuffled: the latency of the best of k random programs is drawn from its exact distribution.
@@ -69,10 +67,7 @@ def random_top_k(
     weight = task_weights(np.array([tasks[rows[0]] for rows, _ in groups]), pooled(networks))
     best_s = np.array([seconds.min() for _, seconds in groups])
     picked_s = np.stack(
-        [
-            rng.choice(np.sort(seconds), size=draws, p=first_of_random(len(seconds), k))
-            for _, seconds in groups
-        ]
+        [rng.choice(np.sort(seconds), size=draws, p=first_of_random(len(seconds), k)) for _, seconds in groups]
     )  # (T, draws)
     ratios = (best_s @ weight) / (weight @ picked_s)
     return Interval(float(ratios.mean()), *np.percentile(ratios, [2.5, 97.5]).tolist())
@@ -145,9 +140,7 @@ def model_figures(
         chosen = picks(predictions, latencies_s, tasks, k)
         figures[f"top_{k}"] = asdict(bootstrap_top_k(chosen, networks, draws, seed))
         figures[f"top_{k}_random"] = asdict(random_top_k(latencies_s, tasks, networks, k, draws, seed))
-        figures[f"top_{k}_network_average"] = top_k_network_average(
-            predictions, latencies_s, tasks, networks, k
-        )
+        figures[f"top_{k}_network_average"] = top_k_network_average(predictions, latencies_s, tasks, networks, k)
     return figures
 
 

@@ -49,15 +49,11 @@ def picks(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, k
         for rows, seconds in measured_tasks(latencies_s, tasks)
     ]
     if not found:
-        raise DataError(
-            "no task has a program that ran, so there is nothing to rank; measure held-out programs first"
-        )
+        raise DataError("no task has a program that ran, so there is nothing to rank; measure held-out programs first")
     return Picks(*(np.array(column) for column in zip(*found, strict=True)))
 
 
-def top_k(
-    predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int
-) -> float:
+def top_k(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int) -> float:
     """Pooled over networks m with tasks s of weight w, as TLP and TCL do; in (0, 1], 1 is best:
 
         sum_m sum_s min latency(s) * w(m, s)  /  sum_m sum_s min latency(the k ranked best of s) * w(m, s)
@@ -67,9 +63,7 @@ def top_k(
     return picks(predictions, latencies_s, tasks, k).ratio(pooled(networks))
 
 
-def top_k_network_average(
-    predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int
-) -> float:
+def top_k_network_average(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int) -> float:
     """TenSet's variant: the ratio of each network alone, then the plain mean; not ``top_k``'s scale."""
     chosen = picks(predictions, latencies_s, tasks, k)
     present = set(chosen.tasks.tolist())
@@ -83,9 +77,7 @@ def subset_top_1(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.nda
     subsets many programs have their say.  The subsets depend on the number of programs alone, so that models meet the same.
     """
     check_inputs(predictions, latencies_s, tasks)
-    return {
-        int(tasks[rows[0]]): _mean_top_1(predictions[rows], seconds) for rows, seconds in measured_tasks(latencies_s, tasks)
-    }
+    return {int(tasks[rows[0]]): _mean_top_1(predictions[rows], seconds) for rows, seconds in measured_tasks(latencies_s, tasks)}
 
 
 def _mean_top_1(predictions: np.ndarray, seconds: np.ndarray) -> float:
@@ -142,9 +134,7 @@ def task_weights(tasks: np.ndarray, weights: Mapping[int, float]) -> np.ndarray:
     """(T,) weight of each task, 0 where it has none.  Raises DataError when all are 0."""
     found = np.array([weights.get(task, 0.0) for task in tasks.tolist()], dtype=np.float64)
     if not found.any():
-        raise DataError(
-            "none of the networks' tasks has a program that ran; measure them first (stage holdout)"
-        )
+        raise DataError("none of the networks' tasks has a program that ran; measure them first (stage holdout)")
     return found
 
 
@@ -159,9 +149,7 @@ def measured_tasks(latencies_s: np.ndarray, tasks: np.ndarray) -> Iterator[tuple
 
 def check_inputs(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> None:
     if not len(predictions) == len(latencies_s) == len(tasks):
-        raise ValueError(
-            f"{len(predictions)} predictions, {len(latencies_s)} latencies, {len(tasks)} tasks do not align"
-        )
+        raise ValueError(f"{len(predictions)} predictions, {len(latencies_s)} latencies, {len(tasks)} tasks do not align")
     if np.isnan(predictions).any():
         count, task = np.isnan(predictions).sum(), tasks[int(np.isnan(predictions).argmax())]
         raise DataError(f"the model predicts NaN for {count} programs, first in task {task}; train it again")

@@ -42,15 +42,11 @@ def plot_top_k(evaluation: Mapping[str, Any], folder: str | Path) -> Path:
     return _save(figure, folder, "top_k.png")
 
 
-def _bars(
-    axes: Axes, platforms: Sequence[str], series: Mapping[str, Mapping[str, Mapping[str, float]]]
-) -> None:
+def _bars(axes: Axes, platforms: Sequence[str], series: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
     width = 0.8 / len(series)
     for index, (name, intervals) in enumerate(series.items()):
         at = [place for place, platform in enumerate(platforms) if platform in intervals]
-        value, low, high = (
-            np.array([intervals[platforms[p]][end] for p in at]) for end in ("value", "low", "high")
-        )
+        value, low, high = (np.array([intervals[platforms[p]][end] for p in at]) for end in ("value", "low", "high"))
         axes.bar(
             np.array(at) + (index - (len(series) - 1) / 2) * width, value, width, label=name,
             yerr=np.maximum([value - low, high - value], 0), capsize=3,
@@ -112,16 +108,10 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, Any]]], folder: str
         phases = list(dict.fromkeys(entry.get("phase", "") for entry in epochs))
         for index, phase in enumerate(phases):
             for name, style, meaning in (("loss", "-", "training"), ("valid_loss", "--", "validation")):
-                points = [
-                    (e["epoch"], e[name])
-                    for e in epochs
-                    if e.get("phase", "") == phase and e.get(name) is not None
-                ]
+                points = [(e["epoch"], e[name]) for e in epochs if e.get("phase", "") == phase and e.get(name) is not None]
                 if points:
                     label = f"{phase} {meaning}".strip()
-                    axes.plot(
-                        *zip(*points, strict=True), style, color=_SERIES[index % len(_SERIES)], label=label
-                    )
+                    axes.plot(*zip(*points, strict=True), style, color=_SERIES[index % len(_SERIES)], label=label)
         axes.set(xlabel="epoch", title=platform)
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         if axes.lines:

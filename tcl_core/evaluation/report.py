@@ -42,9 +42,7 @@ def _ranking_table(evaluation: Mapping[str, Any]) -> Any:
     for heading in (*(f"top-{k}" for k in ks), "pairs", "Spearman", "tasks", "programs"):
         table.add_column(heading, justify="right", no_wrap=True)
     for platform, own in evaluation["platforms"].items():
-        baselines = (
-            (name, figures.get(platform)) for name, figures in evaluation.get("baselines", {}).items()
-        )
+        baselines = ((name, figures.get(platform)) for name, figures in evaluation.get("baselines", {}).items())
         table.add_row(platform, "TCL", *_cells(own, ks))
         for name, figures in baselines:
             if figures:

@@ -74,9 +74,7 @@ class Encoder:
         """(N,) operator type of each program."""
         return np.array([self.tasks[key[0]].operator for key in keys])
 
-    def encode(
-        self, keys: Sequence[ProgramKey], hardware: Sequence[float], latencies_s: Sequence[float] | None = None
-    ) -> Samples:
+    def encode(self, keys: Sequence[ProgramKey], hardware: Sequence[float], latencies_s: Sequence[float] | None = None) -> Samples:
         """The programs as ``Samples``, in order; latencies default to inf (unknown)."""
         groups: dict[tuple[str, int], list[int]] = {}
         for row, (task_key, sketch, _) in enumerate(keys):

@@ -183,9 +183,7 @@ def _step_row(step: list[Any], values: np.ndarray, anchor: _Anchor) -> np.ndarra
         return token_row("Annotate", _all(ANNOTATE.row(key=[0.0, 0.0, 1.0]), ANNOTATE.values, values.T), count)
     if kind == "AN":
         return _annotation_row(values[:, 0])
-    numbers = [
-        float(x) for part in step[1:] for x in (part if isinstance(part, list) else [part]) if isinstance(x, int)
-    ]
+    numbers = [float(x) for part in step[1:] for x in (part if isinstance(part, list) else [part]) if isinstance(x, int)]
     return token_row(TEMPLATES.get(kind, "other"), _all(PRIMITIVE.row(anchor=is_anchor), PRIMITIVE.numbers, numbers), count)
 
 

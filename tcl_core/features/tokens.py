@@ -44,9 +44,7 @@ LINE_BYTES = 64
 IGNORED = ("Unannotate",)
 
 
-def program_tokens(
-    primitives: Sequence[Primitive], workload: Workload, hardware: Sequence[float], decisions: np.ndarray
-) -> np.ndarray:
+def program_tokens(primitives: Sequence[Primitive], workload: Workload, hardware: Sequence[float], decisions: np.ndarray) -> np.ndarray:
     """(N, L, F) float32 rows of the N programs that ``decisions`` (N, width) make of one sketch.
 
     ``hardware`` are the platform's fields in fixed order; 0 stands for unknown.

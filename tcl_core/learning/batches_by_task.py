@@ -54,9 +54,7 @@ def usable_tasks(samples: Samples) -> list[np.ndarray]:
     groups = list(rows_by_task(samples.tasks))
     kept = [rows for rows in groups if len(rows) >= 2]
     if not kept:
-        raise DataError(
-            f"none of the {len(groups)} tasks has two measured programs to compare; collect more records."
-        )
+        raise DataError(f"none of the {len(groups)} tasks has two measured programs to compare; collect more records.")
     if len(kept) < len(groups):
         lone = next(rows for rows in groups if len(rows) < 2)
         log.info(
@@ -90,13 +88,9 @@ def _refuse(samples: Samples, bad: np.ndarray, what: str) -> None:
         raise DataError(f"a program of task '{task}' has {what} again.")
 
 
-def group_tasks(
-    groups: Sequence[np.ndarray], batch_size: int, rng: np.random.Generator
-) -> list[list[np.ndarray]]:
+def group_tasks(groups: Sequence[np.ndarray], batch_size: int, rng: np.random.Generator) -> list[list[np.ndarray]]:
     """Shuffled batches of whole tasks, up to ``batch_size`` programs each; larger tasks are split."""
-    parts = [
-        part for rows in groups for part in np.array_split(rng.permutation(rows), -(-len(rows) // batch_size))
-    ]
+    parts = [part for rows in groups for part in np.array_split(rng.permutation(rows), -(-len(rows) // batch_size))]
     batches, room = [], 0
     for i in rng.permutation(len(parts)):
         if not batches or len(parts[i]) > room:

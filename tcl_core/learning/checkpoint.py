@@ -40,15 +40,11 @@ def run_identity(settings: object, network: nn.Module, train: Samples, valid: Sa
     """A string that differs for runs that would not end in the same weights."""
     sums = [zlib.crc32(tensor.detach().cpu().numpy().tobytes()) for tensor in network.state_dict().values()]
     for samples in (train, valid) if valid is not None else (train,):
-        sums += [
-            zlib.crc32(array.tobytes()) for array in (samples.features, samples.latencies_s, samples.tasks)
-        ]
+        sums += [zlib.crc32(array.tobytes()) for array in (samples.features, samples.latencies_s, samples.tasks)]
     return f"{FORMAT} {settings!r} {zlib.crc32(repr(sums).encode()):08x}"
 
 
-def save_checkpoint(
-    folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
-) -> None:
+def save_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
     """Replace the folder's checkpoint in one step."""
     tensors = {f"network/{name}": tensor for name, tensor in network.state_dict().items()}
     tensors |= {f"best/{name}": tensor for name, tensor in progress.best_weights.items()}
@@ -59,9 +55,7 @@ def save_checkpoint(
     write_tensors(folder / FILE, save, tensors, {"identity": identity, "progress": json.dumps(facts)})
 
 
-def load_checkpoint(
-    folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer
-) -> Progress:
+def load_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Put network and optimizer where the checkpoint left them; a fresh Progress when there is none.
 
     A checkpoint of other data or settings, or a damaged one, is left out with a warning and later

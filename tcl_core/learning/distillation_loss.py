@@ -18,6 +18,7 @@ from tcl_core.learning.losses import lambda_rank, predicted_ranks, within_task
 
 SHRUNK = 16.0  # pairs by which a task's error is drawn to the mean of all
 
+
 class DistillationLoss:
     """The knowledge base's loss for the step on batch j:
 
@@ -81,9 +82,7 @@ def batch_trust(teacher: nn.Module, train: Samples, settings: FitSettings) -> np
     A batch that the teacher ranks badly is distilled less; all ones when it ranks all batches equally well.
     """
     with torch.inference_mode():
-        batches = epoch_batches(
-            train, usable_tasks(train), settings, 0, False, next(teacher.parameters()).device
-        )
+        batches = epoch_batches(train, usable_tasks(train), settings, 0, False, next(teacher.parameters()).device)
         errors = {batch.number: ranking_loss(teacher, batch, settings.sigma).item() for batch in batches}
     return trust_of_errors(np.array([errors[j] for j in range(len(errors))]))
 

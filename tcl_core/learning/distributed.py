@@ -176,7 +176,9 @@ def _together() -> Iterator[None]:
         yield
     except RuntimeError as error:
         where = f"process {dist.get_rank()} of {processes()}" if dist.is_initialized() else "a process"
-        reason = shown((str(error).splitlines() or ["no reason given"])[0].split("] ", 1)[-1].split(". ")[0])  # without gloo's place and advice
+        reason = shown(
+            (str(error).splitlines() or ["no reason given"])[0].split("] ", 1)[-1].split(". ")[0]
+        )  # without gloo's place and advice
         raise PlatformError(
             f"{where} is without the others: one has ended or does not answer ({reason}); see what that one said, then run "
             "the same command again, which goes on from the last checkpoint"

@@ -144,9 +144,7 @@ def fit_network(
     return FitReport(tuple(progress.losses), kept, sum(map(len, groups)), len(groups))
 
 
-def validation_metrics(
-    network: nn.Module, samples: Samples, batch_size: int, sigma: float = 1.0
-) -> dict[str, float]:
+def validation_metrics(network: nn.Module, samples: Samples, batch_size: int, sigma: float = 1.0) -> dict[str, float]:
     """Mean over tasks of the LambdaRank loss and of top-1: the score of the program predicted to be best."""
     with torch.inference_mode():
         batches = batches_in_order(samples, usable_tasks(samples), batch_size, _device(network))
@@ -221,14 +219,10 @@ def _broken_task(network: nn.Module, batch: Batch, train: Samples) -> str:
     with torch.inference_mode():
         broken = ~torch.isfinite(batch.by_task(network(batch.features, batch.lengths))).flatten(1).all(1)
     task = train.task_name(int(batch.tasks[int(broken.int().argmax())]))
-    return (
-        f"the training loss is not finite on task '{task}'; look at its tokens, or lower the learning rate."
-    )
+    return f"the training loss is not finite on task '{task}'; look at its tokens, or lower the learning rate."
 
 
-def _validate(
-    network: nn.Module, valid: Samples, settings: FitSettings, progress: Progress
-) -> dict[str, float]:
+def _validate(network: nn.Module, valid: Samples, settings: FitSettings, progress: Progress) -> dict[str, float]:
     """Metrics on the validation tasks; keeps the weights when they are the best so far."""
     metrics = validation_metrics(network, valid, settings.batch_size, settings.sigma)
     if metrics["valid_loss"] < progress.best_loss:

@@ -67,9 +67,7 @@ def normalised_gains(labels: Tensor) -> Tensor:
 def predicted_ranks(predicted: Tensor, mask: Tensor) -> Tensor:
     """(T, P) place of each program by predicted score, 1 for the highest; padding comes last; no gradient."""
     order = predicted.detach().masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    places = torch.arange(1, order.shape[1] + 1, device=order.device, dtype=predicted.dtype).expand_as(
-        predicted
-    )
+    places = torch.arange(1, order.shape[1] + 1, device=order.device, dtype=predicted.dtype).expand_as(predicted)
     return torch.empty_like(predicted).scatter_(1, order, places)
 
 

@@ -183,9 +183,7 @@ class RemoteClock:
     Each call runs the program once more, untimed, which TVM's evaluator does before it starts its clock.
     """
 
-    def __init__(
-        self, device: RemoteDevice, program: RemoteProgram, arguments: Sequence[RemoteTensor], flush: bool
-    ) -> None:
+    def __init__(self, device: RemoteDevice, program: RemoteProgram, arguments: Sequence[RemoteTensor], flush: bool) -> None:
         self._device, self._program, self._arguments = device, program, arguments
         self._flushed_bytes = FLUSHED_BYTES if flush else 0
 
@@ -286,7 +284,9 @@ def _read_description(text: Any, address: str) -> dict[str, Any]:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         known = False
     if not known:
-        raise PlatformError(f"the device {address} does not say what its host is as this version asks it; start it anew with: tcl device serve")
+        raise PlatformError(
+            f"the device {address} does not say what its host is as this version asks it; start it anew with: tcl device serve"
+        )
     return {"host": shown(host), "hardware": hardware}
 
 

@@ -85,9 +85,7 @@ def _run_server(host: str, port: str, key: str, tracker_host: str, tracker_port:
     first, end = (int(port), int(port) + 1) if int(port) else SERVER_PORTS
     reached_at = None if host in ("0.0.0.0", "::") else host  # None: where the tracker sees the server
     tracker = (tracker_host, int(tracker_port))
-    return server.PopenRPCServerState(
-        host, first, end, tracker_addr=tracker, key=key, custom_addr=reached_at, silent=True
-    )
+    return server.PopenRPCServerState(host, first, end, tracker_addr=tracker, key=key, custom_addr=reached_at, silent=True)
 
 
 def _register_functions() -> None:

@@ -103,8 +103,7 @@ class CostModel(ABC):
         """Raise DataError for samples whose rows are not what the model reads."""
         if samples.holds != self.reads:
             raise DataError(
-                f"the {self.name} model reads {self.reads}, and these samples hold {samples.holds}; "
-                f"give it samples that hold {self.reads}."
+                f"the {self.name} model reads {self.reads}, and these samples hold {samples.holds}; give it samples that hold {self.reads}."
             )
 
 

@@ -57,9 +57,7 @@ class LateralMamba(nn.Module):
         self.column = column
         self.base = base.requires_grad_(False)
         widths = MambaNetwork.WIDTHS
-        self.adapters = nn.ModuleList(
-            Adapter(widths[i - 1], adapter_width, widths[i]) for i in range(1, len(widths))
-        )
+        self.adapters = nn.ModuleList(Adapter(widths[i - 1], adapter_width, widths[i]) for i in range(1, len(widths)))
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B,) scores of (B, L, F) tokens of which the first ``lengths`` (B,) count."""
@@ -104,7 +102,4 @@ class LateralMambaModel(TorchCostModel):
         return model
 
     def _start(self, train: Samples) -> nn.Module:
-        raise UsageError(
-            "a lateral-mamba model learns beside a knowledge base; train a 'mamba' model first and "
-            "distill along the chain."
-        )
+        raise UsageError("a lateral-mamba model learns beside a knowledge base; train a 'mamba' model first and distill along the chain.")

@@ -175,9 +175,7 @@ class MambaNetwork(nn.Module):
     WIDTHS = (64, 128, 128, 128, 64, 32, 1)
     EMBEDDING = WIDTHS[-2]
 
-    def __init__(
-        self, features: int, kinds: int = 0, last: bool = False, state: int = 8, kernel: int = 4, rank: int = 8
-    ) -> None:
+    def __init__(self, features: int, kinds: int = 0, last: bool = False, state: int = 8, kernel: int = 4, rank: int = 8) -> None:
         """``kinds``: of tokens, to standardise them by; 0 takes them as they are.  ``last``: the score is that of the last
         token in use, which has seen all the others, and not the sum over all.
         """

@@ -110,10 +110,7 @@ class PlatformLoss:
     def __call__(self, network: MtlTlpNetwork, batch: Batch) -> Tensor:
         x = network.trunk(batch.features, batch.lengths)
         platforms = torch.from_numpy(batch.tasks // self.tasks).to(batch.mask.device)
-        return sum(
-            self._of_head(network.heads[platform], x, batch, platforms == platform)
-            for platform in platforms.unique().tolist()
-        )
+        return sum(self._of_head(network.heads[platform], x, batch, platforms == platform) for platform in platforms.unique().tolist())
 
     def _of_head(self, head: TlpDecoder, x: Tensor, batch: Batch, mine: Tensor) -> Tensor:
         """``mine`` (T,) says which of the batch's tasks are the head's; it decodes their programs only."""

@@ -100,9 +100,7 @@ def prepare_part(W, N, R, K):
                 for half in T.unroll(2):  # two chains of additions, of which one hides the other's latency
                     for r in T.unroll(registers):
                         for k in T.vectorized(V):
-                            sums[half, r, k] = (
-                                sums[half, r, k] + room[U, t, 2 * d + half] * inner[2 * d + half, r * V + k]
-                            )
+                            sums[half, r, k] = sums[half, r, k] + room[U, t, 2 * d + half] * inner[2 * d + half, r * V + k]
             for r in T.unroll(registers):
                 for k in T.vectorized(V):
                     s[t, r * V + k] = sums[0, r, k] + sums[1, r, k]
@@ -169,11 +167,7 @@ def forward_kernel(W, N, R, K):
                             )
                             v[k] = v[k] + h[n, k] * s[t, R + N + n]
                     for k in T.vectorized(V):
-                        out[b, t, d * V + k] = (
-                            v[k]
-                            * projected[index[b, t], W + d * V + k]
-                            * sigmoid(projected[index[b, t], W + d * V + k])
-                        )
+                        out[b, t, d * V + k] = v[k] * projected[index[b, t], W + d * V + k] * sigmoid(projected[index[b, t], W + d * V + k])
 
     return forward
 
@@ -258,11 +252,7 @@ def last_kernel(W, N, R, K):
                     for k in T.vectorized(V):
                         v[k] = v[k] + h[n, k] * read[n // V, n % V]
                 for k in T.vectorized(V):
-                    out[b, d * V + k] = (
-                        v[k]
-                        * projected[index[b, end], W + d * V + k]
-                        * sigmoid(projected[index[b, end], W + d * V + k])
-                    )
+                    out[b, d * V + k] = v[k] * projected[index[b, end], W + d * V + k] * sigmoid(projected[index[b, end], W + d * V + k])
 
     return last
 
@@ -303,8 +293,7 @@ def begin_parts(W, N, R, K):
                 for k in T.vectorized(V):
                     states[1, t, n, k] = exp2(room[DELTA, t, d * V + k] * A[n, d * V + k])
                     states[0, t + 1, n, k] = (
-                        states[1, t, n, k] * states[0, t, n, k]
-                        + room[DELTA, t, d * V + k] * room[U, t, d * V + k] * s[t, R + n]
+                        states[1, t, n, k] * states[0, t, n, k] + room[DELTA, t, d * V + k] * room[U, t, d * V + k] * s[t, R + n]
                     )
 
     return clear, replay
@@ -325,9 +314,9 @@ def output_part(W, N, R, K):
                 v[k] = v[k] + states[0, t + 1, n, k] * s[t, R + N + n]
         for k in T.vectorized(V):
             grad_y[k] = sigmoid(projected[index[b, t], W + d * V + k])
-            grad_projected[index[b, t], W + d * V + k] = grad_projected[
-                index[b, t], W + d * V + k
-            ] + grad[b, t, d * V + k] * v[k] * silu_slope(projected[index[b, t], W + d * V + k], grad_y[k])
+            grad_projected[index[b, t], W + d * V + k] = grad_projected[index[b, t], W + d * V + k] + grad[b, t, d * V + k] * v[
+                k
+            ] * silu_slope(projected[index[b, t], W + d * V + k], grad_y[k])
             grad_y[k] = grad_y[k] * projected[index[b, t], W + d * V + k] * grad[b, t, d * V + k]
 
     return through_output
@@ -346,15 +335,11 @@ def states_part(W, N, R, K):
             for k in T.vectorized(V):
                 grad_h[n, k] = grad_h[n, k] + grad_y[k] * s[t, R + N + n]
                 lanes[t, R + N + n, k] = lanes[t, R + N + n, k] + grad_y[k] * states[0, t + 1, n, k]
-                lanes[t, R + n, k] = lanes[t, R + n, k] + grad_h[n, k] * (
-                    room[DELTA, t, d * V + k] * room[U, t, d * V + k]
-                )
+                lanes[t, R + n, k] = lanes[t, R + n, k] + grad_h[n, k] * (room[DELTA, t, d * V + k] * room[U, t, d * V + k])
                 into[k] = into[k] + grad_h[n, k] * s[t, R + n]
                 grad_h[n, k] = grad_h[n, k] * states[1, t, n, k]
                 slope[k] = slope[k] + grad_h[n, k] * states[0, t, n, k] * A[n, d * V + k]
-                part[DECAY + n, d * V + k] = (
-                    part[DECAY + n, d * V + k] + grad_h[n, k] * states[0, t, n, k] * room[DELTA, t, d * V + k]
-                )
+                part[DECAY + n, d * V + k] = part[DECAY + n, d * V + k] + grad_h[n, k] * states[0, t, n, k] * room[DELTA, t, d * V + k]
         for k in T.vectorized(V):
             room[GRAD_U, t, d * V + k] = into[k] * room[DELTA, t, d * V + k] + D[d * V + k] * grad_y[k]
             slope[k] = (into[k] * room[U, t, d * V + k] + slope[k] * LN2) * sigmoid(room[STEP, t, d * V + k])
@@ -404,9 +389,7 @@ def input_parts(W, N, R, K):
             for j in T.unroll(K):
                 if t + j >= K - 1:
                     for k in T.vectorized(V):
-                        part[j, d * V + k] = (
-                            part[j, d * V + k] + v[k] * projected[index[b, t + j - (K - 1)], d * V + k]
-                        )
+                        part[j, d * V + k] = part[j, d * V + k] + v[k] * projected[index[b, t + j - (K - 1)], d * V + k]
         for t, d in T.grid(length, W // V):
             for k in T.vectorized(V):
                 v[k] = grad_projected[index[b, t], d * V + k]
@@ -470,9 +453,7 @@ def backward_kernel(W, N, R, K):
                 replay(d, length, room, s, A, states, grad_h)
                 for step in range(length):
                     t: T.let = length - 1 - step
-                    through_output(
-                        b, d, t, projected, index, D, room, s, states, grad, grad_projected, v, into, slope, grad_y
-                    )
+                    through_output(b, d, t, projected, index, D, room, s, states, grad, grad_projected, v, into, slope, grad_y)
                     through_states(d, t, dt, A, D, room, s, states, lanes, part, into, slope, grad_y, grad_h)
             through_projection(length, room, lanes, grad_s, part, v)
             through_convolution(b, length, projected, index, taps, x_proj, room, grad_s, part, grad_projected, v)

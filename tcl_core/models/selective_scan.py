@@ -45,9 +45,7 @@ def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D:
     if u.is_cuda and _gpu_scan() is not None:
         return _on_gpu(u, delta, A, B, C, D)
     if not torch.is_grad_enabled():
-        return selective_scan_reference(
-            u, delta, A, B, C, D
-        )  # keeps one state, where StepwiseScan keeps them all
+        return selective_scan_reference(u, delta, A, B, C, D)  # keeps one state, where StepwiseScan keeps them all
     return StepwiseScan.apply(u, delta, A, B, C, D)
 
 
@@ -63,9 +61,7 @@ class StepwiseScan(torch.autograd.Function):
         states = u.new_empty(u.shape[1], u.shape[0], *A.shape)
         h = u.new_zeros(u.shape[0], *A.shape)
         for t in range(u.shape[1]):
-            h = torch.addcmul(
-                (delta[:, t] * u[:, t])[..., None] * B[:, t, None, :], torch.exp(delta[:, t, :, None] * A), h
-            )
+            h = torch.addcmul((delta[:, t] * u[:, t])[..., None] * B[:, t, None, :], torch.exp(delta[:, t, :, None] * A), h)
             states[t] = h
         ctx.save_for_backward(u, delta, A, B, C, D, states)
         return torch.einsum("lbdn,bln->bld", states, C) + D * u

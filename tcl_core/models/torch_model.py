@@ -59,9 +59,7 @@ class TorchCostModel(CostModel):
             self.network = self._start(train)
         self._check_features(train)
         self.network.to(self.device)
-        self.report = fit_network(
-            self.network, train, valid, self.settings, on_epoch=on_epoch, checkpoint=checkpoint
-        )
+        self.report = fit_network(self.network, train, valid, self.settings, on_epoch=on_epoch, checkpoint=checkpoint)
         return self
 
     def _start(self, train: Samples) -> nn.Module:
@@ -85,9 +83,7 @@ class TorchCostModel(CostModel):
     def embed(self, samples: Samples) -> np.ndarray:
         """(N, E) float32: where the last hidden layer puts each program; raises as ``predict``."""
         self._check_ready(samples)
-        return self._in_chunks(
-            samples, self.network.embed, np.empty((len(samples), self.network.EMBEDDING), np.float32)
-        )
+        return self._in_chunks(samples, self.network.embed, np.empty((len(samples), self.network.EMBEDDING), np.float32))
 
     def _check_ready(self, samples: Samples) -> None:
         if self.network is None:
@@ -95,9 +91,7 @@ class TorchCostModel(CostModel):
         self._check_features(samples)
         check_features(samples)
 
-    def _in_chunks(
-        self, samples: Samples, function: Callable[[Tensor, Tensor], Tensor], values: np.ndarray
-    ) -> np.ndarray:
+    def _in_chunks(self, samples: Samples, function: Callable[[Tensor, Tensor], Tensor], values: np.ndarray) -> np.ndarray:
         """``values`` filled with ``function`` of all programs, a chunk of similar lengths at a time.
 
         On a CPU each of torch's threads takes chunks of its own: half of a pass is too small or too serial to be shared.
@@ -167,10 +161,7 @@ class TorchCostModel(CostModel):
             model.network = cls.build(**facts["arguments"]).eval()
             model.network.load_state_dict(weights)
         except (RuntimeError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"'{folder}' was saved by another version ({str(error).splitlines()[0]}); "
-                "train the model again."
-            ) from None
+            raise DataError(f"'{folder}' was saved by another version ({str(error).splitlines()[0]}); train the model again.") from None
         return model
 
 

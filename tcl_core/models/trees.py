@@ -247,9 +247,7 @@ class _Ranking:
         return ranking_metrics(predicted, self.sigma)
 
 
-def rank_derivatives(
-    predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def rank_derivatives(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> tuple[Tensor, Tensor]:
     """(T, P) first and second derivatives of the tasks' LambdaRank losses (``losses.lambda_rank``) by ``predicted``.
 
     Each task's are divided by its mean pair weight per program, so that every program of every task counts alike.

@@ -120,9 +120,7 @@ def contrastive_loss(
     return F.cross_entropy(alike / temperature, torch.arange(len(states), device=states.device))
 
 
-def transition_loss(
-    predicted: Tensor, real: Tensor, names: Tensor, tasks: Tensor, attraction: float = 0.5, margin: float = 0.2
-) -> Tensor:
+def transition_loss(predicted: Tensor, real: Tensor, names: Tensor, tasks: Tensor, attraction: float = 0.5, margin: float = 0.2) -> Tensor:
     """Mean over states of  attraction d(z_hat, z) + (1 - attraction) max(0, d(z_hat, z) - d(z_hat, z') + margin).
 
     predicted and real are (M, D), d is the squared distance, and z' the hard negative: the real state of the same

@@ -14,6 +14,7 @@ from tcl_core.gpu import GpuHardware
 from tcl_core.platforms.cpus import cpu_named
 from tcl_core.platforms.host import copy_bandwidth_gbs, host_fields
 
+
 @dataclass(frozen=True)
 class Hardware:
     """The eleven CPU fields of arXiv 2604.12891, in the order in which models see them; 0 stands for unknown.

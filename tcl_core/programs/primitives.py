@@ -150,9 +150,7 @@ def trace_primitives(trace: Any, workload: Workload) -> list[Primitive]:
     return _read(trace, workload, sampled, {})
 
 
-def _read(
-    trace: Any, workload: Workload, sampled: Mapping[int, tuple[Number, ...]], parallel: Mapping[int, Hole]
-) -> list[Primitive]:
+def _read(trace: Any, workload: Workload, sampled: Mapping[int, tuple[Number, ...]], parallel: Mapping[int, Hole]) -> list[Primitive]:
     reader, found = _Reader(workload, sampled), []
     for position, instruction in enumerate(trace.insts):
         if instruction.kind.name == "EnterPostproc":

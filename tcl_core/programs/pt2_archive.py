@@ -23,9 +23,7 @@ from tcl_core.files import shown
 MOST_MEMBERS = 100_000
 LARGEST_BYTES = 8 << 30  # of one tensor
 LIBRARIES = (".so", ".o", ".a", ".cpp", ".cu", ".cubin", ".py", ".pyc")
-OPERATOR = re.compile(
-    r"torch\.ops\.(?!_)\w+\.\w+\.\w+|torch\.ops\.higher_order\.\w+|torch\.sym_\w+|_operator\.\w+|math\.\w+", re.ASCII
-)
+OPERATOR = re.compile(r"torch\.ops\.(?!_)\w+\.\w+\.\w+|torch\.ops\.higher_order\.\w+|torch\.sym_\w+|_operator\.\w+|math\.\w+", re.ASCII)
 FROM_FILES = "torch.ops.aten.from_file"
 
 

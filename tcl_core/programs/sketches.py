@@ -69,11 +69,7 @@ class Slot:
     def neighbour(self, tiling: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The (width,) tiling with one prime factor at another level; any of the choices where none of these is one."""
         factors = [int(factor) for factor in tiling]
-        moves = [
-            (source, target, prime)
-            for source, target in permutations(range(self.width), 2)
-            for prime in _primes(factors[source])
-        ]
+        moves = [(source, target, prime) for source, target in permutations(range(self.width), 2) for prime in _primes(factors[source])]
         for place in rng.permutation(len(moves)):
             source, target, prime = moves[place]
             moved = list(factors)
@@ -223,10 +219,7 @@ class DesignSpace:
             replayed = self._replay_at_random(sketch.trace, seed)
             for values, slot in zip(seen, sketch.slots, strict=True):
                 values.append(tuple(_read_slot(slot.kind, replayed.insts[slot.instruction], replayed.decisions)))
-        slots = (
-            replace(slot, choices=_choices(slot, sketch.trace.insts, values))
-            for slot, values in zip(sketch.slots, seen, strict=True)
-        )
+        slots = (replace(slot, choices=_choices(slot, sketch.trace.insts, values)) for slot, values in zip(sketch.slots, seen, strict=True))
         return replace(sketch, slots=tuple(slots))
 
     def _replay_at_random(self, trace: Any, seed: int) -> Any:
@@ -293,10 +286,7 @@ def _locations(instructions: Sequence[Any], seen: set[int]) -> np.ndarray:
 def perfect_tilings(extent: int, parts: int, largest_inner: int) -> np.ndarray:
     """(C, parts) all ordered factorisations of ``extent`` whose last factor is at most ``largest_inner``."""
     rows = [
-        (*outer, inner)
-        for inner in _divisors(extent)
-        if inner <= largest_inner
-        for outer in _ordered_factors(extent // inner, parts - 1)
+        (*outer, inner) for inner in _divisors(extent) if inner <= largest_inner for outer in _ordered_factors(extent // inner, parts - 1)
     ]
     return np.array(rows, dtype=np.int32)
 

@@ -33,7 +33,9 @@ def pinned(name: str) -> tuple[str, int | None]:
     if not colon:
         return platform, None
     if not re.fullmatch("[1-9][0-9]{0,8}", number):
-        raise UsageError(f"'{shown(name)}' names no version; write PLATFORM:NUMBER, such as host-avx2:3, or the platform alone for its champion")
+        raise UsageError(
+            f"'{shown(name)}' names no version; write PLATFORM:NUMBER, such as host-avx2:3, or the platform alone for its champion"
+        )
     return platform, int(number)
 
 

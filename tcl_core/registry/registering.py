@@ -25,7 +25,7 @@ FLOW_RUN_ID = "TCL_FLOW_RUN_ID"  # set by the flow for the commands it starts
 ABOUT = "Cost models of {platform}. Aliases: `champion`, what compilers load; `candidate`, the latest one that is not; `previous`, the champion before."
 LOAD = (
     'Load it: `tcl_core.registry.load_champion("{platform}")` while it is the champion, `("{platform}:N")` by its number N as a '
-    "version, or `mlflow.pyfunc.load_model(\"models:/{name}/N\")`."
+    'version, or `mlflow.pyfunc.load_model("models:/{name}/N")`.'
 )
 
 
@@ -101,9 +101,7 @@ def version_of(platform: str, model_folder: Path, tags: Mapping[str, str]) -> in
     with opened() as client:
         version = known(client, model_name(platform), run_key(platform, model_folder, tags))
     if version is None:
-        raise RegistryError(
-            f"the model of {platform} in {model_folder} is not registered; run: tcl register --platform {platform}"
-        )
+        raise RegistryError(f"the model of {platform} in {model_folder} is not registered; run: tcl register --platform {platform}")
     return int(version.version)
 
 

@@ -63,9 +63,26 @@ def dots(name: str, alt: str, rows: Sequence[Dot], xlabel: str) -> Markup:
             if row.value is None:
                 continue
             if row.low is not None and row.high is not None:
-                axes.plot([row.low, min(row.high, 1)], [place, place], color=colour(row.colour), linewidth=3, alpha=0.4, solid_capstyle="round", clip_on=False)
+                axes.plot(
+                    [row.low, min(row.high, 1)],
+                    [place, place],
+                    color=colour(row.colour),
+                    linewidth=3,
+                    alpha=0.4,
+                    solid_capstyle="round",
+                    clip_on=False,
+                )
             face = PAPER if row.hollow else colour(row.colour)
-            axes.plot([row.value], [place], "o", color=colour(row.colour), markersize=6.5, markerfacecolor=face, markeredgewidth=1.6, clip_on=False)
+            axes.plot(
+                [row.value],
+                [place],
+                "o",
+                color=colour(row.colour),
+                markersize=6.5,
+                markerfacecolor=face,
+                markeredgewidth=1.6,
+                clip_on=False,
+            )
             axes.text(1.03, place, f"{row.value:.3f}", transform=axes.get_yaxis_transform(), va="center", color=INK)
         axes.set(xlim=(0, 1), xlabel=xlabel, xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", ".25", ".5", ".75", "1"))
         _name_rows(axes, [row.label for row in rows], [place for place, row in enumerate(rows) if row.value is None])

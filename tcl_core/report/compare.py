@@ -8,7 +8,23 @@ from typing import Any
 from tcl_core.evaluation.report import ks_of
 from tcl_core.report import charts
 from tcl_core.report.page import models_of, notes, title_of, value_of
-from tcl_core.report.parts import UNKNOWN, Cell, Chart, Group, Key, Page, Section, Table, count, duration, interval, milliseconds, number, percent, short
+from tcl_core.report.parts import (
+    UNKNOWN,
+    Cell,
+    Chart,
+    Group,
+    Key,
+    Page,
+    Section,
+    Table,
+    count,
+    duration,
+    interval,
+    milliseconds,
+    number,
+    percent,
+    short,
+)
 from tcl_core.report.tuned import NAMES
 
 Run = Mapping[str, Any]
@@ -62,7 +78,9 @@ def _accuracy(runs: Runs) -> Section | None:
     )
     table = Table("Accuracy of every model", ["platform", "model", "figure", "A", "B", "B - A"], rows, left=3)
     forgetting = _forgetting(evaluations)
-    return Section("accuracy", "Accuracy", text, [Group(drawn, None, [Key("A", 2), Key("B", 1)])], [table, *([forgetting] if forgetting else [])])
+    return Section(
+        "accuracy", "Accuracy", text, [Group(drawn, None, [Key("A", 2), Key("B", 1)])], [table, *([forgetting] if forgetting else [])]
+    )
 
 
 def _figure(evaluation: Mapping[str, Any], platform: str, model: str, figure: str) -> Mapping[str, Any] | None:
@@ -153,7 +171,14 @@ def _measuring(runs: Runs) -> Section | None:
     by_name = [{step["platform"]: step for step in run["chain"]} for run in runs]
     for name in _both(*by_name):
         steps = [found.get(name) for found in by_name]
-        rows.append([name, "programs measured", *(_measured(step) for step in steps), _signed(*(step and step["measured"] for step in steps), digits=0)])
+        rows.append(
+            [
+                name,
+                "programs measured",
+                *(_measured(step) for step in steps),
+                _signed(*(step and step["measured"] for step in steps), digits=0),
+            ]
+        )
         failed = [_failed(run, name) for run in runs]
         rows.append([name, "failed, held-out ones among them", *map(count, failed), _signed(*failed, digits=0)])
         spread = [run["noise"][name]["spread"][10] if name in run["noise"] else None for run in runs]
@@ -164,7 +189,12 @@ def _measuring(runs: Runs) -> Section | None:
             rows.append([name, "measured while the machine was not quiet", *map(count, quiet), _signed(*quiet, digits=0)])
     if not rows:
         return None
-    return Section("measuring", "Measuring", "", tables=[Table("What was measured, and how well", ["platform", "figure", "A", "B", "B - A"], rows, left=2)])
+    return Section(
+        "measuring",
+        "Measuring",
+        "",
+        tables=[Table("What was measured, and how well", ["platform", "figure", "A", "B", "B - A"], rows, left=2)],
+    )
 
 
 def _measured(step: Mapping[str, Any] | None) -> str:
@@ -185,7 +215,10 @@ def _time(runs: Runs) -> Section | None:
     if not all(seconds):
         return None
     stages = _both(*seconds)
-    rows = [[stage.replace("@", " "), *(duration(each.get(stage)) for each in seconds), _ratio(*(each.get(stage) for each in seconds))] for stage in stages]
+    rows = [
+        [stage.replace("@", " "), *(duration(each.get(stage)) for each in seconds), _ratio(*(each.get(stage) for each in seconds))]
+        for stage in stages
+    ]
     totals = [sum(each.values()) for each in seconds]
     rows.append(["all", *map(duration, totals), _ratio(*totals)])
     bars = [
@@ -196,7 +229,12 @@ def _time(runs: Runs) -> Section | None:
     ]
     chart = Chart("Time of each stage", charts.bars("time", "Minutes of each stage's last run, A beside B", bars, "minutes"))
     table = Table("Time of each stage's last run", ["stage", "A", "B", "B / A"], rows)
-    return Section("time", "Time", f"{duration(totals[0])} and {duration(totals[1])} in stages.", [Group([chart], None, [Key("A", 2), Key("B", 1)], table)])
+    return Section(
+        "time",
+        "Time",
+        f"{duration(totals[0])} and {duration(totals[1])} in stages.",
+        [Group([chart], None, [Key("A", 2), Key("B", 1)], table)],
+    )
 
 
 # --- parameters, and what is missing ---
@@ -206,7 +244,11 @@ def _parameters(runs: Runs) -> Section | None:
     first, second = (run["made"].get("parameters") for run in runs)
     if first is None or second is None:
         return None
-    rows = [[name, value_of(first.get(name)), value_of(second.get(name))] for name in _both(first, second) if first.get(name) != second.get(name)]
+    rows = [
+        [name, value_of(first.get(name)), value_of(second.get(name))]
+        for name in _both(first, second)
+        if first.get(name) != second.get(name)
+    ]
     if not rows:
         return Section("parameters", "Parameters", "Both runs have the same parameters.")
     return Section("parameters", "Parameters", "", tables=[Table("Parameters that differ", ["parameter", "A", "B"], rows, left=3)])
@@ -217,4 +259,8 @@ def _left_out(runs: Runs) -> Section | None:
     for part, what in (("evaluation", "accuracy"), ("tuned", "tuning"), ("seconds", "time"), ("made", "parameters")):
         lacking = [letter for letter, run in zip("AB", runs, strict=True) if not run[part]]
         rows += [[letter, f"{what}, beside the other run", "nothing of it is known of this run"] for letter in lacking]
-    return Section("left-out", "What is missing, and why", "", tables=[Table("Left out", ["run", "what", "why"], rows, left=3)]) if rows else None
+    return (
+        Section("left-out", "What is missing, and why", "", tables=[Table("Left out", ["run", "what", "why"], rows, left=3)])
+        if rows
+        else None
+    )

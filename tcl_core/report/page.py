@@ -49,7 +49,9 @@ def notes(run: Run) -> list[str]:
     """What must be known before any figure is read."""
     if not run["stale"]:
         return []
-    return [f"The accuracy of {', '.join(run['stale'])} is that of another model, or on other held-out records, than the present ones; run: dvc repro evaluate"]
+    return [
+        f"The accuracy of {', '.join(run['stale'])} is that of another model, or on other held-out records, than the present ones; run: dvc repro evaluate"
+    ]
 
 
 def chain(run: Run) -> list[Step]:
@@ -71,11 +73,17 @@ def tiles(run: Run) -> list[Tile]:
     found, target, tuned = [], run["target"], run["tuned"]
     if tuned:
         faster = tuned["pytorch_ms"] and tuned["tuned_ms"] and tuned["pytorch_ms"] / tuned["tuned_ms"]
-        beside = f"{number(faster, 2)} times as fast as PyTorch eager ({milliseconds(tuned['pytorch_ms'])})" if faster else "PyTorch did not run it"
+        beside = (
+            f"{number(faster, 2)} times as fast as PyTorch eager ({milliseconds(tuned['pytorch_ms'])})"
+            if faster
+            else "PyTorch did not run it"
+        )
         found.append(Tile(milliseconds(tuned["tuned_ms"]), f"{tuned['network']}, tuned on {tuned['platform']}", beside))
     figures = run["evaluation"].get("platforms", {}).get(target)
     if figures:
-        found.append(Tile(number(figures["top_1"]["value"]), f"top-1 on {target}", f"a random ranking: {number(figures['top_1_random']['value'])}"))
+        found.append(
+            Tile(number(figures["top_1"]["value"]), f"top-1 on {target}", f"a random ranking: {number(figures['top_1_random']['value'])}")
+        )
         found.append(Tile(percent(figures["pairwise_accuracy"]), f"of pairs ranked right on {target}", "a random ranking: 50 %"))
     programs = sum((p["measured"] or 0) + (p["held_out"] or 0) for p in run["chain"])
     if programs:
@@ -189,7 +197,12 @@ def learning(run: Run) -> Section | None:
     ]  # fmt: skip
     table = Table("Loss of each phase", ["platform", "phase", "epochs", "first", "last"], rows, left=2)
     legend = [Key(PHASES.get(phase, phase), place) for place, phase in enumerate(phases, start=1)]
-    return Section("learning", "Learning curves", "Losses of different phases, and of different platforms, do not compare.", [Group(drawn, table, legend)])
+    return Section(
+        "learning",
+        "Learning curves",
+        "Losses of different phases, and of different platforms, do not compare.",
+        [Group(drawn, table, legend)],
+    )
 
 
 def _curves(epochs: Sequence[Mapping[str, Any]], phases: Sequence[str]) -> list[charts.Line]:
@@ -223,16 +236,31 @@ def collection(run: Run) -> Section | None:
             charts.Line([e["round"] for e in report["progress"]], [e["best_score"] for e in report["progress"]], place)
             for place, report in enumerate(found.values(), start=1)
         ]
-        chart = charts.lines("best-found", "Best score found by round, a line for each platform", best, "round", "mean over tasks, 1 at the end", zero=True)
+        chart = charts.lines(
+            "best-found", "Best score found by round, a line for each platform", best, "round", "mean over tasks, 1 at the end", zero=True
+        )
         legend = [Key(name, place) for place, name in enumerate(found, start=1)]
         groups.append(Group([Chart("Best found so far", chart)], None, legend, _covered_table(reports)))
     text = "Programs that the sampler chose from the pool. The best score found is the fastest latency in the end over the fastest so far."
-    return Section("collection", "What was measured", text, groups, [] if found else [_covered_table(reports)], [_operators_table(found)] if found else [])
+    return Section(
+        "collection",
+        "What was measured",
+        text,
+        groups,
+        [] if found else [_covered_table(reports)],
+        [_operators_table(found)] if found else [],
+    )
 
 
 def _rounds_table(found: Mapping[str, Any], kinds: Sequence[str]) -> Table:
     rows = [
-        [name, str(entry["round"]), *(count(entry["measured"].get(kind, 0)) for kind in kinds), count(entry["failed"]), number(entry["best_score"])]
+        [
+            name,
+            str(entry["round"]),
+            *(count(entry["measured"].get(kind, 0)) for kind in kinds),
+            count(entry["failed"]),
+            number(entry["best_score"]),
+        ]
         for name, report in found.items()
         for entry in report["progress"]
     ]
@@ -244,7 +272,16 @@ def _covered_table(reports: Mapping[str, Any]) -> Table:
     for name, report in reports.items():
         tasks, share = report["tasks"], report["programs"] / report["pool"] if report["pool"] else None
         each = f"{tasks['least']} to {tasks['most']}" if tasks else UNKNOWN
-        rows.append([name, count(report["programs"]), count(report["pool"]), percent(share), f"{tasks['measured']} of {tasks['of']}" if tasks else UNKNOWN, each])
+        rows.append(
+            [
+                name,
+                count(report["programs"]),
+                count(report["pool"]),
+                percent(share),
+                f"{tasks['measured']} of {tasks['of']}" if tasks else UNKNOWN,
+                each,
+            ]
+        )
     return Table("Covered", ["platform", "programs", "pool", "share", "tasks with programs", "programs of each"], rows)
 
 
@@ -266,7 +303,10 @@ def failures(run: Run) -> Section | None:
         return None
     of = {(name, which): found for name, by_kind in run["errors"].items() for which, found in by_kind.items()}
     kinds = sorted({kind for found in of.values() for kind in found} - {"ok"})
-    rows = [[name, which, count(sum(found.values())), count(found.get("ok", 0)), *(count(found.get(kind, 0)) for kind in kinds)] for (name, which), found in of.items()]
+    rows = [
+        [name, which, count(sum(found.values())), count(found.get("ok", 0)), *(count(found.get(kind, 0)) for kind in kinds)]
+        for (name, which), found in of.items()
+    ]
     table = Table("Candidates by how they ended", ["platform", "programs", "measured", "ok", *kinds], rows, left=2)
     failed = [
         charts.Bar(f"{name}: {kind}", total, 2, count(total))
@@ -289,10 +329,18 @@ def noise(run: Run) -> Section | None:
     shares = [5 * place for place in range(21)]
     series = []
     for place, of in enumerate(found.values(), start=1):
-        points = [(share, 100 * value) for share, value in zip(shares, of["spread"], strict=True) if value > 0]  # for the axis is logarithmic
+        points = [
+            (share, 100 * value) for share, value in zip(shares, of["spread"], strict=True) if value > 0
+        ]  # for the axis is logarithmic
         series += [charts.Line(*zip(*points, strict=True), place)] if points else []  # type: ignore[call-arg]
     rows = [
-        [name, count(n["programs"]), number(n["repeats"], 1), *(percent(n["spread"][place]) for place in (10, 18, 20)), count(n["disturbed"])]
+        [
+            name,
+            count(n["programs"]),
+            number(n["repeats"], 1),
+            *(percent(n["spread"][place]) for place in (10, 18, 20)),
+            count(n["disturbed"]),
+        ]
         for name, n in found.items()
     ]
     head = ["platform", "programs", "repeats of each", "spread: median", "90 % below", "largest", "machine not quiet"]
@@ -321,7 +369,10 @@ def time_spent(run: Run) -> Section | None:
     if not seconds:
         return None
     total = sum(seconds.values())
-    bars = [charts.Bar(stage.replace("@", " "), s / 60, KIND_COLOURS.get(stage.partition("@")[0], 8), duration(s)) for stage, s in seconds.items()]
+    bars = [
+        charts.Bar(stage.replace("@", " "), s / 60, KIND_COLOURS.get(stage.partition("@")[0], 8), duration(s))
+        for stage, s in seconds.items()
+    ]
     chart = charts.bars("time", "Minutes of each stage's last run", bars, "minutes")
     rows = [[stage.replace("@", " "), number(s, 1), percent(s / total if total else None)] for stage, s in seconds.items()]
     table = Table("Time of each stage's last run", ["stage", "seconds", "share"], [*rows, ["all", number(total, 1), ""]])
@@ -354,9 +405,13 @@ def provenance(run: Run) -> Section | None:
     if made["changed"]:
         rows = [[name, value_of(before), value_of(here)] for name, (before, here) in made["changed"].items()]
         tables.append(Table("Parameters that differ from the committed ones", ["parameter", "committed", "this run"], rows, left=3))
-    parameters = Table("All parameters", ["parameter", "value"], [[name, value_of(value)] for name, value in made["parameters"].items()], left=2)
+    parameters = Table(
+        "All parameters", ["parameter", "value"], [[name, value_of(value)] for name, value in made["parameters"].items()], left=2
+    )
     text = {True: "", False: "All parameters are those committed."}[bool(made["changed"])]
-    text = "Which parameters differ from the committed ones is not known: params.yaml is not committed." if made["changed"] is None else text
+    text = (
+        "Which parameters differ from the committed ones is not known: params.yaml is not committed." if made["changed"] is None else text
+    )
     return Section("provenance", "Where it comes from", text, tables=tables, folded=[parameters])
 
 

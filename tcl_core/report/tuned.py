@@ -24,11 +24,19 @@ def tuning(tuned: Mapping[str, Any]) -> list[Section]:
         for name, system in systems.items()
     ]  # fmt: skip
     what = f"{tuned['network']} on {tuned['platform']}"
-    drawn = [Chart("Milliseconds of one inference", charts.scatters("latency", f"Latency of {what}: every round and the median of each system", timed, "ms"))]
+    drawn = [
+        Chart(
+            "Milliseconds of one inference",
+            charts.scatters("latency", f"Latency of {what}: every round and the median of each system", timed, "ms"),
+        )
+    ]
     legend = []
     if curve := tuned.get("curve"):
         drawn.insert(0, _curve(curve, tuned, systems))
-        legend = [Key("tuned, by its tasks' best programs", 3), *(Key(f"{NAMES.get(name, name)}, measured", COLOURS.get(name, 5)) for name in systems)]
+        legend = [
+            Key("tuned, by its tasks' best programs", 3),
+            *(Key(f"{NAMES.get(name, name)}, measured", COLOURS.get(name, 5)) for name in systems),
+        ]
     text = (
         f"{what}, ranked by {_ranker(tuned)}: {count(tuned.get('trials'))} programs of {count(tuned.get('tasks'))} tasks in {duration(tuned.get('search_s'))}. "
         f"Untuned it takes {milliseconds(tuned['untuned_ms'])}. All systems ran by turns, each in a process of its own; a dot is a round, a stroke their median."
@@ -58,7 +66,10 @@ def _curve(curve: Sequence[Sequence[float]], tuned: Mapping[str, Any], systems: 
     levels = [charts.Level(NAMES.get(name, name), system["median_ms"], COLOURS.get(name, 5)) for name, system in systems.items()]
     alt = f"Milliseconds of {tuned['network']} against programs measured, beside what each system takes"
     series = [charts.Line(trials, ms, 3)]
-    return Chart("Against programs measured", charts.lines("tuned-curve", alt, series, "programs measured", "ms", log=True, steps=True, levels=levels))
+    return Chart(
+        "Against programs measured",
+        charts.lines("tuned-curve", alt, series, "programs measured", "ms", log=True, steps=True, levels=levels),
+    )
 
 
 def _compared(tuned: Mapping[str, Any], systems: Mapping[str, Any]) -> Table:
@@ -83,7 +94,13 @@ def _tasks(times: Sequence[Mapping[str, Any]]) -> Table:
     total = sum(_share_ms(task) for task in times)
     ordered = sorted(times, key=lambda task: -_share_ms(task))
     rows = [
-        [task["name"], f"{task['weight']:g}", milliseconds(task["latency_ms"]), percent(_share_ms(task) / total if total else None), count(task["trials"])]
+        [
+            task["name"],
+            f"{task['weight']:g}",
+            milliseconds(task["latency_ms"]),
+            percent(_share_ms(task) / total if total else None),
+            count(task["trials"]),
+        ]
         for task in ordered[:MOST_TASKS]
     ]
     if rest := ordered[MOST_TASKS:]:

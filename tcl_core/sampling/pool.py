@@ -46,9 +46,7 @@ class Pool:
         ):
             values = getattr(self, name)
             if values is not None and not np.isfinite(values).all():
-                raise DataError(
-                    f"the model's {name} are not all finite numbers; train it with a lower learning rate"
-                )
+                raise DataError(f"the model's {name} are not all finite numbers; train it with a lower learning rate")
 
     def __len__(self) -> int:
         return len(self.predictions)

@@ -29,9 +29,7 @@ def quota(operator_types: np.ndarray, budget: int) -> dict[Hashable, int]:
     """
     types, counts = np.unique(operator_types, return_counts=True)
     budget = min(budget, len(operator_types))
-    seats, remainders = np.divmod(
-        budget * counts, max(len(operator_types), 1)
-    )  # whole numbers: equal stays equal
+    seats, remainders = np.divmod(budget * counts, max(len(operator_types), 1))  # whole numbers: equal stays equal
     by_remainder = np.argsort(-remainders, kind="stable")
     seats[by_remainder[: budget - seats.sum()]] += 1
     return dict(zip(types.tolist(), seats.tolist(), strict=True))
@@ -59,16 +57,12 @@ def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
     Raises ValueError where the pool has no uncertainty or no embeddings.
     """
     if pool.uncertainty is None or pool.embeddings is None or pool.labelled_embeddings is None:
-        raise ValueError(
-            "the sampler 'rdu' needs uncertainty, embeddings and labelled_embeddings of the pool"
-        )
+        raise ValueError("the sampler 'rdu' needs uncertainty, embeddings and labelled_embeddings of the pool")
     order = rng.permutation(len(pool))  # so that argmax breaks ties at random
     points, labelled = within_unit_ball(pool.embeddings[order], pool.labelled_embeddings)
     value = normalised(pool.predictions, pool.labelled_predictions)[0][order]
     unknown = rescaled_variance(pool.uncertainty)[order]
-    return order[
-        _greedy(points, embedding_gap(points, labelled), value, unknown, pool.operator_types[order], budget)
-    ]
+    return order[_greedy(points, embedding_gap(points, labelled), value, unknown, pool.operator_types[order], budget)]
 
 
 def _greedy(

@@ -103,9 +103,7 @@ def holdout(workspace: Workspace, platform: str, again: bool = False) -> Holdout
     return HoldoutReport(platform, len(collection.records))
 
 
-def measure_probes(
-    workspace: Workspace, platform: str, choose: Callable[[Sequence[ProgramKey]], Sequence[int]]
-) -> dict[ProgramKey, float]:
+def measure_probes(workspace: Workspace, platform: str, choose: Callable[[Sequence[ProgramKey]], Sequence[int]]) -> dict[ProgramKey, float]:
     """Seconds of those training programs on a platform whose rows ``choose`` picks from all keys; inf where one failed.
 
     They are kept in the platform's journal: its collection measures none of them again.  Raises PlatformError for a platform
@@ -114,7 +112,9 @@ def measure_probes(
     if reason := _reason_to_skip(workspace, platform):
         raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
     with measuring_alone():
-        collection = _collection(workspace, _place(workspace, platform), "train", _Journal(workspace.journal_folder(platform, "collect"), False))
+        collection = _collection(
+            workspace, _place(workspace, platform), "train", _Journal(workspace.journal_folder(platform, "collect"), False)
+        )
         rows = choose(collection.keys)
         with collection.measuring() as measuring, progress(f"probing {platform}", len(rows)) as shown:
             measuring.measure(rows, 0, workspace.params.measure.check_fraction, lambda record: shown.advance(_short(record)))

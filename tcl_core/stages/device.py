@@ -49,8 +49,7 @@ def _tracker(key: str | None, address: tuple[str, int], children: ExitStack, say
         return []
     if not _is_here(address[0]):
         raise PlatformError(
-            f"no RPC tracker answers at {_text(address)}; "
-            f"start one there with: tcl device serve --tracker {_text(address)}"
+            f"no RPC tracker answers at {_text(address)}; start one there with: tcl device serve --tracker {_text(address)}"
         )
     tracker = start_tracker(*address)
     children.callback(tracker.stop)
@@ -58,18 +57,14 @@ def _tracker(key: str | None, address: tuple[str, int], children: ExitStack, say
     return [tracker]
 
 
-def _server(
-    key: str, tracker: tuple[str, int], host: str, port: int | None, children: ExitStack, say: Callable[[str], Any]
-) -> Served:
+def _server(key: str, tracker: tuple[str, int], host: str, port: int | None, children: ExitStack, say: Callable[[str], Any]) -> Served:
     before = _servers(key, tracker)
     server = start_server(host, port or 0, key, tracker)
     children.callback(server.stop)
     deadline = time.monotonic() + REGISTER_S
     while _servers(key, tracker) <= before:
         if time.monotonic() > deadline:
-            raise PlatformError(
-                f"the server did not register with the tracker at {_text(tracker)} within {REGISTER_S:g} s; try again"
-            )
+            raise PlatformError(f"the server did not register with the tracker at {_text(tracker)} within {REGISTER_S:g} s; try again")
         time.sleep(POLL_S)
     say(f"server of key '{key}' listens at {host}:{server.port}, registered with the tracker at {_text(tracker)}")
     return server

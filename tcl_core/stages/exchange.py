@@ -57,7 +57,9 @@ class ImportReport:
     listed: Path
 
     def __str__(self) -> str:
-        return outcomes_text(f"{self.name} ({self.dialect}): {self.records:,} records", self.lines, self.outcomes, self.first, str(self.listed))
+        return outcomes_text(
+            f"{self.name} ({self.dialect}): {self.records:,} records", self.lines, self.outcomes, self.first, str(self.listed)
+        )
 
 
 def import_logs(workspace: Workspace, paths: Sequence[Path], platform: str, wanted: str = "") -> list[ImportReport]:
@@ -94,9 +96,7 @@ def _named(workspace: Workspace, paths: Sequence[Path], folder: Path) -> dict[st
         if len(os.fsencode(name)) > LONGEST_NAME or not name.isprintable():
             raise UsageError(f"records cannot be filed under '{shown(name)}'; give the log a plain name of at most {LONGEST_NAME} bytes")
         if os.path.realpath(logs.get(name, path)) != os.path.realpath(path):
-            raise UsageError(
-                f"{path} and {logs[name]} are both named '{name}'; rename one, or import them as two platforms"
-            )
+            raise UsageError(f"{path} and {logs[name]} are both named '{name}'; rename one, or import them as two platforms")
         _check_same_log(workspace, folder / "reports" / f"{name}.json", path)
         logs[name] = path
     return logs
@@ -108,8 +108,7 @@ def _check_same_log(workspace: Workspace, report: Path, path: Path) -> None:
         before = workspace.root / read_json(report, BY_IMPORT.damaged)["log"]
         if os.path.realpath(before).removesuffix(".gz") != os.path.realpath(path).removesuffix(".gz"):
             raise UsageError(
-                f"{shown(path)} and {shown(before)}, which was imported before, have one name; "
-                f"rename one, or delete {report} to replace it"
+                f"{shown(path)} and {shown(before)}, which was imported before, have one name; rename one, or delete {report} to replace it"
             )
 
 
@@ -180,9 +179,7 @@ def _then_tables(log: Log, folder: Path, refused: Refused) -> Iterator[store.Col
         yield columns
     if not some:
         platform = folder.name.removeprefix("platform=")
-        raise DataError(
-            f"no line of {shown(log.path)} can become a record of {platform} ({refused.first[0].strip()}); give another log"
-        )
+        raise DataError(f"no line of {shown(log.path)} can become a record of {platform} ({refused.first[0].strip()}); give another log")
     store.write_table(folder / "tasks.parquet", "tasks", log.known.task_rows())
     store.write_table(folder / "sketches.parquet", "sketches", log.known.sketch_rows())
 

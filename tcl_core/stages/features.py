@@ -21,7 +21,12 @@ def programs_to_lower(workspace: Workspace) -> list[ProgramKey]:
     keys = _pseudo_labelled(workspace) if params.train.unlabelled else []
     for name in params.baselines.models:
         if catalogue.reads(name) == "statements":
-            keys += [key for platform in platforms_of(workspace, name) for kind in ("records", "holdout") for key in _measured(workspace, platform, kind)]
+            keys += [
+                key
+                for platform in platforms_of(workspace, name)
+                for kind in ("records", "holdout")
+                for key in _measured(workspace, platform, kind)
+            ]
     return list(dict.fromkeys(keys))
 
 

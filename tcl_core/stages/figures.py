@@ -89,7 +89,9 @@ def gather(workspace: Workspace, champions: Mapping[str, int | None] | None = No
         "name": root.absolute().name,
         "chain": [run.platform(name, champions.get(name)) for name in run.params.chain_order],
         "learning": {name: learning_curve(workspace.model_folder(name)) for name in run.trained},
-        "collection": {name: run.collected(name, found["collection"][name]) for name in run.params.chain_order if name in found["collection"]},
+        "collection": {
+            name: run.collected(name, found["collection"][name]) for name in run.params.chain_order if name in found["collection"]
+        },
         "errors": run.errors(),
         "noise": run.noise(),
         "seconds": run.seconds(),
@@ -131,7 +133,12 @@ def _of_reports(reports: Path) -> dict[str, Any]:
     ran = [name for name in names if not collection.get(name, {}).get("skipped")]
     unknown = dict.fromkeys(("kind", "hardware", "previous", "held_out", "champion"))
     chain = [
-        {**unknown, "platform": name, "skipped": collection.get(name, {}).get("skipped"), "measured": collection.get(name, {}).get("programs")}
+        {
+            **unknown,
+            "platform": name,
+            "skipped": collection.get(name, {}).get("skipped"),
+            "measured": collection.get(name, {}).get("programs"),
+        }
         for name in names
     ]
     collection = {name: collection[name] for name in names if name in collection and not collection[name].get("skipped")}

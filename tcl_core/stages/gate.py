@@ -75,7 +75,10 @@ def judge(
             f"(promote.min_tasks); hold out more tasks or networks; {told}",
             comparisons,
         )
-    surer = all(comparisons[figure].probability >= needed and comparisons[figure].candidate > comparisons[figure].champion for figure in ("pairs", "u16"))
+    surer = all(
+        comparisons[figure].probability >= needed and comparisons[figure].candidate > comparisons[figure].champion
+        for figure in ("pairs", "u16")
+    )
     lost = top_1.high < 0
     why = f"confidence {needed:g} needed of pairs and U16" + (", and top-1 is lost beyond its interval" if lost else "")
     return Verdict(surer and not lost, f"{told}; {why}", comparisons)
@@ -84,5 +87,7 @@ def judge(
 def _told(comparisons: Mapping[str, PairedComparison]) -> str:
     """``pairs 0.731 to 0.702 (confidence 0.981), ...``: the candidate's figures to its rival's."""
     pairs, u16, top_1 = (comparisons[name] for name in ("pairs", "u16", "top_1"))
-    sure = [f"{name} {d.candidate:.3f} to {d.champion:.3f} (confidence {d.probability:.3f})" for name, d in (("pairs", pairs), ("U16", u16))]
+    sure = [
+        f"{name} {d.candidate:.3f} to {d.champion:.3f} (confidence {d.probability:.3f})" for name, d in (("pairs", pairs), ("U16", u16))
+    ]
     return f"{', '.join(sure)}, top-1 {top_1.candidate:.3f} to {top_1.champion:.3f} (difference {top_1.low:+.3f} to {top_1.high:+.3f})"

@@ -18,6 +18,7 @@ from tcl_core.models.mamba import MambaModel
 from tcl_core.stages import baselines
 from tcl_core.stages.workspace import SCRATCH, Workspace, learning_curve
 
+
 def evaluate(workspace: Workspace) -> dict[str, Any]:
     """Rank every platform's held-out programs with every platform's model -> data/reports/evaluation.json, which is returned, plots.
 
@@ -52,9 +53,7 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
     return evaluation
 
 
-def _figures(
-    workspace: Workspace, held_out: dict[str, Samples], weights: Networks, predicted: dict[str, np.ndarray]
-) -> dict[str, Any]:
+def _figures(workspace: Workspace, held_out: dict[str, Samples], weights: Networks, predicted: dict[str, np.ndarray]) -> dict[str, Any]:
     """Platform -> figures of the predictions of its held-out programs."""
     e, seed = workspace.params.evaluate, workspace.params.seed
     return {
@@ -69,9 +68,7 @@ def _by_scratch(workspace: Workspace, held_out: dict[str, Samples]) -> dict[str,
     return {p: MambaModel.load(f).predict(held_out[p]) for p, f in folders.items() if f.exists()}
 
 
-def _chain(
-    predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks
-) -> dict[str, Any]:
+def _chain(predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks) -> dict[str, Any]:
     """The matrix of top-1: row = model after a platform, column = platform ranked."""
     ran = list(held_out)
     top_1 = lambda m, p: top_k(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks, weights, 1)  # noqa: E731

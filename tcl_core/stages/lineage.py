@@ -67,7 +67,9 @@ def models_text(listed: Mapping[str, Any]) -> str:
     if not listed["models"]:
         return f"the registry at {listed['registry']} has no models yet; run: tcl register and then: tcl promote"
     width = max(14, *(len(row["platform"]) for row in listed["models"]))
-    lines = [f"{'platform':{width}s} {'role':9s} {'version':>7s}  {'since':25s} {'pairs':>6s} {'U16':>6s} {'top-1':>6s}  {'data':12s}  commit"]
+    lines = [
+        f"{'platform':{width}s} {'role':9s} {'version':>7s}  {'since':25s} {'pairs':>6s} {'U16':>6s} {'top-1':>6s}  {'data':12s}  commit"
+    ]
     for row in listed["models"]:
         figures = " ".join(f"{'-' if row[name] is None else f'{row[name]:.3f}':>6s}" for name in FIGURES)
         changed = "" if row["dirty"] in (None, "false") else " (changed)"
@@ -163,7 +165,10 @@ def _of_commit(commit: str, versions: Iterable[Version], project: Path) -> list[
     locked = _locked(commit, project)
     found = []
     for version in versions:
-        folders = {"records": (f"data/records/platform={version.platform}", "data.dvc"), "model": (f"data/models/{version.platform}", "model.dvc")}
+        folders = {
+            "records": (f"data/records/platform={version.platform}", "data.dvc"),
+            "model": (f"data/models/{version.platform}", "model.dvc"),
+        }
         same = [what for what, (folder, tag) in folders.items() if folder in locked and locked[folder] == version.tags.get(tag)]
         same += ["code"] if version.tags.get("git.commit") == commit else []
         if same:
@@ -183,7 +188,12 @@ def _locked(commit: str, project: Path) -> dict[str, str]:
 
 
 def _named(version: Version) -> dict[str, Any]:
-    return {"platform": version.platform, "version": version.number, "aliases": list(version.aliases), "model_name": registry.model_name(version.platform)}
+    return {
+        "platform": version.platform,
+        "version": version.number,
+        "aliases": list(version.aliases),
+        "model_name": registry.model_name(version.platform),
+    }
 
 
 def lineage_text(found: Mapping[str, Any]) -> str:

@@ -47,7 +47,9 @@ def _figures(workspace: Workspace, evaluation: Mapping[str, Any], platform: str)
             **_collected(workspace, platform),
         }
     except KeyError as error:
-        raise DataError(f"{workspace.reports / promotion.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate") from None
+        raise DataError(
+            f"{workspace.reports / promotion.EVALUATION} lacks {error} for platform {platform}; run: dvc repro evaluate"
+        ) from None
     promotion.check_judged(workspace, evaluation, platform)
     return found
 
@@ -95,7 +97,9 @@ def summary_text(summary: Mapping[str, Any], reports: Path) -> str:
     total = sum(seconds.values())
     spent = ", ".join(f"{stage} {s:.0f} s" for stage, s in sorted(seconds.items(), key=lambda item: -item[1])[:5])
     lines += ["", f"Time: {total / 60:.1f} min in stages ({spent})"]
-    lines += [f"Open next: {reports / promotion.PAGE} (tcl report writes it), {reports / 'plots'}/*.png, {reports / SUMMARY}; or `make ui` for MLflow and Prefect in the browser"]
+    lines += [
+        f"Open next: {reports / promotion.PAGE} (tcl report writes it), {reports / 'plots'}/*.png, {reports / SUMMARY}; or `make ui` for MLflow and Prefect in the browser"
+    ]
     return "\n".join(lines)
 
 

@@ -200,8 +200,7 @@ def check_reads_tokens(reads: str, origin: str) -> None:
     """Raise UsageError for a model of what no log has."""
     if reads != "tokens":
         raise UsageError(
-            f"{origin} reads {reads} of lowered programs, which no log has; "
-            "give a model that reads tokens, such as a platform's champion"
+            f"{origin} reads {reads} of lowered programs, which no log has; give a model that reads tokens, such as a platform's champion"
         )
 
 
@@ -242,9 +241,7 @@ def _with_progress(log: Log, blocks: Iterator[tuple[np.ndarray, ...]]) -> Iterat
             yield lines, *rest
 
 
-def _scored_blocks(
-    log: Log, trained: Trained, refused: Refused, numbers: dict[str, int]
-) -> Iterator[tuple[np.ndarray, ...]]:
+def _scored_blocks(log: Log, trained: Trained, refused: Refused, numbers: dict[str, int]) -> Iterator[tuple[np.ndarray, ...]]:
     """Lines, tasks, latencies and scores of a block of programs at a time; ``numbers`` learns the tasks by key."""
     encoder, known = None, 0
     for columns in log.columns(refused):
@@ -278,10 +275,7 @@ def ranking_text(scored: Scored) -> str:
     if not ran.any():
         return "the log has no measured latency that the scores could be compared with"
     at_random = np.zeros_like(scored.scores)  # equal predictions are a random ranking exactly
-    tops = [
-        f"top-{k} {_top(scored, scored.scores, k):.3f} (a random ranking: {_top(scored, at_random, k):.3f})"
-        for k in (1, 5)
-    ]
+    tops = [f"top-{k} {_top(scored, scored.scores, k):.3f} (a random ranking: {_top(scored, at_random, k):.3f})" for k in (1, 5)]
     some = at_most(PAIRED, scored.tasks)
     paired = pairwise_accuracy(scored.scores[some], scored.latencies_s[some], scored.tasks[some])
     correlated = spearman(scored.scores, scored.latencies_s, scored.tasks)

@@ -80,7 +80,9 @@ class Similar:
         if self.nearest is None:
             advice = f"none is near {self.platform}: measure more of its programs, and compare with what they alone teach"
         else:
-            advice = f"{self.platform} should learn from {self.nearest} (params.yaml, chain.then: {self.platform}: {{prev: {self.nearest}}})"
+            advice = (
+                f"{self.platform} should learn from {self.nearest} (params.yaml, chain.then: {self.platform}: {{prev: {self.nearest}}})"
+            )
         return "\n".join([*lines, "", advice])
 
 

@@ -180,9 +180,7 @@ def figures_text(metrics: Mapping[str, float]) -> str:
 def _origin(made: Mapping[str, Any], platform: str, folder: Path) -> dict[str, str]:
     """What a model was made of, as tags; stage and data are part of its identity (``registry.run_key``)."""
     if platform not in made["data"]:
-        raise DataError(
-            f"{folder} holds a model of {', '.join(made['data'])}, says its {provenance.FILE}; {provenance.REMEDY}"
-        )
+        raise DataError(f"{folder} holds a model of {', '.join(made['data'])}, says its {provenance.FILE}; {provenance.REMEDY}")
     code = made["code"]
     return {
         "dvc.stage": made["stage"],

@@ -29,6 +29,7 @@ from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
 from tcl_core.teaching import TEACHERS, pseudo_labelled
 
+
 class _Curve:
     """Collects what each epoch reports and advances the progress bar."""
 
@@ -290,9 +291,7 @@ def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
     return model
 
 
-def _origin(
-    workspace: Workspace, stage: str, platforms: Sequence[str], *sections: str, before: Path | None = None
-) -> dict[str, Any]:
+def _origin(workspace: Workspace, stage: str, platforms: Sequence[str], *sections: str, before: Path | None = None) -> dict[str, Any]:
     """What a model of the chain is made of, the records of ``platforms`` and the model ``before`` among it; to be asked for
     before its training, for all of it may change meanwhile.
     """
@@ -326,5 +325,3 @@ def _save(
             alone.save(folder / SCRATCH)
         write_contents(folder)
     shutil.rmtree(checkpoint, ignore_errors=True)
-
-

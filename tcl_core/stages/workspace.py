@@ -256,7 +256,12 @@ class Workspace:
     def _further(self, pool: Sequence[ProgramKey], count: int) -> list[ProgramKey]:
         """Up to ``count`` programs of each task beyond the pool: drawn once for all platforms, since that takes TVM a while."""
         path, p = self.journal / "further.json", self.params
-        about = {"pool": store.data_digest(self.pool / "train", by_stage("candidates")), "count": count, "seed": p.seed, "space": p.candidates.design_space}
+        about = {
+            "pool": store.data_digest(self.pool / "train", by_stage("candidates")),
+            "count": count,
+            "seed": p.seed,
+            "space": p.candidates.design_space,
+        }
         saved = kept(path, "its programs are drawn again")
         if {name: saved.get(name) for name in about} != about:
             with_programs = {key[0] for key in pool}

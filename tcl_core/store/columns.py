@@ -78,9 +78,7 @@ def table_of_rows(rows: Sequence[Mapping[str, Any]], table: str) -> pa.Table:
     filled = pa.Table.from_pylist(rows, schema=SCHEMAS[table])
     for name, column in zip(filled.column_names, filled.columns, strict=True):
         if column.null_count:
-            raise ValueError(
-                f"column '{name}' of table '{table}' has {column.null_count} rows without a value"
-            )
+            raise ValueError(f"column '{name}' of table '{table}' has {column.null_count} rows without a value")
     return filled
 
 

@@ -159,19 +159,13 @@ def _check_schema(path: Path, table: str, schema: pa.Schema, remedy: Remedy) -> 
     version = metadata.get(b"tcl.schema_version", b"none").decode(errors="replace")
     found = metadata.get(b"tcl.table", b"none").decode(errors="replace")
     if version != str(SCHEMA_VERSION):
-        raise DataError(
-            f"{path} has schema version {shown(version)}, this program reads version {SCHEMA_VERSION}; "
-            f"{remedy.damaged}"
-        )
+        raise DataError(f"{path} has schema version {shown(version)}, this program reads version {SCHEMA_VERSION}; {remedy.damaged}")
     if found != table or schema.names != SCHEMAS[table].names or schema.types != SCHEMAS[table].types:
-        raise DataError(
-            f"{path} holds the table '{shown(found)}' where '{table}' is expected; {remedy.damaged}"
-        )
+        raise DataError(f"{path} holds the table '{shown(found)}' where '{table}' is expected; {remedy.damaged}")
     own, place = metadata.get(b"tcl.platform"), platform_of(path).get(b"tcl.platform")
     if own is not None and place is not None and own != place:
         raise DataError(
-            f"{path} holds records of the platform {shown(own.decode(errors='replace'))}; move it to that one's folder, or "
-            f"{remedy.damaged}"
+            f"{path} holds records of the platform {shown(own.decode(errors='replace'))}; move it to that one's folder, or {remedy.damaged}"
         )
 
 

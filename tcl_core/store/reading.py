@@ -20,9 +20,7 @@ from tcl_core.store.integrity import BY_STAGE, REFUSED, Remedy, check_hosts, dam
 from tcl_core.store.schemas import ROWS_PER_GROUP, SCHEMAS
 
 
-def read_table(
-    path: str | Path, table: str, columns: Sequence[str] | None = None, remedy: Remedy = BY_STAGE
-) -> list[dict[str, Any]]:
+def read_table(path: str | Path, table: str, columns: Sequence[str] | None = None, remedy: Remedy = BY_STAGE) -> list[dict[str, Any]]:
     """All rows, as dictionaries.  Raises DataError: file missing, damaged, or of another schema version."""
     path = place(path)
     return [row for group in _iter_groups(path, table, columns, remedy) for row in group.to_pylist()]
@@ -44,9 +42,7 @@ def read_records(folder: str | Path, remedy: Remedy = BY_STAGE) -> list[Record]:
     ]
 
 
-def iter_records(
-    folder: str | Path, columns: Sequence[str] | None = None, remedy: Remedy = BY_STAGE
-) -> Iterator[dict[str, list]]:
+def iter_records(folder: str | Path, columns: Sequence[str] | None = None, remedy: Remedy = BY_STAGE) -> Iterator[dict[str, list]]:
     """The records of one platform, a row group at a time: column name -> values, aligned.
 
     Raises DataError: no records (names their stage), a damaged file, another schema version, several hosts.
@@ -110,9 +106,7 @@ def skipped_reason(folder: str | Path, remedy: Remedy = BY_STAGE) -> str | None:
 
 def _record_files(folder: Path, remedy: Remedy) -> list[Path]:
     if reason := skipped_reason(folder, remedy):
-        raise DataError(
-            f"{folder} holds no records because the platform was skipped ({reason}); use another platform"
-        )
+        raise DataError(f"{folder} holds no records because the platform was skipped ({reason}); use another platform")
     files = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
     if not any(open_table(path, "records", remedy).metadata.num_rows for path in files):
         raise DataError(f"there are no records in {folder}; {remedy.missing}")

@@ -14,9 +14,7 @@ MOST_BYTES_PER_GROUP = 4 << 30
 
 def _schema(table: str, **columns: pa.DataType) -> pa.Schema:
     metadata = {"tcl.table": table, "tcl.schema_version": str(SCHEMA_VERSION)}
-    return pa.schema(
-        [pa.field(name, kind, nullable=False) for name, kind in columns.items()], metadata=metadata
-    )
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()], metadata=metadata)
 
 
 _TEXT, _INT, _INTS = pa.string(), pa.int32(), pa.list_(pa.int32())

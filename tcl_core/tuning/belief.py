@@ -70,10 +70,7 @@ class Scale:
         self._blocks = [_block_scale(block) for block in sample.blocks]
 
     def __call__(self, views: Views) -> Points:
-        parts = [
-            (block[:, columns] - middle) / spread
-            for block, (columns, middle, spread) in zip(views.blocks, self._blocks, strict=True)
-        ]
+        parts = [(block[:, columns] - middle) / spread for block, (columns, middle, spread) in zip(views.blocks, self._blocks, strict=True)]
         scores = (views.scores.astype(np.float64) - self._middle) / self._spread
         return Points(scores, np.concatenate([np.zeros((len(views), 0)), *parts], axis=1))
 

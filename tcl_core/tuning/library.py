@@ -28,7 +28,9 @@ def export(module: Any, target: Any, path: Path) -> None:
         try:
             built.export_library(str(path))
         except Exception as error:
-            raise PlatformError(f"{shown(path)} cannot be linked ({last_line(error)}); is there a C++ compiler (g++), and space?") from error
+            raise PlatformError(
+                f"{shown(path)} cannot be linked ({last_line(error)}); is there a C++ compiler (g++), and space?"
+            ) from error
 
 
 def _guilty(module: Any, target: Any) -> str:

@@ -89,7 +89,9 @@ def _library(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: An
     machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(order["network"]), tvm.cpu())
     main, arguments = machine["main"], [tvm.runtime.tensor(array) for array in inputs]
     with calling_thread_pinned() if order["pin"] else nullcontext():
-        _serve(lambda: main(*arguments), lambda found: (found if isinstance(found, tvm.runtime.Tensor) else found[0]).numpy(), order, answers)
+        _serve(
+            lambda: main(*arguments), lambda found: (found if isinstance(found, tvm.runtime.Tensor) else found[0]).numpy(), order, answers
+        )
 
 
 def _torch(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: Any) -> None:

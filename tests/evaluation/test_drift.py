@@ -48,9 +48,7 @@ def test_another_order_is_drift():
     slow = np.tile([5.0, 1.0, 1.0, 1.0], 6)  # each task's fastest program now takes as long as its third to fourth
     found, drifted, reason = judged(OLD_S * slow)
     assert drifted and found.agreement.value == pytest.approx(4 / 6)
-    assert reason == (
-        "the machine keeps the order of only 67% of 36 clear pairs (85% needed); the machine is as fast as then"
-    )
+    assert reason == ("the machine keeps the order of only 67% of 36 clear pairs (85% needed); the machine is as fast as then")
 
 
 def test_programs_that_fail_now_are_the_slowest():
@@ -66,7 +64,9 @@ def test_a_champion_that_became_wrong_is_drift_even_where_enough_pairs_stand():
     found = compare(OLD_S, new_s, TASKS, CLEAR, champion=-OLD_S)
     assert (found.then, found.now, found.fall) == (1.0, pytest.approx(0.8), pytest.approx(0.2))
     judged, reason = verdict(found, 0.5, FALL)
-    assert judged == DRIFTED and reason.startswith("the champion orders 80% of clear pairs right, 100% before (a fall of 10% is allowed); the machine")
+    assert judged == DRIFTED and reason.startswith(
+        "the champion orders 80% of clear pairs right, 100% before (a fall of 10% is allowed); the machine"
+    )
     assert verdict(found, 0.5, 0.3)[0] != DRIFTED
     assert compare(OLD_S, new_s, TASKS, CLEAR, champion=new_s * 0).fall == 0.0  # one that says nothing loses nothing
 
@@ -82,7 +82,10 @@ def test_disturbed_programs_tell_nothing():
     new_s[:20] = np.nan
     found, _, reason = judged(new_s, champion=-OLD_S)
     assert (found.programs, found.disturbed, found.pairs) == (4, 20, 6)
-    assert reason == "only 6 clear pairs of programs could be compared, for others on this machine disturbed 20 programs; try again when it is quieter"
+    assert (
+        reason
+        == "only 6 clear pairs of programs could be compared, for others on this machine disturbed 20 programs; try again when it is quieter"
+    )
     new_s = OLD_S.copy()
     new_s[::4] = np.nan
     found, drifted, _ = judged(new_s, champion=-OLD_S)

@@ -121,10 +121,7 @@ def test_unpaired_tasks_are_a_bug():
 def test_model_figures_hold_every_table_column():
     figures = model_figures(GOOD, LATENCIES, TASKS, NETWORKS, (1, 5), draws=50)
     assert figures["tasks"] == 30 and figures["programs"] == 240 and figures["failed"] == 0
-    assert (
-        figures["top_1"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-        and figures["top_5_network_average"] == 1.0
-    )
+    assert figures["top_1"] == {"value": 1.0, "low": 1.0, "high": 1.0} and figures["top_5_network_average"] == 1.0
     assert figures["top_1_random"]["value"] < figures["top_5_random"]["value"] < 1.0
     assert figures["spearman"] == pytest.approx(1.0) and figures["pairwise_accuracy"] == 1.0 == figures["subset_top_1"]
 

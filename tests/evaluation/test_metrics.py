@@ -35,18 +35,14 @@ def test_top_1_by_hand():
     """
     assert pooled(NETWORKS) == {0: 4.0, 1: 1.0}
     assert top_k(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 1) == pytest.approx(9 / 13)
-    assert top_k_network_average(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 1) == pytest.approx(
-        (8 / 11 + 1 / 2) / 2
-    )
+    assert top_k_network_average(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 1) == pytest.approx((8 / 11 + 1 / 2) / 2)
 
 
 def test_top_k_reaches_1_with_enough_picks_and_ignores_row_order():
     assert top_k(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 2) == 1.0
     assert top_k(PREDICTIONS, LATENCIES, TASKS, NETWORKS, 99) == 1.0
     shuffled = np.random.default_rng(0).permutation(5)
-    assert top_k(PREDICTIONS[shuffled], LATENCIES[shuffled], TASKS[shuffled], NETWORKS, 1) == pytest.approx(
-        9 / 13
-    )
+    assert top_k(PREDICTIONS[shuffled], LATENCIES[shuffled], TASKS[shuffled], NETWORKS, 1) == pytest.approx(9 / 13)
 
 
 def test_only_the_order_within_a_task_matters():
@@ -69,9 +65,7 @@ def test_tasks_without_weight_or_without_any_run_do_not_count():
     networks = {"m": NETWORKS["m"] | {2: 5.0}, "n": NETWORKS["n"], "unlabelled": {9: 1.0}}
     assert picks(predictions, seconds, tasks, 1).tasks.tolist() == [0, 1, 3]
     assert top_k(predictions, seconds, tasks, networks, 1) == pytest.approx(9 / 13)
-    assert top_k_network_average(predictions, seconds, tasks, networks, 1) == pytest.approx(
-        (8 / 11 + 1 / 2) / 2
-    )
+    assert top_k_network_average(predictions, seconds, tasks, networks, 1) == pytest.approx((8 / 11 + 1 / 2) / 2)
 
 
 def test_a_task_of_one_program_is_always_ranked_right():
@@ -119,12 +113,7 @@ def test_spearman_equals_scipys_with_ties_and_failures():
     seconds = np.append(rng.integers(1, 6, 30).astype(float), [INF, INF])
     predictions = rng.integers(0, 5, 32).astype(float)
     tasks = np.append(np.zeros(20, int), np.ones(12, int))
-    expected = np.mean(
-        [
-            stats.spearmanr(predictions[tasks == t], -np.minimum(seconds[tasks == t], 99)).statistic
-            for t in (0, 1)
-        ]
-    )
+    expected = np.mean([stats.spearmanr(predictions[tasks == t], -np.minimum(seconds[tasks == t], 99)).statistic for t in (0, 1)])
     assert spearman(predictions, seconds, tasks) == pytest.approx(expected)
     assert spearman(-seconds, seconds, tasks) == pytest.approx(1.0)
     assert spearman(np.zeros(32), seconds, tasks) == 0.0

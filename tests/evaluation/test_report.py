@@ -17,9 +17,7 @@ def figures(seed: int, noise: float) -> dict:
     seconds = np.exp(rng.normal(size=200))
     predictions = -np.log(seconds) + noise * rng.normal(size=200)
     tasks = np.repeat(np.arange(20), 10)
-    return model_figures(
-        predictions, seconds, tasks, {"resnet-18": dict.fromkeys(range(20), 1.0)}, (1, 5), draws=50
-    )
+    return model_figures(predictions, seconds, tasks, {"resnet-18": dict.fromkeys(range(20), 1.0)}, (1, 5), draws=50)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +82,7 @@ CURVES = {
     "host-avx2": [{"epoch": e, "loss": 1 / e, "phase": phase} for phase in ("CL", "KD") for e in range(1, 6)],
 }
 PROGRESS = {
-    name: collection_progress(
-        RNG.integers(0, 4, 99), RNG.random(99), RNG.integers(0, 9, 99), [f"op-{n % 9}" for n in range(99)]
-    )
+    name: collection_progress(RNG.integers(0, 4, 99), RNG.random(99), RNG.integers(0, 9, 99), [f"op-{n % 9}" for n in range(99)])
     for name in CURVES
 }
 RANKED = {name: (RNG.random(50), RNG.random(50), np.repeat(np.arange(10), 5)) for name in CURVES}

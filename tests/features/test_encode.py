@@ -41,9 +41,7 @@ def test_programs_keep_their_order_lengths_and_padding(encoder, keys, matmul, co
     assert len(set(samples.lengths.tolist())) > 2
     for row, (task, index, decisions) in enumerate(keys):
         sketch, length = tiny[task].sketches[index], samples.lengths[row]
-        wanted = program_tokens(
-            sketch_primitives(sketch, tiny[task].workload), tiny[task].workload, HARDWARE, np.array([decisions])
-        )[0]
+        wanted = program_tokens(sketch_primitives(sketch, tiny[task].workload), tiny[task].workload, HARDWARE, np.array([decisions]))[0]
         np.testing.assert_array_equal(samples.features[row, :length], wanted)
         assert not samples.features[row, length:].any()
         assert samples.features[row, 0, KINDS.index("hardware")] == 1

@@ -117,9 +117,7 @@ def test_rows_of_an_ansor_program():
     assert numbers(reduced, 6) == log2p(8, 16, 0, 0, 0, 128) and numbers(reduced[6:], 3) == [1, 1, 4 / 8]
     assert numbers(other, 6) == log2p(9, 7, 0, 0, 0, 60) and numbers(other[6:], 2) == [0, 0]
     assert numbers(cache, 2)[0] == 1 and numbers(follow, 1)[0] == 0 and numbers(fuse, 4) == pytest.approx([0, 2, 0, 1])
-    assert numbers(at, 1) == pytest.approx([5 / 32]) and numbers(pragma, 6) == pytest.approx(
-        [0, 0, 1, 0, 0, np.log2(513)]
-    )
+    assert numbers(at, 1) == pytest.approx([5 / 32]) and numbers(pragma, 6) == pytest.approx([0, 0, 1, 0, 0, np.log2(513)])
     assert numbers(annotate, 6) == pytest.approx([0, 1, 0, 0, 0, np.log2(3)])
     assert numbers(align, 5) == pytest.approx([0, 1, 0, *np.log2([25, 9])])
 
@@ -152,10 +150,7 @@ def test_a_program_is_encoded_alike_alone_and_among_others():
         alone = encode(program)
         length = alone.lengths[0]
         assert together.lengths[number] == length
-        assert (
-            np.array_equal(together.features[number, :length], alone.features[0])
-            and not together.features[number, length:].any()
-        )
+        assert np.array_equal(together.features[number, :length], alone.features[0]) and not together.features[number, length:].any()
 
 
 def test_no_programs_are_no_samples():
@@ -193,9 +188,7 @@ def test_a_model_learns_from_a_log():
     """Larger channel tiles are faster here; a model that saw this on some programs ranks the others."""
     rng = np.random.default_rng(0)
     choices = [2, 4, 8, 16, 32, 64]
-    programs = [
-        ("a", 2, [-1, int(rng.choice(choices[:5])), -1, int(tile)], [1.0 / tile]) for tile in rng.choice(choices, 240)
-    ]
+    programs = [("a", 2, [-1, int(rng.choice(choices[:5])), -1, int(tile)], [1.0 / tile]) for tile in rng.choice(choices, 240)]
     samples = encode(*programs)
     model = catalogue.create("mamba", FitSettings(epochs=60, seed=0))
     model.fit(samples.take(np.arange(200)))

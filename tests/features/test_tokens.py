@@ -61,10 +61,7 @@ def test_split_rows_against_the_printed_trace(tiny_tasks, name):
     for sketch in tiny.sketches:
         decisions = tiny.space.canonical(sketch, tiny.sample(sketch, 1, seed=5)[0])
         printed = str(tiny.space.materialise(sketch, decisions).trace.simplified(remove_postproc=True))
-        tiles = [
-            [int(f) for f in match.split(",")]
-            for match in re.findall(r"sample_perfect_tile\(.*decision=\[([\d, ]+)\]\)", printed)
-        ]
+        tiles = [[int(f) for f in match.split(",")] for match in re.findall(r"sample_perfect_tile\(.*decision=\[([\d, ]+)\]\)", printed)]
         rows = rows_of(tokens_of(tiny, sketch, decisions[None])[0], "Split")
         assert len(tiles) == {"matmul": 3, "conv": 7}[name] == len(rows)
         for factors, row in zip(tiles, rows, strict=True):

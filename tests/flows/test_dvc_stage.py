@@ -180,7 +180,9 @@ def test_two_runs_do_not_measure_at_once(project):
 def test_a_run_that_waits_says_so_once_and_gives_up(project):
     told = []
     with dvc_stage.only_run():
-        with pytest.raises(dvc_stage.Busy, match="was at work in this folder for 0.01 minutes, so this one did nothing; start it again later"):
+        with pytest.raises(
+            dvc_stage.Busy, match="was at work in this folder for 0.01 minutes, so this one did nothing; start it again later"
+        ):
             with dvc_stage.only_run(0.6, told.append):
                 pass
     assert told == ["another run is at work in this folder; waiting for its end, up to 0.01 minutes"]

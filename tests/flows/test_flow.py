@@ -131,10 +131,7 @@ def test_dask_lowers_programs_when_all_is_measured_and_nothing_is_trained(stages
 def test_the_arrows_between_tasks_are_the_diagram(stages):
     _, runs = run()
     names = {task_run.id: name for name, task_run in runs.items()}
-    drawn = {
-        name: {names[entry.id] for entries in task_run.task_inputs.values() for entry in entries}
-        for name, task_run in runs.items()
-    }
+    drawn = {name: {names[entry.id] for entries in task_run.task_inputs.values() for entry in entries} for name, task_run in runs.items()}
     assert drawn["distill host-avx2"] == {"tasks", "candidates", "collect host-sse42", "collect host-avx2", "train"}
     assert drawn["promote"] == {"register"}
 
@@ -229,7 +226,9 @@ def test_a_run_that_finds_its_place_taken_is_cancelled_with_the_reason(stages):
 
 def test_a_collection_by_hand_is_a_reason_to_cancel_and_no_failure(stages):
     def busy(name, settings, watch, again=False):
-        raise StageFailed(name, "process 7 is already collecting into data/journal/collect/p; wait for it to end or stop it", BusyError.exit_code)
+        raise StageFailed(
+            name, "process 7 is already collecting into data/journal/collect/p; wait for it to end or stop it", BusyError.exit_code
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "reproduce", busy)

@@ -35,7 +35,9 @@ def scheduled(params: Params) -> dict[str, list[str]]:
 def test_there_is_a_deployment_for_all_and_for_each_part(params):
     names = [one.full_name for one in plan(params)]
     assert len(names) == len(set(names))
-    assert {"tcl/pipeline", "stage/tasks", "stage/train", "stage/evaluate", "registry/register", "registry/promote", "tune/tune"} <= set(names)
+    assert {"tcl/pipeline", "stage/tasks", "stage/train", "stage/evaluate", "registry/register", "registry/promote", "tune/tune"} <= set(
+        names
+    )
     for platform in params.platforms:
         assert {f"stage/collect@{platform}", f"stage/holdout@{platform}", f"drift/{platform}"} <= set(names)
     assert "stage/distill@host-avx512" in names and "stage/distill@host-sse42" not in names
@@ -64,7 +66,9 @@ def test_parameters_have_types_and_descriptions(params):
 
 
 def test_schedules_are_on_what_they_run(params):
-    assert scheduled(with_schedules(params, weekly=Schedule(run="pipeline", cron="0 2 * * 0", timezone="UTC"))) == {"tcl/pipeline": ["weekly"]}
+    assert scheduled(with_schedules(params, weekly=Schedule(run="pipeline", cron="0 2 * * 0", timezone="UTC"))) == {
+        "tcl/pipeline": ["weekly"]
+    }
     everywhere = {f"drift/{platform}": ["a"] for platform in params.platforms}
     assert scheduled(with_schedules(params, a=DRIFT)) == everywhere
     one = dataclasses.replace(DRIFT, platform="host-avx2")
@@ -119,7 +123,9 @@ def test_the_server_has_what_params_yaml_says_and_no_more(params, prefect_server
     fewer = dataclasses.replace(params, platforms={name: spec for name, spec in params.platforms.items() if name != "host-avx512"})
     fewer = dataclasses.replace(fewer, chain=dataclasses.replace(params.chain, then={"host-avx2": params.chain.then["host-avx2"]}))
     second = told(with_schedules(fewer))
-    assert first.keys() - second.keys() == {f"{what}host-avx512" for what in ("stage/collect@", "stage/holdout@", "stage/distill@", "drift/")}
+    assert first.keys() - second.keys() == {
+        f"{what}host-avx512" for what in ("stage/collect@", "stage/holdout@", "stage/distill@", "drift/")
+    }
     assert second["drift/host-avx2"].id == one.id and second["drift/host-avx2"].schedules == []
 
 

@@ -43,7 +43,11 @@ def check(calls, monkeypatch):
         return found["said"]
 
     monkeypatch.setattr(module, "run_command", run)
-    monkeypatch.setattr(module, "run_deployment", lambda name, **options: calls.append((name, options["parameters"])) or type("Run", (), {"name": "red-fox"}))
+    monkeypatch.setattr(
+        module,
+        "run_deployment",
+        lambda name, **options: calls.append((name, options["parameters"])) or type("Run", (), {"name": "red-fox"}),
+    )
     return found
 
 

@@ -28,7 +28,6 @@ def ranking_problem(
 def top1(scores: np.ndarray, samples: Samples) -> float:
     """Mean over tasks of the true score of the program ranked first."""
     picked = [
-        samples.scores[rows][scores[rows].argmax()]
-        for rows in (np.flatnonzero(samples.tasks == task) for task in np.unique(samples.tasks))
+        samples.scores[rows][scores[rows].argmax()] for rows in (np.flatnonzero(samples.tasks == task) for task in np.unique(samples.tasks))
     ]
     return float(np.mean(picked))

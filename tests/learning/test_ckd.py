@@ -75,10 +75,7 @@ class Linear(nn.Module):
 
 def test_the_first_platform_starts_the_knowledge_base(first):
     assert same(first.knowledge_base.network, copy_of(first.model.network))
-    assert (
-        first.model.name == "mamba"
-        and first.fisher.keys() == dict(first.model.network.named_parameters()).keys()
-    )
+    assert first.model.name == "mamba" and first.fisher.keys() == dict(first.model.network.named_parameters()).keys()
 
 
 def test_cl_phase_leaves_the_knowledge_base_alone(first):
@@ -105,10 +102,7 @@ def test_consolidation_holds_the_knowledge_base(first):
         settings = dataclasses.replace(NEXT, ewc_lambda=ewc_lambda)
         student = distill(first, start_column(first.knowledge_base.network, NEXT).network, TARGET, settings)
         before = dict(first.knowledge_base.network.named_parameters())
-        return sum(
-            (first.fisher[name] * (value - before[name]) ** 2).sum().item()
-            for name, value in student.network.named_parameters()
-        )
+        return sum((first.fisher[name] * (value - before[name]) ** 2).sum().item() for name, value in student.network.named_parameters())
 
     assert moved(1e7) < 0.5 * moved(0.0)
 
@@ -123,11 +117,7 @@ def test_distillation_loss_by_hand():
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     taught = (high - x) / (high - low)  # the teacher's order is that of -x
     labels, mask = torch.from_numpy(data.scores).view(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    expected = (
-        0.25 * lambda_rank(1.5 * x, labels, mask).mean()
-        + 0.75 * 0.5 * lambda_rank(1.5 * x, taught, mask).mean()
-        + 10.0
-    )
+    expected = 0.25 * lambda_rank(1.5 * x, labels, mask).mean() + 0.75 * 0.5 * lambda_rank(1.5 * x, taught, mask).mean() + 10.0
     torch.testing.assert_close(loss(student, batch), expected)
     loss(student, batch).backward()
     assert student.w.grad is not None and teacher.w.grad is None
@@ -263,7 +253,9 @@ def test_trust_in_a_task_by_hand():
     measured = Samples(np.zeros((5, 1, 1), np.float32), np.ones(5, np.int32), tasks, seconds)
     scores = np.array([1.0, 0.0, 0.0, 1.0, 7.0], np.float32)
     np.testing.assert_allclose(trust_by_task(scores, measured, 4), [1.0, 0.0, 0.5, 0.5], atol=1e-5)
-    many = Samples(np.zeros((8, 1, 1), np.float32), np.ones(8, np.int32), np.repeat([0, 1], 4).astype(np.int32), np.tile([1.0, 2.0, 4.0, 8.0], 2))
+    many = Samples(
+        np.zeros((8, 1, 1), np.float32), np.ones(8, np.int32), np.repeat([0, 1], 4).astype(np.int32), np.tile([1.0, 2.0, 4.0, 8.0], 2)
+    )
     both = concatenate([many, dataclasses.replace(measured, tasks=tasks + np.int32(2))])
     wrong = np.concatenate([-np.arange(4), np.arange(4), scores]).astype(np.float32)
     found = trust_by_task(wrong, both, 5)

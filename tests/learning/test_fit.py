@@ -81,14 +81,10 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_left_out(tmp_path, caplo
     fit_network(network(), train, settings=SHORT, checkpoint=tmp_path)
     epochs = []
     other = dataclasses.replace(SHORT, learning_rate=1e-4, epochs=2)
-    fit_network(
-        network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e)
-    )
+    fit_network(network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e))
     assert epochs == [1, 2] and "other data or settings" in caplog.text
     (tmp_path / "checkpoint.safetensors").write_bytes(b"half a file")
-    fit_network(
-        network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e)
-    )
+    fit_network(network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e))
     assert epochs == [1, 2, 1, 2] and "damaged" in caplog.text
 
 
@@ -105,9 +101,7 @@ def test_validation_keeps_the_best_epoch():
     )
     assert report.kept_epoch == 1 + int(np.argmin(losses)) < 12
     shorter = network()
-    fit_network(
-        shorter, ranking_problem(tasks=2), None, dataclasses.replace(settings, epochs=report.kept_epoch)
-    )
+    fit_network(shorter, ranking_problem(tasks=2), None, dataclasses.replace(settings, epochs=report.kept_epoch))
     assert torch.equal(weights(net), weights(shorter))
 
 
@@ -117,9 +111,7 @@ def test_validation_keeps_the_best_epoch():
 )
 def test_schedules(schedule, rates, monkeypatch):
     seen, step = [], torch.optim.Adam.step
-    monkeypatch.setattr(
-        torch.optim.Adam, "step", lambda self: (seen.append(self.param_groups[0]["lr"]), step(self))[1]
-    )
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: (seen.append(self.param_groups[0]["lr"]), step(self))[1])
     settings = FitSettings(epochs=5, batch_size=999, schedule=schedule, period=2, learning_rate=1.0)
     fit_network(network(), ranking_problem(tasks=1, programs=3), settings=dataclasses.replace(settings))
     assert seen == pytest.approx(rates)

@@ -30,9 +30,7 @@ def test_by_hand():
     Gains 1 and sqrt(2) - 1 over the best order's sum 1 + 0.41421 / log2(3) = 1.26134; ranks 2 and 1:
     |G_1 - G_2| = 0.46441, |1/D_1 - 1/D_2| = 0.36907, log2(1 + e) = 1.89463; product 0.32474.
     """
-    loss = lambda_rank(
-        torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.5]]), torch.ones(1, 2, dtype=torch.bool)
-    )
+    loss = lambda_rank(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.5]]), torch.ones(1, 2, dtype=torch.bool))
     assert loss.item() == pytest.approx(0.32474, abs=2e-5)
 
 
@@ -63,8 +61,7 @@ def test_tasks_without_an_order_cost_nothing():
 def test_better_orders_cost_less():
     labels, mask = torch.tensor([[1.0, 0.6, 0.2]]), torch.ones(1, 3, dtype=torch.bool)
     best, swapped, worst = (
-        lambda_rank(torch.tensor([s]), labels, mask).item()
-        for s in ([3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [1.0, 2.0, 3.0])
+        lambda_rank(torch.tensor([s]), labels, mask).item() for s in ([3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [1.0, 2.0, 3.0])
     )
     assert best < swapped < worst
 

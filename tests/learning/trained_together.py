@@ -1,6 +1,6 @@
 """What test_distributed.py runs in several processes: each leaves in FOLDER/RANK.json what it saw.
 
-    python trained_together.py (scripts|helpers) FOLDER        with torchrun's variables in the environment
+python trained_together.py (scripts|helpers) FOLDER        with torchrun's variables in the environment
 """
 
 from __future__ import annotations
@@ -168,7 +168,9 @@ def helpers(folder: Path) -> None:
     def work() -> str:
         found["taught"] = taught()
         found["mamba"] = fitted(MambaNetwork)
-        found["lambda"] = sentence(lambda: fit_network(Small(), problem(), settings=SETTINGS, loss=lambda net, batch: net(batch.features, batch.lengths).sum()))
+        found["lambda"] = sentence(
+            lambda: fit_network(Small(), problem(), settings=SETTINGS, loss=lambda net, batch: net(batch.features, batch.lengths).sum())
+        )
         found["after"] = fitted(loss=pulled, regroup=False)
         return "done"
 

@@ -614,19 +614,17 @@ def test_what_a_device_tells_of_its_host(machine):
         assert runner.describe() == {"host": "rpc board: its CPU", "hardware": {}}
 
 
-@pytest.mark.parametrize("error, why", [(Late(), "too late"), (Died("the process was killed by SIGKILL"), "the process was killed by SIGKILL")])
+@pytest.mark.parametrize(
+    "error, why", [(Late(), "too late"), (Died("the process was killed by SIGKILL"), "the process was killed by SIGKILL")]
+)
 def test_a_device_that_does_not_tell(machine, error, why):
     machine.described = error
     with Runner(Setup(CPU, limits=LIMITS, tracker=BOARD), workers=1) as runner, pytest.raises(PlatformError) as raised:
         runner.describe()
-    assert str(raised.value) == (
-        f"a device of key 'board' at the RPC tracker 10.0.0.2:9190 does not answer ({why}); start it anew"
-    )
+    assert str(raised.value) == (f"a device of key 'board' at the RPC tracker 10.0.0.2:9190 does not answer ({why}); start it anew")
 
 
-@pytest.mark.parametrize(
-    ("cpus", "devices", "workers"), [(2, 5, 5), (2, 1, 2), (64, 1, 4), (64, 5, 20), (64, 0, 4), (1, 0, 1)]
-)
+@pytest.mark.parametrize(("cpus", "devices", "workers"), [(2, 5, 5), (2, 1, 2), (64, 1, 4), (64, 5, 20), (64, 0, 4), (1, 0, 1)])
 def test_workers_for_devices(machine, monkeypatch, cpus, devices, workers):
     """One for each, however few CPUs there are; and few enough that none waits too long for its turn."""
     monkeypatch.setattr(pool, "threads", lambda: cpus)

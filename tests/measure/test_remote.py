@@ -526,7 +526,9 @@ def test_a_server_dies_with_whoever_started_it(tracker):
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"host": 7, "hardware": {}}', '{"host": "a", "hardware": []}', "[" * 100_000, None])
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "{}", '{"host": 7, "hardware": {}}', '{"host": "a", "hardware": []}', "[" * 100_000, None]
+)
 def test_a_server_that_does_not_say_what_its_host_is(text):
     with pytest.raises(PlatformError, match="^the device 10.0.0.4:9090 does not say what its host is"):
         remote._read_description(text, "10.0.0.4:9090")

@@ -30,9 +30,7 @@ def test_the_first_readings_set_the_level():
     assert reads_quiet(Watch(), 7.0)
 
 
-@pytest.mark.parametrize(
-    ("readings_s", "quiet"), [((1.1, 0.9), True), ((1.3, 1.0), False), ((1.0, 1.3), False), ((1.3,), False)]
-)
+@pytest.mark.parametrize(("readings_s", "quiet"), [((1.1, 0.9), True), ((1.3, 1.0), False), ((1.0, 1.3), False), ((1.3,), False)])
 def test_a_reading_before_or_after_is_enough_to_tell(readings_s, quiet):
     assert reads_quiet(watch_after(*[1.0] * 9), *readings_s) == quiet
 

@@ -47,9 +47,7 @@ class SteadyClock:
 # --- how many runs make a repeat ---
 
 
-@pytest.mark.parametrize(
-    ("once_s", "number"), [(1e-3, 10), (3e-3, 4), (1.0, 1), (1e-5, 200), (0.0, 200), (10e-3, 1), (6e-3, 2)]
-)
+@pytest.mark.parametrize(("once_s", "number"), [(1e-3, 10), (3e-3, 4), (1.0, 1), (1e-5, 200), (0.0, 200), (10e-3, 1), (6e-3, 2)])
 def test_runs_until_a_repeat_has_lasted(once_s, number):
     assert runs_per_repeat(once_s, PLAIN) == number
 

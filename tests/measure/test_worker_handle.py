@@ -74,9 +74,7 @@ def test_a_request_and_its_answer(worker):
     assert worker.ask(20, "tell") == (command, ["12345", cores], 12345, "")
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"), [("failed", Failed), ("crashed", Died), ("late", Late), ("impossible", PlatformError)]
-)
+@pytest.mark.parametrize(("kind", "error"), [("failed", Failed), ("crashed", Died), ("late", Late), ("impossible", PlatformError)])
 def test_a_failure_that_the_worker_tells_of_keeps_it(worker, kind, error):
     before = worker.process.pid
     worker.held.add(7)
@@ -202,9 +200,7 @@ def test_an_installation_that_cannot_start_a_worker(tmp_path, monkeypatch):
     worker.launch()
     with pytest.raises(PlatformError) as raised:
         worker.wait_until_ready()
-    assert str(raised.value) == (
-        "the measuring process exited with 3 at its start; its last words: No module named tvm"
-    )
+    assert str(raised.value) == ("the measuring process exited with 3 at its start; its last words: No module named tvm")
     worker.close()
 
 

@@ -88,11 +88,7 @@ def test_a_saved_folder_holds_no_pickle_and_says_what_it_is(tmp_path):
     ]
     facts = json.loads((tmp_path / "model" / "model.json").read_text())
     assert facts["class"] == "mamba" and facts["arguments"]["features"] == 4
-    assert (
-        facts["training"]["programs"] == 24
-        and facts["training"]["tasks"] == 3
-        and facts["settings"]["seed"] == 3
-    )
+    assert facts["training"]["programs"] == 24 and facts["training"]["tasks"] == 3 and facts["settings"]["seed"] == 3
 
 
 def test_saving_twice_is_byte_identical_and_replaces(tmp_path):

@@ -22,9 +22,7 @@ def parameters(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def programs(
-    batch: int = 6, length: int = 9, features: int = 5, distinct: int = 7
-) -> tuple[torch.Tensor, torch.Tensor]:
+def programs(batch: int = 6, length: int = 9, features: int = 5, distinct: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(1)
     vocabulary = torch.randn(distinct, features, generator=draw)
     tokens = vocabulary[torch.randint(0, distinct, (batch, length), generator=draw)]
@@ -38,9 +36,7 @@ def seeded(network_class=MambaNetwork, seed: int = 0, **arguments):
 
 
 def lateral(features: int = 5, last: bool = False) -> LateralMamba:
-    network = LateralMamba(
-        seeded(features=features, last=last, seed=1), seeded(features=features, last=last, seed=2), adapter_width=32
-    )
+    network = LateralMamba(seeded(features=features, last=last, seed=1), seeded(features=features, last=last, seed=2), adapter_width=32)
     for adapter in network.adapters:
         torch.nn.init.normal_(adapter.alpha)
     return network
@@ -99,9 +95,7 @@ def test_distinct_tokens_give_the_same_scores_and_gradients_as_all_of_them():
 
 def test_colliding_hashes_are_harmless(monkeypatch):
     tokens, lengths = programs()
-    monkeypatch.setattr(
-        "tcl_core.models.mamba._hash_rows", lambda rows: torch.zeros(len(rows), dtype=torch.int64)
-    )
+    monkeypatch.setattr("tcl_core.models.mamba._hash_rows", lambda rows: torch.zeros(len(rows), dtype=torch.int64))
     batch = TokenBatch.of(tokens, lengths)
     assert torch.equal(batch.rows[batch.index], tokens)
 
@@ -129,9 +123,7 @@ def test_closed_adapters_leave_the_column_alone_and_open_ones_do_not():
     for number, adapter in enumerate(network.adapters):
         with torch.no_grad():
             adapter.alpha.fill_(1.0)
-        assert (network(tokens, lengths) - column(tokens, lengths)).abs().max() > 1e-4, (
-            f"adapter {number} is deaf"
-        )
+        assert (network(tokens, lengths) - column(tokens, lengths)).abs().max() > 1e-4, f"adapter {number} is deaf"
         with torch.no_grad():
             adapter.alpha.zero_()
 

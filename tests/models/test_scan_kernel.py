@@ -61,9 +61,7 @@ def test_compiled_equals_readable(shape, threads, monkeypatch):
     assert found.keys() == expected.keys() and len(found) == 10  # the value, the tokens, eight weights
     for name, value in expected.items():
         scale = float(value.detach().abs().max())
-        torch.testing.assert_close(
-            found[name].double(), value, rtol=1e-3, atol=1e-4 * scale, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(found[name].double(), value, rtol=1e-3, atol=1e-4 * scale, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -130,9 +130,7 @@ def test_a_pool_and_its_rows(matmul, conv):
     rows, programs = build_pool([matmul.task, conv.task], 0, 6, 0, 1, seen.append)
     assert seen == [matmul.task, conv.task]
     assert [p.task_key for p in programs] == [matmul.task.key] * 6 + [conv.task.key] * 6
-    assert {(r["task_key"], r["sketch_id"]) for r in rows} == {
-        (tiny.task.key, s.index) for tiny in (matmul, conv) for s in tiny.sketches
-    }
+    assert {(r["task_key"], r["sketch_id"]) for r in rows} == {(tiny.task.key, s.index) for tiny in (matmul, conv) for s in tiny.sketches}
     row = next(r for r in rows if r["task_key"] == matmul.task.key)
     sketch = read_sketch(matmul.task.key, row["sketch_id"], trace_from_json(row["trace_json"], matmul.module))
     assert sketch.signature == matmul.sketches[row["sketch_id"]].signature

@@ -23,9 +23,7 @@ RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
 
 def plain_database(folder: Path):  # type: ignore[no-untyped-def]
     folder.mkdir(exist_ok=True)
-    return meta_schedule().database.JSONDatabase(
-        path_workload=str(folder / WORKLOADS), path_tuning_record=str(folder / RECORDS)
-    )
+    return meta_schedule().database.JSONDatabase(path_workload=str(folder / WORKLOADS), path_tuning_record=str(folder / RECORDS))
 
 
 def commit(database, tiny: TinyTask, trace, seconds) -> None:  # type: ignore[no-untyped-def]
@@ -51,11 +49,7 @@ def read(folder: Path, known: Known | None = None, **about_target: str):  # type
 
 
 def sketch_of(known: Known, tiny: TinyTask, number: int):  # type: ignore[no-untyped-def]
-    (text,) = [
-        row["trace_json"]
-        for row in known.sketch_rows()
-        if row["sketch_id"] == number and row["task_key"] == tiny.task.key
-    ]
+    (text,) = [row["trace_json"] for row in known.sketch_rows() if row["sketch_id"] == number and row["task_key"] == tiny.task.key]
     return read_sketch(tiny.task.key, number, trace_from_json(text, tiny.module))
 
 

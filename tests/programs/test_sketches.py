@@ -56,11 +56,14 @@ def test_a_random_schedule_is_rebuilt_from_sketch_and_decisions(tiny_tasks, name
             read = sketch.decisions_of(random.simplified(remove_postproc=True))
             rebuilt = tiny.space.materialise(sketch, read)
             tvm.ir.assert_structural_equal(rebuilt.mod, expected.mod)
-    assert kinds == {
-        "matmul": {"tile", "categorical", "constant"},
-        "conv": {"tile", "categorical", "constant", "location"},
-        "softmax": {"tile", "categorical", "constant", "location"},
-    }[name]
+    assert (
+        kinds
+        == {
+            "matmul": {"tile", "categorical", "constant"},
+            "conv": {"tile", "categorical", "constant", "location"},
+            "softmax": {"tile", "categorical", "constant", "location"},
+        }[name]
+    )
 
 
 def test_a_sketch_is_no_other(matmul):
@@ -144,9 +147,7 @@ def test_traces_survive_their_text(tiny_tasks, name):
         again = read_sketch(sketch.task_key, sketch.index, trace)
         assert [replace(s, choices=None) for s in sketch.slots] == list(again.slots)
         decisions = tiny.sample(sketch, 1)[0]
-        tvm.ir.assert_structural_equal(
-            tiny.space.materialise(again, decisions).mod, tiny.space.materialise(sketch, decisions).mod
-        )
+        tvm.ir.assert_structural_equal(tiny.space.materialise(again, decisions).mod, tiny.space.materialise(sketch, decisions).mod)
 
 
 @pytest.mark.parametrize("damage", [lambda t: t[:-9], lambda t: "{}", lambda t: "", lambda t: t.replace("Split", "Splat")])
@@ -164,11 +165,11 @@ def test_the_text_of_another_task(matmul, conv):
 # --- choices ---
 
 
-@pytest.mark.parametrize(("extent", "parts", "inner"), [(1, 4, 64), (12, 4, 64), (32, 3, 8), (12, 3, 4), (7, 2, 3), (36, 2, 16), (30, 1, 64)])
+@pytest.mark.parametrize(
+    ("extent", "parts", "inner"), [(1, 4, 64), (12, 4, 64), (32, 3, 8), (12, 3, 4), (7, 2, 3), (36, 2, 16), (30, 1, 64)]
+)
 def test_tilings_against_brute_force(extent, parts, inner):
-    wanted = {
-        row for row in product(range(1, extent + 1), repeat=parts) if prod(row) == extent and row[-1] <= inner
-    }
+    wanted = {row for row in product(range(1, extent + 1), repeat=parts) if prod(row) == extent and row[-1] <= inner}
     found = perfect_tilings(extent, parts, inner)
     rows = [tuple(row) for row in found.tolist()]
     assert len(rows) == len(set(rows))
@@ -230,9 +231,7 @@ def test_a_location_may_be_any_loop_of_the_largest_nest(nests, seen, deepest):
 
 
 def within_choices(sketch, decisions):
-    return all(
-        row[slot.columns].tolist() in slot.choices.tolist() for row in decisions for slot in sketch.slots
-    )
+    return all(row[slot.columns].tolist() in slot.choices.tolist() for row in decisions for slot in sketch.slots)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -64,9 +64,7 @@ def test_keys_are_the_same_in_a_fresh_process(tmp_path):
         "print(json.dumps([[t.key, t.operator, w] for t, w in extract_tasks(sys.argv[1], PREPARED)]))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "123"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], env=environment, capture_output=True, text=True, check=True, cwd="/"
-    )
+    done = subprocess.run([sys.executable, "-c", code, path], env=environment, capture_output=True, text=True, check=True, cwd="/")
     here = [[t.key, t.operator, w] for t, w in extract_tasks(path, PREPARED)]
     assert {"conv2d", "softmax"} <= {operator for _, operator, _ in here}
     assert json.loads(done.stdout.splitlines()[-1]) == here

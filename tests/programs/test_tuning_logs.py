@@ -449,9 +449,7 @@ def test_a_block_ends_when_its_numbers_are_many(tmp_path, monkeypatch):
     assert [len(block["program_id"]) for block in blocks] == [3, 3, 1]
 
 
-@pytest.mark.parametrize(
-    "name, filed", [(".hidden.log", "hidden"), ("..a.b.json.gz", "a.b"), (".log", "log"), ("random.log", "random")]
-)
+@pytest.mark.parametrize("name, filed", [(".hidden.log", "hidden"), ("..a.b.json.gz", "a.b"), (".log", "log"), ("random.log", "random")])
 def test_no_log_is_filed_as_a_hidden_file(tmp_path, name, filed):
     """Readers of the data set take those for left over."""
     assert log_name(tmp_path / name) == filed

@@ -37,9 +37,7 @@ def test_only_a_better_version_becomes_champion(tmp_path):
     assert registry.promote("p-better", first, True, "no champion yet", None)
     assert not registry.promote("p-better", second, False, "top-1 .80 against .81", first)
     assert registry.champion_version("p-better") == first
-    assert mlflow.MlflowClient().get_model_version("tcl-p-better", str(second)).tags["promotion"] == (
-        "kept back: top-1 .80 against .81"
-    )
+    assert mlflow.MlflowClient().get_model_version("tcl-p-better", str(second)).tags["promotion"] == ("kept back: top-1 .80 against .81")
     assert registry.promote("p-better", second, True, "top-1 .85 against .81", first)
     assert registry.champion_version("p-better") == second
 

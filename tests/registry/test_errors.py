@@ -106,7 +106,11 @@ def answering(status: int) -> Iterator[str]:
 @pytest.mark.parametrize(
     "status, kind, said",
     [
-        (401, RegistryError, r"refuses this user \(HTTP 401\); set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"),
+        (
+            401,
+            RegistryError,
+            r"refuses this user \(HTTP 401\); set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+        ),
         (403, RegistryError, r"refuses this user \(HTTP 403\); set MLFLOW_TRACKING_USERNAME"),
         (503, registry.RegistryAway, r"is away \(.*\); start it, or set MLFLOW_TRACKING_URI to one that answers$"),
         (404, RegistryError, r"failed \(.*404.*\); check that it can be reached and written"),

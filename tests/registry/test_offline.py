@@ -89,7 +89,9 @@ def test_while_the_server_is_away_the_kept_champion_is_used_and_that_is_said(tmp
 def test_what_was_never_loaded_is_not_there_while_the_server_is_away(tmp_path, server):
     server(away=True)
     for ask in (registry.champion, registry.load_champion, lambda _: registry.platforms_with_champion()):
-        with pytest.raises(registry.RegistryAway, match=r"^the model registry at http://127.0.0.1:1 is away .*; start it, or set MLFLOW_TRACKING_URI"):
+        with pytest.raises(
+            registry.RegistryAway, match=r"^the model registry at http://127.0.0.1:1 is away .*; start it, or set MLFLOW_TRACKING_URI"
+        ):
             ask("p-never")
 
 
@@ -143,7 +145,9 @@ def test_a_champion_of_other_tokens_is_refused_before_it_is_used(tmp_path, littl
     write_description(tmp_path / "model", {"class": "random", "arguments": {"seed": 0, "features": 7}})
     registry.register("p-narrow", tmp_path / "model", {}, {}, TAGS)
     registry.promote("p-narrow", 1, True, "the first", None)
-    with pytest.raises(DataError, match="^version 1 of tcl-p-narrow reads tokens of 7 numbers, and this version's have [0-9]+; train it again$"):
+    with pytest.raises(
+        DataError, match="^version 1 of tcl-p-narrow reads tokens of 7 numbers, and this version's have [0-9]+; train it again$"
+    ):
         registry.champion("p-narrow")
 
 

@@ -121,7 +121,7 @@ def test_a_version_is_described_for_people_and_listed_for_programs(tmp_path, lit
     model = saved(tmp_path / "model")
     first = registry.register("p-told", model, {"epochs": 3}, {"top_1": 0.5}, TAGS, description="Ranks programs for p-told.")
     found = mlflow.MlflowClient().get_model_version("tcl-p-told", str(first))
-    assert found.description.startswith("Ranks programs for p-told.\n\nLoad it: `tcl_core.registry.load_champion(\"p-told\")`")
+    assert found.description.startswith('Ranks programs for p-told.\n\nLoad it: `tcl_core.registry.load_champion("p-told")`')
     assert "Aliases: `champion`" in mlflow.MlflowClient().get_registered_model("tcl-p-told").description
     registry.register("p-told", model, {"epochs": 3}, {"top_1": 0.4}, TAGS, description="Ranks them worse.")
     assert mlflow.MlflowClient().get_model_version("tcl-p-told", str(first)).description.startswith("Ranks them worse.\n\nLoad it:")

@@ -239,7 +239,20 @@ def test_a_report_of_tuning_that_tells_the_least(undrawn):
 
 def renamed(value, name: str):
     """All that a user or a file names, called otherwise."""
-    ours = {"evaluation", "learning", "collection", "errors", "noise", "tuned", "seconds", "made", "left_out", "chain", "compared", "systems"}
+    ours = {
+        "evaluation",
+        "learning",
+        "collection",
+        "errors",
+        "noise",
+        "tuned",
+        "seconds",
+        "made",
+        "left_out",
+        "chain",
+        "compared",
+        "systems",
+    }
     if isinstance(value, dict):
         foreign = set(made_up.PLATFORMS) | {"xgboost", "conv2d", "train.epochs"}
         return {f"{key}{name}" if key in foreign else key: renamed(item, name) for key, item in value.items()}
@@ -346,7 +359,10 @@ def test_two_runs_and_the_differences_of_their_figures(undrawn):
     assert ["tuned", "12.4 ms", "9.30 ms", "0.75"] in tuning and ["tuned / PyTorch eager", "0.761", "0.571", "0.75"] in tuning
     times = read.tables["Time of each stage's last run"]
     assert ["tune", "3.0 min", "89 s", "0.50"] in times and times[-1] == ["all", "9.2 min", "7.7 min", "0.84"]
-    assert read.tables["Parameters that differ"][1:] == [["train.epochs", "60", "90"], ["networks.train", "resnet-50", "resnet-50, vit-tiny"]]
+    assert read.tables["Parameters that differ"][1:] == [
+        ["train.epochs", "60", "90"],
+        ["networks.train", "resnet-50", "resnet-50, vit-tiny"],
+    ]
     assert ["host-avx2", "failed, held-out ones among them", "3", "0", "-3"] in read.tables["What was measured, and how well"]
     assert "A is before: measured 2026-11-22 12:00:05 UTC, commit 0123456789ab, a CPU x2" in read.sections[""]
 
@@ -374,7 +390,14 @@ def test_runs_of_equal_parameters_are_said_to_be_so(undrawn):
 
 
 def test_figures_are_written_as_people_read_them():
-    assert [milliseconds(ms) for ms in (2745.03, 12.44, 1.234, 0.4807, 0.00762, None)] == ["2,745 ms", "12.4 ms", "1.23 ms", "0.481 ms", "0.0076 ms", "–"]
+    assert [milliseconds(ms) for ms in (2745.03, 12.44, 1.234, 0.4807, 0.00762, None)] == [
+        "2,745 ms",
+        "12.4 ms",
+        "1.23 ms",
+        "0.481 ms",
+        "0.0076 ms",
+        "–",
+    ]
     assert [duration(s) for s in (4.52, 86.5, 893, 9000, None)] == ["4.5 s", "86 s", "14.9 min", "2.5 h", "–"]
     assert number(float("nan")) == "–" and interval({"value": 0.5}) == "0.500" and interval(None) == "–"
     assert short("a\x1b[31m\udce9") == "a\\x1b[31m\\udce9"
@@ -406,8 +429,12 @@ WIDTHS = "<script>document.title = document.documentElement.scrollWidth + ' of '
 def test_the_page_is_as_wide_as_the_window(page, tmp_path, width):
     """A frame has the width of a phone, which no window of Chromium can have."""
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
-    (tmp_path / "page.html").write_text(policy.sub("", page).replace("</body>", f"{WIDTHS.replace('document.title', 'parent.document.title')}</body>"))
-    (tmp_path / "frame.html").write_text(f'<title>none</title><iframe src="page.html" style="border: 0; width: {width}px; height: 900px"></iframe>')
+    (tmp_path / "page.html").write_text(
+        policy.sub("", page).replace("</body>", f"{WIDTHS.replace('document.title', 'parent.document.title')}</body>")
+    )
+    (tmp_path / "frame.html").write_text(
+        f'<title>none</title><iframe src="page.html" style="border: 0; width: {width}px; height: 900px"></iframe>'
+    )
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
                "--window-size=1400,1000", "--virtual-time-budget=5000", "--dump-dom", (tmp_path / "frame.html").as_uri()]  # fmt: skip
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
@@ -417,7 +444,13 @@ def test_the_page_is_as_wide_as_the_window(page, tmp_path, width):
 
 @pytest.mark.parametrize(
     ("changed", "said"),
-    [(None, "–"), (False, "as committed"), ([], "as committed"), (True, "changed since"), (["tcl_core/ckd.py"], "changed since: tcl_core/ckd.py")],
+    [
+        (None, "–"),
+        (False, "as committed"),
+        ([], "as committed"),
+        (True, "changed since"),
+        (["tcl_core/ckd.py"], "changed since: tcl_core/ckd.py"),
+    ],
 )
 def test_a_model_says_which_code_made_it(changed, said):
     """As provenance.json has it now, and as it had it before names were kept."""

@@ -64,9 +64,7 @@ def test_an_exhausted_type_is_never_picked(sampler, budget):
     data["predictions"] += 10 * (data["operator_types"] == "dense")  # the model loves one type
     chosen = pick(sampler, budget=budget, rng=rng(), **data)
     taken = Counter(data["operator_types"][chosen].tolist())
-    assert {k: taken[k] for k in quota(data["operator_types"], budget)} == quota(
-        data["operator_types"], budget
-    )
+    assert {k: taken[k] for k in quota(data["operator_types"], budget)} == quota(data["operator_types"], budget)
 
 
 # --- per task ---
@@ -117,12 +115,8 @@ def test_equal_programs_are_picked_in_random_order_not_by_position(sampler):
 
 def test_random_picks_every_program_about_equally_often():
     data = pool(count=10)
-    draws = np.concatenate(
-        [pick("random", budget=3, rng=np.random.default_rng(s), **data) for s in range(1000)]
-    )
-    assert np.bincount(draws, minlength=10) == pytest.approx(
-        np.full(10, 300), abs=75
-    )  # 5 standard deviations
+    draws = np.concatenate([pick("random", budget=3, rng=np.random.default_rng(s), **data) for s in range(1000)])
+    assert np.bincount(draws, minlength=10) == pytest.approx(np.full(10, 300), abs=75)  # 5 standard deviations
 
 
 # --- rdu as printed ---
@@ -133,9 +127,7 @@ def test_paper_pick_by_hand():
 
     u = 2/3 * 1/4 + 2/9 * (f - 1/2)^2 adds 0, .0356 and .0022 to a constant: totals .25, .1256, .2422.
     """
-    chosen = pick(
-        "rdu-paper", np.array([0.5, 0.9, 0.6]), np.array(["a", "a", "a"]), np.array([0.0, 1.0]), 3, rng=rng()
-    )
+    chosen = pick("rdu-paper", np.array([0.5, 0.9, 0.6]), np.array(["a", "a", "a"]), np.array([0.0, 1.0]), 3, rng=rng())
     assert chosen.tolist() == [0, 2, 1]
 
 
@@ -186,9 +178,7 @@ def test_rdu_equals_the_naive_recomputation_of_every_distance():
 
 def test_wrong_calls_say_what_is_wrong():
     data = pool()
-    with pytest.raises(
-        UsageError, match="unknown sampler 'rud' in collect.sampler of params.yaml; did you mean 'rdu'"
-    ):
+    with pytest.raises(UsageError, match="unknown sampler 'rud' in collect.sampler of params.yaml; did you mean 'rdu'"):
         pick("rud", budget=1, rng=rng(), **data)
     with pytest.raises(ValueError, match="needs uncertainty, embeddings"):
         pick("rdu", budget=1, rng=rng(), **data | dict(embeddings=None))

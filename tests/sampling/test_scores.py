@@ -23,9 +23,7 @@ def test_normalisation_is_joint():
 
 
 def test_gap_is_the_distance_to_the_nearer_neighbour():
-    assert prediction_gap(np.array([0.0, 0.3, 0.5, 1.0]), np.array([0.9, 0.2])) == pytest.approx(
-        [0.2, 0.1, 0.3, 0.1]
-    )
+    assert prediction_gap(np.array([0.0, 0.3, 0.5, 1.0]), np.array([0.9, 0.2])) == pytest.approx([0.2, 0.1, 0.3, 0.1])
     assert prediction_gap(np.array([0.4]), np.array([])).tolist() == [1.0]
     assert prediction_gap(np.array([0.4]), np.array([0.4, 0.4])).tolist() == [0.0]
 

@@ -48,7 +48,9 @@ def project(matmul, softmax, tmp_path, monkeypatch) -> Workspace:
             samples = self.encoder.encode([r.key for r in records], [1.0 * ord(platform)], latencies_s)
             return samples.take(np.arange(count)) if platform == "c" else samples
 
-    monkeypatch.setattr("tcl_core.store.read_records", lambda folder, remedy=None: records[:count] if folder.name == "platform=c" else records)
+    monkeypatch.setattr(
+        "tcl_core.store.read_records", lambda folder, remedy=None: records[:count] if folder.name == "platform=c" else records
+    )
     for cores, platform in enumerate("abc", start=1):
         save_hardware(Workspace().records_folder(platform), Hardware(cores=cores))
     params = load_params(ROOT / "params.yaml")
@@ -73,7 +75,9 @@ def test_a_model_is_trained_by_name_and_ranks_what_it_reads(project, name):
 def test_mtl_tlp_learns_the_chains_last_platform_from_the_earlier_ones(project):
     said = train_baseline(project, "mtl-tlp")
     counts = {platform: len(project.samples(platform)) for platform in "bc"}
-    assert said == [BaselineReport("mtl-tlp", platform, count, Path("data/baselines/mtl-tlp") / platform) for platform, count in counts.items()]
+    assert said == [
+        BaselineReport("mtl-tlp", platform, count, Path("data/baselines/mtl-tlp") / platform) for platform, count in counts.items()
+    ]
     assert {platform: len(catalogue.load(Path("data/baselines/mtl-tlp") / platform).network.heads) for platform in "bc"} == {
         "b": 2, "c": 3,
     }  # fmt: skip

@@ -412,6 +412,7 @@ def test_nothing_is_set_aside_when_nothing_can_be_measured(pool, runners, monkey
 
 def test_the_steps_of_a_disk_without_room_are_one_sentence(pool, runners, monkeypatch):
     write_params({"collect.sampler": "random"})  # trains nothing
+
     def full(path):
         raise PlatformError("no room for steps")
 
@@ -502,9 +503,7 @@ def test_a_machine_that_can_run_no_platform(pool, runners, cannot_run, stage):
     for platform in (["-p", "first"], []):
         with pytest.raises(PlatformError) as raised:
             tcl(stage, *platform)
-        assert str(raised.value) == (
-            "this machine can run none of the platforms of params.yaml (this CPU lacks nehalem); add one it can"
-        )
+        assert str(raised.value) == ("this machine can run none of the platforms of params.yaml (this CPU lacks nehalem); add one it can")
     assert store.data_digest(Path("data")) == before
 
 
@@ -669,7 +668,10 @@ def test_platforms_and_their_state(here, monkeypatch):
     assert known.startswith("hardware of first: cores ") and "bandwidth_gbs 12.5" in known
     assert confined.startswith("what cannot be trusted runs ")
     told = json.loads(tcl("platforms", "--json"))
-    assert [(row["platform"], row["from"], row["runs_here"]) for row in told["platforms"]] == [("first", None, True), ("second", "first", False)]
+    assert [(row["platform"], row["from"], row["runs_here"]) for row in told["platforms"]] == [
+        ("first", None, True),
+        ("second", "first", False),
+    ]
     assert told["hardware"]["platform"] == "first" and told["hardware"]["vector"]["bandwidth_gbs"] == 12.5
 
     def away(host, port):

@@ -67,7 +67,11 @@ class Machine:
         self.measured.append(list(keys))
         found = [self.seconds(key[2][0]) for key in keys]
         loud = self.disturbed.pop(0) if self.disturbed else False
-        return [Outcome("ok", (s,), disturbed=loud) if np.isfinite(s) else Outcome("build", message="no g++") for s in found], self.setup, self.host
+        return (
+            [Outcome("ok", (s,), disturbed=loud) if np.isfinite(s) else Outcome("build", message="no g++") for s in found],
+            self.setup,
+            self.host,
+        )
 
 
 class Champion:
@@ -142,7 +146,10 @@ def test_another_order_is_measured_twice_before_it_is_called_drift(machine, proj
     machine.seconds = lambda number: 64e-3 / 2**number
     (check,) = check_drift(project, P)
     assert (check["verdict"], check["measured"], check["then"], check["now"]) == ("drift", 2, 1.0, 0.0)
-    assert "keeps the order of only 0% of 72 clear pairs" in check["reason"] and "the champion orders 0% of clear pairs right" in check["reason"]
+    assert (
+        "keeps the order of only 0% of 72 clear pairs" in check["reason"]
+        and "the champion orders 0% of clear pairs right" in check["reason"]
+    )
     assert "measuring once more, to be sure" in capsys.readouterr().err
 
 

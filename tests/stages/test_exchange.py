@@ -44,7 +44,6 @@ def imported_batches(platform: str, *given, **named):
     return exchange.imported_batches(Workspace(), platform, *given, **named)
 
 
-
 @pytest.fixture
 def here(monkeypatch, tmp_path):
     """A project's folder of one's own."""
@@ -305,9 +304,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_records(here):
     import_logs([log("a.log", line(1))], "p")
     old = programs()
     log("a.log", *(line(n, tile=1 + n % 50) for n in range(3000)))
-    child = subprocess.run(
-        [sys.executable, "-c", FULL.format(path=[str(ROOT)])], capture_output=True, text=True, check=True
-    )
+    child = subprocess.run([sys.executable, "-c", FULL.format(path=[str(ROOT)])], capture_output=True, text=True, check=True)
     assert "cannot write" in child.stdout and "free some space" in child.stdout and programs() == old
 
 
@@ -316,9 +313,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_records(here):
 
 def test_samples_of_the_logs_that_one_asks_for(here):
     task = ["dense_pack.x86", [["TENSOR", [4, 32], "float32"], ["TENSOR", [10, 32], "float32"]], {}]
-    import_logs(
-        [log("random.log", line(1), line(2, task=task)), log("searched.log", line(3, 16), line(4), line(5))], "p"
-    )
+    import_logs([log("random.log", line(1), line(2, task=task)), log("searched.log", line(3, 16), line(4), line(5))], "p")
     (random,) = imported_batches("p", ["random"])
     (searched,) = imported_batches("p", ["searched"], hardware=[1.0] * 11)
     assert len(random) == 2 and len(searched) == 3 and searched.features.shape[1] == random.features.shape[1] + 1
@@ -347,10 +342,7 @@ def test_a_metaschedule_database_is_imported_and_encoded_as_programs_of_sketches
     for number, (sketch, row) in enumerate(drawn):
         commit(database, matmul, matmul.space.materialise(sketch, row).trace, [0.5 + number])
     for given in ("tuned", f"tuned/{RECORDS}", f"tuned/{WORKLOADS}"):
-        assert (
-            import_logs([Path(given)], "p")
-            == f"tuned (MetaSchedule): {len(drawn)} records of {len(drawn)} lines: {len(drawn)} ok"
-        )
+        assert import_logs([Path(given)], "p") == f"tuned (MetaSchedule): {len(drawn)} records of {len(drawn)} lines: {len(drawn)} ok"
     (samples,) = imported_batches("p", hardware=[1.0] * 11)
     assert len(samples) == len(drawn) and sorted(samples.latencies_s) == [0.5 + n for n in range(len(drawn))]
     (task,) = store.read_table(FOLDER / "tasks.parquet", "tasks")
@@ -398,9 +390,7 @@ def test_what_was_measured_goes_out_and_comes_back(here, matmul, conv):
     back = store.read_records(Workspace().imported_folder("again") / "records")
     assert {(r.key, r.latencies_s) for r in back} == {(r.key, r.latencies_s) for r in [*records, *holdout]}
     assert json.loads(back[0].host)["mcpu"] == "haswell"
-    assert (
-        tcl("export", "-p", "host-avx2", "--to", here / "elsewhere").endswith("elsewhere") and (here / "elsewhere" / RECORDS).exists()
-    )
+    assert tcl("export", "-p", "host-avx2", "--to", here / "elsewhere").endswith("elsewhere") and (here / "elsewhere" / RECORDS).exists()
 
 
 def test_export_names_what_is_missing(here, matmul):
@@ -412,9 +402,7 @@ def test_export_names_what_is_missing(here, matmul):
     records = measured(matmul, np.random.default_rng(0), TARGET)
     store.write_records(Workspace().records_folder("host-avx2"), records)
     store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", [])
-    with pytest.raises(
-        DataError, match=r"which was measured on host-avx2, is not in the pool; run the stage candidates"
-    ):
+    with pytest.raises(DataError, match=r"which was measured on host-avx2, is not in the pool; run the stage candidates"):
         tcl("export", "-p", "host-avx2")
     assert list(Path("data").glob("exported/**/*.json")) == []
 

@@ -60,9 +60,7 @@ def write_run(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "params.yaml", root)
     tasks = [{"task_key": key, "name": "n", "op_type": kind, "flops": 1.0, "module_json": "{}"} for key, kind in OPERATORS.items()]
-    pool = [
-        {"task_key": key, "split": "train", "program_id": n, "sketch_id": 0, "decisions": [n]} for key in OPERATORS for n in range(10)
-    ]
+    pool = [{"task_key": key, "split": "train", "program_id": n, "sketch_id": 0, "decisions": [n]} for key in OPERATORS for n in range(10)]
     store.write_table(Workspace(root).task_tables / "tasks.parquet", "tasks", tasks)
     store.write_table(Workspace(root).pool / "train" / "programs.parquet", "programs", pool)
     for platform in (FIRST, SECOND):
@@ -192,7 +190,11 @@ def test_figures_of_another_model_or_of_other_records_are_said_to_be_so(project,
 
 
 def test_tasks_that_were_cut_anew_leave_the_collection_without_its_progress(project):
-    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [{"task_key": "x", "name": "n", "op_type": "o", "flops": 1.0, "module_json": "{}"}])
+    store.write_table(
+        Workspace().task_tables / "tasks.parquet",
+        "tasks",
+        [{"task_key": "x", "name": "n", "op_type": "o", "flops": 1.0, "module_json": "{}"}],
+    )
     found = gather(Workspace())["collection"][FIRST]
     assert (found["programs"], found["progress"], found["coverage"]) == (5, [], {})
 

@@ -67,7 +67,10 @@ def test_top_1_that_is_lost_beyond_its_interval_refuses():
 def test_top_1_that_may_be_lost_does_not_refuse():
     """One heavy task is lost, but another set of tasks might well be without it."""
     found = verdict(THIRD_FIRST, SECOND_FIRST, mixed=1, weights=dict.fromkeys(range(12), 1.0) | {0: 100.0})
-    assert found.comparisons["top_1"].candidate < found.comparisons["top_1"].champion and found.comparisons["top_1"].low < 0 < found.comparisons["top_1"].high
+    assert (
+        found.comparisons["top_1"].candidate < found.comparisons["top_1"].champion
+        and found.comparisons["top_1"].low < 0 < found.comparisons["top_1"].high
+    )
     assert found.better
 
 
@@ -91,7 +94,9 @@ def test_the_first_champion_must_beat_chance_on_however_few_tasks(tasks):
 def test_what_cannot_be_judged_is_said():
     same = Samples(np.zeros((4, 1, 1), np.float32), np.ones(4, np.int32), np.array([0, 0, 1, 1], np.int32), np.full(4, 1e-3))
     zeros = np.zeros(4, np.float32)
-    with pytest.raises(DataError, match="^no held-out task has two programs of different latencies, so there is nothing to rank; hold out more"):
+    with pytest.raises(
+        DataError, match="^no held-out task has two programs of different latencies, so there is nothing to rank; hold out more"
+    ):
         judge(zeros, zeros, same, {"n": {0: 1.0, 1: 1.0}}, SETTINGS, "champion version 1", False, 10)
     with pytest.raises(DataError, match="the model predicts NaN for 4 programs"):
         judge(zeros, zeros + np.nan, same, {"n": {0: 1.0, 1: 1.0}}, SETTINGS, "champion version 1", False, 10)

@@ -68,7 +68,18 @@ def test_who_is_what_since_when_and_how_good():
     assert champion["decided"] == "promoted: better the 2. time" and candidate["decided"] is None
     lines = models_text(listed).splitlines()
     assert lines[0].split() == ["platform", "role", "version", "since", "pairs", "U16", "top-1", "data", "commit"]
-    assert lines[1].split() == ["p-a", "champion", "2", champion["since"], "0.720", "0.900", "0.500", "aaaaaa000000", "cccccccccccc", "(changed)"]
+    assert lines[1].split() == [
+        "p-a",
+        "champion",
+        "2",
+        champion["since"],
+        "0.720",
+        "0.900",
+        "0.500",
+        "aaaaaa000000",
+        "cccccccccccc",
+        "(changed)",
+    ]
     assert lines[3].split()[-1] == "cccccccccccc" and lines[-1] == f"registry: {registry.where()}"
 
 
@@ -80,7 +91,10 @@ def test_models_of_one_platform_and_as_json():
 
 def test_a_registry_without_models_says_how_to_fill_it(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
-    assert models_text(list_models(Workspace())) == f"the registry at {tmp_path}/none.db has no models yet; run: tcl register and then: tcl promote"
+    assert (
+        models_text(list_models(Workspace()))
+        == f"the registry at {tmp_path}/none.db has no models yet; run: tcl register and then: tcl promote"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,13 +158,18 @@ def test_from_a_commit_to_the_models_that_its_lock_names(tmp_path):
         return git("rev-parse", "HEAD")
 
     def lock(outs: dict[str, str]) -> str:
-        return json.dumps({"schema": "2.0", "stages": {path: {"cmd": "x", "outs": [{"path": path, "md5": md5}]} for path, md5 in outs.items()}})
+        return json.dumps(
+            {"schema": "2.0", "stages": {path: {"cmd": "x", "outs": [{"path": path, "md5": md5}]} for path, md5 in outs.items()}}
+        )
 
     git("init", "-q")
     first = commit(lock({"data/records/platform=p-a": DVC["p-a"], "data/models/p-a": "a2" * 16 + ".dir", "data/models/p-b": "0" * 32}))
     found = lineage(Workspace(tmp_path), "HEAD")
     assert (found["kind"], found["commit"]) == ("revision", first)
-    assert [(v["platform"], v["version"], v["same"]) for v in found["versions"]] == [("p-a", 1, ["records"]), ("p-a", 2, ["records", "model"])]
+    assert [(v["platform"], v["version"], v["same"]) for v in found["versions"]] == [
+        ("p-a", 1, ["records"]),
+        ("p-a", 2, ["records", "model"]),
+    ]
     assert lineage_text(found).splitlines()[-1] == "  tcl-p-a version 2 (champion): the same records and model"
     commit(None)
     assert lineage(Workspace(tmp_path), "HEAD")["versions"] == [] and lineage(Workspace(tmp_path), "HEAD~1")["commit"] == first
@@ -172,7 +191,10 @@ def test_what_is_none_of_them_is_said(asked, tmp_path):
 def test_a_rollback_is_told_by_both_commands(filled):
     """Last, for it changes the registry."""
     Path("params.yaml").touch()
-    assert tcl("rollback", "-p", "p-a", "--reason", "slower on BERT") == "tcl-p-a version 1 is champion again (slower on BERT); version 2 is the previous one"
+    assert (
+        tcl("rollback", "-p", "p-a", "--reason", "slower on BERT")
+        == "tcl-p-a version 1 is champion again (slower on BERT); version 2 is the previous one"
+    )
     champion, previous, _ = list_models(Workspace())["models"]
     assert (champion["version"], previous["version"]) == (1, 2) and previous["withdrawn"].endswith(": slower on BERT")
     assert json.loads(tcl("rollback", "-p", "p-a", "--reason", "again", "--json")) == {

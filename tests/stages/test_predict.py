@@ -39,7 +39,6 @@ def predict_log(*given, **named) -> str:
     return str(predict.predict_log(Workspace(), *given, **named))
 
 
-
 class Told:
     """Ranks as the text in its folder tells; remembers how many programs it was given at a time."""
 

@@ -34,7 +34,10 @@ def test_the_first_must_beat_a_random_ranking_by_what_it_is_expected_to_find(pro
         "confidence 0.5 needed of pairs and U16, and top-1 is lost beyond its interval"
     )
     said = made_and_promoted(project, "best")
-    assert "version 2 is now champion: pairs 1.000 to 0.500 (confidence 1.000), U16 1.000 to 0.286 (confidence 1.000), top-1 1.000 to 0.286" in said
+    assert (
+        "version 2 is now champion: pairs 1.000 to 0.500 (confidence 1.000), U16 1.000 to 0.286 (confidence 1.000), top-1 1.000 to 0.286"
+        in said
+    )
     assert registry.champion_version(P) == 2
     assert str(promotion.promote(project, P)) == f"tcl-{P} version 2 is the champion already"
 
@@ -131,7 +134,7 @@ def test_a_version_says_what_its_model_was_made_of_whatever_the_parameters_are_n
         f"Ranks tensor programs for {P}: one number a program, higher is faster, comparable within a task only.\n\n"
         "How good on 72 held-out programs of 12 tasks, of networks that it was not trained on: pairs 0.800, U16 0.950, top-1 0.900.\n\n"
         f"Made by train from the records dddddddddddd (DVC: {'e' * 32}.dir), with the code of commit cccccccccccc, where these files "
-        f"differed: collect.py, cli.py, on a CPU x2.\n\nLoad it: `tcl_core.registry.load_champion(\"{P}\")`"
+        f'differed: collect.py, cli.py, on a CPU x2.\n\nLoad it: `tcl_core.registry.load_champion("{P}")`'
     )
 
 

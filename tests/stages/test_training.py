@@ -31,8 +31,15 @@ CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
 WEIGHTS = {"network": dict.fromkeys(range(8), 1.0)}
 FILES = {
     "a": {
-        "contents.json", "curve.json", "fisher.safetensors", "hardware.json", "learned.json", "model.json", "provenance.json",
-        "weights.safetensors", "knowledge_base",
+        "contents.json",
+        "curve.json",
+        "fisher.safetensors",
+        "hardware.json",
+        "learned.json",
+        "model.json",
+        "provenance.json",
+        "weights.safetensors",
+        "knowledge_base",
     },
 }
 FILES["b"] = FILES["c"] = FILES["a"] | {"scratch"}
@@ -132,7 +139,9 @@ def test_mended_distillation_learns_from_what_the_teachers_labelled(folder, monk
     chain, given = project(), {}
     chain = TinyWorkspace(params=dataclasses.replace(chain.params, distill=dataclasses.replace(chain.params.distill, method="ckd-mended")))
     training.train(chain)
-    monkeypatch.setattr(training, "_pseudo_labelled", lambda workspace, platform, measured, reads: concatenate([measured, samples(platform, "holdout")]))
+    monkeypatch.setattr(
+        training, "_pseudo_labelled", lambda workspace, platform, measured, reads: concatenate([measured, samples(platform, "holdout")])
+    )
     learn_next = training.learn_next
     monkeypatch.setattr(training, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
     training.distill(chain, "b")
@@ -240,9 +249,7 @@ def test_how_training_and_distillation_go():
 
 @pytest.fixture
 def evaluation(folder, monkeypatch) -> dict:
-    monkeypatch.setattr(
-        judging, "_collection", lambda *_: [{"round": 0, "measured": {"dense": 3}, "failed": 0, "best_score": 0.5}]
-    )
+    monkeypatch.setattr(judging, "_collection", lambda *_: [{"round": 0, "measured": {"dense": 3}, "failed": 0, "best_score": 0.5}])
     run_chain(project())
     (folder / "data" / "reports" / "plots").mkdir(parents=True)
     (folder / "data" / "reports" / "plots" / "of_a_former_version.png").touch()

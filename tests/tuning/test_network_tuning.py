@@ -62,9 +62,7 @@ def test_a_whole_network(tmp_path):
     torch.export.save(torch.export.export(model, (torch.randn(4, 16),)), network)
     other = onnx_model(tmp_path / "net.onnx", [("Softmax", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", TUNE, network, other, tmp_path], env=environment, capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", TUNE, network, other, tmp_path], env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     first, refused = (line for line in done.stdout.splitlines() if line.startswith(("{", "PlatformError")))
     tuned = json.loads(first)
@@ -170,9 +168,7 @@ def test_an_onnx_file_with_dynamic_shapes_is_refused_before_anything_runs(tmp_pa
 
 def test_inputs_of_an_onnx_file(tmp_path):
     weight = {"w": np.eye(3, dtype=np.float32)}
-    path = onnx_model(
-        tmp_path / "n.onnx", [("MatMul", ["x", "w"], ["y"])], {"x": (4, 3), "w": (3, 3)}, {"y": (4, 3)}, weight
-    )
+    path = onnx_model(tmp_path / "n.onnx", [("MatMul", ["x", "w"], ["y"])], {"x": (4, 3), "w": (3, 3)}, {"y": (4, 3)}, weight)
     (given,) = random_inputs(load_onnx(Path(path), path))
     assert given.shape == (4, 3) and given.dtype == np.float32 and 0 <= given.min() <= given.max() <= 1
     assert import_network(path, 1).output is None

@@ -24,9 +24,7 @@ class Known:
     keep their numbers where a log has them too.
     """
 
-    def __init__(
-        self, tasks: Iterable[Row] = (), sketches: Iterable[Row] = (), pool: Iterable[Mapping[str, Any]] = ()
-    ) -> None:
+    def __init__(self, tasks: Iterable[Row] = (), sketches: Iterable[Row] = (), pool: Iterable[Mapping[str, Any]] = ()) -> None:
         self._tasks = {row["task_key"]: row for row in tasks}
         self._texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
         self._numbers = {(key, identity(text)): number for (key, number), text in self._texts.items()}

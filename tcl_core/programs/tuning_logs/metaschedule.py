@@ -120,9 +120,7 @@ class DatabaseLog(Log):
             raise Malformed(f"its trace cannot be replayed ({_last_line(error)})") from None
         kept, whole = schedule.trace.simplified(remove_postproc=True), list(schedule.trace.insts)
         sketch = read_sketch(self._keys[self._places[workload]], 0, kept)
-        places = [
-            next(n for n, i in enumerate(whole) if i.same_as(kept.insts[slot.instruction])) for slot in sketch.slots
-        ]
+        places = [next(n for n, i in enumerate(whole) if i.same_as(kept.insts[slot.instruction])) for slot in sketch.slots]
         number = self.known.sketch_id(sketch.task_key, trace_to_json(kept))
         return _Template(number, tuple(zip(places, sketch.slots, strict=True)))
 
@@ -244,6 +242,4 @@ class _Exporter:
         if number not in self._sketches:
             self._sketches[number] = read_sketch(task_key, number, trace_from_json(program.trace_json, self.module))
         schedule = self.space.materialise(self._sketches[number], decisions)
-        return meta_schedule().database.TuningRecord(
-            schedule.trace, self.workload, list(program.latencies_s), self.target, self.arguments
-        )
+        return meta_schedule().database.TuningRecord(schedule.trace, self.workload, list(program.latencies_s), self.target, self.arguments)

@@ -79,9 +79,7 @@ def _dialect_of(path: Path) -> ModuleType | str:
             return dialect
     if not looked_at:
         raise DataError(f"{shown(path)} is empty; give a tuning log")
-    raise DataError(
-        f"{shown(path)} is no tuning log: its first {looked_at} lines hold no record of AutoTVM, Ansor or MetaSchedule"
-    )
+    raise DataError(f"{shown(path)} is no tuning log: its first {looked_at} lines hold no record of AutoTVM, Ansor or MetaSchedule")
 
 
 def _dialect_of_entry(entry: Any) -> ModuleType | str | None:

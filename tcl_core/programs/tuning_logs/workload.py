@@ -108,9 +108,7 @@ def _operator(name: str) -> str:
     return UNKNOWN
 
 
-def _axes(
-    task: str, args: Sequence[Any], shapes: Sequence[Sequence[int]]
-) -> tuple[dict[str, int], dict[str, str], tuple[int, ...]]:
+def _axes(task: str, args: Sequence[Any], shapes: Sequence[Sequence[int]]) -> tuple[dict[str, int], dict[str, str], tuple[int, ...]]:
     """Axes, knobs and strides of TOPI's templates with channels first; raises where the arguments are of other ones."""
     if "dense" in task or "matmul" in task:
         (*batch, m, k), (*_, rows, columns) = shapes[:2]
@@ -125,9 +123,7 @@ def _axes(
     return axes, knobs, tuple(args[2])
 
 
-def _conv_axes(
-    data: Sequence[int], weight: Sequence[int], strides: Any, padding: Any, dilation: Any, depthwise: bool
-) -> dict[str, int]:
+def _conv_axes(data: Sequence[int], weight: Sequence[int], strides: Any, padding: Any, dilation: Any, depthwise: bool) -> dict[str, int]:
     batch, _, *image = data
     filters, inner, *window = weight
     pads = list(padding) if len(padding) == 4 else [*padding, *padding]
