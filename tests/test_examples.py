@@ -73,9 +73,15 @@ def test_every_example_is_run_and_listed():
     assert there == listed == set(SHOWN)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A user's, empty at first: what the first example compiles, the others find."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize("name", SHOWN)
-def test_an_example(name, tmp_path):
-    settings = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+def test_an_example(name, tmp_path, cache):
+    settings = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
     ended = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr[-2000:]
