@@ -173,9 +173,9 @@ class Ours:
         self._candidates, self._runner = candidates, runner
         self._asked: list[tuple[str, float]] = []
         began = time.perf_counter()
-        deque(runner.measure([Job("none", "{")] * len(runner.lanes)), maxlen=0)  # no program: up, and nothing built
+        deque(runner.measure([Job("none", "{")] * len(runner.workers)), maxlen=0)  # no program: up, and nothing built
         self.start_s = time.perf_counter() - began
-        for worker in runner.lanes:
+        for worker in runner.workers:
             worker.ask = partial(self._clocked, worker.ask)
 
     def _clocked(self, ask: Callable[..., Any], timeout_s: float, request: str, *arguments: Any) -> Any:
@@ -193,7 +193,7 @@ class Ours:
         seconds = time.perf_counter() - began
         requests = [request for request, _ in self._asked]
         spent = {name: math.fsum(s for r, s in self._asked if r == name) for name in ("build", "time", "sentinel")}
-        spent["build"] /= len(self._runner.lanes)
+        spent["build"] /= len(self._runner.workers)
         return Measured(
             seconds=seconds,
             latencies_s=np.array([_median(outcome.latencies_s) for outcome in outcomes]),

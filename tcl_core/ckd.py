@@ -181,13 +181,13 @@ def learn_next(
     """Learn the chain's next platform; ``state`` is that of the platform before and stays as it is.
 
     ``taught`` are the programs of ``train`` in their order and unlabelled ones behind them, with a teacher ensemble's labels
-    (``teaching.taught``), where the settings learn from such.  ``last`` leaves out the KD phase: KB and its Fisher diagonal
+    (``teaching.pseudo_labelled``), where the settings learn from such.  ``last`` leaves out the KD phase: KB and its Fisher diagonal
     then stay those of ``state``.  ``checkpoint`` as in ``learn_first``.  Raises DataError when there is nothing to learn
     from, UsageError for settings that need ``taught`` without it.
     """
     if taught is None and (settings.taught_cl or settings.unlabelled_kd):
         raise UsageError(
-            "mended distillation learns from unlabelled programs too; give it a teacher ensemble's labels of them (teaching.taught)"
+            "mended distillation learns from unlabelled programs too; give it a teacher ensemble's labels of them (teaching.pseudo_labelled)"
         )
     lesson = taught if settings.taught_cl else train
     model = start_column(state.knowledge_base.network, settings)
