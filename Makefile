@@ -39,6 +39,7 @@ lint: setup
 	@ruff check
 	@ruff format --check --quiet
 	@mypy
+	@mypy --config-file bench/mypy.ini
 
 docs: setup
 	@python -m pdoc --docformat restructuredtext -o build/api tcl_core tcl_core.datasets tcl_core.samplers tcl_core.errors

@@ -140,7 +140,8 @@ def drawn(shop: Workshop, count: int, seed: int) -> list[Corruption]:
     for number in range(count):
         pattern, command = pairs[number % len(pairs)]
         path = draw.choice(files[pattern, command])
-        trials.append(Corruption(command.name, path, *draw.choices(list(DAMAGES), WEIGHTS), draw.randrange(10**6)))
+        [damage] = draw.choices(list(DAMAGES), WEIGHTS)
+        trials.append(Corruption(command.name, path, damage, draw.randrange(10**6)))
     return trials
 
 

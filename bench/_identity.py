@@ -41,7 +41,7 @@ def code(source: str) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [part for part in body if not _is_text(part)]
+            body[:] = [part for part in body if not _is_text(part)]
     return ast.dump(tree).replace(", type_params=[]", "")  # which only newer Pythons say
 
 

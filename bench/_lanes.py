@@ -240,7 +240,7 @@ def _finish(code: int) -> None:
     import threading
 
     try:
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -104,7 +104,7 @@ def create(run: Run) -> CostModel:
     return catalogue.create(run.model, replace(settings, seed=run.seed, epochs=epochs))
 
 
-def trained(run: Run, case: Case) -> CostModel:
+def trained(run: Run, case: Any) -> CostModel:
     """The model, having learned all that a case allows it to."""
     if run.model == CHAINED:
         return chained(case, run.seed)

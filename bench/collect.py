@@ -329,8 +329,8 @@ def compare(setup: Setup, size: Size) -> dict[str, Any]:
     early = replace(setup, protocol=replace(PROTOCOL, early_stop_factor=Protocol().early_stop_factor))
     with ExitStack() as stack, progress("measuring batches", 5 * len(large) + 3 * len(small)) as shown:
         runners = {OURS: Runner(setup), EARLY: Runner(early), OVERLAPPED: Runner(setup, overlap=True)}
-        ours = {name: Ours(candidates, stack.enter_context(runner)) for name, runner in runners.items()}
-        systems = {STOCK: Stock(candidates, setup.target), **ours}
+        ours: dict[str, Any] = {name: Ours(candidates, stack.enter_context(runner)) for name, runner in runners.items()}
+        systems: dict[str, Any] = {STOCK: Stock(candidates, setup.target), **ours}
         at_large = in_turns({**systems, AGAIN: ours[OURS]}, large, shown)
         at_small = in_turns({name: systems[name] for name in (STOCK, OURS, EARLY)}, small, shown)
     pairs = ((OURS, STOCK), (AGAIN, OURS), (OVERLAPPED, OURS))

@@ -45,7 +45,7 @@ PARTS: dict[str, tuple[ModuleType, str, int, int]] = {
     _twice.PART: (_twice, "both", 40, 8),
     _full_disks.PART: (_full_disks, "fill", 120, 50),
 }
-TRIALS = {
+TRIALS: dict[str, Any] = {
     _kills.PART: _kills.Kill,
     _corruptions.PART: _corruptions.Corruption,
     _twice.PART: _twice.Twice,

@@ -29,7 +29,7 @@ from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
 from tcl_core import store
 from tcl_core.features.layout import WIDTH
 from tcl_core.journal import line_of
-from tcl_core.measure.pool import LANES_PER_DEVICE
+from tcl_core.measure.pool import WORKERS_PER_DEVICE
 from tcl_core.params import Params, load_params
 
 COMMAND = "python bench/scale.py"
@@ -118,8 +118,8 @@ def shares(params: Params, platforms: int) -> list[float]:
 def collection_s(rates: Rates, params: Params, fleet: Fleet, pool: float, share: float) -> dict[str, float]:
     """Seconds of a platform's collection by what is done: measure, refit, choose, write."""
     settings, budget = params.collect, share * pool
-    lanes = min(fleet.cores, LANES_PER_DEVICE * fleet.devices) if fleet.overlap else fleet.cores
-    build_s, device_s = rates.build_core_s / lanes, rates.device_s / fleet.devices
+    workers = min(fleet.cores, WORKERS_PER_DEVICE * fleet.devices) if fleet.overlap else fleet.cores
+    build_s, device_s = rates.build_core_s / workers, rates.device_s / fleet.devices
     per_program = max(build_s, device_s) if fleet.overlap else build_s + device_s
     initial = settings.initial_share * budget
     known = [initial + (budget - initial) * number / settings.rounds for number in range(settings.rounds)]

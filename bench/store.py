@@ -174,7 +174,7 @@ def _timed(source: Source, count: int, rng: np.random.Generator) -> Ragged:
 # --- phases: each in a process of its own ---
 
 
-def write(source: Path, folder: Path, count: int) -> dict[str, float]:
+def write(source: Source, folder: Path, count: int) -> dict[str, float]:
     records = drawn_records(source, count)
     start = time.perf_counter()
     drawing = 0.0
@@ -208,7 +208,7 @@ def scan_for_training(folder: Path) -> dict[str, float]:
     return {"training_columns_per_s": count / (time.perf_counter() - start)}
 
 
-def encode(source: Path, folder: Path) -> dict[str, float]:
+def encode(source: Source, folder: Path) -> dict[str, float]:
     encoder, hardware = Encoder(source.tasks, source.rows), Hardware(cores=2.0).vector()
     for task in source.tasks:
         encoder.workload(task.key)
