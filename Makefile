@@ -62,7 +62,8 @@ serve: setup
 
 setup: $(VENV)/.installed
 
-# uv installs four times faster; where it cannot be had, pip does the same.
+# uv installs four times faster; where it cannot be had, pip does the same.  Compiled packages (pip does that unasked) save every process
+# seconds where Python may not write its cache.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@set -e; \
 	for python in python3.11 python3.12 python3; do \
@@ -72,7 +73,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	if [ -z "$$python" ]; then echo "no Python 3.11 or 3.12 found: install one of them, then run make again" >&2; exit 1; fi; \
 	[ -x $(BIN)/python ] || $$python -m venv $(VENV); \
 	$(BIN)/python -m pip install --quiet $(LINKS) -c constraints.txt uv || true; \
-	if $(BIN)/python -m uv --version >/dev/null 2>&1; then install="$(BIN)/python -m uv pip install --python $(BIN)/python"; \
+	if $(BIN)/python -m uv --version >/dev/null 2>&1; then install="$(BIN)/python -m uv pip install --compile-bytecode --python $(BIN)/python"; \
 	else install="$(BIN)/python -m pip install"; fi; \
 	$$install $(LINKS) -c constraints.txt -e '.[$(EXTRAS)]'; \
 	git rev-parse --git-dir >/dev/null 2>&1 || $(BIN)/python -m dvc config --local core.no_scm true; \
