@@ -198,5 +198,5 @@ def _tile(place: int, name: str, values: np.ndarray, workload: LogWorkload) -> S
         values = np.concatenate([np.full_like(values, -1), values], axis=1)
     others = np.where(values < 0, 1, values).prod(axis=1, keepdims=True)
     factors = np.where(values < 0, np.ceil(extent / np.maximum(others, 1)), values)
-    number = list(workload.axes).index(axis) if axis else 0
+    number = list(workload.axes).index(axis) if axis in workload.axes else 0
     return Split(factors, extent, axis in REDUCED, anchor=True, axis=number, knob=place)
