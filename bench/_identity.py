@@ -12,6 +12,7 @@ from _tables import ROOT
 
 from tcl_core import store
 from tcl_core.models import catalogue
+from tcl_core.programs.tuning_logs.dialects import DIALECTS
 
 # Of tcl_core: what figures depend on.
 CODE = (
@@ -68,9 +69,9 @@ def code_identity(modules: Sequence[str], scripts: Sequence[str]) -> str:
 
 
 def reached(modules: Sequence[str], scripts: Sequence[str]) -> list[Path]:
-    """Files of modules of ours, of scripts of this folder, and of what of ``CODE`` they import."""
+    """Files of modules of ours, of scripts of this folder, and of what of ``CODE`` they import; and the dialects of logs."""
     found: set[Path] = set()
-    waiting = [*map(_file, modules), *(ROOT / "bench" / f"{name}.py" for name in scripts)]
+    waiting = [*map(_file, (*modules, *DIALECTS.values())), *(ROOT / "bench" / f"{name}.py" for name in scripts)]
     while waiting:
         if (path := waiting.pop()) and path not in found:
             found.add(path)

@@ -44,7 +44,7 @@ def reference(folder: str | Path | None = None, features: str | Path | None = No
 
 
 def log(path: str | Path, hardware: Sequence[float] = (), target: str = "") -> Samples:
-    """The programs of a log of AutoTVM or Ansor, or of a MetaSchedule database's folder, whose target has ``target`` in it.
+    """The programs of a log, or of a database's folder, whose target has ``target`` in it; docs/data.md lists whose logs are read.
 
     ``hardware`` are the fields of the row that says which hardware it is; without them there is none.  Raises UsageError for
     what is no file, DataError for what is no log or has no program.

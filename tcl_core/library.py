@@ -41,7 +41,7 @@ Model = str | Path | Trained | CostModel
 def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -> Scored:
     """The programs with their scores and ranks: ``rank(...).table(top=3)`` has the best of each task as rows.
 
-    programs  a path: a log of AutoTVM or Ansor, gzip or plain, or the folder of a MetaSchedule database, of which ``target``
+    programs  a path: a tuning log, gzip or plain, or the folder of a database (docs/data.md lists whose), of which ``target``
               keeps only the lines whose target has that text in it;
               a MetaSchedule ``Database``; TVM schedules or traces of one ``module``; or ``Samples``
 

@@ -245,7 +245,7 @@ def test_only_training_runs_in_several_processes(tcl, monkeypatch, command, code
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys, tcl_core.cli; sys.exit(bool({'torch', 'tvm', 'mlflow', 'prefect', 'pyarrow'} & set(sys.modules)))"
+    code = "import sys, tcl_core.cli; sys.exit(bool({'torch', 'tvm', 'mlflow', 'prefect', 'pyarrow', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

@@ -81,6 +81,18 @@ def test_the_documents_list_every_model_and_every_kind_of_platform():
     assert set(KINDS) <= first_column("devices.md")
 
 
+def test_the_document_and_the_help_name_every_dialect_of_logs():
+    from tcl_core.cli.data import import_
+    from tcl_core.cli.use import predict
+    from tcl_core.programs.tuning_logs.dialects import DIALECTS
+
+    table = re.search(r"^\| dialect \|.*?\n\n", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    assert set(DIALECTS) <= set(re.findall(r"^\| (\w+)", table, re.MULTILINE))
+    for command, argument in ((import_, "logs"), (predict, "log")):
+        told = get_type_hints(command, include_extras=True)[argument].__metadata__[0].help
+        assert [name for name in DIALECTS if name not in told] == []
+
+
 # --- numbers: params.yaml has all of a run's, and what works without a project has its own ---
 
 

@@ -11,6 +11,7 @@ import typer
 from tcl_core.cli.app import DATA, Again, AsJson, Force, Platform, app, each_platform, refuse_empty, told
 from tcl_core.cli.saying import say
 from tcl_core.errors import DRIFT, UsageError
+from tcl_core.programs.tuning_logs.dialects import dialect_names
 
 
 @app.command(rich_help_panel=DATA)
@@ -105,7 +106,7 @@ def drift(
 @app.command("import", rich_help_panel=DATA)
 def import_(
     context: typer.Context,
-    logs: Annotated[list[Path], typer.Argument(help="Logs of AutoTVM or Ansor, gzip or plain, or a MetaSchedule database's folder.")],
+    logs: Annotated[list[Path], typer.Argument(help=f"Logs of {dialect_names()}, gzip or plain; of a database, its folder.")],
     platform: Annotated[str, typer.Option("--platform", "-p", help="The hardware that the logs are of; any name.")],
     target: Annotated[str, typer.Option(help="Only lines whose target has this text in it.")] = "",
 ) -> None:

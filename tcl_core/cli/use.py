@@ -10,6 +10,7 @@ import typer
 from tcl_core.cli.app import USE, Force, app, refuse_empty
 from tcl_core.cli.saying import say
 from tcl_core.files import shown
+from tcl_core.programs.tuning_logs.dialects import dialect_names
 
 MOST_TRIALS = 10_000_000
 MOST_MINUTES = 100_000.0
@@ -63,7 +64,7 @@ def run(
 @app.command(rich_help_panel=USE)
 def predict(
     context: typer.Context,
-    log: Annotated[Path, typer.Argument(help="A log of AutoTVM or Ansor, gzip or plain, or a MetaSchedule database's folder.")],
+    log: Annotated[Path, typer.Argument(help=f"A log of {dialect_names()}, gzip or plain; of a database, its folder.")],
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="Score with this platform's champion.")] = None,
     model: Annotated[Optional[Path], typer.Option(help="Score with the saved model in this folder instead.")] = None,
     to: Annotated[Optional[Path], typer.Option(help="A CSV file that takes all scores; none: print a table of the best.")] = None,

@@ -95,6 +95,17 @@ def test_rows_of_an_autotvm_program():
     assert numbers(unknown, 6) == log2p(0, 4, 0, 0, 0, 0)
 
 
+def test_a_knob_of_an_axis_that_the_task_has_not():
+    """No template of TOPI tiles the input channels of a depthwise convolution; a log may say so all the same."""
+    depthwise = CONV | {
+        "task": "depthwise_conv2d_nchw.cuda",
+        "args": [*CONV["args"][:1], ["TENSOR", [32, 1, 3, 3], "float32"], *CONV["args"][2:]],
+    }
+    encoder = LogEncoder([task("d", depthwise)], [sketch("d", 1, "AutoTVM", [["tile_rc", "sp", [0, 0]]])])
+    (tokens,) = encoder.encode_columns(columns(("d", 1, [-1, 8], [0.5]))).features
+    assert numbers(tokens[1], 6) == log2p(0, 8, 0, 0, 0, 0) and numbers_of(tokens[1])[SPLIT.axis] == [0]
+
+
 def test_the_workload_row_of_a_convolution():
     row = encode(("a", 2, DECISIONS[:4], [1.0])).features[0, 0]
     spatial, reduced, argument_bytes = 64 * 28 * 28, 32 * 9, 4 * (32 * 56 * 56 + 64 * 32 * 9)

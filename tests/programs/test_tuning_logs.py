@@ -17,7 +17,7 @@ from tcl_core.features.log_tokens import LogEncoder
 from tcl_core.programs.tuning_logs import ansor, autotvm, reading
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
-from tcl_core.programs.tuning_logs.workload import read_log_workload
+from tcl_core.programs.tuning_logs.autotvm import read_workload
 from tests.programs.hostile_logs import hostile
 
 CPU = "llvm -keys=cpu "
@@ -338,7 +338,7 @@ def conv(
     dilation=(1, 1),
 ):
     tensors = [["TENSOR", list(data), "float32"], ["TENSOR", list(weight), "float32"]]
-    return read_log_workload({"task": task, "args": [*tensors, list(strides), list(pads), list(dilation), "float32"]})
+    return read_workload({"task": task, "args": [*tensors, list(strides), list(pads), list(dilation), "float32"]})
 
 
 def test_axes_of_a_convolution():
@@ -370,7 +370,7 @@ def test_axes_of_a_depthwise_convolution():
     ],
 )
 def test_axes_of_matrix_products(task, shapes, axes):
-    found = read_log_workload({"task": task, "args": [["TENSOR", shape, "float16"] for shape in shapes]})
+    found = read_workload({"task": task, "args": [["TENSOR", shape, "float16"] for shape in shapes]})
     assert found.axes == axes and found.operator == "matmul" and found.flops == 2 * np.prod(list(axes.values()))
     assert found.argument_bytes == 2 * sum(np.prod(shape) for shape in shapes)
 
@@ -378,7 +378,7 @@ def test_axes_of_matrix_products(task, shapes, axes):
 @pytest.mark.parametrize("args", [[], [3], [["TENSOR", [4], "float32"]], [["TENSOR", [4, 4], "float32"]] * 2])
 @pytest.mark.parametrize("task", ["conv2d_nchw.cuda", "dense.x86", "softmax.x86", "conv2d_nhwc.x86"])
 def test_templates_with_other_arguments_are_tasks_of_which_less_is_known(task, args):
-    found = read_log_workload({"task": task, "args": args})
+    found = read_workload({"task": task, "args": args})
     assert found.name.startswith(task) and (found.flops > 0) == bool(found.knobs)
 
 

@@ -5,20 +5,35 @@
 
 The decisions of a program: extent and factors of each split (SP; extents depend on other splits), the loop that a
 stage is computed at (CA), the annotation of a loop (AN), and the number of a pragma (PR, "auto_unroll_max_step$512").
-The rest, which stages and loops a step names and how loops are reordered, is the sketch's.
+The rest, which stages and loops a step names and how loops are reordered, is the sketch's.  Of a task only sizes are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import orjson
 
+from tcl_core.programs.tuning_logs.actions import Action, Annotate, ComputeAt, Other, Programs, Split, Steps
 from tcl_core.programs.tuning_logs.line import Line, Malformed, Shape, check_result
+from tcl_core.programs.tuning_logs.workload import LogWorkload, operator_in, unnamed_axes
 
 NAME = "Ansor"
 LOCATED = ("CA", "AN")  # [kind, stage, which, decision]
+UNDECIDED = {  # kinds that have no decisions -> TVM's name of the primitive
+    "RE": "Reorder", "FU": "Fuse", "FSP": "Split", "FFSP": "Split", "CI": "ComputeInline", "CR": "ComputeAt",
+    "CHR": "CacheRead", "CHW": "CacheWrite", "RF": "RFactor",
+}  # fmt: skip
+# Annotations of a loop, by number: what is 4 or more binds it to a thread index.
+UNROLL, VECTORIZE, PARALLEL, FIRST_THREAD = 1, 2, 3, 4
+
+
+def is_record(entry: Any) -> bool:
+    """Whether a line's JSON is a record of Ansor."""
+    return isinstance(entry, dict) and {"i", "r"} <= entry.keys()
 
 
 def parse(entry: dict[str, Any]) -> Line:
@@ -98,3 +113,53 @@ def describe(task: bytes) -> dict[str, Any]:
         return {"workload_key": orjson.loads(text)}
     except orjson.JSONDecodeError:
         return {"workload_key": [text]}
+
+
+def read_workload(about: Mapping[str, Any]) -> LogWorkload:
+    """The workload of a key (``describe``): its first entry has the operator's name or is a hash, the others are sizes."""
+    key = about["workload_key"]
+    values = key if isinstance(key, list) and key else [key]
+    return LogWorkload(" ".join(map(str, values)), operator_in(str(values[0])), axes=unnamed_axes(values[1:]))
+
+
+def read_programs(steps: Steps, workload: LogWorkload) -> Programs:
+    """One action per transformation; the splits of the anchor tell how many iterations it has."""
+    anchor = _Anchor([step for step, _ in steps])
+    spatial: Any = 1.0
+    reduced: Any = 1.0
+    for step, values in steps:
+        if step[0] == "SP" and step[1] == anchor.stage:
+            extent = values[:, 0].astype(float)
+            spatial, reduced = (spatial, reduced * extent) if anchor.reduces(step) else (spatial * extent, reduced)
+    return Programs([_action(step, values, anchor) for step, values in steps], spatial, reduced)
+
+
+class _Anchor:
+    """The stage with most splits: where the work is.  Its loops with fewer factors than others are the reduced ones."""
+
+    def __init__(self, steps: list[Any]) -> None:
+        splits = [step for step in steps if step[0] == "SP"]
+        stages = Counter(step[1] for step in splits)
+        self.stage = stages.most_common(1)[0][0] if stages else -1
+        self._most = max((len(step[4]) for step in splits if step[1] == self.stage), default=0)
+
+    def reduces(self, split: list[Any]) -> bool:
+        return split[1] == self.stage and len(split[4]) < self._most
+
+
+def _action(step: list[Any], values: np.ndarray, anchor: _Anchor) -> Action:
+    kind = step[0]
+    is_anchor = len(step) > 1 and step[1] == anchor.stage
+    if kind == "SP":
+        extent, inner = values[:, 0], values[:, 1:]
+        outer = np.ceil(extent / np.maximum(inner.prod(axis=1), 1))
+        return Split(np.concatenate([outer[:, None], inner], axis=1), extent, anchor.reduces(step), is_anchor, axis=step[2])
+    if kind == "CA":
+        return ComputeAt(values[:, 0], is_anchor)
+    if kind == "PR":
+        return Annotate(values.T, unroll=True)
+    if kind == "AN":
+        code = values[:, 0]
+        return Annotate([code], code == PARALLEL, code == VECTORIZE, code == UNROLL, bound=code >= FIRST_THREAD)
+    numbers = [float(x) for part in step[1:] for x in (part if isinstance(part, list) else [part]) if isinstance(x, int)]
+    return Other(UNDECIDED.get(kind, "other"), numbers, is_anchor)

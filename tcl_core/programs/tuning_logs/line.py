@@ -1,17 +1,8 @@
-"""What one line of a tuning log says, whatever its dialect: the contract of ``autotvm`` and ``ansor``.
+"""What one line of a tuning log says, whatever its dialect.
 
 A program of a log has the shape of all programs here: a sketch and decisions.  Its *shape* is the list of its steps
 without the decisions, hashable, equal for all programs of a sketch; its *decisions* are integers.  The sketch's text
 is a list of steps too, with every decision set to zero, so that a program is that text with its decisions put back.
-
-A dialect is a module with
-
-    NAME                         as users and reports see it
-    parse(entry)                 one line's JSON -> Line; raises Malformed
-    take_apart(steps)            steps -> (shape, decisions)
-    check_sketch(steps)          raises Malformed for steps that are none; asked once a sketch
-    fill(steps, decisions)       steps with other decisions, an iterator, in their place
-    describe(task)               the text of a Line's task -> what the task is, a dictionary for the tasks table
 """
 
 from __future__ import annotations
@@ -22,7 +13,7 @@ LEAST_S, MOST_S = 1e-30, 1e30  # what single precision holds
 
 Shape = tuple[Any, ...]
 
-# Both dialects use TVM's numbers (MeasureErrorNo): error kind of a record, and what TVM calls it.
+# Dialects use TVM's numbers (MeasureErrorNo): error kind of a record, and what TVM calls it.
 ERRORS = {
     0: ("ok", ""),
     1: ("build", "instantiation error"),

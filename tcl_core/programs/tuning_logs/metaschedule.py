@@ -10,6 +10,7 @@ record of each sketch is replayed to read it, of all others the decisions are pi
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +22,8 @@ from typing import Any
 import orjson
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
-from tcl_core.errors import DataError
-from tcl_core.files import replacing
+from tcl_core.errors import DataError, UsageError
+from tcl_core.files import replacing, shown
 from tcl_core.programs.sketches import (
     DesignSpace,
     InvalidProgram,
@@ -38,6 +39,7 @@ from tcl_core.programs.tuning_logs.line import Line, Malformed, check_result
 from tcl_core.programs.tuning_logs.reading import Log, text_lines
 from tcl_core.records import ProgramKey
 
+NAME = "MetaSchedule"
 POSTPROC = "EnterPostproc"
 FAILED_S = 1e9  # what MetaSchedule writes for a program that failed is 1e10
 RUN_FAILED = 4  # it does not say how, so: TVM's number of a runtime error
@@ -51,10 +53,30 @@ class _Template:
     slots: tuple[tuple[int, Slot], ...]
 
 
+def is_record(entry: Any) -> bool:
+    """Whether a line's JSON is one of a database's records."""
+    return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int) and isinstance(entry[1], list)
+
+
+def files_of(path: Path) -> list[Path]:
+    """A database's records and, beside them, its workloads, compressed or not.  Raises UsageError where these are missing."""
+    name = path.name.removesuffix(".gz").replace("tuning_record", "workload")
+    for candidate in (path.with_name(name), path.with_name(f"{name}.gz")):
+        if candidate != path and os.path.lexists(candidate):
+            return [path, candidate]
+    raise UsageError(f"{shown(path)} are a MetaSchedule database's records, but its workloads, {name}, are not beside it")
+
+
+def open_log(path: Path, known: Known, **about_target: Any) -> DatabaseLog:
+    """The log of a database's records."""
+    records, workloads = files_of(path)
+    return DatabaseLog(records, workloads, known, **about_target)
+
+
 class DatabaseLog(Log):
     """A database's records, read with the workloads that lie in ``workloads``."""
 
-    name = "MetaSchedule"
+    name = NAME
 
     def __init__(self, path: Path, workloads: Path, known: Known, **about_target: Any) -> None:
         super().__init__(path, known, **about_target)

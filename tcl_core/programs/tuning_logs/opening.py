@@ -1,20 +1,19 @@
-"""From what a user gives to logs: dialects told from the content, the two files of a MetaSchedule database joined."""
+"""From what a user gives to logs: a database's folder to its records, a file's content to its dialect."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import orjson
 
 from tcl_core.errors import DataError, UsageError
 from tcl_core.files import shown
-from tcl_core.programs.tuning_logs import ansor, autotvm
+from tcl_core.programs.tuning_logs.dialects import DIALECTS, dialect_named, dialect_names
 from tcl_core.programs.tuning_logs.known import Known
-from tcl_core.programs.tuning_logs.metaschedule import DatabaseLog
 from tcl_core.programs.tuning_logs.reading import LineLog, Log, text_lines
 
 LOOKED_AT = 100  # lines of which one must be a record
@@ -49,41 +48,27 @@ def log_name(path: Path) -> str:
 def open_log(path: Path, known: Known, target: str | None = None, wanted: str = "") -> Log:
     """The log in a file.  Raises UsageError and DataError for what is none or cannot be read."""
     dialect = _dialect_of(path)
-    if isinstance(dialect, ModuleType):
-        return LineLog(path, known, dialect, target=target, wanted=wanted)
-    return DatabaseLog(path, _workloads_beside(path), known, target=target, wanted=wanted)
+    opened = getattr(dialect, "open_log", partial(LineLog, dialect))
+    return opened(path, known, target=target, wanted=wanted)
 
 
 def files_of(path: Path) -> list[Path]:
     """The files that the log with these records is made of."""
-    return [path, _workloads_beside(path)] if _dialect_of(path) == DatabaseLog.name else [path]
+    dialect = _dialect_of(path)
+    return dialect.files_of(path) if hasattr(dialect, "files_of") else [path]
 
 
-def _workloads_beside(path: Path) -> Path:
-    name = path.name.removesuffix(".gz").replace("tuning_record", "workload")
-    for candidate in (path.with_name(name), path.with_name(f"{name}.gz")):
-        if candidate != path and os.path.lexists(candidate):
-            return candidate
-    raise UsageError(f"{shown(path)} are a MetaSchedule database's records, but its workloads, {name}, are not beside it")
-
-
-def _dialect_of(path: Path) -> ModuleType | str:
+def _dialect_of(path: Path) -> ModuleType:
     looked_at = 0
     for _, text in islice(text_lines(path), LOOKED_AT):
         looked_at += 1
         try:
-            dialect = _dialect_of_entry(orjson.loads(text))
+            entry = orjson.loads(text)
         except orjson.JSONDecodeError:
             continue
-        if dialect:
-            return dialect
+        for dialect in map(dialect_named, DIALECTS):
+            if dialect.is_record(entry):
+                return dialect
     if not looked_at:
         raise DataError(f"{shown(path)} is empty; give a tuning log")
-    raise DataError(f"{shown(path)} is no tuning log: its first {looked_at} lines hold no record of AutoTVM, Ansor or MetaSchedule")
-
-
-def _dialect_of_entry(entry: Any) -> ModuleType | str | None:
-    if isinstance(entry, dict):
-        return autotvm if {"input", "config"} <= entry.keys() else ansor if {"i", "r"} <= entry.keys() else None
-    paired = isinstance(entry, list) and len(entry) == 2
-    return DatabaseLog.name if paired and isinstance(entry[0], int) and isinstance(entry[1], list) else None
+    raise DataError(f"{shown(path)} is no tuning log: its first {looked_at} lines hold no record of {dialect_names()}")

@@ -27,7 +27,6 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.files import printable, shown
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.line import ERRORS, Line, Malformed, Shape
-from tcl_core.programs.tuning_logs.workload import read_log_workload
 from tcl_core.store import Coded, Columns, Ragged
 
 BLOCK = 65_536  # records
@@ -184,9 +183,9 @@ class Log(ABC):
 
 
 class LineLog(Log):
-    """A log whose lines say all: AutoTVM's or Ansor's; ``dialect`` is the module (see ``line``)."""
+    """A log whose lines say all; ``dialect`` is the module (see ``dialects``)."""
 
-    def __init__(self, path: Path, known: Known, dialect: ModuleType, **about_target: Any) -> None:
+    def __init__(self, dialect: ModuleType, path: Path, known: Known, **about_target: Any) -> None:
         super().__init__(path, known, **about_target)
         self.name, self._dialect = dialect.NAME, dialect
         self._tasks: dict[bytes, int] = {}
@@ -208,7 +207,7 @@ class LineLog(Log):
     def _new_task(self, line: Line) -> int:
         key = hashlib.sha256(line.task).hexdigest()[:16]
         about = {"log": self.name, "target": line.target, **self._dialect.describe(line.task)}
-        workload = read_log_workload(about)
+        workload = self._dialect.read_workload(about)
         if not 0 <= workload.largest < LARGEST:
             raise Malformed("the sizes of its task are none that a program could have")
         self.known.add_task(

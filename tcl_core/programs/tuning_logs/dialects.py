@@ -1,0 +1,43 @@
+"""The dialects of tuning logs that TCL reads: their names, and the module of each, imported when it is first needed.
+
+A new one is a module beside this one, a line in ``DIALECTS`` and a row in docs/data.md.  Names stand in imported data:
+they stay.  What a task computes and what steps do, a module says in terms of no dialect (``workload``, ``actions``), of which
+features are made.  A dialect whose lines say all, such as ``autotvm`` or ``ansor``, is a module with
+
+    NAME                         its name in ``DIALECTS``
+    is_record(entry)             whether a line's JSON, which may be anything, is of this dialect; the first that says so reads the log
+    parse(entry)                 one line's JSON -> Line; raises Malformed, or what Python raises for missing keys and wrong types
+    take_apart(steps)            steps -> (shape, decisions): what all programs of a sketch share, hashable, and integers
+    check_sketch(steps)          raises Malformed for steps that are none; asked once a sketch
+    fill(steps, decisions)       steps with other decisions, an iterator, in their place
+    describe(task)               the text of a Line's task -> what the task is, a dictionary for the tasks table
+    read_workload(about)         that dictionary -> LogWorkload
+    read_programs(steps, workload)    a sketch's steps, each with the (n, width) int64 decisions of n programs -> Programs
+
+One whose records need other files too, such as ``metaschedule``, has ``NAME``, ``is_record`` and
+
+    files_of(path)               all files of the log with these records; raises UsageError where one is missing
+    open_log(path, known, **about_target)    its Log (``reading``)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+DIALECTS = {
+    "AutoTVM": "tcl_core.programs.tuning_logs.autotvm",
+    "Ansor": "tcl_core.programs.tuning_logs.ansor",
+    "MetaSchedule": "tcl_core.programs.tuning_logs.metaschedule",
+}
+
+
+def dialect_named(name: str) -> ModuleType:
+    """The module of a dialect.  Raises KeyError for a name that is none."""
+    return import_module(DIALECTS[name])
+
+
+def dialect_names() -> str:
+    """All names, as a sentence lists them: "AutoTVM, Ansor or MetaSchedule"."""
+    *others, last = DIALECTS
+    return f"{', '.join(others)} or {last}"
