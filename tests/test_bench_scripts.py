@@ -54,6 +54,7 @@ TABLES = {
         ),
         "compared.*",
     ),
+    "scale_out": tuple(f"figures.training, torchrun.{key}" for key in ("programs_per_s.*.*", "ratio")),
     "search": (
         *(f"summary.{key}" for key in ("candidates_x", "best_vs_stock", "best_vs_random", "scratch_vs_stock", "scratch_vs_random")),
         *(f"rows.*.{key}" for key in ("operator", "units", "best_vs_stock", "best_vs_random")),
