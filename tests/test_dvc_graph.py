@@ -11,7 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from flows.pipeline import OUTPUTS, Done, diagram
-from tcl_core.params import Params, load_params
+from tcl_core.chain import named
+from tcl_core.params import METHODS, Params, load_params
 from tcl_core.stages.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,12 +200,8 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
     tokens = {f"tcl_core/programs/{name}.py" for name in ("primitives", "sketches", "tasks", "workload")}
     shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/workspace.py", *tokens}
     own = {
-        "train": {"tcl_core/ckd.py", "tcl_core/learning", "tcl_core/stages/training.py"},
-        "distill": {
-            *(f"tcl_core/{name}.py" for name in ("bridge", "ckd", "completion", "teaching")),
-            "tcl_core/learning",
-            "tcl_core/stages/training.py",
-        },
+        "train": {"tcl_core/chain/state.py", "tcl_core/learning", "tcl_core/stages/training.py", "tcl_core/teaching.py"},
+        "distill": {"tcl_core/chain", "tcl_core/learning", "tcl_core/stages/training.py", "tcl_core/teaching.py"},
         "baseline": {"tcl_core/learning", "tcl_core/stages/baselines.py"},
         "evaluate": {"tcl_core/evaluation", "tcl_core/stages/baselines.py", "tcl_core/stages/judging.py"},
     }
@@ -218,6 +215,12 @@ def test_a_step_of_the_chain_knows_its_links(stages):
     for address, stage in stages.items():
         if address.startswith("distill@"):
             assert parameters(stage) == {"seed", "candidates.design_space", "train", "bridge", "distill", "chain.then"}
+
+
+def test_a_step_depends_on_what_its_method_reads_of_params(stages):
+    for address, stage in stages.items():
+        if address.startswith("distill@"):
+            assert {section for method in METHODS for section in named(method).sections} <= parameters(stage)
 
 
 def test_every_section_of_params_that_shapes_bytes_is_declared(stages):
