@@ -16,8 +16,7 @@ from tcl_core.programs.tuning_logs.dialects import DIALECTS
 
 # Of tcl_core: what figures depend on.
 CODE = (
-    "models", "learning", "learning_names.py", "features", "programs", "evaluation", "teaching.py", "completion.py", "bridge.py",
-    "ckd.py", "store",
+    "models", "learning", "learning_names.py", "features", "programs", "evaluation", "teaching.py", "chain", "store",
 )  # fmt: skip
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # what teaches those
@@ -58,7 +57,7 @@ def code_of(model: str) -> list[Path]:
     The catalogue, which changes with every new model, and the comparison itself are not among them: after a change of how
     models are trained there, say --again.
     """
-    module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.ckd"
+    module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.chain.ckd"
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
     return reached(modules, ["_datasets", *(["_lessons"] if model in TAUGHT else [])])
 

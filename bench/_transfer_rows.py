@@ -13,8 +13,9 @@ from functools import cached_property, partial
 import numpy as np
 from torch import nn
 
-from tcl_core.bridge import BridgeSettings, bridged, rehearsed
-from tcl_core.ckd import ChainState, DistillSettings, learn_next, mended
+from tcl_core.chain.bridge import BridgeSettings, bridged, rehearsed
+from tcl_core.chain.ckd import DistillSettings, learn_next, mended
+from tcl_core.chain.state import ChainState
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.learning.batches_by_task import group_tasks
 from tcl_core.learning.fit import FitSettings

@@ -44,7 +44,8 @@ from _tables import ROOT, arguments, into_document, markdown, result_file, save
 import numpy as np
 import torch
 
-from tcl_core.ckd import DistillSettings, learn_first, learn_next
+from tcl_core.chain.ckd import DistillSettings, learn_next
+from tcl_core.chain.state import learn_first
 from tcl_core.errors import DataError, TclError
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
 from tcl_core.features.batches import Samples

@@ -10,12 +10,12 @@ Platform A is learned from all its programs, platform B from so many of its own,
     own-taught     one taught by trees that learned them (as the chain's first platform is)
     fine-tuned     A's network that went on with B's programs by LambdaRank
     ckd            the paper's continuous knowledge distillation
-    ckd-mended     the same with its terms mended (``tcl_core.ckd.mended``)
+    ckd-mended     the same with its terms mended (``tcl_core.chain.ckd.mended``)
     replay         A's network that went on with B's programs, repeated until they are half, beside A's
     mtl-tlp        MTL-TLP, a head for B and one for A, with its own settings
     pooled         taught by trees that learned B's programs and all of A's in one heap
     bridge-alone   ours, without A's measurements: A's network alone, corrected
-    ours           the default (tcl_core.bridge): what A measured and A's network says, corrected
+    ours           the default (tcl_core.chain.bridge): what A measured and A's network says, corrected
 
 What they have in common: the optimiser's steps, within half an epoch, are those that the bridge takes there, half of which rehearse
 A; batches of 512 programs; a cosine down to 0, from .002 in networks that begin at random and from .001 in those that go on.  Who
@@ -73,8 +73,8 @@ from _transfer_tables import best_variant, short, summary, tables
 import numpy as np
 import torch
 
-from tcl_core.bridge import BridgeSettings
-from tcl_core.ckd import ChainState, learn_first
+from tcl_core.chain.bridge import BridgeSettings
+from tcl_core.chain.state import ChainState, learn_first
 from tcl_core.evaluation.metrics import pairwise_accuracy, picks, subset_top_1
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.learning.fit import FitSettings
@@ -114,7 +114,8 @@ class Bench:
         """``room`` is a folder for imported logs; ``epochs`` of all networks, where not their own."""
         self.reference, self.logs, self.room, self.name, self.epochs = reference, logs, room, name, epochs
         code = code_identity(
-            [f"tcl_core.{module}" for module in ("bridge", "ckd", "teaching", "models.mtl_tlp")], ["_transfer_data", "_transfer_rows"]
+            [f"tcl_core.{module}" for module in ("chain.bridge", "chain.ckd", "teaching", "models.mtl_tlp")],
+            ["_transfer_data", "_transfer_rows"],
         )
         data = data_identity(reference.folder, logs)
         self.identity = {

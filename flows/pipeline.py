@@ -1,4 +1,4 @@
-"""The whole pipeline as a Prefect flow.  ``diagram`` is the picture; DVC decides what of it is out of date.
+"""The whole pipeline as a Prefect flow.  ``stages.diagram`` is the picture; DVC decides what of it is out of date.
 
 Run it:  python -m flows.pipeline [--force-collect PLATFORM] [--force-holdout PLATFORM]
 On a schedule: ``flows.serve``.
@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -25,21 +24,14 @@ from flows.features import lower_programs
 from flows.server import prefect_api, wait_until_recorded
 from tcl_core import store
 from tcl_core.errors import BusyError, PlatformError, RegistryError, TclError, unknown_name
-from tcl_core.params import Params, load_params
+from tcl_core.params import load_params
 from tcl_core.process import INTERRUPTED
 from tcl_core.progress import say
 from tcl_core.registry import FLOW_RUN_ID
-from tcl_core.stages.baselines import listed_folder
+from tcl_core.stages.diagram import OUTPUTS, diagram
 from tcl_core.stages.overview import summarise, summary_text
-from tcl_core.stages.workspace import Workspace
 
 RETRY_DELAY_S = 10
-OUTPUTS: dict[str, Callable[[Workspace, str], Path]] = {  # stage -> the folder that says why it was left out
-    "collect": Workspace.records_folder,
-    "holdout": lambda workspace, platform: workspace.records_folder(platform, "holdout"),
-    "distill": Workspace.model_folder,
-    "baseline": lambda workspace, model: listed_folder(workspace) / model,
-}
 
 
 @dataclass(frozen=True)
@@ -48,22 +40,6 @@ class Done:
 
     name: str
     skipped: str | None = None
-
-
-Step = Callable[..., Done]
-
-
-def diagram(params: Params, stage: Step) -> Done:
-    """The stages and what each builds on; the same graph as dvc.yaml's."""
-    tasks = stage("tasks")
-    pool = stage("candidates", tasks)
-    records = {platform: stage(f"collect@{platform}", pool) for platform in params.platforms}
-    holdout = {platform: stage(f"holdout@{platform}", pool) for platform in params.platforms}
-    models = {params.chain.first: stage("train", tasks, pool, records[params.chain.first])}
-    for platform, link in params.chain.then.items():
-        models[platform] = stage(f"distill@{platform}", tasks, pool, records[platform], records[link.prev], models[link.prev])
-    others = [stage(f"baseline@{name}", tasks, pool, *records.values()) for name in params.baselines.models]
-    return stage("evaluate", tasks, pool, *records.values(), *holdout.values(), *models.values(), *others)
 
 
 @flow(name="tcl")

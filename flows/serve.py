@@ -16,12 +16,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from flows import pipeline, stages
-from flows.pipeline import Done, diagram
 from tcl_core.crontab import next_time
 from tcl_core.errors import PlatformError, TclError, UsageError
 from tcl_core.files import shown
 from tcl_core.params import OF_A_PLATFORM, Params, Schedule, load_params
 from tcl_core.progress import say
+from tcl_core.stages.diagram import stage_names
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -71,9 +71,7 @@ def plan(params: Params) -> list[Deployment]:
 
 def _stages(params: Params) -> Iterator[Deployment]:
     """One for each stage of the diagram, under DVC's own name for it."""
-    names: list[str] = []
-    diagram(params, lambda name, *_: names.append(name) or Done(name))  # type: ignore[func-returns-value]
-    for name in names:
+    for name in stage_names(params):
         kind, _, platform = name.partition("@")
         yield Deployment(
             stages.stage, "flows.stages.stage", name, _pool(kind, platform), {"name": name},

@@ -9,5 +9,4 @@ SCHEDULES = {  # of the learning rate
     "cosine": "tcl_core.learning.fit:cosine",
     "step": "tcl_core.learning.fit:step",
 }
-METHODS = ("bridge", "ckd", "ckd-mended")  # to learn a later platform (stages.models)
-COLUMN_STARTS = ("knowledge_base", "fresh")  # where the paper's active column begins (ckd)
+COLUMN_STARTS = ("knowledge_base", "fresh")  # where the paper's active column begins (chain.ckd)

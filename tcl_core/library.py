@@ -134,7 +134,7 @@ def distill(
     earlier: Sequence[Sequence[float]] = (),
     seed: int = 0,
 ) -> MambaModel:
-    """A network that knows what ``model`` knew, corrected by what was measured on other hardware (``tcl_core.bridge``).
+    """A network that knows what ``model`` knew, corrected by what was measured on other hardware (``tcl_core.chain.bridge``).
 
     measured            programs that ran on that hardware, M of them: some 100 already help; with its hardware row
     unlabelled          further programs of the same tasks, U of them, with that row; their latencies are not read
@@ -144,7 +144,7 @@ def distill(
     Size and speed stay those of ``model``, which is not changed.  Raises UsageError for a model of another class than Mamba.
     """
     with naming_extras():
-        from tcl_core.bridge import BridgeSettings, bridged
+        from tcl_core.chain.bridge import BridgeSettings, bridged
 
     trained = _trained(model)
     if not isinstance(trained.model, MambaModel):

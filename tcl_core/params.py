@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from tcl_core.crontab import check_cron
 from tcl_core.errors import UsageError, unknown_name
 from tcl_core.files import shown
-from tcl_core.learning_names import COLUMN_STARTS, LOSSES, METHODS, SCHEDULES
+from tcl_core.learning_names import COLUMN_STARTS, LOSSES, SCHEDULES
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.platforms import DESIGN_SPACES, KINDS, kind_of
 from tcl_core.sampler_names import SAMPLERS
@@ -144,6 +144,14 @@ class Train:
     validation_share: Annotated[float, Between(0, 0.9)]
 
 
+# The ways to learn a later platform, and where each is.  Its numbers are declared here as well: a field of ``Distill``, or a section.
+METHODS = {
+    "bridge": "tcl_core.chain.bridge:Bridge",
+    "ckd": "tcl_core.chain.ckd:Ckd",
+    "ckd-mended": "tcl_core.chain.ckd:CkdMended",
+}
+
+
 @dataclass(frozen=True)
 class Bridge:
     epochs: Rounds
@@ -154,7 +162,7 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Distill:
-    method: Annotated[str, OneOf(METHODS)]
+    method: Annotated[str, OneOf(tuple(METHODS))]
     epochs: Rounds
     kd_epochs: Rounds
     learning_rate: Positive

@@ -19,7 +19,7 @@ from _transfer_tables import best_variant, summary, tables
 from synthetic import FEATURES, ranking_problem
 from transfer import Bench, Unit, is_chain, judge, lesson_of, planned
 
-from tcl_core.ckd import ChainState
+from tcl_core.chain.state import ChainState
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.mtl_tlp import MtlTlpModel, MtlTlpNetwork

@@ -10,8 +10,9 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 
-from tcl_core.learning_names import LOSSES, METHODS, SCHEDULES
-from tcl_core.params import Params
+from tcl_core.errors import UsageError
+from tcl_core.learning_names import LOSSES, SCHEDULES
+from tcl_core.params import METHODS, Params
 from tcl_core.platforms import KINDS
 from tcl_core.sampler_names import SAMPLERS
 from tcl_core.settings import OneOf
@@ -55,10 +56,21 @@ def test_losses_and_schedules_are_where_their_names_say():
     assert [round(fit._at(place)(25, 10), 4) for place in SCHEDULES.values()] == [1.0, 0.5, 0.64]
 
 
-def test_methods_of_the_chain_are_those_of_the_stage():
-    from tcl_core.stages.training import METHODS as made
+def test_methods_of_the_chain_are_where_their_names_say():
+    from tcl_core.chain import named
+    from tcl_core.chain.method import Method
 
-    assert CHOICES["distill.method"] == METHODS == tuple(made)
+    assert CHOICES["distill.method"] == tuple(METHODS)
+    assert len({type(named(method)) for method in METHODS}) == len(METHODS)
+    for method in map(named, METHODS):
+        assert isinstance(method, Method) and set(method.sections) <= set(get_type_hints(Params))
+
+
+def test_a_method_that_is_not_there_is_told_with_the_nearest():
+    from tcl_core.chain import named
+
+    with pytest.raises(UsageError, match="unknown method 'bridges' .*bridge"):
+        named("bridges")
 
 
 def test_comparisons_know_the_samplers_that_they_compare():
@@ -104,14 +116,14 @@ def project():
 
 
 def test_the_library_trains_as_params_yaml_does(project):
-    from tcl_core.bridge import BridgeSettings
-    from tcl_core.ckd import DistillSettings
-    from tcl_core.stages.training import bridge_settings, distill_settings, fit_settings
+    from tcl_core.chain.bridge import BridgeSettings
+    from tcl_core.chain.ckd import DistillSettings
+    from tcl_core.chain.state import fit_settings
     from tcl_core.teaching import STUDENT
 
-    assert fit_settings(project) == STUDENT and STUDENT.period == STUDENT.epochs
-    assert bridge_settings(project) == BridgeSettings()
-    found, usual = distill_settings(project), DistillSettings()
+    assert fit_settings(project.params) == STUDENT and STUDENT.period == STUDENT.epochs
+    assert BridgeSettings.of(project.params) == BridgeSettings()
+    found, usual = DistillSettings.of(project.params), DistillSettings()
     assert (found.epochs, found.kd_epochs) == (20, 20) and (usual.epochs, usual.kd_epochs) == (50, 50)  # the paper's
     fit = replace(found.fit, epochs=usual.fit.epochs, period=usual.fit.period)  # of which neither is used
     assert replace(found, fit=fit, epochs=usual.epochs, kd_epochs=usual.kd_epochs) == usual

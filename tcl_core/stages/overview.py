@@ -11,6 +11,7 @@ from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
 from tcl_core.params import Params
 from tcl_core.stages import promotion, tuning
+from tcl_core.stages.diagram import stage_names
 from tcl_core.stages.workspace import MEASURED_BY, Workspace, with_registry
 
 SUMMARY = "summary.json"  # of the reports
@@ -68,9 +69,7 @@ def stages_of(params: Params) -> list[str]:
     """The stages of the present graph in the order in which they run; times of others, such as of a platform that was taken
     out, are history.
     """
-    measured = [f"{kind}@{platform}" for kind in ("collect", "holdout") for platform in params.platforms]
-    learned = ["train", *(f"distill@{p}" for p in params.chain.then), *(f"baseline@{model}" for model in params.baselines.models)]
-    return ["tasks", "candidates", *measured, *learned, "evaluate", "tune"]
+    return [*stage_names(params), "tune"]
 
 
 def _milliseconds(tuned: Mapping[str, Any]) -> dict[str, float | None]:

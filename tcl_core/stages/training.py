@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from tcl_core import provenance, registry, store
-from tcl_core.bridge import BridgeSettings, bridged
+from tcl_core.chain import named
+from tcl_core.chain.bridge import BridgeSettings
+from tcl_core.chain.state import ChainState, fit_settings, learn_first
 from tcl_core.checked import write_contents, write_json
-from tcl_core.ckd import ChainState, DistillSettings, learn_first, learn_next, mended
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.files import whole_folder
-from tcl_core.learning.distillation_loss import fisher_diagonal
-from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
+from tcl_core.params import Params
 from tcl_core.platforms import read_saved_hardware, save_hardware
 from tcl_core.progress import Progress, progress
 from tcl_core.stages.machine import training_alone
@@ -40,33 +39,6 @@ class _Curve:
     def __call__(self, phase: str, epoch: int, loss: float, metrics: dict[str, float]) -> None:
         self.epochs.append({"phase": phase, "epoch": epoch, "loss": loss, **metrics})
         self.shown.advance(f"{phase} loss {loss:.4f}" + (f", top-1 {metrics['valid_top1']:.3f}" if metrics else ""))
-
-
-def fit_settings(workspace: Workspace) -> FitSettings:
-    """How a model of one platform trains: params.yaml's section ``train``."""
-    t = workspace.params.train
-    return FitSettings(
-        epochs=t.epochs,
-        batch_size=t.batch_size,
-        learning_rate=t.learning_rate,
-        weight_decay=t.weight_decay,
-        clip_norm=t.gradient_clip,
-        loss=t.loss,
-        schedule=t.schedule,
-        period=t.epochs,
-        seed=workspace.params.seed,
-    )
-
-
-def distill_settings(workspace: Workspace) -> DistillSettings:
-    """How a later platform is learned, and the plain model beside it: by LambdaRank, from measured programs alone.
-
-    At a tenth of the programs a teacher ensemble of their own gained nothing (docs/models.md).
-    """
-    given = asdict(workspace.params.distill)
-    del given["method"]
-    own, usual = {name: given.pop(name) for name in ("learning_rate", "batch_size")}, DistillSettings().fit
-    return DistillSettings(replace(fit_settings(workspace), **own, loss=usual.loss, schedule=usual.schedule), **given)
 
 
 @dataclass(frozen=True)
@@ -116,7 +88,7 @@ def train(workspace: Workspace) -> TrainReport:
         labelled = _with_unlabelled(workspace, platform, measured)
         with progress(f"training on {platform}", workspace.params.train.epochs) as shown:
             curve = _Curve(shown)
-            state = learn_first(labelled, valid, fit_settings(workspace), measured=measured, on_epoch=curve, checkpoint=checkpoint)
+            state = learn_first(labelled, valid, fit_settings(workspace.params), measured=measured, on_epoch=curve, checkpoint=checkpoint)
         state = replace(state, hardware=(tuple(read_saved_hardware(workspace.records_folder(platform)).vector()),))
         _save(workspace, platform, state, curve, checkpoint, origin)
     return TrainReport(catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured))
@@ -157,7 +129,7 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
         with whole_folder(workspace.model_folder(platform)) as folder:  # takes the place of a model of a better machine
             store.write_skipped(folder, platform, reason, model_before=before)
         return Skipped(platform, reason)
-    method, checkpoint = METHODS[workspace.params.distill.method], workspace.journal / "checkpoints" / platform
+    method, checkpoint = named(workspace.params.distill.method), workspace.journal / "checkpoints" / platform
     with training_alone(checkpoint), workspace.timed(f"distill@{platform}"):
         before, folder = _champion_before(workspace, platform) if from_registry else _model_before(workspace, platform)
         records = [name for name in (platform, before) if name == platform or method.reads_both and workspace.seconds(name)]
@@ -165,10 +137,10 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
         step = _Step(workspace, before, platform, ChainState.load(folder), checkpoint)
         with progress(f"distilling {before} -> {platform}", method.epochs(step) + workspace.params.bridge.epochs) as shown:
             curve = _Curve(shown)
-            state, belief = method.learn(step, curve)
+            learned = method.learn(step, curve)
             alone = _own_data_only(step, shown)
-        _save(workspace, platform, state, curve, checkpoint, origin, alone)
-    return DistillReport(platform, before, len(step.measured), **belief)
+        _save(workspace, platform, learned.state, curve, checkpoint, origin, alone)
+    return DistillReport(platform, before, len(step.measured), learned.share, learned.left)
 
 
 def _model_before(workspace: Workspace, platform: str) -> tuple[str, Path]:
@@ -183,7 +155,7 @@ def _champion_before(workspace: Workspace, platform: str) -> tuple[str, Path]:
 
 @dataclass(frozen=True)
 class _Step:
-    """From one platform of the chain to the next."""
+    """From one platform of the chain to the next, as a project's folder has it (``chain.method.Step``)."""
 
     workspace: Workspace
     before: str
@@ -191,91 +163,39 @@ class _Step:
     state: ChainState
     checkpoint: Path
 
+    @property
+    def params(self) -> Params:
+        return self.workspace.params
+
+    @property
+    def hardware(self) -> Sequence[float]:
+        return read_saved_hardware(self.workspace.records_folder(self.platform)).vector()
+
+    @property
+    def is_last(self) -> bool:
+        """Of the chain, whatever this machine skips: no other stage's doing."""
+        return self.platform == self.params.chain_order[-1]
+
     @cached_property
     def measured(self) -> Samples:
         return self.workspace.samples(self.platform)
 
     @property
     def own(self) -> tuple[Samples, Samples | None]:
-        """What was measured, and of it the tasks that are kept apart."""
-        return self.workspace.split_by_task(self.measured, self.workspace.params.train.validation_share)
+        return self.workspace.split_by_task(self.measured, self.params.train.validation_share)
 
-    @property
-    def is_last(self) -> bool:
-        """Of the chain, whatever this machine skips: no other stage's doing."""
-        return self.platform == self.workspace.params.chain_order[-1]
+    def labelled(self, measured: Samples) -> Samples:
+        return _pseudo_labelled(self.workspace, self.platform, measured, ("tokens",))
 
-
-class _Ckd:
-    """The paper's: CL phase, then KD unless it is the last."""
-
-    sections, reads_both = ("train", "distill"), False
-
-    @staticmethod
-    def epochs(step: _Step) -> int:
-        settings = step.workspace.params.distill
-        return settings.epochs + (0 if step.is_last else settings.kd_epochs)
-
-    @staticmethod
-    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, dict[str, float]]:
-        settings = distill_settings(step.workspace)
-        return learn_next(step.state, *step.own, settings, last=step.is_last, on_epoch=curve, checkpoint=step.checkpoint), {}
-
-
-class _CkdMended(_Ckd):
-    """The paper's with its terms mended, which also learns from unlabelled programs (``tcl_core.ckd``)."""
-
-    @staticmethod
-    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, dict[str, float]]:
-        settings, (train, valid) = mended(distill_settings(step.workspace)), step.own
-        labelled = _pseudo_labelled(step.workspace, step.platform, train, ("tokens",))
-        state = learn_next(
-            step.state, train, valid, settings,
-            taught=labelled, last=step.is_last, on_epoch=curve, checkpoint=step.checkpoint,
-        )  # fmt: skip
-        return state, {}
-
-
-class _Bridge:
-    """What is known, corrected by what is measured (``tcl_core.bridge``)."""
-
-    sections, reads_both = ("train", "bridge"), True
-
-    @staticmethod
-    def epochs(step: _Step) -> int:
-        return step.workspace.params.bridge.epochs
-
-    @staticmethod
-    def learn(step: _Step, curve: _Curve) -> tuple[ChainState, dict[str, float]]:
-        workspace = step.workspace
-        hardware = read_saved_hardware(workspace.records_folder(step.platform)).vector()
-        keys = [record.key for record in workspace.records(step.platform)]
-        there = workspace.seconds(step.before)
+    def others(self) -> tuple[Samples, np.ndarray]:
+        workspace, there = self.workspace, self.workspace.seconds(self.before)
+        keys = [record.key for record in workspace.records(self.platform)]
         with_records = set(keys)
         others = [key for key in there if key not in with_records]
         tasks = {workspace.encoder.numbers[key[0]] for key in (*keys, *others)}
-        others += workspace.unlabelled_keys(sorted(tasks), workspace.params.train.unlabelled, with_records | set(others))
-        model, labelled = bridged(
-            step.state.knowledge_base, step.measured, workspace.encoder.encode(others, hardware), bridge_settings(workspace),
-            source_s=np.array([there.get(key, np.nan) for key in (*keys, *others)]), earlier=step.state.hardware,
-            on_epoch=lambda epoch, loss, metrics: curve("bridge", epoch, loss, metrics), checkpoint=step.checkpoint,
-        )  # fmt: skip
-        fisher = fisher_diagonal(model.network, step.measured)
-        state = ChainState(model, copy.deepcopy(model), fisher, (*step.state.hardware, tuple(hardware)))
-        return state, {"share": labelled.share, "left": labelled.left}
-
-
-METHODS: dict[str, type[_Bridge] | type[_Ckd]] = {"bridge": _Bridge, "ckd": _Ckd, "ckd-mended": _CkdMended}
-
-
-def bridge_settings(workspace: Workspace) -> BridgeSettings:
-    """params.yaml's section ``bridge``."""
-    b, t = workspace.params.bridge, workspace.params.train
-    fit = replace(
-        BridgeSettings().fit, epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate,
-        weight_decay=t.weight_decay, clip_norm=t.gradient_clip, period=b.epochs, seed=workspace.params.seed,
-    )  # fmt: skip
-    return BridgeSettings(fit, b.rehearsal)
+        others += workspace.unlabelled_keys(sorted(tasks), self.params.train.unlabelled, with_records | set(others))
+        source_s = np.array([there.get(key, np.nan) for key in (*keys, *others)])
+        return workspace.encoder.encode(others, self.hardware), source_s
 
 
 def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
@@ -284,10 +204,9 @@ def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
     It is taught as the chain's first platform is, by the trees that read tokens alone, for as many epochs as the bridge's.  That
     one rehearses earlier platforms beside, and so takes more steps.
     """
-    train = _pseudo_labelled(step.workspace, step.platform, step.measured, ("tokens",))
-    model = MambaModel(bridge_settings(step.workspace).fit)
+    model = MambaModel(BridgeSettings.of(step.params).fit)
     note = lambda epoch, loss, metrics: shown.advance(f"for comparison, own data only: loss {loss:.4f}")  # noqa: E731
-    model.fit(train, None, note, checkpoint=step.checkpoint / "scratch")
+    model.fit(step.labelled(step.measured), None, note, checkpoint=step.checkpoint / "scratch")
     return model
 
 

@@ -16,6 +16,7 @@ from tcl_core.checked import write_json
 from tcl_core.errors import BusyError
 from tcl_core.journal import Journal, line_of
 from tcl_core.params import Params, parse_params
+from tcl_core.stages.diagram import stage_names
 from tcl_core.stages.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def test_the_whole_flow_runs_in_order_and_shows_what_it_did(stages):
     params: Params = parse_params(PARAMS)
     assert stages.calls[:2] == ["tasks", "candidates"]
     assert stages.calls[-5:] == ["evaluate", "register", "promote", "tune", "report"]
-    assert len(stages.calls) == len(set(stages.calls)) == 3 + 2 * len(params.platforms) + len(params.chain_order) + 4
+    assert sorted(stages.calls[:-4]) == sorted(stage_names(params))
     assert runs["collect host-avx512"].state_name == "Skipped"
     assert runs["collect host-avx512"].state.message == "no AVX-512 here"
     assert {run.state_name for name, run in runs.items() if name != "collect host-avx512"} == {"Completed"}

@@ -123,9 +123,8 @@ def test_the_server_has_what_params_yaml_says_and_no_more(params, prefect_server
     fewer = dataclasses.replace(params, platforms={name: spec for name, spec in params.platforms.items() if name != "host-avx512"})
     fewer = dataclasses.replace(fewer, chain=dataclasses.replace(params.chain, then={"host-avx2": params.chain.then["host-avx2"]}))
     second = told(with_schedules(fewer))
-    assert first.keys() - second.keys() == {
-        f"{what}host-avx512" for what in ("stage/collect@", "stage/holdout@", "stage/distill@", "drift/")
-    }
+    gone = {f"{what}host-avx512" for what in ("stage/collect@", "stage/holdout@", "stage/distill@", "drift/")}
+    assert gone <= first.keys() - second.keys() == {name for name in first if name.endswith("host-avx512")}
     assert second["drift/host-avx2"].id == one.id and second["drift/host-avx2"].schedules == []
 
 

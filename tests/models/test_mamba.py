@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tcl_core.ckd import DistillSettings, start_column
+from tcl_core.chain.ckd import DistillSettings, start_column
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings

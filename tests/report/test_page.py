@@ -449,7 +449,7 @@ def test_the_page_is_as_wide_as_the_window(page, tmp_path, width):
         (False, "as committed"),
         ([], "as committed"),
         (True, "changed since"),
-        (["tcl_core/ckd.py"], "changed since: tcl_core/ckd.py"),
+        (["tcl_core/chain/ckd.py"], "changed since: tcl_core/chain/ckd.py"),
     ],
 )
 def test_a_model_says_which_code_made_it(changed, said):

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 
 from tcl_core import provenance, store
+from tcl_core.chain import ckd
+from tcl_core.chain.bridge import BridgeSettings
+from tcl_core.chain.ckd import DistillSettings
+from tcl_core.chain.state import fit_settings
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import top_k
 from tcl_core.features.batches import Samples, concatenate
@@ -116,7 +120,7 @@ def test_a_model_folder_holds_all_that_its_readers_want(folder):
 def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
     chain = project()
     run_chain(chain)
-    alone = MambaModel(training.bridge_settings(chain).fit)
+    alone = MambaModel(BridgeSettings.of(chain.params).fit)
     alone.fit(samples("b", "records"))  # no further programs here, and so no teacher ensemble
     saved, held_out = catalogue.load(Workspace().model_folder("b") / "scratch"), samples("b", "holdout")
     np.testing.assert_array_equal(saved.predict(held_out), alone.predict(held_out))
@@ -142,8 +146,8 @@ def test_mended_distillation_learns_from_what_the_teachers_labelled(folder, monk
     monkeypatch.setattr(
         training, "_pseudo_labelled", lambda workspace, platform, measured, reads: concatenate([measured, samples(platform, "holdout")])
     )
-    learn_next = training.learn_next
-    monkeypatch.setattr(training, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
+    learn_next = ckd.learn_next
+    monkeypatch.setattr(ckd, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
     training.distill(chain, "b")
     assert len(given["taught"]) == 128 and not given["last"] and given["settings"].unlabelled_kd
     assert given["settings"].ewc_lambda == chain.params.distill.ewc_lambda / 100
@@ -236,7 +240,7 @@ def test_how_training_and_distillation_go():
     """The first platform's scores are learned along a cosine, the later ones' order at a rate of their own."""
     chain = project()
     t, d = chain.params.train, chain.params.distill
-    first, later = training.fit_settings(chain), training.distill_settings(chain)
+    first, later = fit_settings(chain.params), DistillSettings.of(chain.params)
     assert (first.epochs, first.batch_size, first.learning_rate) == (6, 32, t.learning_rate)
     assert (first.loss, first.schedule, first.period) == ("scores", "cosine", 6)
     assert (later.epochs, later.fit.batch_size, later.fit.learning_rate) == (6, d.batch_size, d.learning_rate)

@@ -23,11 +23,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tcl_core.completion import Completed, completed
+from tcl_core.chain.completion import Completed, completed
+from tcl_core.chain.method import Learned, Method, Step
+from tcl_core.chain.state import ChainState, OnPhaseEpoch, in_phase
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.features.tokens import hardware_rows
+from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models.mamba import MambaModel
+from tcl_core.params import Params
 from tcl_core.teaching import STUDENT, standardised
 
 LEAST = 16  # paired programs that tell the scale of the scores
@@ -43,6 +47,35 @@ class BridgeSettings:
 
     fit: FitSettings = replace(STUDENT, epochs=15, period=15, learning_rate=1e-3)
     rehearsal: float = 1.0
+
+    @classmethod
+    def of(cls, params: Params) -> BridgeSettings:
+        """As params.yaml's section ``bridge`` says."""
+        b, t = params.bridge, params.train
+        fit = replace(
+            cls().fit, epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate,
+            weight_decay=t.weight_decay, clip_norm=t.gradient_clip, period=b.epochs, seed=params.seed,
+        )  # fmt: skip
+        return cls(fit, b.rehearsal)
+
+
+class Bridge(Method):
+    """``distill.method: bridge``."""
+
+    sections, reads_both = ("train", "bridge"), True
+
+    def epochs(self, step: Step) -> int:
+        return step.params.bridge.epochs
+
+    def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
+        others, source_s = step.others()
+        model, labelled = bridged(
+            step.state.knowledge_base, step.measured, others, BridgeSettings.of(step.params),
+            source_s=source_s, earlier=step.state.hardware, on_epoch=in_phase("bridge", on_epoch), checkpoint=step.checkpoint,
+        )  # fmt: skip
+        fisher = fisher_diagonal(model.network, step.measured)
+        state = ChainState(model, copy.deepcopy(model), fisher, (*step.state.hardware, tuple(step.hardware)))
+        return Learned(state, labelled.share, labelled.left)
 
 
 def bridged(

@@ -8,7 +8,7 @@ import pytest
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.evaluation.metrics import pairwise_accuracy
-from tcl_core.completion import best_share, completed
+from tcl_core.chain.completion import best_share, completed
 
 TASKS, EACH = 40, 25
 N = TASKS * EACH

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tcl_core.bridge import BridgeSettings, bridged, rehearsed, score_scale, source_seconds
+from tcl_core.chain.bridge import BridgeSettings, bridged, rehearsed, score_scale, source_seconds
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples

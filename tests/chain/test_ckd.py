@@ -10,16 +10,8 @@ import torch
 from synthetic import FEATURES, ranking_problem, top1
 from torch import nn
 
-from tcl_core.ckd import (
-    ChainState,
-    DistillSettings,
-    distill,
-    held_out_trust,
-    learn_first,
-    learn_next,
-    mended,
-    start_column,
-)
+from tcl_core.chain.ckd import DistillSettings, distill, held_out_trust, learn_next, mended, start_column
+from tcl_core.chain.state import ChainState, learn_first
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning.batches_by_task import make_batch, usable_tasks
@@ -140,7 +132,7 @@ def test_batch_trust_belongs_to_the_batches_that_the_phase_sees(first):
             return super().__call__(student, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tcl_core.ckd.DistillationLoss", Recorder)
+        patch.setattr("tcl_core.chain.ckd.DistillationLoss", Recorder)
         distill(first, start_column(teacher, settings).network, TARGET, settings)
     errors = np.array([seen[j].pop() for j in range(len(seen))])
     assert len(trust) == len(errors) == 2 and all(not rest for rest in seen.values())
@@ -304,7 +296,7 @@ def test_each_term_of_the_kd_phase_is_mended_alone(first, switch):
 
     settings = dataclasses.replace(NEXT, epochs=1, kd_epochs=1, **({switch: True} if switch else {}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tcl_core.ckd.DistillationLoss", Recorder)
+        patch.setattr("tcl_core.chain.ckd.DistillationLoss", Recorder)
         distill(first, start_column(first.knowledge_base.network, settings).network, TARGET, settings, taught=taught_target())
     (loss,) = made
     count = len(TARGET) * (2 if switch == "unlabelled_kd" else 1)

@@ -47,23 +47,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save
-from torch import Tensor
 
-from tcl_core.checked import read_json, write_json, write_tensors
-from tcl_core.errors import DataError, UsageError, unknown_name
+from tcl_core.chain.method import Learned, Method, Step
+from tcl_core.chain.state import ChainState, OnPhaseEpoch, fit_settings, in_phase
+from tcl_core.errors import UsageError, unknown_name
 from tcl_core.features.batches import Samples
-from tcl_core.files import shown
 from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal, of_mean_one, trust_by_task
 from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.learning_names import COLUMN_STARTS
-from tcl_core.models import catalogue
-from tcl_core.models.cost_model import AGAIN, read_weights
 from tcl_core.models.lateral_mamba import LateralMamba, LateralMambaModel
 from tcl_core.models.mamba import MambaModel, MambaNetwork
+from tcl_core.params import Params
 
-OnPhaseEpoch = Callable[[str, int, float, dict[str, float]], None]
-"""Called after each epoch with the phase ("CL" or "KD"), the epoch, the mean loss and validation metrics."""
 MENDED_LAMBDA = 0.01  # of the printed one
 
 
@@ -87,6 +82,17 @@ class DistillSettings:
     task_trust: bool = False
     unit_fisher: bool = False
 
+    @classmethod
+    def of(cls, params: Params) -> DistillSettings:
+        """As params.yaml's section ``distill`` says: by LambdaRank, from measured programs alone.
+
+        At a tenth of the programs a teacher ensemble of their own gained nothing (docs/models.md).
+        """
+        d, usual = params.distill, cls().fit
+        own = {"learning_rate": d.learning_rate, "batch_size": d.batch_size, "loss": usual.loss, "schedule": usual.schedule}
+        fit = replace(fit_settings(params), **own)
+        return cls(fit, d.epochs, d.kd_epochs, d.beta, d.ewc_lambda, d.adapter_width, d.column_start)
+
     def column_fit(self) -> FitSettings:
         """How the CL phase trains."""
         return replace(self.fit, epochs=self.epochs, schedule="cosine", period=self.cl_period)
@@ -108,63 +114,30 @@ def mended(settings: DistillSettings) -> DistillSettings:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ChainState:
-    """What one platform hands to the next: its deployable model, and KB with its Fisher diagonal.
+class Ckd(Method):
+    """``distill.method: ckd``: as printed."""
 
-    hardware  the hardware vector of each platform that KB has learned, in the chain's order
-    """
+    sections = ("train", "distill")
 
-    model: MambaModel | LateralMambaModel
-    knowledge_base: MambaModel
-    fisher: dict[str, Tensor]
-    hardware: tuple[tuple[float, ...], ...] = ()
+    def epochs(self, step: Step) -> int:
+        settings = step.params.distill
+        return settings.epochs + (0 if step.is_last else settings.kd_epochs)
 
-    def write_into(self, folder: Path) -> None:
-        """Write the model into an existing folder; ``knowledge_base/``, ``fisher.safetensors`` and ``learned.json`` beside it."""
-        self.model.write_into(folder)
-        self.knowledge_base.save(folder / "knowledge_base")
-        tensors = {name: value.contiguous().cpu() for name, value in self.fisher.items()}
-        write_tensors(folder / "fisher.safetensors", save, tensors)
-        write_json(folder / "learned.json", {"hardware": self.hardware})
-
-    @classmethod
-    def load(cls, folder: Path) -> ChainState:
-        """Read what ``write_into`` wrote.  Raises DataError when the folder is missing or damaged."""
-        folder = Path(folder)
-        try:
-            learned = read_json(folder / "learned.json", AGAIN)["hardware"]
-        except FileNotFoundError:
-            raise DataError(f"'{shown(folder)}' does not say which platforms its model has learned (learned.json); {AGAIN}") from None
-        return cls(
-            catalogue.load(folder),
-            MambaModel.load(folder / "knowledge_base"),
-            read_weights(folder / "fisher.safetensors"),
-            tuple(map(tuple, learned)),
-        )
+    def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
+        settings = DistillSettings.of(step.params)
+        return Learned(learn_next(step.state, *step.own, settings, last=step.is_last, on_epoch=on_epoch, checkpoint=step.checkpoint))
 
 
-def learn_first(
-    train: Samples,
-    valid: Samples | None,
-    settings: FitSettings,
-    *,
-    measured: Samples | None = None,
-    on_epoch: OnPhaseEpoch | None = None,
-    checkpoint: Path | None = None,
-) -> ChainState:
-    """Train the chain's first platform: a plain Mamba, whose copy becomes KB.
+class CkdMended(Ckd):
+    """``distill.method: ckd-mended``: its terms mended, and learned from unlabelled programs too."""
 
-    ``measured`` are the measured programs, where ``train`` holds others too (``teaching``): the Fisher diagonal is of
-    theirs.  A task's ranking loss sums over pairs, so that of ten times the programs would hold KB a thousand times as
-    firmly, and it could learn nothing more.
-    ``checkpoint`` is a folder from which an interrupted call goes on; the caller removes it after saving the
-    state. Raises DataError when there is nothing to learn from.
-    """
-    model = MambaModel(settings)
-    model.fit(train, valid, _in_phase("CL", on_epoch), checkpoint=checkpoint)
-    fisher = fisher_diagonal(model.network, measured if measured is not None else train, settings.sigma)
-    return ChainState(model, copy.deepcopy(model), fisher)
+    def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
+        settings, (train, valid) = mended(DistillSettings.of(step.params)), step.own
+        state = learn_next(
+            step.state, train, valid, settings,
+            taught=step.labelled(train), last=step.is_last, on_epoch=on_epoch, checkpoint=step.checkpoint,
+        )  # fmt: skip
+        return Learned(state)
 
 
 def learn_next(
@@ -192,11 +165,11 @@ def learn_next(
     lesson = taught if settings.taught_cl else train
     model = start_column(state.knowledge_base.network, settings)
     folder = checkpoint / "column" if checkpoint else None
-    model.fit(lesson, valid, _in_phase("CL", on_epoch), checkpoint=folder)
+    model.fit(lesson, valid, in_phase("CL", on_epoch), checkpoint=folder)
     if last:
         return replace(state, model=model)
     folder = checkpoint / "knowledge_base" if checkpoint else None
-    student = distill(state, model.network, train, settings, taught=taught, on_epoch=_in_phase("KD", on_epoch), checkpoint=folder)
+    student = distill(state, model.network, train, settings, taught=taught, on_epoch=in_phase("KD", on_epoch), checkpoint=folder)
     return ChainState(model, student, fisher_diagonal(student.network, train, settings.fit.sigma), state.hardware)
 
 
@@ -269,9 +242,3 @@ def held_out_trust(base: MambaNetwork, measured: Samples, lesson: Samples, tasks
         if apart.any():
             scores[apart] = column.predict(measured.take(apart))
     return trust_by_task(scores, measured, tasks, settings.fit.sigma)
-
-
-def _in_phase(phase: str, on_epoch: OnPhaseEpoch | None) -> Callable | None:
-    if on_epoch is None:
-        return None
-    return lambda epoch, loss, metrics: on_epoch(phase, epoch, loss, metrics)

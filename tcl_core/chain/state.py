@@ -1,0 +1,111 @@
+"""What one platform of a chain hands to the next, and the first platform, which has none to go on from.
+
+KB is the knowledge base: the network that goes along the chain.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
+
+from tcl_core.checked import read_json, write_json, write_tensors
+from tcl_core.errors import DataError
+from tcl_core.features.batches import Samples
+from tcl_core.files import shown
+from tcl_core.learning.distillation_loss import fisher_diagonal
+from tcl_core.learning.fit import FitSettings, OnEpoch
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import AGAIN, read_weights
+from tcl_core.models.lateral_mamba import LateralMambaModel
+from tcl_core.models.mamba import MambaModel
+from tcl_core.params import Params
+
+OnPhaseEpoch = Callable[[str, int, float, dict[str, float]], None]
+"""Called after each epoch with the phase ("CL" or "KD"), the epoch, the mean loss and validation metrics."""
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """What one platform hands to the next: its deployable model, and KB with its Fisher diagonal.
+
+    hardware  the hardware vector of each platform that KB has learned, in the chain's order
+    """
+
+    model: MambaModel | LateralMambaModel
+    knowledge_base: MambaModel
+    fisher: dict[str, Tensor]
+    hardware: tuple[tuple[float, ...], ...] = ()
+
+    def write_into(self, folder: Path) -> None:
+        """Write the model into an existing folder; ``knowledge_base/``, ``fisher.safetensors`` and ``learned.json`` beside it."""
+        self.model.write_into(folder)
+        self.knowledge_base.save(folder / "knowledge_base")
+        tensors = {name: value.contiguous().cpu() for name, value in self.fisher.items()}
+        write_tensors(folder / "fisher.safetensors", save, tensors)
+        write_json(folder / "learned.json", {"hardware": self.hardware})
+
+    @classmethod
+    def load(cls, folder: Path) -> ChainState:
+        """Read what ``write_into`` wrote.  Raises DataError when the folder is missing or damaged."""
+        folder = Path(folder)
+        try:
+            learned = read_json(folder / "learned.json", AGAIN)["hardware"]
+        except FileNotFoundError:
+            raise DataError(f"'{shown(folder)}' does not say which platforms its model has learned (learned.json); {AGAIN}") from None
+        return cls(
+            catalogue.load(folder),
+            MambaModel.load(folder / "knowledge_base"),
+            read_weights(folder / "fisher.safetensors"),
+            tuple(map(tuple, learned)),
+        )
+
+
+def fit_settings(params: Params) -> FitSettings:
+    """How a model of one platform trains: params.yaml's section ``train``."""
+    t = params.train
+    return FitSettings(
+        epochs=t.epochs,
+        batch_size=t.batch_size,
+        learning_rate=t.learning_rate,
+        weight_decay=t.weight_decay,
+        clip_norm=t.gradient_clip,
+        loss=t.loss,
+        schedule=t.schedule,
+        period=t.epochs,
+        seed=params.seed,
+    )
+
+
+def learn_first(
+    train: Samples,
+    valid: Samples | None,
+    settings: FitSettings,
+    *,
+    measured: Samples | None = None,
+    on_epoch: OnPhaseEpoch | None = None,
+    checkpoint: Path | None = None,
+) -> ChainState:
+    """Train the chain's first platform: a plain Mamba, whose copy becomes KB.
+
+    ``measured`` are the measured programs, where ``train`` holds others too (``teaching``): the Fisher diagonal is of
+    theirs.  A task's ranking loss sums over pairs, so that of ten times the programs would hold KB a thousand times as
+    firmly, and it could learn nothing more.
+    ``checkpoint`` is a folder from which an interrupted call goes on; the caller removes it after saving the
+    state. Raises DataError when there is nothing to learn from.
+    """
+    model = MambaModel(settings)
+    model.fit(train, valid, in_phase("CL", on_epoch), checkpoint=checkpoint)
+    fisher = fisher_diagonal(model.network, measured if measured is not None else train, settings.sigma)
+    return ChainState(model, copy.deepcopy(model), fisher)
+
+
+def in_phase(phase: str, on_epoch: OnPhaseEpoch | None) -> OnEpoch | None:
+    """What a training loop is given, so that its epochs are told as those of a phase."""
+    if on_epoch is None:
+        return None
+    return lambda epoch, loss, metrics: on_epoch(phase, epoch, loss, metrics)
