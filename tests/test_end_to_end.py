@@ -16,7 +16,18 @@ from ruamel.yaml import YAML
 from tcl_core.platforms import why_not
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("tcl_core", "flows", "profiles", "networks", ".dvc/config", "dvc.yaml", "params.yaml", "pyproject.toml", ".gitignore")
+COPIED = (
+    "tcl_core",
+    "flows",
+    "profiles",
+    "networks",
+    ".dvc/config",
+    ".dvcignore",
+    "dvc.yaml",
+    "params.yaml",
+    "pyproject.toml",
+    ".gitignore",
+)
 MCPUS = {"host-sse42": "nehalem", "host-avx2": "haswell", "host-avx512": "skylake-avx512"}
 SMALL = {
     "candidates": {"max_train_tasks": 3, "max_held_out_tasks": 2, "programs_per_task": 8, "held_out_programs_per_task": 4},
@@ -146,6 +157,7 @@ def test_a_second_repro_does_nothing(project):
     before = measured(project)
     said = run(project, sys.executable, "-m", "dvc", "repro")
     assert "up to date" in said and "Running stage" not in said
+    assert "up to date" in run(project, sys.executable, "-m", "dvc", "status")
     assert measured(project) == before
 
 
