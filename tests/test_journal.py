@@ -18,7 +18,7 @@ import pytest
 from tcl_core import journal as module
 from tcl_core.errors import BusyError, DataError, PlatformError, TclError, UsageError
 from tcl_core.journal import Journal, iter_journal, line_of, locked, parse_line
-from test_store import record
+from tests.made_up_records import record
 
 ROOT = Path(__file__).resolve().parents[1]
 NOBODY = 65534
@@ -189,7 +189,7 @@ import os, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from tcl_core.errors import TclError
 from tcl_core.journal import Journal, iter_journal
-from test_store import record
+from tests.made_up_records import record
 os.setgid({nobody}); os.setuid({nobody})
 for use in (lambda: len(list(iter_journal(sys.argv[1]))), lambda: Journal(sys.argv[1]).append([record(50)])):
     try:
@@ -234,7 +234,7 @@ sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from pathlib import Path
 from tcl_core.errors import TclError
 from tcl_core.journal import Journal, iter_journal
-from test_store import record
+from tests.made_up_records import record
 folder, most = sys.argv[1], int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 try:
@@ -272,7 +272,7 @@ WRITER = """
 import os, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from tcl_core.journal import Journal
-from test_store import record
+from tests.made_up_records import record
 number = int(sys.argv[2])
 with Journal(sys.argv[1]) as journal:
     print("open", flush=True)

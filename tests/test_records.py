@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 import pytest
-from test_store import FAILED, record
 
 from tcl_core.records import spread
+from tests.made_up_records import FAILED, record
 
 
 def test_latency_is_the_median_and_inf_for_a_failed_program():

@@ -29,7 +29,7 @@ from tcl_core.store import (
     write_record_columns,
     write_records,
 )
-from tests.test_store import FAILED, record
+from tests.made_up_records import FAILED, record
 
 
 def column(values: list):

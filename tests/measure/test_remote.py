@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -29,26 +25,18 @@ from tcl_core.features.encode import Encoder
 from tcl_core.journal import iter_journal
 from tcl_core.measure import pool, remote
 from tcl_core.measure.device import Crashed, TimedOut
-from tcl_core.measure.job import Job, Limits, Protocol, Setup, Tracker
+from tcl_core.measure.job import Job
 from tcl_core.measure.pool import Runner
-from tcl_core.measure.remote import RemoteClock, answer_s, session_s
-from tcl_core.measure.serving import start_server, start_tracker
-from tcl_core.measure.tracker import NoDevice, list_devices
+from tcl_core.measure.serving import start_tracker
+from tcl_core.measure.tracker import list_devices
 from tcl_core.measure.worker import Worker
-from tcl_core.platforms import CPUS, host_fingerprint, remote_target
+from tcl_core.platforms import host_fingerprint
 from tcl_core.programs.pool import sample_programs
-from tcl_core.programs.sketches import trace_to_json
+from tests.measure import boards
+from tests.measure.boards import HERE, MCPU, free_port, kill_in_a_session, serving_key, sessions_of, setup_for
 
-HERE = "127.0.0.1"
-MCPU = next(name for name, cpu in CPUS.items() if cpu.machine == platform.machine())
-TARGET = remote_target(MCPU, 1)
+job = boards.job
 ROOT = Path(__file__).parents[2]
-FOREIGN = {"x86_64": "aarch64-linux-gnu", "aarch64": "x86_64-linux-gnu"}[platform.machine()]
-
-
-def free_port():
-    with socket.create_server((HERE, 0)) as taken:
-        return taken.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -58,27 +46,10 @@ def tracker():
     served.stop()
 
 
-@contextmanager
-def serving_key(tracker, key):
-    served = start_server(HERE, free_port(), key, (HERE, tracker))
-    try:
-        while key not in list_devices(HERE, tracker):
-            time.sleep(0.05)
-        yield served
-    finally:
-        served.stop()
-
-
 @pytest.fixture(scope="module")
 def board(tracker):
     with serving_key(tracker, "board") as served:
         yield served
-
-
-def setup_for(tracker, key="board", run_s=5.0, **options):
-    options = {"wait_s": 20.0, "lease_s": 20.0, "transfer_s": 2.0} | options
-    protocol = Protocol(repeats=2, max_repeats=2, min_repeat_ms=0.2, max_number=10, threads=1)
-    return Setup(TARGET, protocol, Limits(30.0, run_s, 16 << 30), Tracker(HERE, tracker, key, **options))
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +57,6 @@ def worker(tracker, board):
     worker = Worker(setup_for(tracker))
     yield worker
     worker.release()
-
-
-@pytest.fixture
-def job(matmul):
-    sketch = matmul.sketches[0]
-    decisions = tuple(matmul.space.canonical(sketch, matmul.sample(sketch, 1)[0]).tolist())
-    return Job(matmul.task.key, matmul.task.module_json, trace_to_json(sketch.trace), decisions, check=True)
 
 
 @pytest.fixture(autouse=True)
@@ -149,31 +113,6 @@ def test_every_thread_of_the_protocol_runs_there(tracker, board, monkeypatch):
     threads = worker.device.run(lambda: int(worker.device.session._rpc.get_function("runtime.NumThreads")()))
     worker.release()
     assert asked == [(2, True)] and threads == 2
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves no choice")
-def test_a_worker_of_a_device_is_bound_to_no_core():
-    """It runs nothing; and where threads cannot be bound here, they may be there."""
-    worker, before = Worker(setup_for(9190)), os.sched_getaffinity(0)
-    assert worker.setup.protocol.pin_threads
-    with worker._steady():
-        assert os.sched_getaffinity(0) == before
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_threads_are_set_as_the_server_can(is_ours):
-    """TVM's own takes no list of cores: it is asked for its fast ones, and binds what it will."""
-    known, asked = {"runtime.config_threadpool": "TVM's", **({remote.SET_THREADS: "ours"} if is_ours else {})}, []
-
-    def get_function(name):
-        if name not in known:
-            raise AttributeError(name)
-        return lambda *arguments: asked.append((known[name], *arguments))
-
-    session = remote._Session.__new__(remote._Session)
-    session._rpc = SimpleNamespace(get_function=get_function)
-    session._set_threads(4, True)
-    assert asked == [("ours", 4, 1) if is_ours else ("TVM's", 1, 4)]
 
 
 @pytest.mark.parametrize("module_json", [ABORTS, WRITES_FAR_AWAY], ids=["abort", "segfault"])
@@ -233,35 +172,6 @@ def test_programs_and_arguments_are_sent_once_a_session(worker, job, monkeypatch
     assert len(worker.device.session._tensors) == 6  # the program's and the sentinel's
 
 
-def test_the_clock_is_the_devices(monkeypatch):
-    """Each repeat is one evaluation there; with cold caches each run is one."""
-    calls = []
-
-    class Module:
-        def time_evaluator(self, name, device, number, repeat, cache_flush_bytes):
-            calls.append((name, device, number, repeat, cache_flush_bytes))
-            seconds = np.arange(1, repeat + 1, dtype=float)
-            return lambda *arguments: type("Result", (), {"results": tuple(seconds)})
-
-    class Device:
-        session = type("Session", (), {"device": "its cpu", "tensor": staticmethod(lambda tensor: tensor)})
-
-        def module(self, program):
-            return Module()
-
-    warm, cold = (RemoteClock(Device(), "program", ["a"], flush) for flush in (False, True))
-    assert (warm.once(), warm.means(5, 3)) == (1.0, [1.0, 2.0, 3.0])
-    assert (cold.once(), cold.means(2, 2)) == (1.0, [1.5, 3.5])
-    flushed = remote.FLUSHED_BYTES
-    assert [call[2:] for call in calls] == [(1, 1, 0), (5, 3, 0), (1, 1, flushed), (1, 4, flushed)]
-
-
-def test_limits():
-    """The server ends a session before its silence means that it is gone."""
-    setup = setup_for(1, run_s=5.0, lease_s=20.0, transfer_s=10.0)
-    assert session_s(setup) == 40.0 < answer_s(setup)
-
-
 # --- what a device is ---
 
 
@@ -309,35 +219,6 @@ def test_a_server_of_tvms_own(tracker, job):
 # --- other machine types ---
 
 
-def built_for(machine, matmul):
-    from tcl_core.compat import load_tvm, make_target
-
-    target = make_target({"kind": "llvm", "mtriple": machine, "num-cores": 1})
-    return load_tvm().tirx.build(matmul.module, target=target)
-
-
-def test_code_of_another_machine_type_is_sent_as_objects(matmul, monkeypatch, tmp_path):
-    """Which the server links, where no cross compiler is here; nothing is left of them."""
-    monkeypatch.setattr(remote.shutil, "which", lambda name: None)
-    monkeypatch.setattr(remote.tempfile, "tempdir", str(tmp_path))
-    suffix, data = remote._exporter({"mtriple": FOREIGN})(built_for(FOREIGN, matmul))
-    assert suffix == ".tar" and os.listdir(tmp_path) == []
-    archive = tmp_path / "program.tar"
-    archive.write_bytes(data)
-    subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True)
-    headers = [path.read_bytes()[:20] for path in tmp_path.glob("*.o")]
-    machine = {"aarch64": 183, "x86_64": 62}[FOREIGN.split("-")[0]]  # e_machine of ELF
-    assert headers and all(h[:4] == b"\x7fELF" and int.from_bytes(h[18:20], "little") == machine for h in headers)
-
-
-def test_a_cross_compiler_links_here_where_there_is_one(matmul, monkeypatch, tmp_path):
-    compiler = tmp_path / "cross-g++"
-    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo linked > "$2"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setattr(remote.shutil, "which", {f"{FOREIGN}-g++": str(compiler)}.get)
-    assert remote._exporter({"mtriple": FOREIGN})(built_for(FOREIGN, matmul)) == (".so", b"linked\n")
-
-
 def test_a_server_links_the_objects(tracker, board, job, monkeypatch):
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(remote.host_platform, "machine", lambda: "another")
@@ -349,7 +230,7 @@ def test_a_server_links_the_objects(tracker, board, job, monkeypatch):
     worker.release()
 
 
-def test_a_device_that_loads_nothing_is_nobodys_failure_but_the_set_ups(tracker, board, job, monkeypatch):
+def test_a_device_that_loads_nothing_is_nobodys_failure_but_the_set_ups(tracker, board, job):
     worker = Worker(setup_for(tracker))
     worker.build(0, job)
     worker.built[0][1].library = b"no library"
@@ -376,38 +257,6 @@ def test_no_device_of_the_key(tracker, job):
             list(runner.measure([job]))
         with pytest.raises(PlatformError, match="no device of key 'nobody'"):
             runner.describe()
-
-
-def test_a_device_that_takes_no_session(monkeypatch, job):
-    """The tracker lists it, but nothing listens there."""
-    port = free_port()
-    monkeypatch.setattr(remote, "request_device", lambda tracker, on_wait: (HERE, port, "board:0.1"))
-    worker = Worker(setup_for(9190, wait_s=0.0))
-    worker.build(0, job)
-    with pytest.raises(NoDevice) as raised:
-        worker.time(0, math.inf)
-    start = f"the device {HERE}:{port} of key 'board', which the RPC tracker at {HERE}:9190 offers, takes no session ("
-    assert str(raised.value).startswith(start) and str(raised.value).endswith("(what was recorded is kept)")
-
-
-def test_waiting_for_a_busy_device_takes_nothing_from_the_patience_with_sessions(monkeypatch):
-    """Which begins with the first session that fails."""
-    now, starts = [0.0], [OSError("refused"), OSError("refused"), "a session"]
-
-    def request_device(tracker, on_wait):
-        now[0] += 1000.0 if len(starts) == 3 else 5.0
-        return HERE, 1, "board:0.1"
-
-    def start(*arguments):
-        found = starts.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    monkeypatch.setattr(remote, "request_device", request_device)
-    monkeypatch.setattr(remote, "_Session", start)
-    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
-    assert remote.RemoteDevice(setup_for(9190, wait_s=20.0), lambda: None)._connect() == "a session"
 
 
 # --- devices come and go ---
@@ -439,19 +288,6 @@ def collection(tracker, tiny_tasks, tmp_path, monkeypatch):
     encoder = Encoder([t.task for t in tinies], [row for t in tinies for row in t.rows()])
     setup = setup_for(tracker, "pair")
     return Collection(programs, encoder, (1.0,) * 11, "rpc pair: here", setup, tmp_path / "journal")
-
-
-def sessions_of(served):
-    return psutil.Process(served.process.pid).children()
-
-
-def kill_in_a_session(served, count):
-    """Wait until the server is at work for the ``count``-th time, and kill it."""
-    seen = set()
-    while len(seen) < count and served.process.poll() is None:
-        seen |= {child.pid for child in sessions_of(served)}
-        time.sleep(0.002)
-    served.process.kill()
 
 
 def test_a_server_that_dies_in_the_middle_loses_nothing(tracker, collection):
@@ -524,13 +360,3 @@ def test_a_server_dies_with_whoever_started_it(tracker):
     parent.communicate()
     psutil.wait_procs([server], timeout=20)
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
-
-
-@pytest.mark.parametrize(
-    "text", ["", "null", "[]", "{}", '{"host": 7, "hardware": {}}', '{"host": "a", "hardware": []}', "[" * 100_000, None]
-)
-def test_a_server_that_does_not_say_what_its_host_is(text):
-    with pytest.raises(PlatformError, match="^the device 10.0.0.4:9090 does not say what its host is"):
-        remote._read_description(text, "10.0.0.4:9090")
-    told = remote._read_description('{"host": "a\\u001b[2J", "hardware": {"cores": 4}, "more": 1}', "10.0.0.4:9090")
-    assert told == {"host": "a\\x1b[2J", "hardware": {"cores": 4}}

@@ -13,7 +13,7 @@ from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import files_of, open_log
 from tcl_core.stages.exchange import import_logs, imported_batches
 from tcl_core.stages.workspace import Workspace
-from tests.programs.test_tuning_logs import ansor_line, autotvm_line, write
+from tests.programs.log_lines import ansor_line, autotvm_line, write
 
 
 def line(tile: int, unroll: int = 4, seconds: float = 0.5, kind: str = "tile"):

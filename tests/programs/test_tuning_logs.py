@@ -1,66 +1,18 @@
-"""AutoTVM's and Ansor's logs: what a line becomes, what is refused and why, what is no log."""
+"""AutoTVM's and Ansor's logs: what a line becomes, what is refused and why."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import tracemalloc
 from datetime import UTC, datetime
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tcl_core.errors import DataError, UsageError
 from tcl_core.features.log_tokens import LogEncoder
-from tcl_core.programs.tuning_logs import ansor, autotvm, reading
+from tcl_core.programs.tuning_logs import ansor, autotvm
 from tcl_core.programs.tuning_logs.known import Known
-from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
-from tcl_core.programs.tuning_logs.autotvm import read_workload
 from tests.programs.hostile_logs import hostile
-
-CPU = "llvm -keys=cpu "
-CONV = ["conv2d_NCHWc.x86", [["TENSOR", [1, 32, 56, 56], "float32"], ["TENSOR", [64, 32, 3, 3], "float32"],
-        [2, 2], [1, 1, 1, 1], [1, 1], "NCHW", "NCHW", "float32"], {}]  # fmt: skip
-KNOBS = [["tile_ic", "sp", [-1, 8]], ["tile_oc", "sp", [-1, 16]], ["tile_ow", "sp", [-1, 7]], ["unroll_kw", "ot", True]]
-EVERY_KIND = [["tile", "sp", [-1, 4, 2]], ["order", "re", [2, 0, 1]], ["ann", "an", ["none", "vec", "unroll", "odd"]],
-              ["step", "ot", 512], ["flag", "ot", False], ["share", "ot", 0.5], ["none", "ot", None]]  # fmt: skip
-STEPS = [["CHW", 2, "local"], ["SP", 2, 0, 1024, [2, 32, 2, 8], 1], ["RE", 2, [0, 5, 1]], ["FSP", 3, 0, 1, 3],
-         ["CA", 2, 3, 5], ["FU", 5, [0, 1]], ["AN", 5, 0, 4], ["CI", 1], ["PR", 4, 0, "auto_unroll_max_step$512"],
-         ["PR", 4, 0, "parallel_launch"]]  # fmt: skip
-
-
-def autotvm_line(knobs=KNOBS, result=([0.5, 0.25], 0, 1.5, 1000.5), task=CONV, target=CPU, version="0.10.0"):
-    config = {"index": 3, "code_hash": None, "entity": knobs}
-    return {"input": [target, *task], "config": config, "result": result, "version": 0.2, "tvm_version": version}
-
-
-def ansor_line(steps=STEPS, result=([0.5], 0, 1.5, 1000), key='["matmul", 512, 64]', target="cuda -arch=sm_80"):
-    return {"i": [[key, target, [-1, 16], "", 0, []], [[], steps]], "r": result, "v": "v0.6"}
-
-
-def write(path: Path, *lines) -> Path:
-    """Lines given as text stay what they are."""
-    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    data = ("\n".join(texts) + "\n").encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def read(path: Path, **about_target):
-    """The log, its columns joined, and the refused lines."""
-    log, refused = open_log(path, Known(), **about_target), []
-    blocks = list(log.columns(lambda number, reason: refused.append((number, reason))))
-    return log, blocks, refused
-
-
-def rows(ragged) -> list[list]:
-    return [ragged.values[a:b].tolist() for a, b in pairwise(ragged.offsets)]
-
-
-def texts(coded) -> list[str]:
-    return [coded.names[code] for code in coded.codes]
+from tests.programs.log_lines import CONV, CPU, EVERY_KIND, KNOBS, STEPS, ansor_line, autotvm_line, read, rows, texts, write
 
 
 # --- programs as sketch and decisions ---
@@ -161,17 +113,6 @@ def test_the_same_program_has_the_same_key_in_every_log(tmp_path):
     assert one["sketch_id"][1] == two["sketch_id"][0] != one["sketch_id"][0]
 
 
-def test_blocks_do_not_change_what_is_read(tmp_path, monkeypatch):
-    lines = [autotvm_line([["tile_ic", "sp", [-1, n]]], ([0.1 + n], 0, 1, n)) for n in range(10)]
-    whole = read(write(tmp_path / "a.log", *lines))[1]
-    monkeypatch.setattr(reading, "BLOCK", 3)
-    parts = read(tmp_path / "a.log")[1]
-    assert [len(part["round"]) for part in parts] == [3, 3, 3, 1]
-    for name in ("decisions", "latencies_s"):
-        assert [row for part in parts for row in rows(part[name])] == rows(whole[0][name])
-    assert np.concatenate([part["program_id"] for part in parts]).tolist() == list(range(1, 11))
-
-
 def test_two_sketches_never_share_a_number(monkeypatch):
     monkeypatch.setattr("tcl_core.programs.tuning_logs.known.zlib.crc32", lambda data: 0xFFFFFFFF)
     known = Known()
@@ -258,130 +199,6 @@ def test_one_target_can_be_chosen(tmp_path):
     assert blocks == [] and len(refused) == 4
 
 
-# --- files ---
-
-
-def test_dialects_are_told_from_the_content(tmp_path):
-    name = "same.name"
-    for line, dialect in ((autotvm_line(), "AutoTVM"), (ansor_line(), "Ansor")):
-        assert open_log(write(tmp_path / name, "torn {", "", line), Known()).name == dialect
-
-
-def test_a_gzip_file_needs_no_suffix(tmp_path):
-    write(tmp_path / "a.gz", autotvm_line()).rename(tmp_path / "a.log")
-    assert read(tmp_path / "a.log")[0].lines == 1
-
-
-@pytest.mark.parametrize("cut", [12, 200, -1, -9])
-def test_a_cut_off_gzip_file_is_refused_as_a_whole(tmp_path, cut):
-    lines = [autotvm_line(result=([0.1 + n / 7], 0, 1, n)) for n in range(300)]
-    path = write(tmp_path / "a.log.gz", *lines)
-    path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(DataError, match=r"a\.log\.gz is damaged or cut off after line \d+ .*fetch it again"):
-        read(path)
-
-
-def test_a_damaged_gzip_file_is_refused(tmp_path):
-    path = write(tmp_path / "a.log.gz", *[autotvm_line(result=([0.1 + n / 7], 0, 1, n)) for n in range(300)])
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="is damaged or cut off"):
-        read(path)
-
-
-@pytest.mark.parametrize("content", ["", "\n\n", "# README\n\ntext\n", "{}\n[]\n3\n", '{"a": 1}\n' * 200])
-def test_what_is_no_log_is_said(tmp_path, content):
-    (tmp_path / "a.log").write_text(content)
-    with pytest.raises(DataError, match=r"a\.log is (empty|no tuning log)") as raised:
-        open_log(tmp_path / "a.log", Known())
-    assert "\n" not in str(raised.value)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot read the log .*gone\.log \(no such file or directory\)"):
-        open_log(tmp_path / "gone.log", Known())
-    with pytest.raises(UsageError, match=r"the folder .* has no database_tuning_record\.json"):
-        log_file(tmp_path)
-
-
-def test_a_database_is_found_from_its_folder_or_either_file(tmp_path):
-    records, workloads = tmp_path / "database_tuning_record.json", tmp_path / "database_workload.json"
-    records.write_text("[0, []]\n")
-    assert log_file(tmp_path) == log_file(records) == log_file(workloads) == records
-    with pytest.raises(UsageError, match=r"its workloads, database_workload\.json, are not beside it"):
-        open_log(records, Known())
-
-
-@pytest.mark.parametrize(
-    "path, name",
-    [
-        ("x/random.log.gz", "random"),
-        ("all.json", "all"),
-        ("x/tuned/database_tuning_record.json.gz", "tuned"),
-        ("a.b.txt", "a.b"),
-    ],
-)
-def test_log_names(path, name):
-    assert log_name(Path(path)) == name
-
-
-# --- workloads ---
-
-
-def conv(
-    task="conv2d_NCHWc.x86",
-    data=(1, 32, 57, 56),
-    weight=(64, 32, 3, 5),
-    strides=(2, 1),
-    pads=(1, 2, 1, 2),
-    dilation=(1, 1),
-):
-    tensors = [["TENSOR", list(data), "float32"], ["TENSOR", list(weight), "float32"]]
-    return read_workload({"task": task, "args": [*tensors, list(strides), list(pads), list(dilation), "float32"]})
-
-
-def test_axes_of_a_convolution():
-    found = conv()
-    assert found.axes == {"n": 1, "co": 64, "oh": 29, "ow": 56, "ci": 32, "kh": 3, "kw": 5}
-    assert found.flops == 2 * 64 * 29 * 56 * 32 * 3 * 5 and found.operator == "conv2d" and found.strides == (2, 1)
-    assert (found.spatial, found.reduced) == (64 * 29 * 56, 32 * 3 * 5)
-    assert found.argument_bytes == 4 * (32 * 57 * 56 + 64 * 32 * 3 * 5)
-    assert found.knobs["tile_ic"] == "ci" and found.knobs["tile_oc"] == "co"
-    assert conv(pads=(1, 2)).axes == found.axes
-
-
-def test_axes_of_a_dilated_convolution():
-    assert conv(dilation=(2, 2), strides=(1, 1), pads=(0, 0, 0, 0)).axes["oh"] == 57 - 4
-
-
-def test_axes_of_a_depthwise_convolution():
-    found = conv("depthwise_conv2d_nchw.cuda", (1, 8, 10, 10), (8, 2, 3, 3), (1, 1), (0, 0, 0, 0))
-    assert found.axes == {"n": 1, "co": 16, "oh": 8, "ow": 8, "kh": 3, "kw": 3} and found.operator == "depthwise_conv2d"
-    assert found.knobs["tile_ic"] == "co"
-
-
-@pytest.mark.parametrize(
-    "task, shapes, axes",
-    [
-        ("dense_pack.x86", ([4, 32], [10, 32]), {"b": 1, "m": 4, "n": 10, "k": 32}),
-        ("batch_matmul.x86", ([3, 4, 32], [3, 10, 32]), {"b": 3, "m": 4, "n": 10, "k": 32}),
-        ("batch_matmul.cuda", ([3, 4, 32], [3, 32, 10]), {"b": 3, "m": 4, "n": 10, "k": 32}),
-    ],
-)
-def test_axes_of_matrix_products(task, shapes, axes):
-    found = read_workload({"task": task, "args": [["TENSOR", shape, "float16"] for shape in shapes]})
-    assert found.axes == axes and found.operator == "matmul" and found.flops == 2 * np.prod(list(axes.values()))
-    assert found.argument_bytes == 2 * sum(np.prod(shape) for shape in shapes)
-
-
-@pytest.mark.parametrize("args", [[], [3], [["TENSOR", [4], "float32"]], [["TENSOR", [4, 4], "float32"]] * 2])
-@pytest.mark.parametrize("task", ["conv2d_nchw.cuda", "dense.x86", "softmax.x86", "conv2d_nhwc.x86"])
-def test_templates_with_other_arguments_are_tasks_of_which_less_is_known(task, args):
-    found = read_workload({"task": task, "args": args})
-    assert found.name.startswith(task) and (found.flops > 0) == bool(found.knobs)
-
-
 def test_timestamps_are_utc(tmp_path):
     stamp = datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp()
     _, (block,), _ = read(write(tmp_path / "a.log", autotvm_line(result=([0.5], 0, 1, stamp))))
@@ -427,29 +244,3 @@ def test_why_a_line_is_refused(tmp_path, line, reason):
     _, (block,), refused = read(write(tmp_path / "a.log", first, line, first))
     assert [number for number, _ in refused] == [2] and reason in refused[0][1]
     assert block["program_id"].tolist() == [1, 3]
-
-
-@pytest.mark.parametrize("name", ["a.log", "a.log.gz"])
-def test_a_line_that_is_too_long_is_refused_and_never_held(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(reading, "LONGEST", 1 << 20)
-    path = write(tmp_path / name, autotvm_line(), "x" * (40 << 20), autotvm_line(), "y" * ((1 << 20) - 1), "z" * ((1 << 20) + 1))
-    read(path)  # what is imported when first needed
-    tracemalloc.start()
-    _, (block,), refused = read(path)
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert block["program_id"].tolist() == [1, 3] and most < 20 << 20
-    assert [number for number, _ in refused] == [2, 4, 5] and refused[0][1] == refused[2][1] == "longer than 1 MiB"
-    assert refused[1][1].startswith("no JSON")
-
-
-def test_a_block_ends_when_its_numbers_are_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_NUMBERS", 20)  # of a line: seven decisions, two latencies
-    _, blocks, _ = read(write(tmp_path / "a.log", *[autotvm_line()] * 7))
-    assert [len(block["program_id"]) for block in blocks] == [3, 3, 1]
-
-
-@pytest.mark.parametrize("name, filed", [(".hidden.log", "hidden"), ("..a.b.json.gz", "a.b"), (".log", "log"), ("random.log", "random")])
-def test_no_log_is_filed_as_a_hidden_file(tmp_path, name, filed):
-    """Readers of the data set take those for left over."""
-    assert log_name(tmp_path / name) == filed

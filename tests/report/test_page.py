@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 
 import made_up
 import pytest
@@ -16,52 +14,10 @@ from tcl_core.report.compare import compare
 from tcl_core.report.page import page_of, provenance
 from tcl_core.report.parts import duration, interval, milliseconds, number, short
 from tcl_core.report.render import render
+from tests.report import page_reader
+from tests.report.page_reader import HOSTILE, Reader, without
 
-HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>--> ]]> &amp; $x^2$ \\frac{ </style></svg>"
-VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
-
-
-class Reader(HTMLParser):
-    """What a browser makes of a page: elements with their attributes, tables as rows of texts, texts by section."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self.sections: dict[str, str] = {"": ""}
-        self._section, self._caption, self._in, self._expecting = "", "", "", False
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        found = {name: value or "" for name, value in attributes}
-        self.elements.append((tag, found))
-        if tag == "section":
-            self._section = found["id"]
-            self.sections[self._section] = ""
-        if tag == "caption":
-            self._caption, self._expecting = "", True
-        if tag == "tr":
-            self.tables.setdefault(self._caption, []).append([])
-        if tag in ("td", "th"):
-            self.tables[self._caption][-1].append("")
-        self._in = tag
-
-    def handle_endtag(self, tag):
-        self._in = ""
-        self._expecting &= tag != "caption"
-
-    def handle_data(self, data):
-        if self._in == "style":
-            return
-        self.sections[self._section] += data
-        if self._in == "span" and self._expecting:
-            self._caption += data
-        if self._in in ("td", "th"):
-            self.tables[self._caption][-1][-1] += data
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.elements if name == tag]
+undrawn = page_reader.undrawn
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +28,6 @@ def page() -> str:
 @pytest.fixture(scope="module")
 def read(page) -> Reader:
     return Reader(page)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    made_up.undraw(monkeypatch)
 
 
 # --- figures ---
@@ -165,28 +116,6 @@ def test_a_chain_that_branches_says_who_learns_from_whom(read, undrawn):
 # --- what may be missing ---
 
 
-def without(**parts) -> Reader:
-    return Reader(render(page_of(made_up.run() | parts)))
-
-
-def test_a_run_without_tuning_baselines_and_with_a_skipped_platform(undrawn):
-    run = made_up.run()
-    skipped = run["chain"][2] | {"skipped": "this CPU lacks avx512f", "measured": 0, "held_out": 0, "champion": None}
-    evaluation = copy.deepcopy(run["evaluation"])
-    del evaluation["platforms"]["host-avx512"]
-    for name, matrix in (("chain", evaluation["chain"]), ("knowledge_base", evaluation["knowledge_base"])):
-        evaluation[name] = {**matrix, "platforms": matrix["platforms"][:2], "top_1": [row[:2] for row in matrix["top_1"][:2]]}
-    read = without(
-        tuned={}, evaluation=evaluation | {"baselines": {}}, chain=[*run["chain"][:2], skipped], target="host-avx2",
-        collection={}, left_out=[["platform host-avx512", "this CPU lacks avx512f"]],
-    )  # fmt: skip
-    assert "tuning" not in read.sections and "collection" not in read.sections
-    assert "skipped: this CPU lacks avx512f" in read.sections[""] and [a for a in read.all("li") if a.get("class") == "skipped"]
-    assert [row[1] for row in read.tables["Accuracy on held-out programs; 1 is best"][1:]] == ["TCL", "random ranking"] * 2
-    assert "0.614top-1 on host-avx2" in read.sections[""].replace("\n", "")
-    assert read.tables["Left out"][1:] == [["platform host-avx512", "this CPU lacks avx512f"]]
-
-
 @pytest.mark.parametrize(
     ("part", "section"),
     [("evaluation", "accuracy"), ("learning", "learning"), ("collection", "collection"), ("errors", "errors"), ("noise", "noise"),
@@ -195,43 +124,6 @@ def test_a_run_without_tuning_baselines_and_with_a_skipped_platform(undrawn):
 def test_each_part_may_be_missing(read, undrawn, part, section):
     assert section in read.sections
     assert set(read.sections) - set(without(**{part: {}}).sections) - {"forgetting"} == {section}
-
-
-def test_a_machine_without_repeats_has_no_chart_of_their_spread(undrawn):
-    noise = {"host-avx2": {"programs": 397, "repeats": 1.0, "spread": [0.0] * 21, "disturbed": 0}}
-    read = without(noise=noise)
-    assert read.tables["Noise"][1] == ["host-avx2", "397", "1.0", "0.0 %", "0.0 %", "0.0 %", "0"]
-    assert "Spread of repeats" not in read.sections["noise"]
-
-
-def test_figures_that_are_not_known_are_dashes():
-    run = made_up.run()
-    run["evaluation"]["platforms"]["host-avx2"] |= {"pairwise_accuracy": None, "top_5": {"value": None, "low": None, "high": None}}
-    run["evaluation"]["chain"]["top_1"][0][2] = None
-    run["tuned"] |= {"pytorch_ms": None, "compile_ms": None, "compared": {}, "curve": []}
-    run["made"]["changed"] = None
-    read = Reader(render(page_of(run)))
-    row = next(row for row in read.tables["Accuracy on held-out programs; 1 is best"] if row[:2] == ["host-avx2", "TCL"])
-    assert row[2:5] == ["0.614 (0.514 to 0.714)", "–", "–"]
-    assert read.tables["Top-1 of each platform's model"][1][3] == "–"
-    assert [row[0] for row in read.tables["One inference"][1:]] == ["tuned", "untuned"]
-    assert "PyTorch did not run it" in read.sections[""] and "params.yaml is not committed" in read.sections["provenance"]
-
-
-def test_no_failed_candidate_needs_no_chart(undrawn):
-    read = without(errors={"host-avx2": {"training": {"ok": 160}}})
-    assert "Every candidate was built and ran." in read.sections["errors"]
-    assert read.tables["Candidates by how they ended"][1:] == [["host-avx2", "training", "160", "160"]]
-
-
-def test_a_report_of_tuning_that_tells_the_least(undrawn):
-    """What ``use.last_tuned`` demands, and no more."""
-    least = {key: made_up.tuned()[key] for key in ("network", "platform", "untuned_ms", "tuned_ms", "pytorch_ms")}
-    read = without(tuned=least)
-    assert "– programs of – tasks in –" in read.sections["tuning"]
-    assert read.tables["One inference"][1:3] == [["tuned", "12.4 ms", "–", "–", "–"], ["PyTorch eager", "16.3 ms", "–", "–", "–"]]
-    compared = Reader(render(compare(made_up.run() | {"tuned": least}, made_up.run(), ("a", "b"))))
-    assert ["programs measured", "–", "200", "–"] in compared.tables["Tuning"]
 
 
 # --- what a page must never be ---
@@ -332,60 +224,6 @@ def test_colours_are_legible_on_their_ground(page, scheme):
         assert contrast(series, "card") >= 3, series
 
 
-# --- two runs ---
-
-
-def changed() -> dict:
-    run = made_up.run()
-    run["evaluation"]["platforms"]["host-avx2"] = made_up.judged(0.914, 0.986, 0.707)
-    run["evaluation"]["platforms"]["host-sse42"] = made_up.judged(0.828, 0.992, 0.730)
-    run["tuned"] |= {"tuned_ms": 9.3, "pytorch_ms": 16.3}
-    run["seconds"]["tune"] = 89.2
-    run["made"]["parameters"] = {"seed": 0, "train.epochs": 90, "networks.train": ["resnet-50", "vit-tiny"]}
-    run["errors"]["host-avx2"]["training"] = {"ok": 160}
-    return run
-
-
-def test_two_runs_and_the_differences_of_their_figures(undrawn):
-    read = Reader(render(compare(made_up.run(), changed(), ("before", "after"))))
-    rows = read.tables["Accuracy of every model"]
-    assert rows[0] == ["platform", "model", "figure", "A", "B", "B - A"]
-    assert ["host-avx2", "TCL", "top-1", "0.614 (0.514 to 0.714)", "0.914 (0.814 to 1.014)", "+0.300"] in rows
-    assert ["host-sse42", "TCL", "top-1", "0.808 (0.708 to 0.908)", "0.828 (0.728 to 0.928)", "+0.020"] in rows
-    assert ["host-avx2", "TCL", "pairs ranked right", "0.727", "0.707", "-0.020"] in rows
-    assert len([cell for cell in read.all("td") if "better" in cell["class"]]) == 1  # beyond both intervals
-    assert not [cell for cell in read.all("td") if "worse" in cell["class"]]
-    tuning = read.tables["Tuning"]
-    assert ["tuned", "12.4 ms", "9.30 ms", "0.75"] in tuning and ["tuned / PyTorch eager", "0.761", "0.571", "0.75"] in tuning
-    times = read.tables["Time of each stage's last run"]
-    assert ["tune", "3.0 min", "89 s", "0.50"] in times and times[-1] == ["all", "9.2 min", "7.7 min", "0.84"]
-    assert read.tables["Parameters that differ"][1:] == [
-        ["train.epochs", "60", "90"],
-        ["networks.train", "resnet-50", "resnet-50, vit-tiny"],
-    ]
-    assert ["host-avx2", "failed, held-out ones among them", "3", "0", "-3"] in read.tables["What was measured, and how well"]
-    assert "A is before: measured 2026-11-22 12:00:05 UTC, commit 0123456789ab, a CPU x2" in read.sections[""]
-
-
-def test_a_comparison_with_a_run_that_lacks_parts(undrawn):
-    first, second = made_up.run(), made_up.run()
-    second |= {"tuned": {}, "seconds": {}, "made": {}, "noise": {}, "learning": {}, "left_out": []}
-    del second["evaluation"]["platforms"]["host-avx512"]
-    read = Reader(render(compare(first, second, ("a", "b"))))
-    assert {"tuning", "time", "parameters"} & set(read.sections) == set()
-    assert ["host-avx512", "TCL", "top-1", "0.546 (0.446 to 0.646)", "–", "–"] in read.tables["Accuracy of every model"]
-    assert read.tables["Left out"][1:] == [
-        ["A", "torch.compile", "it failed"],
-        *(["B", f"{what}, beside the other run", "nothing of it is known of this run"] for what in ("tuning", "time", "parameters")),
-    ]
-    assert "accuracy" not in Reader(render(compare(first, second | {"evaluation": {}}, ("a", "b")))).sections
-
-
-def test_runs_of_equal_parameters_are_said_to_be_so(undrawn):
-    run = made_up.run()
-    assert "Both runs have the same parameters." in Reader(render(compare(run, run, ("a", "b")))).sections["parameters"]
-
-
 # --- small things ---
 
 
@@ -402,6 +240,25 @@ def test_figures_are_written_as_people_read_them():
     assert number(float("nan")) == "–" and interval({"value": 0.5}) == "0.500" and interval(None) == "–"
     assert short("a\x1b[31m\udce9") == "a\\x1b[31m\\udce9"
     assert short("networks/a-very-long-name-of-a-file.onnx") == "networks/a-ve…ile.onnx" and short("host-avx2") == "host-avx2"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (None, "–"),
+        (False, "as committed"),
+        ([], "as committed"),
+        (True, "changed since"),
+        (["tcl_core/chain/ckd.py"], "changed since: tcl_core/chain/ckd.py"),
+    ],
+)
+def test_a_model_says_which_code_made_it(changed, said):
+    """As provenance.json has it now, and as it had it before names were kept."""
+    run = made_up.run()
+    for made in run["made"]["models"].values():
+        made["code"]["changed"] = changed
+    models = next(table for table in provenance(run).tables if table.caption == "Models")
+    assert {row[3] for row in models.rows} == {said}
 
 
 @pytest.mark.parametrize("rounds", [[0], list(range(40))])
@@ -440,22 +297,3 @@ def test_the_page_is_as_wide_as_the_window(page, tmp_path, width):
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     wide, window = map(int, re.search(r"<title>(\d+) of (\d+)</title>", shown).groups())
     assert wide <= window == width
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (None, "–"),
-        (False, "as committed"),
-        ([], "as committed"),
-        (True, "changed since"),
-        (["tcl_core/chain/ckd.py"], "changed since: tcl_core/chain/ckd.py"),
-    ],
-)
-def test_a_model_says_which_code_made_it(changed, said):
-    """As provenance.json has it now, and as it had it before names were kept."""
-    run = made_up.run()
-    for made in run["made"]["models"].values():
-        made["code"]["changed"] = changed
-    models = next(table for table in provenance(run).tables if table.caption == "Models")
-    assert {row[3] for row in models.rows} == {said}

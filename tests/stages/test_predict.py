@@ -1,72 +1,28 @@
-"""`tcl predict`: scores are the model's own, ranks and figures are told by hand, and what is wrong is one sentence."""
+"""`tcl predict`: scores are the model's own, ranks and figures are told by hand, and the table shows the best."""
 
 from __future__ import annotations
 
-import csv
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import ranking_problem
 
-from tcl_core.checked import read_json, write_json
 from tcl_core import registry, store
-from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
-from tcl_core.features.batches import Samples, concatenate
+from tcl_core.errors import RegistryError
+from tcl_core.features.batches import concatenate
 from tcl_core.features.encode import Encoder
-from tcl_core.learning.fit import FitSettings
-from tcl_core.models import catalogue
-from tcl_core.models.cost_model import FORMAT, CostModel
-from tcl_core.platforms import Hardware
 from tcl_core.programs.tuning_logs import reading
 from tcl_core.stages import predict
 from tcl_core.stages.predict import Scored, at_most
-from tcl_core.platforms import save_hardware
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
-from tests.programs.test_tuning_logs import ansor_line, autotvm_line, write
-from tests.stages.test_exchange import TARGET, import_logs, imported_batches, measured, write_pool
+from tests.programs.log_lines import ansor_line, write
+from tests.stages import predicted
+from tests.stages.exchanged import TARGET, import_logs, imported_batches, measured, write_pool
+from tests.stages.predicted import DENSE, HARDWARE, Told, cells, line, predict_log, rows_of, told, trained
 
-ROOT = Path(__file__).resolve().parents[2]
-HARDWARE = Hardware(cores=2, threads=4, l2_kib=512)
-DENSE = ["dense_pack.x86", [["TENSOR", [4, 32], "float32"], ["TENSOR", [10, 32], "float32"]], {}]
-
-
-def predict_log(*given, **named) -> str:
-    return str(predict.predict_log(Workspace(), *given, **named))
-
-
-class Told:
-    """Ranks as the text in its folder tells; remembers how many programs it was given at a time."""
-
-    reads, calls = "tokens", list[int]()
-
-    def __init__(self, how: str) -> None:
-        self.how = how
-
-    @classmethod
-    def load(cls, folder: Path) -> Told:
-        return cls(read_json(folder / "model.json", "")["arguments"]["how"])
-
-    def predict(self, samples: Samples) -> np.ndarray:
-        self.calls.append(len(samples))
-        sign = {"best": -1.0, "worst": 1.0, "equal": 0.0, "nan": np.nan}[self.how]
-        return sign * np.where(np.isfinite(samples.latencies_s), samples.latencies_s, 100.0).astype(np.float32)
-
-
-@pytest.fixture
-def here(monkeypatch, tmp_path) -> Path:
-    """A project's folder of one's own, in which models of class ``told`` can be loaded."""
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    shutil.copy(ROOT / "params.yaml", "params.yaml")
-    monkeypatch.setitem(catalogue.CLASSES, "told", f"{__name__}:Told")
-    monkeypatch.setattr(Told, "calls", [])
-    return work
+here = predicted.here
 
 
 @pytest.fixture(scope="module")
@@ -77,38 +33,10 @@ def database(tmp_path_factory):
         yield
 
 
-def told(how: str = "best", name: str = "told") -> Path:
-    """A folder with a model that ranks as told."""
-    folder = Path("models") / how
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "model.json", {"format": FORMAT, "class": name, "arguments": {"how": how}})
-    return folder
-
-
-def trained(samples: Samples, folder: Path, with_hardware: bool = True) -> CostModel:
-    """A real model that has seen the samples once."""
-    model = catalogue.create("tlp", FitSettings(epochs=1))
-    model.fit(samples)
-    model.save(folder)
-    if with_hardware:
-        save_hardware(folder, HARDWARE)
-    return model
-
-
-def line(number: int, seconds: float = 0.0, error: int = 0, **changes):
-    """A program of AutoTVM; its tile is its number."""
-    return autotvm_line([["tile_ic", "sp", [-1, number]]], ([seconds], error, 1, 1000.0), **changes)
-
-
 def split(number: int, seconds: float, error: int = 0, **changes):
     """A program of Ansor, of one of two sketches."""
     steps = [["SP", 2, 0, 1024, [1, 2**number, 2, 8], 1], ["AN", 2, 0, 3], ["CI", 1]][: 2 + number % 2]
     return ansor_line(steps, ([seconds], error, 1, 1000), **changes)
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def column(rows: list[dict[str, str]], name: str) -> list[float]:
@@ -232,12 +160,6 @@ def test_a_log_in_which_everything_failed_is_ranked_all_the_same(here):
 # --- what is shown and written ---
 
 
-def cells(said: str) -> list[list[str]]:
-    """The table's rows, without its frame."""
-    rows = [text.strip("│").split("│") for text in said.splitlines() if text.startswith("│")]
-    return [[cell.strip() for cell in row] for row in rows]
-
-
 def test_the_table_shows_the_best_of_each_task(here):
     programs = [line(3, 0.003), line(1, 0.001), line(4, 0, error=1), line(2, 0.002), line(5, 0.0005, task=DENSE)]
     path = write(here / "a.log", *programs)
@@ -291,171 +213,9 @@ def test_a_list_of_refused_lines_goes_when_none_are_left(here):
         assert Path("scores.csv.refused.txt").exists() is (len(lines) == 2)
 
 
-# --- what is wrong ---
-
-
-def test_a_model_is_named_once(here):
-    path = write(here / "a.log", line(1, 1))
-    for chosen in ({}, {"platform": "p", "folder": told()}):
-        with pytest.raises(UsageError, match="give either --platform P, .* or --model FOLDER"):
-            predict_log(path, **chosen)
+# --- without a champion ---
 
 
 def test_a_platform_without_a_champion(here, database):
     with pytest.raises(RegistryError, match="p-none has no champion; run: tcl register and then: tcl promote"):
         predict_log(write(here / "a.log", line(1, 1)), "p-none")
-
-
-def test_models_that_cannot_score_a_log(here):
-    path = write(here / "a.log", line(1, 1), line(2, 2))
-    with pytest.raises(UsageError, match="the xgboost model in models/best reads statements .* give a model that"):
-        predict_log(path, folder=told(name="xgboost"))
-    with pytest.raises(DataError, match="the told model in models/nan predicts values that are not numbers; "):
-        predict_log(path, folder=told("nan"))
-    with pytest.raises(DataError, match="no model in 'gone'"):
-        predict_log(path, folder=Path("gone"))
-    trained(ranking_problem(), Path("narrow"))
-    with pytest.raises(DataError, match="reads tokens of 6 numbers, and this version.s have 48; train it again"):
-        predict_log(path, folder=Path("narrow"), to=Path("scores.csv"))
-    assert not list(here.glob("*.csv*"))
-
-
-@pytest.mark.parametrize(
-    "lines, reason",
-    [
-        ([], "a.log is empty; give a tuning log"),
-        (["hello"], "a.log is no tuning log: its first 1 lines hold no record"),
-        ([line(1, 1, error=99)], r"no line of .*a.log can become a program \(line 1: error number 99 is "),
-    ],
-)
-def test_what_holds_no_program(here, lines, reason):
-    path = write(here / "a.log", *lines)
-    with pytest.raises(DataError, match=reason):
-        predict_log(path, folder=told(), to=Path("scores.csv"))
-    assert not list(here.glob("*.csv*"))
-
-
-def test_what_is_no_file(here):
-    with pytest.raises(UsageError, match="cannot read the log .*gone.log"):
-        predict_log(here / "gone.log", folder=told())
-    with pytest.raises(UsageError, match="has no database_tuning_record.json"):
-        predict_log(here, folder=told())
-
-
-def test_a_torn_file_is_told_before_anything_is_scored(here, monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK", 10)
-    path = write(here / "a.log.gz", *(line(1 + n % 50, 1 + n) for n in range(500)))
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DataError, match="damaged or cut off after line"):
-        predict_log(path, folder=told(), to=Path("scores.csv"))
-    assert Told.calls == [] and not list(here.glob("*.csv*"))
-
-
-def test_scores_take_the_place_of_neither_the_log_nor_a_folder(here):
-    path = write(here / "a.log", line(1, 1))
-    before = path.read_bytes()
-    with pytest.raises(UsageError, match="a.log is the log itself; give the name of another file to --to"):
-        predict_log(path, folder=told(), to=Path("a.log"))
-    with pytest.raises(UsageError, match="models is a folder; give the name of a CSV file to --to"):
-        predict_log(path, folder=told(), to=Path("models"))
-    assert path.read_bytes() == before
-
-
-# --- where the scores go ---
-
-
-def test_what_is_there_is_overwritten_only_by_force(here):
-    path, to, listed = write(here / "a.log", line(1, 1), "bad"), Path("scores.csv"), Path("scores.csv.refused.txt")
-    for taken in (to, listed):
-        taken.write_text("mine")
-        with pytest.raises(UsageError, match=f"{taken} exists; give another name, or --force to overwrite it"):
-            predict_log(path, folder=told(), to=to)
-        assert taken.read_text() == "mine" and Told.calls == []
-        taken.unlink()
-    to.write_text("mine")
-    assert "1 scores" in predict_log(path, folder=told(), to=to, force=True)
-    assert len(rows_of(to)) == 1 and listed.read_text().startswith("2\tno JSON")
-
-
-def test_the_log_is_not_overwritten_even_by_force(here):
-    path = write(here / "a.log", line(1, 1))
-    write(here / "b.csv.refused.txt", line(1, 1))
-    Path("link.csv").symlink_to("a.log")
-    for log, to in ((path, "a.log"), (path, "link.csv"), (here / "b.csv.refused.txt", "b.csv")):
-        before = log.read_bytes()
-        with pytest.raises(UsageError, match="is the log itself; give the name of another file to --to"):
-            predict_log(log, folder=told(), to=Path(to), force=True)
-        assert log.read_bytes() == before
-
-
-def test_the_workloads_of_a_database_are_not_overwritten_even_by_force(here):
-    write(here / "database_tuning_record.json", [0, [[[], []], [1.0], {"kind": "llvm"}, []]])
-    workloads = write(here / "database_workload.json", ["hash", "module"])
-    before = workloads.read_bytes()
-    with pytest.raises(UsageError, match="database_workload.json is the log itself"):
-        predict_log(here, folder=told(), to=workloads, force=True)
-    assert workloads.read_bytes() == before
-
-
-def test_a_link_leads_to_the_file_that_it_names(here):
-    path = write(here / "a.log", line(1, 1))
-    (here / "results").mkdir()
-    Path("scores.csv").symlink_to("results/today.csv")
-    predict_log(path, folder=told(), to=Path("scores.csv"))
-    assert Path("scores.csv").is_symlink() and len(rows_of(Path("results/today.csv"))) == 1
-    with pytest.raises(UsageError, match="results/today.csv exists"):
-        predict_log(path, folder=told(), to=Path("scores.csv"))
-
-
-def test_scores_go_through_a_pipe(here):
-    path, pipe = write(here / "a.log", line(1, 1), "bad"), Path("pipe")
-    os.mkfifo(pipe)
-    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
-    said = predict_log(path, folder=told(), to=pipe)
-    assert reader.communicate(timeout=20)[0].startswith("line,task,task_key,latency_s,score,rank\n1,conv2d_NCHWc.x86 ")
-    assert pipe.is_fifo() and sorted(os.listdir()) == ["a.log", "models", "params.yaml", "pipe"] and said.endswith("-> pipe")
-
-
-@pytest.mark.parametrize(
-    "to, told_of",
-    [
-        ("a.log/scores.csv", "not a directory"),
-        ("a" * 300, "file name too long"),
-        ("loop", "too many levels of symbolic links"),
-        ("models", "is a folder"),
-        ("/", "is a folder"),
-        ("models/best/locked/scores.csv", "permission denied"),
-    ],
-)
-def test_places_where_no_file_can_be(here, to, told_of):
-    path, locked = write(here / "a.log", line(1, 1)), told() / "locked"
-    Path("loop").symlink_to("loop")
-    locked.mkdir(mode=0o500)
-    if os.geteuid() == 0 and "locked" in to:
-        pytest.skip("root may write everywhere")
-    with pytest.raises((UsageError, PlatformError), match=told_of):
-        predict_log(path, folder=told(), to=Path(to))
-    assert Told.calls == []
-
-
-def test_a_log_that_is_no_file_is_not_waited_for(here):
-    os.mkfifo("pipe")
-    for log in ("pipe", "/dev/null", "/dev/zero"):
-        with pytest.raises(UsageError, match=f"cannot read the log {log} .it is a pipe or a device, and a log is read more than once"):
-            predict_log(Path(log), folder=told())
-
-
-def test_a_model_that_is_no_folder(here):
-    path = write(here / "a.log", line(1, 1))
-    with pytest.raises(UsageError, match="a.log is no folder; give --model the folder that a model was saved in"):
-        predict_log(path, folder=path)
-
-
-def test_names_of_tasks_are_shown_as_what_they_are(here):
-    """No formula of a spreadsheet, and nothing that a terminal obeys."""
-    names = ["=cmd|'/c calc'!A1", "+1", "-1", "@SUM(1)", "\x1b[31mred\n", "[red]plain[/red]"]
-    path = write(here / "a.log", *(line(1, 1, task=[name, [], {}]) for name in names))
-    predict_log(path, folder=told(), to=Path("scores.csv"))
-    shown = [row["task"] for row in rows_of(Path("scores.csv"))]
-    assert shown == ["'=cmd|'/c calc'!A1", "'+1", "'-1", "'@SUM(1)", "\\x1b[31mred\\n", "[red]plain[/red]"]
-    assert [row[0] for row in cells(predict_log(path, folder=told()))] == [name.lstrip("'") for name in shown]

@@ -1,17 +1,15 @@
-"""`tcl import` and `tcl export`: what lies where, again and again, killed in between; what plain TVM makes of it."""
+"""`tcl import`: what lies where, again and again, killed in between; imported programs as samples."""
 
 from __future__ import annotations
 
 import fcntl
 import gzip
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,63 +17,13 @@ import pytest
 
 from tcl_core import store
 from tcl_core.checked import read_json
-from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.errors import DataError, PlatformError, UsageError
-from tcl_core.programs.networks import load_relax
-from tcl_core.programs.sketches import DesignSpace, trace_to_json
-from tcl_core.programs.graph import PREPARED, apply_database, fuse
-from tcl_core.programs.tasks import extract_tasks
-from tcl_core.records import Record
-from tcl_core.stages import exchange
-from tcl_core.stages.workspace import Workspace
-from tests.commands import tcl
+from tests.programs.log_lines import ansor_line, autotvm_line
 from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, commit, plain_database
-from tests.programs.test_tuning_logs import ansor_line, autotvm_line, write
+from tests.stages import exchanged
+from tests.stages.exchanged import FOLDER, ROOT, digest, import_logs, imported_batches, line, log, programs
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Workspace().imported_folder("p")
-
-
-def import_logs(paths: Sequence[Path], platform: str, wanted: str = "") -> str:
-    return "\n".join(map(str, exchange.import_logs(Workspace(), paths, platform, wanted)))
-
-
-def imported_batches(platform: str, *given, **named):
-    return exchange.imported_batches(Workspace(), platform, *given, **named)
-
-
-@pytest.fixture
-def here(monkeypatch, tmp_path):
-    """A project's folder of one's own."""
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    shutil.copy(ROOT / "params.yaml", "params.yaml")
-    return work
-
-
-def line(number: int, tile: int = 8, **changes):
-    return autotvm_line([["tile_ic", "sp", [-1, tile]]], ([0.1 + number], 0, 1, 1000.0 + number), **changes)
-
-
-def log(name: str, *lines) -> Path:
-    path = Path("logs") / name
-    path.parent.mkdir(exist_ok=True)
-    return write(path, *lines)
-
-
-def digest() -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.is_file()}
-
-
-def programs(platform: str = "p", files=None) -> list[tuple[int, str]]:
-    """(line, host) of every record."""
-    folder = Workspace().imported_folder(platform) / "records"
-    return [
-        (int(number), block["host"].names[code])
-        for block in store.iter_columns(folder, files=files)
-        for number, code in zip(block["program_id"], block["host"].codes, strict=True)
-    ]
+here = exchanged.here
 
 
 # --- import ---
@@ -241,6 +189,17 @@ def test_a_torn_gzip_file_keeps_what_was_imported(here):
     assert digest() == before
 
 
+def test_a_log_that_was_compressed_since_is_the_same_log(here):
+    path = log("a.log", line(1), line(2))
+    import_logs([path], "p")
+    path.with_suffix(".log.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    import_logs([path.with_suffix(".log.gz")], "p")
+    assert len(programs()) == 2
+    with pytest.raises(UsageError, match=r"cannot read the log logs/a\.log \(no such file"):
+        import_logs([path], "p")
+
+
 def test_a_second_import_into_a_platform_is_refused(here):
     path = log("a.log", line(1))
     FOLDER.mkdir(parents=True)
@@ -347,160 +306,3 @@ def test_a_metaschedule_database_is_imported_and_encoded_as_programs_of_sketches
     assert len(samples) == len(drawn) and sorted(samples.latencies_s) == [0.5 + n for n in range(len(drawn))]
     (task,) = store.read_table(FOLDER / "tasks.parquet", "tasks")
     assert task["task_key"] == matmul.task.key and samples.task_names == ("matmul 32x32 32x32 32x32",)
-
-
-# --- export ---
-
-
-def measured(tiny, rng, target, platform="host-avx2", **changes) -> list[Record]:
-    """Two programs of each sketch as if they had been measured."""
-    protocol = json.dumps({"repeats": 2, "target": target})
-    found = []
-    for sketch in tiny.sketches:
-        for row in tiny.sample(sketch, 2):
-            decisions = tuple(int(d) for d in tiny.space.canonical(sketch, row))
-            values = dict(
-                task_key=tiny.task.key, sketch_id=sketch.index, program_id=len(found), decisions=decisions,
-                latencies_s=tuple(rng.uniform(0.1, 1, 2).astype(np.float32).tolist()), error="ok", message="", round=0,
-                measured_at=datetime(2026, 1, 1, tzinfo=UTC), protocol=protocol, host="cpu-1", tvm_version="0.27",
-            )  # fmt: skip
-            found.append(Record(**values | changes))
-    return found
-
-
-def write_pool(split: str, *tiny) -> None:
-    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [t.task.as_row() for t in tiny])
-    store.write_table(Workspace().pool / split / "sketches.parquet", "sketches", [row for t in tiny for row in t.rows()])
-
-
-TARGET = {"kind": "llvm", "mcpu": "haswell", "num-cores": 1}
-
-
-def test_what_was_measured_goes_out_and_comes_back(here, matmul, conv):
-    rng = np.random.default_rng(0)
-    write_pool("train", matmul, conv)
-    records, holdout = measured(matmul, rng, TARGET), measured(conv, rng, TARGET)
-    failed = measured(matmul, rng, TARGET, error="wrong-result", latencies_s=())
-    store.write_records(Workspace().records_folder("host-avx2"), [*records, *({r.key: r for r in failed}.values())])
-    store.write_records(Workspace().records_folder("host-avx2", "holdout"), holdout)
-    count = len(records) + len(holdout)
-    assert tcl("export", "-p", "host-avx2") == f"{count} measured programs -> data/exported/platform=host-avx2"
-    assert len(plain_database(here / "data/exported/platform=host-avx2")) == count
-    tcl("import", Path("data/exported/platform=host-avx2"), "-p", "again")
-    back = store.read_records(Workspace().imported_folder("again") / "records")
-    assert {(r.key, r.latencies_s) for r in back} == {(r.key, r.latencies_s) for r in [*records, *holdout]}
-    assert json.loads(back[0].host)["mcpu"] == "haswell"
-    assert tcl("export", "-p", "host-avx2", "--to", here / "elsewhere").endswith("elsewhere") and (here / "elsewhere" / RECORDS).exists()
-
-
-def test_export_names_what_is_missing(here, matmul):
-    with pytest.raises(UsageError, match="unknown platform 'host-avx' in params.yaml; did you mean 'host-avx2'"):
-        tcl("export", "-p", "host-avx")
-    write_pool("train", matmul)
-    with pytest.raises(DataError, match=r"there are no records in data/records/platform=host-avx2.*collect@host-avx2"):
-        tcl("export", "-p", "host-avx2")
-    records = measured(matmul, np.random.default_rng(0), TARGET)
-    store.write_records(Workspace().records_folder("host-avx2"), records)
-    store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", [])
-    with pytest.raises(DataError, match=r"which was measured on host-avx2, is not in the pool; run the stage candidates"):
-        tcl("export", "-p", "host-avx2")
-    assert list(Path("data").glob("exported/**/*.json")) == []
-
-
-def test_plain_tvm_applies_an_exported_database_to_a_network(here, tiny_network):
-    """Compiled with it the network computes what it computes without."""
-    tvm, target = load_tvm(), make_target(TARGET)
-    from tvm_ffi import structural_equal
-
-    rng, rows, records = np.random.default_rng(0), [], []
-    found = [task for task, _ in extract_tasks(tiny_network, PREPARED)]
-    for task in found:
-        space = DesignSpace(task.key, task.module(), TARGET)
-        sketch = space.sketches()[0]
-        rows.append({"task_key": task.key, "sketch_id": 0, "trace_json": trace_to_json(sketch.trace)})
-        decisions = tuple(int(d) for d in space.canonical(sketch, sketch.sample(1, rng)[0]))
-        records.append(
-            Record(
-                task_key=task.key,
-                sketch_id=0,
-                program_id=0,
-                decisions=decisions,
-                latencies_s=(0.5,),
-                error="ok",
-                message="",
-                round=0,
-                measured_at=datetime(2026, 1, 1, tzinfo=UTC),
-                host="cpu-1",
-                tvm_version="0.27",
-                protocol=json.dumps({"target": TARGET}),
-            )
-        )
-    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [t.as_row() for t in found])
-    store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", rows)
-    store.write_records(Workspace().records_folder("host-avx2"), records)
-    tcl("export", "-p", "host-avx2", "--to", here / "database")
-    with quiet_compiler():
-        module = fuse(load_relax(tiny_network), target, PREPARED)
-        applied = apply_database(module, target, plain_database(here / "database"))
-    scheduled = [
-        var for var, function in module.functions.items()
-        if isinstance(function, tvm.tirx.PrimFunc) and not (var in applied.functions and structural_equal(function, applied[var]))
-    ]  # fmt: skip
-    assert len(scheduled) >= len(found) > 2, "every task's function was replaced"
-    image = np.random.default_rng(1).normal(size=(1, 8, 8, 8)).astype(np.float32)
-    outputs = []
-    for built in (module, applied):
-        with quiet_compiler():
-            machine = tvm.relax.VirtualMachine(tvm.compile(built, target), tvm.cpu())
-            answer = machine["main"](tvm.runtime.tensor(image))
-        outputs.append((answer if hasattr(answer, "numpy") else answer[0]).numpy())
-    assert np.allclose(*outputs, atol=1e-5)
-
-
-def test_a_log_that_was_compressed_since_is_the_same_log(here):
-    path = log("a.log", line(1), line(2))
-    import_logs([path], "p")
-    path.with_suffix(".log.gz").write_bytes(gzip.compress(path.read_bytes()))
-    path.unlink()
-    import_logs([path.with_suffix(".log.gz")], "p")
-    assert len(programs()) == 2
-    with pytest.raises(UsageError, match=r"cannot read the log logs/a\.log \(no such file"):
-        import_logs([path], "p")
-
-
-def test_an_export_overwrites_no_database_unasked(here, matmul):
-    write_pool("train", matmul)
-    store.write_records(Workspace().records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
-    tcl("export", "-p", "host-avx2", "--to", here / "database")
-    for name in (RECORDS, WORKLOADS):
-        other = RECORDS if name == WORKLOADS else WORKLOADS
-        kept = (here / "database" / other).read_bytes()
-        (here / "database" / other).unlink()
-        (here / "database" / name).write_text("mine")
-        with pytest.raises(UsageError, match=f"{name} exists; give another name, or --force to overwrite it"):
-            tcl("export", "-p", "host-avx2", "--to", here / "database")
-        assert (here / "database" / name).read_text() == "mine"
-        (here / "database" / other).write_bytes(kept)
-    tcl("export", "-p", "host-avx2", "--to", here / "database", "--force")
-    assert "mine" not in (here / "database" / RECORDS).read_text()
-    tcl("export", "-p", "host-avx2")
-    tcl("export", "-p", "host-avx2")  # what is below data/ is its own
-
-
-@pytest.mark.parametrize(
-    ("to", "told"),
-    [
-        ("params.yaml", "is no folder; name a folder for the database's two files"),
-        ("loop", "is no folder"),
-        ("/dev/null", "is no folder"),
-        ("params.yaml/below", "not a directory"),
-        ("a" * 300, "file name too long"),
-    ],
-)
-def test_places_where_no_database_can_be(here, matmul, to, told):
-    write_pool("train", matmul)
-    store.write_records(Workspace().records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
-    Path("loop").symlink_to("loop")
-    with pytest.raises(UsageError, match=told):
-        tcl("export", "-p", "host-avx2", "--to", Path(to))
-    assert Path("params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()

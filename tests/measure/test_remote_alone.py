@@ -1,0 +1,160 @@
+"""The side of a remote device that is here, without any device: limits, clocks, threads, exported code, patience."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tcl_core.errors import PlatformError
+from tcl_core.measure import remote
+from tcl_core.measure.remote import RemoteClock, answer_s, session_s
+from tcl_core.measure.tracker import NoDevice
+from tcl_core.measure.worker import Worker
+from tests.measure import boards
+from tests.measure.boards import HERE, free_port, setup_for
+
+job = boards.job
+FOREIGN = {"x86_64": "aarch64-linux-gnu", "aarch64": "x86_64-linux-gnu"}[platform.machine()]
+
+
+# --- one program ---
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves no choice")
+def test_a_worker_of_a_device_is_bound_to_no_core():
+    """It runs nothing; and where threads cannot be bound here, they may be there."""
+    worker, before = Worker(setup_for(9190)), os.sched_getaffinity(0)
+    assert worker.setup.protocol.pin_threads
+    with worker._steady():
+        assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_threads_are_set_as_the_server_can(is_ours):
+    """TVM's own takes no list of cores: it is asked for its fast ones, and binds what it will."""
+    known, asked = {"runtime.config_threadpool": "TVM's", **({remote.SET_THREADS: "ours"} if is_ours else {})}, []
+
+    def get_function(name):
+        if name not in known:
+            raise AttributeError(name)
+        return lambda *arguments: asked.append((known[name], *arguments))
+
+    session = remote._Session.__new__(remote._Session)
+    session._rpc = SimpleNamespace(get_function=get_function)
+    session._set_threads(4, True)
+    assert asked == [("ours", 4, 1) if is_ours else ("TVM's", 1, 4)]
+
+
+def test_the_clock_is_the_devices():
+    """Each repeat is one evaluation there; with cold caches each run is one."""
+    calls = []
+
+    class Module:
+        def time_evaluator(self, name, device, number, repeat, cache_flush_bytes):
+            calls.append((name, device, number, repeat, cache_flush_bytes))
+            seconds = np.arange(1, repeat + 1, dtype=float)
+            return lambda *arguments: type("Result", (), {"results": tuple(seconds)})
+
+    class Device:
+        session = type("Session", (), {"device": "its cpu", "tensor": staticmethod(lambda tensor: tensor)})
+
+        def module(self, program):
+            return Module()
+
+    warm, cold = (RemoteClock(Device(), "program", ["a"], flush) for flush in (False, True))
+    assert (warm.once(), warm.means(5, 3)) == (1.0, [1.0, 2.0, 3.0])
+    assert (cold.once(), cold.means(2, 2)) == (1.0, [1.5, 3.5])
+    flushed = remote.FLUSHED_BYTES
+    assert [call[2:] for call in calls] == [(1, 1, 0), (5, 3, 0), (1, 1, flushed), (1, 4, flushed)]
+
+
+def test_limits():
+    """The server ends a session before its silence means that it is gone."""
+    setup = setup_for(1, run_s=5.0, lease_s=20.0, transfer_s=10.0)
+    assert session_s(setup) == 40.0 < answer_s(setup)
+
+
+# --- other machine types ---
+
+
+def built_for(machine, matmul):
+    from tcl_core.compat import load_tvm, make_target
+
+    target = make_target({"kind": "llvm", "mtriple": machine, "num-cores": 1})
+    return load_tvm().tirx.build(matmul.module, target=target)
+
+
+def test_code_of_another_machine_type_is_sent_as_objects(matmul, monkeypatch, tmp_path):
+    """Which the server links, where no cross compiler is here; nothing is left of them."""
+    monkeypatch.setattr(remote.shutil, "which", lambda name: None)
+    monkeypatch.setattr(remote.tempfile, "tempdir", str(tmp_path))
+    suffix, data = remote._exporter({"mtriple": FOREIGN})(built_for(FOREIGN, matmul))
+    assert suffix == ".tar" and os.listdir(tmp_path) == []
+    archive = tmp_path / "program.tar"
+    archive.write_bytes(data)
+    subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True)
+    headers = [path.read_bytes()[:20] for path in tmp_path.glob("*.o")]
+    machine = {"aarch64": 183, "x86_64": 62}[FOREIGN.split("-")[0]]  # e_machine of ELF
+    assert headers and all(h[:4] == b"\x7fELF" and int.from_bytes(h[18:20], "little") == machine for h in headers)
+
+
+def test_a_cross_compiler_links_here_where_there_is_one(matmul, monkeypatch, tmp_path):
+    compiler = tmp_path / "cross-g++"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo linked > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr(remote.shutil, "which", {f"{FOREIGN}-g++": str(compiler)}.get)
+    assert remote._exporter({"mtriple": FOREIGN})(built_for(FOREIGN, matmul)) == (".so", b"linked\n")
+
+
+# --- no device ---
+
+
+def test_a_device_that_takes_no_session(monkeypatch, job):
+    """The tracker lists it, but nothing listens there."""
+    port = free_port()
+    monkeypatch.setattr(remote, "request_device", lambda tracker, on_wait: (HERE, port, "board:0.1"))
+    worker = Worker(setup_for(9190, wait_s=0.0))
+    worker.build(0, job)
+    with pytest.raises(NoDevice) as raised:
+        worker.time(0, math.inf)
+    start = f"the device {HERE}:{port} of key 'board', which the RPC tracker at {HERE}:9190 offers, takes no session ("
+    assert str(raised.value).startswith(start) and str(raised.value).endswith("(what was recorded is kept)")
+
+
+def test_waiting_for_a_busy_device_takes_nothing_from_the_patience_with_sessions(monkeypatch):
+    """Which begins with the first session that fails."""
+    now, starts = [0.0], [OSError("refused"), OSError("refused"), "a session"]
+
+    def request_device(tracker, on_wait):
+        now[0] += 1000.0 if len(starts) == 3 else 5.0
+        return HERE, 1, "board:0.1"
+
+    def start(*arguments):
+        found = starts.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(remote, "request_device", request_device)
+    monkeypatch.setattr(remote, "_Session", start)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    assert remote.RemoteDevice(setup_for(9190, wait_s=20.0), lambda: None)._connect() == "a session"
+
+
+# --- servers ---
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "{}", '{"host": 7, "hardware": {}}', '{"host": "a", "hardware": []}', "[" * 100_000, None]
+)
+def test_a_server_that_does_not_say_what_its_host_is(text):
+    with pytest.raises(PlatformError, match="^the device 10.0.0.4:9090 does not say what its host is"):
+        remote._read_description(text, "10.0.0.4:9090")
+    told = remote._read_description('{"host": "a\\u001b[2J", "hardware": {"cores": 4}, "more": 1}', "10.0.0.4:9090")
+    assert told == {"host": "a\\x1b[2J", "hardware": {"cores": 4}}

@@ -1,0 +1,126 @@
+"""Files of logs: which dialect one is of, what is torn, too long or no log, and the name that it is filed under."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tcl_core.errors import DataError, UsageError
+from tcl_core.programs.tuning_logs import reading
+from tcl_core.programs.tuning_logs.known import Known
+from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
+from tests.programs.log_lines import ansor_line, autotvm_line, read, rows, write
+
+
+# --- blocks and long lines ---
+
+
+def test_blocks_do_not_change_what_is_read(tmp_path, monkeypatch):
+    lines = [autotvm_line([["tile_ic", "sp", [-1, n]]], ([0.1 + n], 0, 1, n)) for n in range(10)]
+    whole = read(write(tmp_path / "a.log", *lines))[1]
+    monkeypatch.setattr(reading, "BLOCK", 3)
+    parts = read(tmp_path / "a.log")[1]
+    assert [len(part["round"]) for part in parts] == [3, 3, 3, 1]
+    for name in ("decisions", "latencies_s"):
+        assert [row for part in parts for row in rows(part[name])] == rows(whole[0][name])
+    assert np.concatenate([part["program_id"] for part in parts]).tolist() == list(range(1, 11))
+
+
+def test_a_block_ends_when_its_numbers_are_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_NUMBERS", 20)  # of a line: seven decisions, two latencies
+    _, blocks, _ = read(write(tmp_path / "a.log", *[autotvm_line()] * 7))
+    assert [len(block["program_id"]) for block in blocks] == [3, 3, 1]
+
+
+@pytest.mark.parametrize("name", ["a.log", "a.log.gz"])
+def test_a_line_that_is_too_long_is_refused_and_never_held(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(reading, "LONGEST", 1 << 20)
+    path = write(tmp_path / name, autotvm_line(), "x" * (40 << 20), autotvm_line(), "y" * ((1 << 20) - 1), "z" * ((1 << 20) + 1))
+    read(path)  # what is imported when first needed
+    tracemalloc.start()
+    _, (block,), refused = read(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert block["program_id"].tolist() == [1, 3] and most < 20 << 20
+    assert [number for number, _ in refused] == [2, 4, 5] and refused[0][1] == refused[2][1] == "longer than 1 MiB"
+    assert refused[1][1].startswith("no JSON")
+
+
+# --- files ---
+
+
+def test_dialects_are_told_from_the_content(tmp_path):
+    name = "same.name"
+    for line, dialect in ((autotvm_line(), "AutoTVM"), (ansor_line(), "Ansor")):
+        assert open_log(write(tmp_path / name, "torn {", "", line), Known()).name == dialect
+
+
+def test_a_gzip_file_needs_no_suffix(tmp_path):
+    write(tmp_path / "a.gz", autotvm_line()).rename(tmp_path / "a.log")
+    assert read(tmp_path / "a.log")[0].lines == 1
+
+
+@pytest.mark.parametrize("cut", [12, 200, -1, -9])
+def test_a_cut_off_gzip_file_is_refused_as_a_whole(tmp_path, cut):
+    lines = [autotvm_line(result=([0.1 + n / 7], 0, 1, n)) for n in range(300)]
+    path = write(tmp_path / "a.log.gz", *lines)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(DataError, match=r"a\.log\.gz is damaged or cut off after line \d+ .*fetch it again"):
+        read(path)
+
+
+def test_a_damaged_gzip_file_is_refused(tmp_path):
+    path = write(tmp_path / "a.log.gz", *[autotvm_line(result=([0.1 + n / 7], 0, 1, n)) for n in range(300)])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="is damaged or cut off"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "# README\n\ntext\n", "{}\n[]\n3\n", '{"a": 1}\n' * 200])
+def test_what_is_no_log_is_said(tmp_path, content):
+    (tmp_path / "a.log").write_text(content)
+    with pytest.raises(DataError, match=r"a\.log is (empty|no tuning log)") as raised:
+        open_log(tmp_path / "a.log", Known())
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot read the log .*gone\.log \(no such file or directory\)"):
+        open_log(tmp_path / "gone.log", Known())
+    with pytest.raises(UsageError, match=r"the folder .* has no database_tuning_record\.json"):
+        log_file(tmp_path)
+
+
+def test_a_database_is_found_from_its_folder_or_either_file(tmp_path):
+    records, workloads = tmp_path / "database_tuning_record.json", tmp_path / "database_workload.json"
+    records.write_text("[0, []]\n")
+    assert log_file(tmp_path) == log_file(records) == log_file(workloads) == records
+    with pytest.raises(UsageError, match=r"its workloads, database_workload\.json, are not beside it"):
+        open_log(records, Known())
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize("name, filed", [(".hidden.log", "hidden"), ("..a.b.json.gz", "a.b"), (".log", "log"), ("random.log", "random")])
+def test_no_log_is_filed_as_a_hidden_file(tmp_path, name, filed):
+    """Readers of the data set take those for left over."""
+    assert log_name(tmp_path / name) == filed
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("x/random.log.gz", "random"),
+        ("all.json", "all"),
+        ("x/tuned/database_tuning_record.json.gz", "tuned"),
+        ("a.b.txt", "a.b"),
+    ],
+)
+def test_log_names(path, name):
+    assert log_name(Path(path)) == name

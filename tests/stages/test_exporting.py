@@ -1,0 +1,145 @@
+"""`tcl export`: what comes back of it, what plain TVM makes of it, and what it overwrites."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tcl_core import store
+from tcl_core.compat import load_tvm, make_target, quiet_compiler
+from tcl_core.errors import DataError, UsageError
+from tcl_core.programs.networks import load_relax
+from tcl_core.programs.sketches import DesignSpace, trace_to_json
+from tcl_core.programs.graph import PREPARED, apply_database, fuse
+from tcl_core.programs.tasks import extract_tasks
+from tcl_core.records import Record
+from tcl_core.stages.workspace import Workspace
+from tests.commands import tcl
+from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, plain_database
+from tests.stages import exchanged
+from tests.stages.exchanged import ROOT, TARGET, measured, write_pool
+
+here = exchanged.here
+
+
+def test_what_was_measured_goes_out_and_comes_back(here, matmul, conv):
+    rng = np.random.default_rng(0)
+    write_pool("train", matmul, conv)
+    records, holdout = measured(matmul, rng, TARGET), measured(conv, rng, TARGET)
+    failed = measured(matmul, rng, TARGET, error="wrong-result", latencies_s=())
+    store.write_records(Workspace().records_folder("host-avx2"), [*records, *({r.key: r for r in failed}.values())])
+    store.write_records(Workspace().records_folder("host-avx2", "holdout"), holdout)
+    count = len(records) + len(holdout)
+    assert tcl("export", "-p", "host-avx2") == f"{count} measured programs -> data/exported/platform=host-avx2"
+    assert len(plain_database(here / "data/exported/platform=host-avx2")) == count
+    tcl("import", Path("data/exported/platform=host-avx2"), "-p", "again")
+    back = store.read_records(Workspace().imported_folder("again") / "records")
+    assert {(r.key, r.latencies_s) for r in back} == {(r.key, r.latencies_s) for r in [*records, *holdout]}
+    assert json.loads(back[0].host)["mcpu"] == "haswell"
+    assert tcl("export", "-p", "host-avx2", "--to", here / "elsewhere").endswith("elsewhere") and (here / "elsewhere" / RECORDS).exists()
+
+
+def test_export_names_what_is_missing(here, matmul):
+    with pytest.raises(UsageError, match="unknown platform 'host-avx' in params.yaml; did you mean 'host-avx2'"):
+        tcl("export", "-p", "host-avx")
+    write_pool("train", matmul)
+    with pytest.raises(DataError, match=r"there are no records in data/records/platform=host-avx2.*collect@host-avx2"):
+        tcl("export", "-p", "host-avx2")
+    records = measured(matmul, np.random.default_rng(0), TARGET)
+    store.write_records(Workspace().records_folder("host-avx2"), records)
+    store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", [])
+    with pytest.raises(DataError, match=r"which was measured on host-avx2, is not in the pool; run the stage candidates"):
+        tcl("export", "-p", "host-avx2")
+    assert list(Path("data").glob("exported/**/*.json")) == []
+
+
+def test_plain_tvm_applies_an_exported_database_to_a_network(here, tiny_network):
+    """Compiled with it the network computes what it computes without."""
+    tvm, target = load_tvm(), make_target(TARGET)
+    from tvm_ffi import structural_equal
+
+    rng, rows, records = np.random.default_rng(0), [], []
+    found = [task for task, _ in extract_tasks(tiny_network, PREPARED)]
+    for task in found:
+        space = DesignSpace(task.key, task.module(), TARGET)
+        sketch = space.sketches()[0]
+        rows.append({"task_key": task.key, "sketch_id": 0, "trace_json": trace_to_json(sketch.trace)})
+        decisions = tuple(int(d) for d in space.canonical(sketch, sketch.sample(1, rng)[0]))
+        records.append(
+            Record(
+                task_key=task.key,
+                sketch_id=0,
+                program_id=0,
+                decisions=decisions,
+                latencies_s=(0.5,),
+                error="ok",
+                message="",
+                round=0,
+                measured_at=datetime(2026, 1, 1, tzinfo=UTC),
+                host="cpu-1",
+                tvm_version="0.27",
+                protocol=json.dumps({"target": TARGET}),
+            )
+        )
+    store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [t.as_row() for t in found])
+    store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", rows)
+    store.write_records(Workspace().records_folder("host-avx2"), records)
+    tcl("export", "-p", "host-avx2", "--to", here / "database")
+    with quiet_compiler():
+        module = fuse(load_relax(tiny_network), target, PREPARED)
+        applied = apply_database(module, target, plain_database(here / "database"))
+    scheduled = [
+        var for var, function in module.functions.items()
+        if isinstance(function, tvm.tirx.PrimFunc) and not (var in applied.functions and structural_equal(function, applied[var]))
+    ]  # fmt: skip
+    assert len(scheduled) >= len(found) > 2, "every task's function was replaced"
+    image = np.random.default_rng(1).normal(size=(1, 8, 8, 8)).astype(np.float32)
+    outputs = []
+    for built in (module, applied):
+        with quiet_compiler():
+            machine = tvm.relax.VirtualMachine(tvm.compile(built, target), tvm.cpu())
+            answer = machine["main"](tvm.runtime.tensor(image))
+        outputs.append((answer if hasattr(answer, "numpy") else answer[0]).numpy())
+    assert np.allclose(*outputs, atol=1e-5)
+
+
+def test_an_export_overwrites_no_database_unasked(here, matmul):
+    write_pool("train", matmul)
+    store.write_records(Workspace().records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    tcl("export", "-p", "host-avx2", "--to", here / "database")
+    for name in (RECORDS, WORKLOADS):
+        other = RECORDS if name == WORKLOADS else WORKLOADS
+        kept = (here / "database" / other).read_bytes()
+        (here / "database" / other).unlink()
+        (here / "database" / name).write_text("mine")
+        with pytest.raises(UsageError, match=f"{name} exists; give another name, or --force to overwrite it"):
+            tcl("export", "-p", "host-avx2", "--to", here / "database")
+        assert (here / "database" / name).read_text() == "mine"
+        (here / "database" / other).write_bytes(kept)
+    tcl("export", "-p", "host-avx2", "--to", here / "database", "--force")
+    assert "mine" not in (here / "database" / RECORDS).read_text()
+    tcl("export", "-p", "host-avx2")
+    tcl("export", "-p", "host-avx2")  # what is below data/ is its own
+
+
+@pytest.mark.parametrize(
+    ("to", "told"),
+    [
+        ("params.yaml", "is no folder; name a folder for the database's two files"),
+        ("loop", "is no folder"),
+        ("/dev/null", "is no folder"),
+        ("params.yaml/below", "not a directory"),
+        ("a" * 300, "file name too long"),
+    ],
+)
+def test_places_where_no_database_can_be(here, matmul, to, told):
+    write_pool("train", matmul)
+    store.write_records(Workspace().records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    Path("loop").symlink_to("loop")
+    with pytest.raises(UsageError, match=told):
+        tcl("export", "-p", "host-avx2", "--to", Path(to))
+    assert Path("params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
