@@ -54,31 +54,33 @@ def load_tvm(without_torch: bool = False) -> types.ModuleType:
 
     ``without_torch`` hides torch from TVM's import, which takes it if it is there: half the time and a third of the
     memory, for worker processes that only build and run programs.  Nothing of TVM that these use imports torch later.
+    ``cuda``, NVIDIA's bindings, which come with torch for GPUs, goes the same way: it looks for libraries with the help of a
+    compiler and a temporary file, neither of which a confined process may have, and nothing here asks TVM for it.
     """
     check_versions()
-    with naming_extras(), hidden("torch") if without_torch else nullcontext():
+    with naming_extras(), hidden("torch", "cuda") if without_torch else nullcontext():
         tvm = importlib.import_module("tvm")
     _stand_in_for_intrinsics(tvm)
     return tvm
 
 
 @contextmanager
-def hidden(package: str) -> Iterator[None]:
-    """Within, importing a package raises ImportError as if it were not installed; one that is loaded already stays."""
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]  # what Python's import refuses
+def hidden(*packages: str) -> Iterator[None]:
+    """Within, importing one of the packages raises ImportError as if it were not installed; one that is loaded already stays."""
+    absent = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None is what Python's import refuses
     try:
         yield
     finally:
-        del sys.modules[package]
+        for package in absent:
+            del sys.modules[package]
 
 
 def load_compiled(path: Path) -> Any:
     """The module of a library that TVM compiled, by TVM's runtime alone: the compiler takes seconds to import."""
     check_versions()
-    tvm_ffi = importlib.import_module("tvm_ffi")
+    with hidden("cuda"):
+        tvm_ffi = importlib.import_module("tvm_ffi")
     package = importlib.util.find_spec("tvm").submodule_search_locations[0]  # type: ignore[union-attr, index]  # check_versions has found it
     ctypes.CDLL(str(Path(package) / "lib" / "libtvm_runtime.so"))  # what compiled code calls
     return tvm_ffi.load_module(str(path))

@@ -119,6 +119,19 @@ def test_torch_can_be_imported_after_a_compiler_without_it():
     )
 
 
+def test_a_confined_process_never_asks_for_nvidias_bindings(tmp_path):
+    """They come with torch for GPUs, and look for libraries with a compiler and a temporary file."""
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda" / "__init__.py").write_text("raise FileNotFoundError('No usable temporary directory found')")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from tcl_core.compat import load_tvm
+print(load_tvm(without_torch=True).__name__, "cuda" in sys.modules)
+"""
+    assert fresh(code) == "tvm False"
+
+
 def test_importing_compat_loads_no_compiler():
     assert fresh("import sys, tcl_core.compat; print('tvm' in sys.modules, 'numpy' in sys.modules)") == "False False"
 
