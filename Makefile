@@ -46,7 +46,7 @@ docs: setup
 
 # What was done with this code is not done again; say MINUTES=55 for a part, QUICK=1 for each in ten minutes, NAMES="store search".
 bench: setup
-	@python bench/_all.py $(NAMES) $(if $(QUICK),--quick) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(AGAIN),--again)
+	@python bench/_all.py $(NAMES) $(if $(QUICK),--quick) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(FORCE),--force)
 
 # MLflow without its job workers: seven processes that only its evaluation of language models needs.
 ui: setup

@@ -1,6 +1,6 @@
 """Every comparison, one after the other, as `make bench` runs them; what was done with this code is not done again.
 
-    python bench/_all.py [NAME ...] [--quick] [--minutes M] [--again] [--list]
+    python bench/_all.py [NAME ...] [--quick] [--minutes M] [--force] [--list]
 
 A comparison that is stopped goes on by itself where it says so in its own help, else it begins anew.  How long each took lies in
 bench/results/seconds.json; --list shows it and runs nothing.  Ends with 1 where one failed, after all others.
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--quick", action="store_true", help="each in its quick form, of at most ten minutes")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after that")
-    parser.add_argument("--again", action="store_true", help="also what was done with this code")
+    parser.add_argument("--force", action="store_true", help="also what was done with this code")
     parser.add_argument("--list", action="store_true", help="how long each took; runs none")
     given = parser.parse_args()
     try:
@@ -101,7 +101,7 @@ def main() -> None:
         if given.list:
             print(table(chosen))
             return
-        todo = [name for name in chosen if given.again or not is_done(name, given.quick)]
+        todo = [name for name in chosen if given.force or not is_done(name, given.quick)]
     except TclError as error:
         sys.exit(f"bench: {error}")
     until, failed = time.monotonic() + 60 * given.minutes, []

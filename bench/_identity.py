@@ -55,7 +55,7 @@ def code_of(model: str) -> list[Path]:
     """Files that a model's figures depend on: what its module, the metrics and the data's reading import, directly or not.
 
     The catalogue, which changes with every new model, and the comparison itself are not among them: after a change of how
-    models are trained there, say --again.
+    models are trained there, say --force.
     """
     module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.chain.ckd"
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]

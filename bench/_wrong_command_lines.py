@@ -80,7 +80,7 @@ def _words() -> Iterator[tuple[str, list[str]]]:
         ["candidates", "extra"], ["evaluate", "-p", "host-avx2"], ["summary", "7"], ["export"], ["import"], ["import", "a.log"],
         ["import", "-p", "p"], ["predict"], ["predict", "-p", "host-avx2"], ["profile"], ["profile", "full", "default"], ["device"],
         ["device", "nosuch"], ["device", "list", "extra"], ["tune", "a", "b"], ["tasks", "a", "b"], ["train", "mamba"],
-        ["import", "--", "-p", "p"], ["predict", "--force"], ["rollback"], ["rollback", "-p"], ["lineage"], ["lineage", "-x"], ["models", "extra"], ["export", "-p", "host-avx2", "--to"], ["--", "--"],
+        ["import", "--", "-p", "p"], ["predict", "--overwrite"], ["rollback"], ["rollback", "-p"], ["lineage"], ["lineage", "-x"], ["models", "extra"], ["export", "-p", "host-avx2", "--to"], ["--", "--"],
     ):  # fmt: skip
         yield "words " + " ".join(words), words
 
@@ -126,7 +126,7 @@ def _places(files: dict[str, Path], scratch: Path) -> Iterator[tuple[str, list[s
         "", "/", ".", LONG, "/proc/scores.csv", "/dev/full", log, f"{log}/below.csv", f"{scratch}/loop", f"{scratch}/taken.csv", "a\nb",
     ):  # fmt: skip
         yield f"predict to {Path(to).name[:20]}", ["predict", log, "-p", "host-avx2", "--to", to]
-    yield "predict to the log by force", ["predict", log, "-p", "host-avx2", "--to", log, "--force"]
+    yield "predict to the log by overwrite", ["predict", log, "-p", "host-avx2", "--to", log, "--overwrite"]
     for to in ("", LONG, "/proc/database", "/dev/null", log, f"{log}/below", f"{scratch}/loop", f"{scratch}/database", f"{scratch}/pipe"):
         yield f"export to {Path(to).name[:20]}", ["export", "-p", "host-avx2", "--to", to]
         yield f"tune out {Path(to).name[:20]}", ["tune", "-p", "host-avx2", "--out", to, "--trials", "1"]

@@ -1,6 +1,6 @@
 """What makes our model rank well: each row of the table differs from the default in one thing.
 
-    python bench/ablations.py [--quick] [--only TEXT] [--seeds N] [--threads N] [--again]
+    python bench/ablations.py [--quick] [--only TEXT] [--seeds N] [--threads N] [--force]
 
 Trained on the chain's last platform of the reference data, without the tasks of three of its training networks, which are
 ranked (``_datasets.VALIDATION``); the networks that the other tables report take no part, so that what is chosen here is
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name holds it")
     parser.add_argument("--seeds", type=int, choices=range(1, 11), help="how many (3; with --quick 2)")
     parser.add_argument("--threads", type=int, default=2, help="of training (2)")
-    parser.add_argument("--again", action="store_true", help="compute also what is known")
+    parser.add_argument("--force", action="store_true", help="compute also what is known")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     try:
@@ -218,7 +218,7 @@ def run(given: argparse.Namespace) -> None:
     """Compute what is not known, seed by seed; every run is on the disk before the next begins."""
     bench, path = bench_of(given), result_file("ablations.json")
     seeds = given.seeds or (1 if given.smallest else 2 if given.quick else 3)
-    before = json.loads(path.read_text()) if path.exists() and not given.again else {}
+    before = json.loads(path.read_text()) if path.exists() and not given.force else {}
     found = before.get("runs", {}) if before.get("epochs") == bench.epochs else {}
     wanted = [name for name in (FEW if given.smallest else (*VARIANTS, *TREES)) if given.only in name]
     todo = [(name, seed) for seed in range(seeds) for name in wanted if len(found.get(name, ())) <= seed]

@@ -1,7 +1,7 @@
 """How well every cost model ranks programs of networks that it has never seen.
 
     python bench/accuracy.py [--quick] [--part reference|logs|curve] [--models NAME,...] [--seeds N] [--threads N]
-                             [--logs FOLDER] [--again]
+                             [--logs FOLDER] [--force]
 
 reference   the reference data set, platform by platform: trained on the training networks' tasks, tested on the held-out
             networks', which share no task with them
@@ -13,7 +13,7 @@ curve       the chain's last platform with ever more training tasks, and ever mo
 Every model has the same programs, its own settings, and several seeds; a figure is the mean over seeds and its 95 %
 interval.  ``tcl`` is our model distilled along the chain up to the platform; what it may learn from earlier platforms,
 ``mtl-tlp`` may too.  Rerun it to resume one that was broken off, and several may run beside each other: what was
-computed with the same code, data and settings stands in bench/results/accuracy.json and is not computed again (--again: it
+computed with the same code, data and settings stands in bench/results/accuracy.json and is not computed again (--force: it
 is).  Times are processor time, which other work on the machine changes less.
 --quick: the last platform and one device, two seeds, and no slow models.
 """
@@ -165,13 +165,13 @@ def rate(predict: Callable[[Samples], np.ndarray], samples: Samples) -> float:
 class Bench:
     """The runs that are asked for, of which those known already are not made again."""
 
-    def __init__(self, reference: Reference, logs: Path, again: bool, room: Path = ROOT / "data" / "bench") -> None:
+    def __init__(self, reference: Reference, logs: Path, force: bool, room: Path = ROOT / "data" / "bench") -> None:
         """``room`` is a folder for imported logs, scores, and the lock of the results."""
         self.path, self.reference, self.logs, self.room = result_file("accuracy.json"), reference, logs, room
         self.imported = functools.cache(lambda: Logs(logs, room / "logs"))
         data = data_identity(reference.folder, logs)
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data], own_settings(run)))
-        self.again, self.known = again, self._stored()
+        self.force, self.known = force, self._stored()
 
     def _read(self, part: str) -> list[dict[str, Any]]:
         return json.loads(self.path.read_text())[part] if self.path.exists() else []
@@ -202,7 +202,7 @@ class Bench:
 
     def compute(self, runs: Sequence[Run]) -> None:
         """Make what is not known yet; each run is on the disk before the next begins."""
-        todo = [run for run in runs if self.again or run not in self.known]
+        todo = [run for run in runs if self.force or run not in self.known]
         with progress("training and ranking", len(todo)) as shown:
             for run in todo:
                 self.known[run] = figures(run, self.case(run), self.scores_of(run) if run.whole else None)
@@ -362,7 +362,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
     parser.add_argument("--seeds", type=int, choices=range(2, 11), help="how many (3; with --quick 2)")
     parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs")
-    parser.add_argument("--again", action="store_true", help="compute also what is known")
+    parser.add_argument("--force", action="store_true", help="compute also what is known")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     try:
@@ -376,10 +376,10 @@ def bench_of(given: argparse.Namespace) -> Bench:
         import _smallest
 
         EPOCHS.update({("reference", model): 1 for model in MODELS})
-        return Bench(_smallest.reference(), _smallest.scratch() / "logs", given.again, _smallest.scratch())
+        return Bench(_smallest.reference(), _smallest.scratch() / "logs", given.force, _smallest.scratch())
     if not (REFERENCE / "tasks.parquet").exists():
         raise DataError(f"there is no data set in {REFERENCE}; measure one with python bench/reference.py")
-    return Bench(Reference(REFERENCE, FEATURES), given.logs, given.again)
+    return Bench(Reference(REFERENCE, FEATURES), given.logs, given.force)
 
 
 def run(given: argparse.Namespace) -> None:

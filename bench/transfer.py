@@ -1,7 +1,7 @@
 """What one platform's knowledge is worth on another that few programs were measured on.
 
     python bench/transfer.py [--quick] [--pair A>B ...] [--labels N|all ...] [--folds N] [--threads N] [--minutes M]
-                             [--logs FOLDER] [--again]
+                             [--logs FOLDER] [--force]
 
 Platform A is learned from all its programs, platform B from so many of its own, drawn uniformly: only the target is thinned.
 
@@ -109,7 +109,7 @@ class Bench:
     """The units known, in the results file, and the platforms' lessons."""
 
     def __init__(
-        self, reference: Reference, logs: Path, room: Path, *, name: str = "transfer", epochs: int | None = None, again: bool = False
+        self, reference: Reference, logs: Path, room: Path, *, name: str = "transfer", epochs: int | None = None, force: bool = False
     ) -> None:
         """``room`` is a folder for imported logs; ``epochs`` of all networks, where not their own."""
         self.reference, self.logs, self.room, self.name, self.epochs = reference, logs, room, name, epochs
@@ -123,7 +123,7 @@ class Bench:
             "logs": f"{code}-{hashlib.sha256(data['logs'].encode()).hexdigest()[:12]}",
         }
         file = result_file(f"{name}.json")
-        found = json.loads(file.read_text()) if file.exists() and not again else {}
+        found = json.loads(file.read_text()) if file.exists() and not force else {}
         told = found.get("identity", {})
         self.units = {
             unit: row["figures"]
@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after that")
     parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs")
-    parser.add_argument("--again", action="store_true", help="forget what is in the results file")
+    parser.add_argument("--force", action="store_true", help="forget what is in the results file")
     given = parser.parse_args()
     until = time.monotonic() + 60 * given.minutes
     torch.set_num_threads(given.threads)
@@ -311,7 +311,7 @@ def main() -> None:
         names = ", ".join([*reference.platforms, *DEVICES])
         sys.exit(f"transfer: no such pair: {', '.join(unknown)}; write A>B or A>B>C with platforms of one kind, of {names}")
     units = planned(pairs, labels, folds)
-    bench = Bench(reference, given.logs, room, name=name, epochs=epochs, again=given.again)
+    bench = Bench(reference, given.logs, room, name=name, epochs=epochs, force=given.force)
     bench.run(units, until)
     asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}
     known = {pair: {n: row for n, row in by.items() if n in counts} for pair, by in bench.summary.items() if pair in asked}

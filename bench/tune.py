@@ -1,6 +1,6 @@
 """Tuning whole networks: TCL beside MetaSchedule, a TenSet MLP, random programs, Transfer-Tuning and PyTorch.
 
-    python bench/tune.py [--quick] [--part NAME ...] [--minutes M] [--again]
+    python bench/tune.py [--quick] [--part NAME ...] [--minutes M] [--force]
 
 Parts, each of them resumable, and stopped before the unit that would begin after --minutes:
 
@@ -133,10 +133,10 @@ class Machine:
 class Bench:
     """The units done so far, in the results file; what they found lies below ``TUNED``."""
 
-    def __init__(self, machine: Machine, about: Mapping[str, Any], command: str, again: bool) -> None:
+    def __init__(self, machine: Machine, about: Mapping[str, Any], command: str, force: bool) -> None:
         self.machine, self.about, self.command = machine, dict(about), command
         file = result_file("tune.json")
-        found = json.loads(file.read_text()) if file.exists() and not again else {}
+        found = json.loads(file.read_text()) if file.exists() and not force else {}
         if any(found.get(key) != value for key, value in {**self.about, "host": host_fingerprint()}.items()):
             found = {}
         self.units: dict[str, dict[str, Any]] = found.get("units", {})
@@ -372,7 +372,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one network, four systems, 64 programs")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one; several: give it again")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
-    parser.add_argument("--again", action="store_true", help="forget what is in the results file")
+    parser.add_argument("--force", action="store_true", help="forget what is in the results file")
     given = parser.parse_args()
     until = time.monotonic() + 60 * given.minutes
     try:
@@ -382,7 +382,7 @@ def main() -> None:
         workspace = Workspace()
         units = QUICK if given.quick else wanted(given.part or PARTS, workspace.params.networks.train)
         machine, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
-        bench = Bench(machine, about | {"quick": given.quick}, COMMAND + " --quick" * given.quick, given.again)
+        bench = Bench(machine, about | {"quick": given.quick}, COMMAND + " --quick" * given.quick, given.force)
         with measuring_alone():
             bench.run(units, until)
     except TclError as error:
@@ -445,7 +445,7 @@ def run_smallest() -> None:
     donor = Unit(network, OURS, 0, 4)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
-    bench = Bench(machine, {"platform": platform}, f"{COMMAND} --smallest", again=True)
+    bench = Bench(machine, {"platform": platform}, f"{COMMAND} --smallest", force=True)
     systems = (RANDOM, "from scratch", "TenSet MLP, our engine", *DONATED, "random, graph as given")
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
     show()

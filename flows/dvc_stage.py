@@ -39,15 +39,15 @@ class StageFailed(TclError):
         self.exit_code = exit_code
 
 
-def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], again: bool = False) -> str:
+def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool = False) -> str:
     """Bring one DVC stage up to date, without the stages before it; returns what it had to say, '' if up to date.
 
     settings  environment variables for the stage; ``watch`` is called a few times a second while it runs
-    again     run it even if nothing changed, and measure anew what was measured before
+    force     run it even if nothing changed, and measure anew what was measured before
     """
     command = [sys.executable, "-m", "dvc", "repro", "--quiet", "--single-item", stage]
-    if again:
-        return _run(stage, [*command, "--force"], {**settings, "TCL_AGAIN": "1"}, watch)
+    if force:
+        return _run(stage, [*command, "--force"], {**settings, "TCL_FORCE": "1"}, watch)
     return _run(stage, command, settings, watch)
 
 

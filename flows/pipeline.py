@@ -64,7 +64,7 @@ def whole_pipeline(force_collect: tuple[str, ...], force_holdout: tuple[str, ...
     def stage(name: str, *inputs: Done) -> Done:
         if name == "train" and params.run.engine == "dask":  # all is measured by then
             lower_programs(params.run)
-        return run_stage(name, *inputs, again=name in forced)
+        return run_stage(name, *inputs, force=name in forced)
 
     evaluated = diagram(params, stage)
     registered = command("register", evaluated)
@@ -93,15 +93,15 @@ def is_busy(error: TclError) -> bool:
     return error.exit_code == BusyError.exit_code
 
 
-def run_stage(name: str, *inputs: Done, again: bool = False) -> Done:
+def run_stage(name: str, *inputs: Done, force: bool = False) -> Done:
     """One DVC stage as a task; only measuring is retried, for there the world can fail."""
     title, measures = name.replace("@", " "), name.startswith(("collect@", "holdout@"))
     options = dict(retries=2, retry_delay_seconds=RETRY_DELAY_S, retry_condition_fn=world_failed) if measures else {}
-    return stage_task.with_options(name=title, task_run_name=title, **options)(name, inputs, again)
+    return stage_task.with_options(name=title, task_run_name=title, **options)(name, inputs, force)
 
 
 @task(cache_policy=NO_CACHE)
-def stage_task(name: str, inputs: tuple[Done, ...], again: bool) -> Done | State:
+def stage_task(name: str, inputs: tuple[Done, ...], force: bool) -> Done | State:
     """Reproduce one DVC stage; ``inputs`` are here for the arrows between tasks."""
     log, (kind, _, platform) = get_run_logger(), name.partition("@")
     rounds = report.Rounds(platform) if kind == "collect" else None
@@ -112,7 +112,7 @@ def stage_task(name: str, inputs: tuple[Done, ...], again: bool) -> Done | State
 
     log.info("started")
     first_try = task_run.run_count == 1  # another try goes on with what this one measured
-    said = reproduce(name, {FLOW_RUN_ID: str(flow_run.id)}, watch, again and first_try)
+    said = reproduce(name, {FLOW_RUN_ID: str(flow_run.id)}, watch, force and first_try)
     skipped = reason_skipped(kind, platform)
     if skipped:
         log.warning(f"skipped: {skipped}")

@@ -22,15 +22,15 @@ PIPELINE = "tcl/pipeline"  # the deployment that brings everything up to date
 
 
 @flow(name="stage", flow_run_name="{name}")
-def stage(name: str, again: bool = False, wait_minutes: float = WAIT_MINUTES) -> State | None:
+def stage(name: str, force: bool = False, wait_minutes: float = WAIT_MINUTES) -> State | None:
     """Bring one stage of dvc.yaml up to date, without the stages before it.
 
     Args:
         name: The stage as DVC calls it, such as collect@host-avx2.
-        again: Run it although nothing changed; a stage that measures then measures everything anew.
+        force: Run it although nothing changed; a stage that measures then measures everything anew.
         wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
     """
-    return alone(lambda: _last(run_stage(name, again=again)), wait_minutes)
+    return alone(lambda: _last(run_stage(name, force=force)), wait_minutes)
 
 
 @flow(name="registry", flow_run_name="{action} {platform}")
@@ -46,19 +46,19 @@ def registry(action: Literal["register", "promote"], platform: str = "", wait_mi
 
 
 @flow(name="tune", flow_run_name="tune {network} {platform}")
-def tune(network: str = "", platform: str = "", trials: int = 0, again: bool = False, wait_minutes: float = WAIT_MINUTES) -> State | None:
+def tune(network: str = "", platform: str = "", trials: int = 0, force: bool = False, wait_minutes: float = WAIT_MINUTES) -> State | None:
     """Search fast programs for a network with a platform's champion.
 
     Args:
         network: The network, a name or a file; empty: that of params.yaml.
         platform: A platform of params.yaml; empty: the chain's last.
         trials: Programs to measure; 0: as many as params.yaml says.
-        again: Tune anew what was tuned with this champion.
+        force: Tune anew what was tuned with this champion.
         wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
     """
     given = {"--platform": platform, "--trials": str(trials) if trials else ""}
     words = [network] * bool(network) + [word for option, value in given.items() if value for word in (option, value)]
-    return alone(lambda: _command("tune", [*words, *["--again"] * again]), wait_minutes)
+    return alone(lambda: _command("tune", [*words, *["--force"] * force]), wait_minutes)
 
 
 @flow(name="drift", flow_run_name="drift {platform}")

@@ -84,24 +84,24 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replacing_given(path: Path, force: bool) -> Iterator[BinaryIO]:
-    """As ``replacing`` for a path that a user gave: a link is followed, and an existing file needs ``force``.
+def replacing_given(path: Path, overwrite: bool) -> Iterator[BinaryIO]:
+    """As ``replacing`` for a path that a user gave: a link is followed, and an existing file needs ``overwrite``.
 
     Raises UsageError for an existing file without it.
     """
     with writing(path):
         target = Path(os.path.realpath(path)) if Path(path).is_symlink() and not is_special(path) else Path(path)
-    check_not_there(target, force)
+    check_not_there(target, overwrite)
     with replacing(target) as file:
         yield file
 
 
-def check_not_there(path: Path, force: bool) -> None:
+def check_not_there(path: Path, overwrite: bool) -> None:
     """Raise UsageError for a file that is there and must not be overwritten; devices and pipes are written to."""
     with writing(path):
         there = os.path.lexists(path) and not is_special(path)
-    if there and not force:
-        raise UsageError(f"{path} exists; give another name, or --force to overwrite it")
+    if there and not overwrite:
+        raise UsageError(f"{path} exists; give another name, or --overwrite to replace it")
 
 
 def is_special(path: Path) -> bool:

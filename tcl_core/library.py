@@ -168,7 +168,7 @@ def tune(
     minutes: float | None = None,
     out: str | Path | None = None,
     warm_start: Sequence[str | Path] = (),
-    force: bool = False,
+    overwrite: bool = False,
     seed: int = 0,
 ) -> Any:
     """Tune a network on this machine's CPU; returns a ``tuning.network.Tuned`` with its latency, PyTorch's and what each task got.
@@ -199,7 +199,7 @@ def tune(
     if trials is None and minutes is None:
         trials = DEFAULT_TRIALS
     donors = Donors([Path(folder) for folder in warm_start], setup.target) if warm_start else None
-    with nullcontext() if out is None else tuned_folder(Path(out), force) as aside:
+    with nullcontext() if out is None else tuned_folder(Path(out), overwrite) as aside:
         tuned = tune_network(
             str(network), PREPARED, model=trained.model if trained else None, hardware=trained.hardware_vector if trained else (),
             setup=setup, trials=trials, seed=seed, folder=aside and aside / "database", out=aside, minutes=minutes, donors=donors,

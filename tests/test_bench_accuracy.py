@@ -36,9 +36,9 @@ def made(tmp_path, monkeypatch) -> list[Run]:
     return made
 
 
-def bench(again: bool = False) -> Bench:
+def bench(force: bool = False) -> Bench:
     reference = SimpleNamespace(platforms=PLATFORMS, folder=Path("reference"))
-    return Bench(reference, Path("logs"), again, _tables.RESULTS)
+    return Bench(reference, Path("logs"), force, _tables.RESULTS)
 
 
 def stored() -> dict:
@@ -50,7 +50,7 @@ def test_a_run_is_made_once(made):
     assert made == RUNS
     bench().compute([*RUNS, LOG])
     assert made == [*RUNS, LOG]
-    bench(again=True).compute(RUNS[:1])
+    bench(force=True).compute(RUNS[:1])
     assert made == [*RUNS, LOG, RUNS[0]]
     assert len(stored()["runs"]) == len(RUNS) + 1
 

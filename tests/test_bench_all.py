@@ -40,7 +40,7 @@ def test_all_run_though_one_fails_and_only_that_one_runs_again(bench):
     with pytest.raises(SystemExit, match="b failed"):
         bench()
     assert bench.ran() == ["b"]
-    assert bench("--again", "a") == ["a"]
+    assert bench("--force", "a") == ["a"]
 
 
 def test_changed_code_and_the_quick_form_are_other_runs(bench):

@@ -143,7 +143,7 @@ def test_pipes_are_written_to_and_stay(tmp_path):
 def test_devices_are_written_to_and_stay(tmp_path):
     (tmp_path / "null").symlink_to("/dev/null")
     write(tmp_path / "null", "gone")
-    with replacing_given(tmp_path / "null", force=False) as file:
+    with replacing_given(tmp_path / "null", overwrite=False) as file:
         file.write(b"gone")
     assert (tmp_path / "null").is_symlink() and Path("/dev/null").is_char_device()
 
@@ -154,9 +154,9 @@ def test_a_link_is_replaced_unless_the_user_gave_it(tmp_path):
     write(tmp_path / "link", "ours")
     assert (tmp_path / "theirs").read_text() == "theirs" and not (tmp_path / "link").is_symlink()
     (tmp_path / "given").symlink_to("theirs")
-    with pytest.raises(UsageError, match="theirs exists; give another name, or --force"), replacing_given(tmp_path / "given", False):
+    with pytest.raises(UsageError, match="theirs exists; give another name, or --overwrite"), replacing_given(tmp_path / "given", False):
         pass
-    with replacing_given(tmp_path / "given", force=True) as file:
+    with replacing_given(tmp_path / "given", overwrite=True) as file:
         file.write(b"ours")
     assert (tmp_path / "theirs").read_text() == "ours" and (tmp_path / "given").is_symlink()
 

@@ -164,8 +164,8 @@ def test_how_a_sentence_is_read(source, expected):
     ("row", "sentence", "yes"),
     [
         ("is damaged (…); …", "… is damaged (…); …", True),
-        ("… exists; give … --force", "… exists; give another name, or --force to overwrite it", True),
-        ("--force … exists", "… exists; --force", False),
+        ("… exists; give … --overwrite", "… exists; give another name, or --overwrite to replace it", True),
+        ("--overwrite … exists", "… exists; --overwrite", False),
     ],
 )
 def test_which_row_knows_a_sentence(row, sentence, yes):

@@ -34,8 +34,8 @@ app = typer.Typer(
     context_settings={"help_option_names": list(HELP)},
 )
 DATA, MODELS, USE = "Data", "Models", "Use"
-Again = Annotated[bool, typer.Option("--again", envvar="TCL_AGAIN", help="Measure anew what was measured before; stopped, it goes on.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what --to names, if it is there.")]
+Force = Annotated[bool, typer.Option("--force", envvar="TCL_FORCE", help="Measure anew what was measured before; rerun to resume.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Overwrite what --to names, if it is there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Say it as JSON, for programs.")]
 Platform = Annotated[Optional[str], typer.Option("--platform", "-p", help="A platform of params.yaml; none: the whole chain.")]
 

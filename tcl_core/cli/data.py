@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from tcl_core.cli.app import DATA, Again, AsJson, Force, Platform, app, each_platform, refuse_empty, told
+from tcl_core.cli.app import DATA, AsJson, Force, Overwrite, Platform, app, each_platform, refuse_empty, told
 from tcl_core.cli.saying import say
 from tcl_core.errors import DRIFT, UsageError
 from tcl_core.programs.tuning_logs.dialects import dialect_names
@@ -56,7 +56,7 @@ def candidates(context: typer.Context) -> None:
 
 
 @app.command(rich_help_panel=DATA)
-def collect(context: typer.Context, platform: Platform = None, again: Again = False) -> None:
+def collect(context: typer.Context, platform: Platform = None, force: Force = False) -> None:
     """Choose programs, measure them, refit, in rounds.  Rerun a stopped collection to resume it.
 
     Example: tcl collect --platform host-avx2
@@ -64,19 +64,19 @@ def collect(context: typer.Context, platform: Platform = None, again: Again = Fa
     from tcl_core.stages import collecting
 
     workspace = context.obj
-    said = each_platform(workspace, platform, lambda name: collecting.collect(workspace, name, again))
-    collecting.end_again(workspace, "collect", workspace.params.chain_order if platform is None else [platform])
+    said = each_platform(workspace, platform, lambda name: collecting.collect(workspace, name, force))
+    collecting.end_forced(workspace, "collect", workspace.params.chain_order if platform is None else [platform])
     say(said)
 
 
 @app.command(rich_help_panel=DATA)
-def holdout(context: typer.Context, platform: Platform = None, again: Again = False) -> None:
+def holdout(context: typer.Context, platform: Platform = None, force: Force = False) -> None:
     """Measure the programs of the held-out networks, on which models are compared."""
     from tcl_core.stages import collecting
 
     workspace = context.obj
-    said = each_platform(workspace, platform, lambda name: collecting.holdout(workspace, name, again))
-    collecting.end_again(workspace, "holdout", workspace.params.chain_order if platform is None else [platform])
+    said = each_platform(workspace, platform, lambda name: collecting.holdout(workspace, name, force))
+    collecting.end_forced(workspace, "holdout", workspace.params.chain_order if platform is None else [platform])
     say(said)
 
 
@@ -121,10 +121,10 @@ def export(
     context: typer.Context,
     platform: Annotated[str, typer.Option("--platform", "-p", help="A platform of params.yaml that was measured.")],
     to: Annotated[Optional[Path], typer.Option(help="The database's folder; none: data/exported/platform=P.")] = None,
-    force: Force = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write what was measured as a MetaSchedule database that plain TVM loads.  Example: tcl export -p host-avx2"""
     from tcl_core.stages.exchange import export_database
 
     refuse_empty(platform=platform)
-    say(export_database(context.obj, platform, to, force))
+    say(export_database(context.obj, platform, to, overwrite))

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from tcl_core.cli.app import USE, Force, app, refuse_empty
+from tcl_core.cli.app import USE, Overwrite, app, refuse_empty
 from tcl_core.cli.saying import say
 from tcl_core.files import shown
 from tcl_core.programs.tuning_logs.dialects import dialect_names
@@ -34,19 +34,19 @@ def tune(
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="The platform; none: the chain's last.")] = None,
     trials: Annotated[Optional[int], typer.Option(min=1, max=MOST_TRIALS, help="Programs to measure; none: params.yaml's.")] = None,
     minutes: Annotated[Optional[float], typer.Option(min=0.1, max=MOST_MINUTES, help="Tune for so long instead of --trials.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Tune anew what was tuned with this champion.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Tune anew what was tuned with this champion.")] = False,
     model: Annotated[Optional[Path], typer.Option(help="Rank with the saved model in this folder, not with the champion.")] = None,
     warm_start: Annotated[
         Optional[list[Path]], typer.Option(help="A folder with the database of a tuned network, whose programs are tried first.")
     ] = None,
     out: Annotated[Optional[Path], typer.Option(help="A folder that gets the tuned network as a library, and a report.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what --out names, if tcl tune wrote it.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite what --out names, if tcl tune wrote it.")] = False,
 ) -> None:
     """Search fast programs for a network with the champion.  Example: tcl tune resnet-18 -p host-avx2 --minutes 10 --out fast"""
     from tcl_core.stages import tuning
 
     refuse_empty(network=network, platform=platform)
-    request = tuning.TuneRequest(network, platform, trials, minutes, again, out, force, warm_start or (), model)
+    request = tuning.TuneRequest(network, platform, trials, minutes, force, out, overwrite, warm_start or (), model)
     say(tuning.tune(context.obj, request))
 
 
@@ -68,7 +68,7 @@ def predict(
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="Score with this platform's champion.")] = None,
     model: Annotated[Optional[Path], typer.Option(help="Score with the saved model in this folder instead.")] = None,
     to: Annotated[Optional[Path], typer.Option(help="A CSV file that takes all scores; none: print a table of the best.")] = None,
-    force: Force = False,
+    overwrite: Overwrite = False,
     top: Annotated[Optional[int], typer.Option(min=1, help="Only so many programs of each task, the best ranked.")] = None,
     target: Annotated[str, typer.Option(help="Only lines whose target has this text in it.")] = "",
 ) -> None:
@@ -79,7 +79,7 @@ def predict(
     from tcl_core.stages.predict import predict_log
 
     refuse_empty(platform=platform)
-    say(predict_log(context.obj, log, platform, model, to, top, target, force))
+    say(predict_log(context.obj, log, platform, model, to, top, target, overwrite))
 
 
 @app.command(rich_help_panel=USE)
@@ -100,12 +100,12 @@ def report(
         Optional[list[Path]], typer.Argument(help="Two runs to compare: projects, or copies of data/reports; none: the last run here.")
     ] = None,
     to: Annotated[Optional[Path], typer.Option(help="The HTML file; none: data/reports/report.html, or comparison.html of two.")] = None,
-    force: Force = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write the last run as one HTML page, or compare two runs.  Example: tcl report before data/reports --to changes.html"""
     from tcl_core.stages.reporting import write_comparison, write_report
 
-    say(write_comparison(context.obj, runs, to, force) if runs else write_report(context.obj, to, force))
+    say(write_comparison(context.obj, runs, to, overwrite) if runs else write_report(context.obj, to, overwrite))
 
 
 @app.command(rich_help_panel=USE)

@@ -28,7 +28,7 @@ from tcl_core.records import ProgramKey, Record
 from tcl_core.stages.machine import bandwidth_here, measuring_alone
 from tcl_core.stages.workspace import Skipped, Workspace, by_measuring
 
-AGAIN = "measuring-again"  # a file in a journal: it was begun by `--again`, whose command has not ended well yet
+FORCED = "measuring-again"  # a file in a journal: it was begun by `--force`, whose command has not ended well yet
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class HoldoutReport:
         return f"{self.programs} held-out programs"
 
 
-def collect(workspace: Workspace, platform: str, again: bool = False) -> CollectReport | Skipped:
+def collect(workspace: Workspace, platform: str, force: bool = False) -> CollectReport | Skipped:
     """Measure a platform's share of the training programs with the sampler -> data/records/platform=P/.
 
-    ``again``: measure anew what was measured before, and go on with that where it was stopped, until ``end_again``.  Raises
+    ``force``: measure anew what was measured before, and go on with that where it was stopped, until ``end_forced``.  Raises
     UsageError for an unknown platform, PlatformError where this machine can run none.
     """
     workspace.check_platform(platform)
@@ -73,7 +73,7 @@ def collect(workspace: Workspace, platform: str, again: bool = False) -> Collect
     if reason := _reason_to_skip(workspace, platform):
         write_json(report_file, {"platform": platform, "skipped": reason})
         return _skip(workspace, platform, "records", reason)
-    settings, journal = workspace.params.collect, _Journal(workspace.journal_folder(platform, "collect"), again)
+    settings, journal = workspace.params.collect, _Journal(workspace.journal_folder(platform, "collect"), force)
     with measuring_alone(), workspace.timed(f"collect@{platform}"):
         place = _place(workspace, platform)
         collection = _collection(workspace, place, "train", journal)
@@ -88,12 +88,12 @@ def collect(workspace: Workspace, platform: str, again: bool = False) -> Collect
     return report
 
 
-def holdout(workspace: Workspace, platform: str, again: bool = False) -> HoldoutReport | Skipped:
+def holdout(workspace: Workspace, platform: str, force: bool = False) -> HoldoutReport | Skipped:
     """Measure all held-out programs -> data/holdout/platform=P/.  As ``collect``."""
     workspace.check_platform(platform)
     if reason := _reason_to_skip(workspace, platform):
         return _skip(workspace, platform, "holdout", reason)
-    journal = _Journal(workspace.journal_folder(platform, "holdout"), again)
+    journal = _Journal(workspace.journal_folder(platform, "holdout"), force)
     with measuring_alone(), workspace.timed(f"holdout@{platform}"):
         place = _place(workspace, platform)
         collection = _collection(workspace, place, "held_out", journal)
@@ -258,19 +258,19 @@ def _refit_settings(workspace: Workspace, member: int) -> FitSettings:
 
 
 class _Journal:
-    """The journal of a stage that is about to wait for the machine; ``again``: to be set aside, and begun anew."""
+    """The journal of a stage that is about to wait for the machine; ``force``: to be set aside, and begun anew."""
 
-    def __init__(self, folder: Path, again: bool) -> None:
-        self.folder, self.again = folder, again
+    def __init__(self, folder: Path, force: bool) -> None:
+        self.folder, self.force = folder, force
         self.seen = _identity(folder)
 
     def begin(self) -> None:
-        """With ``again`` keep the old journal under another name: nothing measured is deleted.
+        """With ``force`` keep the old journal under another name: nothing measured is deleted.
 
-        Not where an ``--again`` was stopped: it goes on.  Nor where another process measured while this one waited.
+        Not where a ``--force`` was stopped: it goes on.  Nor where another process measured while this one waited.
         Raises PlatformError while a process writes the journal.
         """
-        if not self.again:
+        if not self.force:
             return
         if self.folder.exists():
             with locked(self.folder), writing(self.folder):
@@ -280,22 +280,22 @@ class _Journal:
                 os.replace(self.folder, self.folder.with_name(f"{self.folder.name}.before-{_stamp()}"))
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / AGAIN).touch()
+            (self.folder / FORCED).touch()
             sync_folder(self.folder.parent)
 
     def _why_kept(self) -> str | None:
-        mark = self.folder / AGAIN
+        mark = self.folder / FORCED
         if mark.exists():
-            return f"going on with the --again that was stopped; to begin anew once more, remove {mark} first"
+            return f"going on with the --force that was stopped; to begin anew once more, remove {mark} first"
         if _identity(self.folder) != self.seen:
             return f"another process has measured into {self.folder} meanwhile; going on with that"
         return None
 
 
-def end_again(workspace: Workspace, kind: str, platforms: Iterable[str]) -> None:
-    """The command has ended well: the next ``--again`` begins anew.  ``kind`` as for ``Workspace.journal_folder``."""
+def end_forced(workspace: Workspace, kind: str, platforms: Iterable[str]) -> None:
+    """The command has ended well: the next ``--force`` begins anew.  ``kind`` as for ``Workspace.journal_folder``."""
     for platform in platforms:
-        mark = workspace.journal_folder(platform, kind) / AGAIN
+        mark = workspace.journal_folder(platform, kind) / FORCED
         with writing(mark):
             mark.unlink(missing_ok=True)
 

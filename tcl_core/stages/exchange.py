@@ -241,15 +241,15 @@ class ExportReport:
         return f"{self.programs} measured programs -> {self.folder}" + (f"; {self.refused} refused by TVM" if self.refused else "")
 
 
-def export_database(workspace: Workspace, platform: str, to: Path | None = None, force: bool = False) -> ExportReport:
+def export_database(workspace: Workspace, platform: str, to: Path | None = None, overwrite: bool = False) -> ExportReport:
     """Write what was measured on a platform as a MetaSchedule database -> data/exported/platform=P/ or ``to``.
 
     Programs that failed are left out: a database is asked for what may be used.  Raises UsageError where ``to`` cannot be
-    a folder, or has a database that is not to be overwritten (``force``).
+    a folder, or has a database that is not to be overwritten (``overwrite``).
     """
     workspace.check_platform(platform)
     if to is not None:
-        _check_place(to, force)
+        _check_place(to, overwrite)
     folder = to or workspace.data / "exported" / f"platform={platform}"
     tasks = {task.key: task for task in workspace.tasks}
     programs = list(_measured(workspace, platform))
@@ -258,11 +258,11 @@ def export_database(workspace: Workspace, platform: str, to: Path | None = None,
     return ExportReport(platform, written, refused, folder)
 
 
-def _check_place(to: Path, force: bool) -> None:
+def _check_place(to: Path, overwrite: bool) -> None:
     if os.path.lexists(to) and not os.path.isdir(to):
         raise UsageError(f"{shown(to)} is no folder; name a folder for the database's two files")
     for name in (RECORDS, WORKLOADS):
-        check_not_there(to / name, force)
+        check_not_there(to / name, overwrite)
 
 
 def _measured(workspace: Workspace, platform: str) -> Iterator[Tuned]:

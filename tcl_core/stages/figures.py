@@ -193,7 +193,7 @@ def _left_out_by_tuning(tuned: Mapping[str, Any]) -> list[list[str]]:
         return [["tuning", "no network has been tuned yet; run: tcl tune"]]
     found = [[NAMES.get(name, name), why] for name, why in tuned.get("compared", {}).get("missing", {}).items()]
     if not tuned.get("curve"):
-        found.append(["milliseconds against programs measured", "tuning kept no curve; tune again: tcl tune --again"])
+        found.append(["milliseconds against programs measured", "tuning kept no curve; tune again: tcl tune --force"])
     if count := tuned.get("left_out"):
         found.append([f"tuned programs of {count} tasks", "the network failed with them, so TVM's own took their place"])
     return found

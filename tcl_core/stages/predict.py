@@ -136,7 +136,7 @@ def predict_log(
     to: Path | None = None,
     top: int | None = None,
     wanted: str = "",
-    force: bool = False,
+    overwrite: bool = False,
 ) -> Prediction:
     """Score the programs of a log with the champion of ``platform`` or the model in ``folder`` -> ``to``, if it is given.
 
@@ -150,8 +150,8 @@ def predict_log(
     _check_place(listed, log.path)
     trained = _given(platform, folder)
     with ExitStack() as files:  # opened before the work, which may take hours
-        table = to and files.enter_context(replacing_given(to, force))
-        refused = Refused(log, files.enter_context(_refused_lines(listed, force)))
+        table = to and files.enter_context(replacing_given(to, overwrite))
+        refused = Refused(log, files.enter_context(_refused_lines(listed, overwrite)))
         scored = score_log(log, trained, refused)
         count = _write(scored, table, top) if table else 0
     return Prediction(
@@ -205,13 +205,13 @@ def check_reads_tokens(reads: str, origin: str) -> None:
 
 
 @contextmanager
-def _refused_lines(listed: Path | None, force: bool) -> Iterator[BinaryIO]:
+def _refused_lines(listed: Path | None, overwrite: bool) -> Iterator[BinaryIO]:
     """A file for refused lines, which is not there in the end if none came; nowhere without one."""
     if listed is None:
         with open(os.devnull, "wb") as nowhere:
             yield nowhere
         return
-    with replacing_given(listed, force) as file:
+    with replacing_given(listed, overwrite) as file:
         yield file
     if not is_special(listed) and not listed.stat().st_size:
         listed.unlink()

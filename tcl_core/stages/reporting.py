@@ -30,7 +30,7 @@ class Page:
 
 
 @with_registry
-def write_report(workspace: Workspace, to: Path | None = None, force: bool = False) -> Page:
+def write_report(workspace: Workspace, to: Path | None = None, overwrite: bool = False) -> Page:
     """The page of the last run -> ``to``, or data/reports/report.html, which each registered version of its models gets too.
 
     Its figures go to data/reports/report.json, for comparisons with a copy of that folder.
@@ -42,14 +42,14 @@ def write_report(workspace: Workspace, to: Path | None = None, force: bool = Fal
     champions = {name: registry.champion_version(name) if there else None for name in workspace.params.chain_order}
     figures = gather(workspace, champions)
     page, place = render(page_of(figures)), to or workspace.reports / promotion.PAGE
-    _write(place, page, force or to is None)
+    _write(place, page, overwrite or to is None)
     if to is not None:
         return Page(to)
     write_json(workspace.reports / FIGURES, {"format": FORMAT, **figures})
     return Page(place, tuple(promotion.keep_page(workspace)) if there else ())
 
 
-def write_comparison(workspace: Workspace, runs: Sequence[Path], to: Path | None = None, force: bool = False) -> Page:
+def write_comparison(workspace: Workspace, runs: Sequence[Path], to: Path | None = None, overwrite: bool = False) -> Page:
     """A page with the figures of two runs and their differences -> ``to``, or data/reports/comparison.html."""
     from tcl_core.report.compare import compare
     from tcl_core.report.render import render
@@ -59,7 +59,7 @@ def write_comparison(workspace: Workspace, runs: Sequence[Path], to: Path | None
     first, second = (figures_of(run) for run in runs)
     page = render(compare(first, second, (_called(workspace, runs[0]), _called(workspace, runs[1]))))
     place = to or workspace.reports / COMPARISON
-    _write(place, page, force or to is None)
+    _write(place, page, overwrite or to is None)
     return Page(place)
 
 
@@ -69,6 +69,6 @@ def _called(workspace: Workspace, run: Path) -> str:
     return Path(os.path.abspath(workspace.root)).name if name == "." else name
 
 
-def _write(path: Path, page: str, force: bool) -> None:
-    with replacing_given(path, force) as file:
+def _write(path: Path, page: str, overwrite: bool) -> None:
+    with replacing_given(path, overwrite) as file:
         file.write(page.encode("utf-8", "backslashreplace"))

@@ -38,14 +38,14 @@ AGAIN = "tune again: tcl tune --out"
 
 
 @contextmanager
-def tuned_folder(out: Path, force: bool) -> Iterator[Path]:
+def tuned_folder(out: Path, overwrite: bool) -> Iterator[Path]:
     """A folder to write into, which takes the place of ``out`` when the block ends well.
 
     Made at once, so that one that cannot be written is found before anything is measured.  Raises UsageError: ``out`` is
     there and must not be overwritten, or another tuning writes it; PlatformError: the system refuses.
     """
     out = Path(os.path.abspath(out))
-    _check_place(out, force)
+    _check_place(out, overwrite)
     with whole_folder(out) as aside:
         others = set(out.parent.glob(f".{glob.escape(out.name)}.*.new")) - {aside}
         if others:
@@ -55,13 +55,13 @@ def tuned_folder(out: Path, force: bool) -> Iterator[Path]:
             write_contents(aside)
 
 
-def _check_place(out: Path, force: bool) -> None:
+def _check_place(out: Path, overwrite: bool) -> None:
     if not os.path.lexists(out):
         return
     if not out.is_dir() or not (_is_ours(out) or not any(out.iterdir())):
         raise UsageError(f"{shown(out)} is there and is no folder that tcl tune wrote; name another one")
-    if _is_ours(out) and not force:
-        raise UsageError(f"{shown(out)} exists; name another folder, or --force to overwrite it")
+    if _is_ours(out) and not overwrite:
+        raise UsageError(f"{shown(out)} exists; name another folder, or --overwrite to replace it")
 
 
 def _is_ours(folder: Path) -> bool:

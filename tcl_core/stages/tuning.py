@@ -35,8 +35,8 @@ class TuneRequest:
     network     a name, or a file with fixed shapes; None: params.yaml's
     platform    None: the last of the chain that ran
     trials      programs to measure, or ``minutes`` to spend; neither: params.yaml's trials
-    again       although it was tuned last with the same graph, champion and trials
-    out         a folder that gets the tuned network (``tuned_folder``);  force: overwrite it if ``tcl tune`` wrote it
+    force       although it was tuned last with the same graph, champion and trials
+    out         a folder that gets the tuned network (``tuned_folder``);  overwrite: overwrite it if ``tcl tune`` wrote it
     warm_start  databases of tuned networks, whose programs are tried first
     model       the folder of a saved model that takes the champion's place
     """
@@ -45,9 +45,9 @@ class TuneRequest:
     platform: str | None = None
     trials: int | None = None
     minutes: float | None = None
-    again: bool = False
-    out: Path | None = None
     force: bool = False
+    out: Path | None = None
+    overwrite: bool = False
     warm_start: Sequence[Path] = ()
     model: Path | None = None
 
@@ -69,7 +69,7 @@ class TuneReport:
     def __str__(self) -> str:
         tuned = self.figures
         if self.unchanged:
-            return f"unchanged: {tuned_text(tuned)}; to tune it once more: tcl tune --again"
+            return f"unchanged: {tuned_text(tuned)}; to tune it once more: tcl tune --force"
         reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
         left_out = f", {tuned['left_out']} tasks left to TVM, for the network failed with their programs" if tuned["left_out"] else ""
         where = "" if self.out is None else f" -> {self.out}"
@@ -114,9 +114,9 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     asked |= {} if trials is None else {"trials": trials}
     asked |= _bytes_of(file) | {"graph": asdict(workspace.params.graph), "donors": _digests_of(request.warm_start)}
     last = kept(workspace.reports / TUNED, "it is tuned anew")
-    if not request.again and request.out is None and asked.items() <= last.items():
+    if not request.force and request.out is None and asked.items() <= last.items():
         return TuneReport(last, unchanged=True)
-    with nullcontext() if request.out is None else tuned_folder(request.out, request.force) as aside:
+    with nullcontext() if request.out is None else tuned_folder(request.out, request.overwrite) as aside:
         tuned = _tune(workspace, asked, file, load(), aside, request.warm_start)
     write_json(workspace.reports / TUNED, tuned)
     return TuneReport(tuned, out=request.out)

@@ -26,7 +26,7 @@ say = lambda text, code: open(os.environ["TCL_ANSWER_FILE"], "w").write(json.dum
 if sys.argv[1] == "broken":
     say("the board is not to be had; plug it in", 4)
     sys.exit(4)
-open("out.txt", "w").write(os.environ.get("TCL_AGAIN", "first"))
+open("out.txt", "w").write(os.environ.get("TCL_FORCE", "first"))
 say("wrote out.txt", 0)
 """
 DVC = """
@@ -57,7 +57,7 @@ def test_a_stage_runs_once_and_again_only_on_demand(project):
     assert reproduce("good") == "wrote out.txt"
     assert reproduce("good") == ""
     assert (project / "out.txt").read_text() == "first"
-    assert reproduce("good", again=True) == "wrote out.txt"
+    assert reproduce("good", force=True) == "wrote out.txt"
     assert (project / "out.txt").read_text() == "1"
 
 

@@ -29,13 +29,13 @@ class Stages:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.again: list[str] = []
+        self.forced: list[str] = []
         self.failures: dict[str, list[int]] = {}  # stage -> exit codes of its first runs
         self.errors = {"ok": 40}
 
-    def reproduce(self, name, settings, watch, again=False) -> str:
+    def reproduce(self, name, settings, watch, force=False) -> str:
         self.calls.append(name)
-        self.again += [name] if again else []
+        self.forced += [name] if force else []
         if self.failures.get(name):
             raise StageFailed(name, "no answer from the board; plug it in", self.failures[name].pop(0))
         self.write(name)
@@ -197,12 +197,12 @@ def test_a_platform_can_be_measured_again(stages):
     stages.failures = {"collect@host-avx2": [4]}
     run(force_collect=("host-avx2",))
     assert stages.calls.count("collect@host-avx2") == 2
-    assert stages.again == ["collect@host-avx2"]  # the second try keeps what the first one measured
+    assert stages.forced == ["collect@host-avx2"]  # the second try keeps what the first one measured
 
 
 def test_both_kinds_of_programs_can_be_measured_again(stages):
     run(force_collect=("host-avx2",), force_holdout=("host-avx2",))
-    assert stages.again == ["collect@host-avx2", "holdout@host-avx2"]
+    assert stages.forced == ["collect@host-avx2", "holdout@host-avx2"]
 
 
 def test_an_unknown_platform_is_refused_before_anything_runs(stages):
@@ -226,7 +226,7 @@ def test_a_run_that_finds_its_place_taken_is_cancelled_with_the_reason(stages):
 
 
 def test_a_collection_by_hand_is_a_reason_to_cancel_and_no_failure(stages):
-    def busy(name, settings, watch, again=False):
+    def busy(name, settings, watch, force=False):
         raise StageFailed(
             name, "process 7 is already collecting into data/journal/collect/p; wait for it to end or stop it", BusyError.exit_code
         )

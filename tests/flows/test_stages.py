@@ -25,7 +25,7 @@ def calls(tmp_path, monkeypatch, prefect_server) -> list:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     found: list = []
-    monkeypatch.setattr(pipeline, "reproduce", lambda name, settings, watch, again: found.append((name, again)) or "did it")
+    monkeypatch.setattr(pipeline, "reproduce", lambda name, settings, watch, force: found.append((name, force)) or "did it")
     monkeypatch.setattr(pipeline, "run_command", lambda name, settings, arguments: found.append((name, *arguments)) or "did it")
     return found
 
@@ -53,7 +53,7 @@ def check(calls, monkeypatch):
 
 def test_a_stage_is_brought_up_to_date(calls):
     assert module.stage("train", return_state=True).is_completed()
-    assert module.stage("collect@host-avx2", again=True, return_state=True).is_completed()
+    assert module.stage("collect@host-avx2", force=True, return_state=True).is_completed()
     assert calls == [("train", False), ("collect@host-avx2", True)]
 
 
@@ -64,7 +64,7 @@ def test_a_platform_that_was_left_out_is_said(calls):
 
 
 def test_a_stage_that_fails_says_its_sentence(calls, monkeypatch):
-    def fail(name, settings, watch, again):
+    def fail(name, settings, watch, force):
         raise StageFailed(name, "no records; run tcl collect", 3)
 
     monkeypatch.setattr(pipeline, "reproduce", fail)
@@ -81,9 +81,9 @@ def test_a_stage_waits_for_the_run_before_it(calls):
 def test_commands_get_what_the_flow_was_given(calls):
     module.registry("promote", "host-avx2")
     module.registry("register")
-    module.tune("resnet-18", trials=50, again=True)
+    module.tune("resnet-18", trials=50, force=True)
     module.tune()
-    assert calls == [("promote", "--platform", "host-avx2"), ("register",), ("tune", "resnet-18", "--trials", "50", "--again"), ("tune",)]
+    assert calls == [("promote", "--platform", "host-avx2"), ("register",), ("tune", "resnet-18", "--trials", "50", "--force"), ("tune",)]
 
 
 def test_no_drift_ends_as_completed(calls, check):

@@ -161,12 +161,12 @@ def test_all_held_out_programs_are_measured(pool, runners, softmax):
     assert runners[-1].jobs == [] and store.data_digest(HOLDOUT) == digest
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_second_collector_is_refused_and_changes_nothing(pool, runners, again):
+@pytest.mark.parametrize("force", [False, True])
+def test_a_second_collector_is_refused_and_changes_nothing(pool, runners, force):
     tcl("collect", "-p", "first")
     before = store.data_digest(Path("data"))
     with Journal(JOURNAL), pytest.raises(BusyError, match=f"is already collecting into {JOURNAL}; wait"):
-        tcl("collect", "-p", "first", *["--again"] * again)
+        tcl("collect", "-p", "first", *["--force"] * force)
     assert store.data_digest(Path("data")) == before
     assert len(lines_of(ROUNDS)) == 8
 

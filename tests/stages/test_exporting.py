@@ -116,11 +116,11 @@ def test_an_export_overwrites_no_database_unasked(here, matmul):
         kept = (here / "database" / other).read_bytes()
         (here / "database" / other).unlink()
         (here / "database" / name).write_text("mine")
-        with pytest.raises(UsageError, match=f"{name} exists; give another name, or --force to overwrite it"):
+        with pytest.raises(UsageError, match=f"{name} exists; give another name, or --overwrite to replace it"):
             tcl("export", "-p", "host-avx2", "--to", here / "database")
         assert (here / "database" / name).read_text() == "mine"
         (here / "database" / other).write_bytes(kept)
-    tcl("export", "-p", "host-avx2", "--to", here / "database", "--force")
+    tcl("export", "-p", "host-avx2", "--to", here / "database", "--overwrite")
     assert "mine" not in (here / "database" / RECORDS).read_text()
     tcl("export", "-p", "host-avx2")
     tcl("export", "-p", "host-avx2")  # what is below data/ is its own

@@ -173,7 +173,7 @@ def test_what_is_missing_is_said_with_its_reason(project):
     (Workspace().journal / "seconds" / "tasks.json").write_text("torn")
     left_out = dict(gather(Workspace())["left_out"])
     assert left_out["accuracy"] == "no model has been judged yet; run: dvc repro evaluate"
-    assert left_out["torch.compile"] == "no compiler" and "tcl tune --again" in left_out["milliseconds against programs measured"]
+    assert left_out["torch.compile"] == "no compiler" and "tcl tune --force" in left_out["milliseconds against programs measured"]
     assert "TVM's own took their place" in left_out["tuned programs of 2 tasks"]
     assert "is damaged (it is no JSON)" in left_out["time of tasks"]
     assert "nobody knows what this model was made of" in left_out[f"what the model of {FIRST} was made of"]
@@ -254,10 +254,10 @@ def test_the_page_and_its_figures_are_written(project):
 def test_a_page_of_the_users_own_name_is_not_overwritten_unasked(project, tmp_path):
     page = tmp_path / "run.html"
     page.write_text("mine")
-    with pytest.raises(UsageError, match="run.html exists; give another name, or --force"):
+    with pytest.raises(UsageError, match="run.html exists; give another name, or --overwrite"):
         tcl("report", "--to", page)
     assert page.read_text() == "mine" and not FIGURES.exists()
-    assert tcl("report", "--to", page, "--force") == f"wrote {page}" and page.read_text().startswith("<!doctype html>")
+    assert tcl("report", "--to", page, "--overwrite") == f"wrote {page}" and page.read_text().startswith("<!doctype html>")
 
 
 def test_names_of_params_are_text_in_the_page(project):

@@ -1,4 +1,4 @@
-"""`tcl collect --again`: it keeps what was measured before, and goes on where it was stopped."""
+"""`tcl collect --force`: it keeps what was measured before, and goes on where it was stopped."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ def test_measuring_again_keeps_the_old_journal(pool, runners):
     tcl("collect", "-p", "first")
     journals = [(JOURNAL / "records.jsonl").read_bytes()]
     for times in (1, 2, 3):
-        tcl("collect", "-p", "first", "--again")
+        tcl("collect", "-p", "first", "--force")
         assert len(runners[-1].jobs) == 20
         kept = sorted(JOURNAL.parent.glob("first.before-*"))
         assert [(k / "records.jsonl").read_bytes() for k in kept] == journals and len(kept) == times
         journals.append((JOURNAL / "records.jsonl").read_bytes())
     assert [s["from_journal"] for s in lines_of(ROUNDS) if s["step"] == "measure"] == [0, 0, 0]
-    assert not list(Path("data/journal").rglob(collecting.AGAIN))
-    tcl("holdout", "-p", "first", "--again")  # without a journal there is nothing to keep
+    assert not list(Path("data/journal").rglob(collecting.FORCED))
+    tcl("holdout", "-p", "first", "--force")  # without a journal there is nothing to keep
     assert len(list(Path("data/journal/holdout").iterdir())) == 1
 
 
 @pytest.mark.parametrize("stage", ["collect", "holdout"])
 def test_measuring_again_that_was_stopped_goes_on(pool, runners, capfd, stage):
-    """The same command, which a stop promises to go on, keeps what it had measured; so does one without --again."""
+    """The same command, which a stop promises to go on, keeps what it had measured; so does one without --force."""
     write_params({"collect.sampler": "random"})  # trains nothing
     tcl(stage, "-p", "first")
     journal = Workspace().journal_folder("first", stage)
     old, runners.limit = (journal / "records.jsonl").read_bytes(), 1
-    for again in (True, True, False):
+    for force in (True, True, False):
         with pytest.raises(KeyboardInterrupt):
-            tcl(stage, "-p", "first", *["--again"] * again)
+            tcl(stage, "-p", "first", *["--force"] * force)
     assert len(list(iter_journal(journal))) == 3
     (kept,) = journal.parent.glob("first.before-*")
     assert (kept / "records.jsonl").read_bytes() == old
-    mark = journal / collecting.AGAIN
-    assert f"going on with the --again that was stopped; to begin anew once more, remove {mark} first" in capfd.readouterr().err
+    mark = journal / collecting.FORCED
+    assert f"going on with the --force that was stopped; to begin anew once more, remove {mark} first" in capfd.readouterr().err
     runners.limit = None
-    tcl(stage, "-p", "first", "--again")
+    tcl(stage, "-p", "first", "--force")
     assert len(list(iter_journal(journal))) == len(runners[-1].jobs) + 3 and not mark.exists()
     assert [path.name for path in journal.parent.glob("first.before-*")] == [kept.name]
-    tcl(stage, "-p", "first", "--again")  # it ended well, so this one begins anew
+    tcl(stage, "-p", "first", "--force")  # it ended well, so this one begins anew
     assert len(list(journal.parent.glob("first.before-*"))) == 2
 
 
@@ -64,15 +64,15 @@ def test_measuring_the_whole_chain_again_goes_on_where_it_was_stopped(pool, runn
     tcl("collect")
     real = collecting.collect
 
-    def stop_at_second(project, platform, again):
+    def stop_at_second(project, platform, force):
         if platform == "second":
             raise KeyboardInterrupt
-        return real(project, platform, again)
+        return real(project, platform, force)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(collecting, "collect", stop_at_second)
-        tcl("collect", "--again")
-    tcl("collect", "--again")
+        tcl("collect", "--force")
+    tcl("collect", "--force")
     assert [len(runner.jobs) for runner in runners] == [20, 10, 20, 0, 10]
     assert sorted(path.name.partition(".before")[0] for path in JOURNAL.parent.glob("*.before-*")) == ["first", "second"]
 
@@ -87,12 +87,12 @@ def test_two_who_measure_again_at_once_measure_once(pool, runners, monkeypatch, 
     def after_another():
         if not first:
             first.append(True)
-            tcl("collect", "-p", "first", "--again")
+            tcl("collect", "-p", "first", "--force")
         with real():
             yield
 
     monkeypatch.setattr(collecting, "measuring_alone", after_another)
-    tcl("collect", "-p", "first", "--again")
+    tcl("collect", "-p", "first", "--force")
     assert [len(runner.jobs) for runner in runners] == [20, 20, 0]
     assert len(list(JOURNAL.parent.glob("first.before-*"))) == 1
     assert f"another process has measured into {JOURNAL} meanwhile" in capfd.readouterr().err
@@ -105,5 +105,5 @@ def test_nothing_is_set_aside_when_nothing_can_be_measured(pool, runners, stage)
     journal = Workspace().journal_folder("first", stage)
     shutil.move("data/programs/pool", "elsewhere")
     with pytest.raises(DataError, match="the stage candidates writes it"):
-        tcl(stage, "-p", "first", "--again")
-    assert not list(journal.parent.glob("*.before-*")) and not (journal / collecting.AGAIN).exists()
+        tcl(stage, "-p", "first", "--force")
+    assert not list(journal.parent.glob("*.before-*")) and not (journal / collecting.FORCED).exists()

@@ -209,7 +209,7 @@ def test_refused_lines_are_said_and_listed(here):
 
 def test_a_list_of_refused_lines_goes_when_none_are_left(here):
     for lines in ([line(1, 1), "bad"], [line(1, 1)]):
-        predict_log(write(here / "a.log", *lines), folder=told(), to=Path("scores.csv"), force=True)
+        predict_log(write(here / "a.log", *lines), folder=told(), to=Path("scores.csv"), overwrite=True)
         assert Path("scores.csv.refused.txt").exists() is (len(lines) == 2)
 
 

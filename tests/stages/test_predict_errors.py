@@ -90,12 +90,12 @@ def test_what_is_there_is_overwritten_only_by_force(here):
     path, to, listed = write(here / "a.log", line(1, 1), "bad"), Path("scores.csv"), Path("scores.csv.refused.txt")
     for taken in (to, listed):
         taken.write_text("mine")
-        with pytest.raises(UsageError, match=f"{taken} exists; give another name, or --force to overwrite it"):
+        with pytest.raises(UsageError, match=f"{taken} exists; give another name, or --overwrite to replace it"):
             predict_log(path, folder=told(), to=to)
         assert taken.read_text() == "mine" and Told.calls == []
         taken.unlink()
     to.write_text("mine")
-    assert "1 scores" in predict_log(path, folder=told(), to=to, force=True)
+    assert "1 scores" in predict_log(path, folder=told(), to=to, overwrite=True)
     assert len(rows_of(to)) == 1 and listed.read_text().startswith("2\tno JSON")
 
 
@@ -106,7 +106,7 @@ def test_the_log_is_not_overwritten_even_by_force(here):
     for log, to in ((path, "a.log"), (path, "link.csv"), (here / "b.csv.refused.txt", "b.csv")):
         before = log.read_bytes()
         with pytest.raises(UsageError, match="is the log itself; give the name of another file to --to"):
-            predict_log(log, folder=told(), to=Path(to), force=True)
+            predict_log(log, folder=told(), to=Path(to), overwrite=True)
         assert log.read_bytes() == before
 
 
@@ -115,7 +115,7 @@ def test_the_workloads_of_a_database_are_not_overwritten_even_by_force(here):
     workloads = write(here / "database_workload.json", ["hash", "module"])
     before = workloads.read_bytes()
     with pytest.raises(UsageError, match="database_workload.json is the log itself"):
-        predict_log(here, folder=told(), to=workloads, force=True)
+        predict_log(here, folder=told(), to=workloads, overwrite=True)
     assert workloads.read_bytes() == before
 
 

@@ -90,7 +90,7 @@ def test_an_unknown_platform(pool, runners, stage):
 
 
 COMMANDS = (
-    "collect --again -p", "holdout --again -p", "tasks", "train -p", "train --model", "distill -p", "register -p", "promote -p", "tune",
+    "collect --force -p", "holdout --force -p", "tasks", "train -p", "train --model", "distill -p", "register -p", "promote -p", "tune",
     "tune -p", "export -p", "predict log -p", "profile", "models -p", "rollback --reason slow -p",
 )  # fmt: skip
 
@@ -98,7 +98,7 @@ COMMANDS = (
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("empty", ["", " "])
 def test_an_empty_name_does_not_mean_all_of_them(pool, runners, command, empty):
-    """As in `tcl collect --again -p "$UNSET"`."""
+    """As in `tcl collect --force -p "$UNSET"`."""
     write_params({"collect.sampler": "random"})  # trains nothing
     tcl("collect", "-p", "first")
     before = store.data_digest(Path("data"))

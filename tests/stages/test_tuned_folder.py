@@ -30,7 +30,7 @@ def made(tiny_network, tmp_path_factory):
     with quiet_compiler():
         imported = import_network(tiny_network, threads=1)
         module = fuse(imported.module, target, PREPARED)
-    with tuned_folder.tuned_folder(folder, force=False) as aside:
+    with tuned_folder.tuned_folder(folder, overwrite=False) as aside:
         export(module, target, aside / "network.so")
         np.savez(aside / "example.npz", output=imported.output, input_0=imported.inputs[0])
         fill(aside, folder / "nothing was measured", REPORT)

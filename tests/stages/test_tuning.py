@@ -89,11 +89,11 @@ def test_nothing_new_is_tuned_once(project, tuner):
         "largest difference to PyTorch's output 6.0e-08"
     )
     said = tune(project, None, P, None)
-    assert said.startswith("unchanged: resnet-18 on") and said.endswith("to tune it once more: tcl tune --again")
+    assert said.startswith("unchanged: resnet-18 on") and said.endswith("to tune it once more: tcl tune --force")
     assert tuner.calls == [("resnet-18", 200)]
 
 
-@pytest.mark.parametrize("change", ["network", "trials", "graph", "champion", "again"])
+@pytest.mark.parametrize("change", ["network", "trials", "graph", "champion", "force"])
 def test_what_is_new_is_tuned(project, tuner, change):
     tune(project, "resnet-18", P, 200)
     if change == "champion":
@@ -102,7 +102,7 @@ def test_what_is_new_is_tuned(project, tuner, change):
         graph = dataclasses.replace(project.params.graph, layout="NCHW")
         project = TinyWorkspace(params=dataclasses.replace(project.params, graph=graph))
     network, trials = ("bert-tiny" if change == "network" else "resnet-18"), (64 if change == "trials" else 200)
-    tune(project, network, P, trials, again=change == "again")
+    tune(project, network, P, trials, force=change == "force")
     assert tuner.calls == [("resnet-18", 200), (network, trials)]
     tuned = json.loads((Workspace().reports / tuning.TUNED).read_text())
     assert tuned["champion_version"] == (2 if change == "champion" else 1)
@@ -289,9 +289,9 @@ def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):
     text = (out / "report.md").read_text()
     assert "| fused_conv2d | 2 | 1.5000 | 150 |" in text and "| reshape | 1 | TVM's own | 1 |" in text
     assert "| tuned | 87.619 | 87.000 to 90.000 | 6.0e-08 |" in text and "| compile | - | - | it has no compiler |" in text
-    with pytest.raises(UsageError, match="fast exists; name another folder, or --force to overwrite it"):
+    with pytest.raises(UsageError, match="fast exists; name another folder, or --overwrite to replace it"):
         tune(project, None, P, 64, out=out)
-    tune(project, None, P, 65, out=out, force=True)
+    tune(project, None, P, 65, out=out, overwrite=True)
     assert read_json(out / "report.json", "")["trials"] == 65 and len(tuner.calls) == 2
 
 
@@ -301,7 +301,7 @@ def test_a_folder_that_is_not_ours_is_never_overwritten(project, tuner, tmp_path
     (tmp_path / "file").touch()
     for name in ("mine", "file"):
         with pytest.raises(UsageError, match=f"{name} is there and is no folder that tcl tune wrote; name another one"):
-            tune(project, None, P, 64, out=tmp_path / name, force=True)
+            tune(project, None, P, 64, out=tmp_path / name, overwrite=True)
     with pytest.raises(TclError, match="cannot write .*file/below"):
         tune(project, None, P, 64, out=tmp_path / "file" / "below")
     assert tuner.calls == [] and (tmp_path / "mine" / "letter.txt").read_text() == "dear"
@@ -309,7 +309,7 @@ def test_a_folder_that_is_not_ours_is_never_overwritten(project, tuner, tmp_path
 
 def test_two_tunings_into_one_folder(project, tuner, tmp_path):
     """The second is refused before it measures; the first one's is whole."""
-    with tuned_folder.tuned_folder(tmp_path / "fast", force=False) as aside:
+    with tuned_folder.tuned_folder(tmp_path / "fast", overwrite=False) as aside:
         with pytest.raises(UsageError, match="another tuning is writing .*fast; wait for its end, or name another folder"):
             tune(project, None, P, 64, out=tmp_path / "fast")
         (aside / "mine").touch()
