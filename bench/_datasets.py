@@ -61,6 +61,6 @@ class Logs:
 
 
 def reads_of(model: str) -> str:
-    """tokens, statements or states: what a model of the catalogue is trained on."""
+    """tokens, per-store features or states: what a model of the catalogue is trained on."""
     asked = catalogue.model_class(model)
     return "states" if asked.needs_states else asked.reads

@@ -1,4 +1,4 @@
-"""What our model is taught with beside the measured programs: statements, and programs that nobody measured."""
+"""What our model is taught with beside the measured programs: per-store features, and programs that nobody measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from _identity import code
 
 from tcl_core import store
 from tcl_core.features.batches import Samples, concatenate
-from tcl_core.features.statements import with_statements
+from tcl_core.features.per_store import with_per_store
 from tcl_core.files import replacing
 from tcl_core.platforms import pool_target, threads
 from tcl_core.programs import pool, unlabelled as drawing
@@ -31,16 +31,16 @@ LOG_SHARE = 1  # as many times more of a log's programs than are trained on stan
 class Lesson(Case):
     """A case with what a teacher ensemble needs to teach our model (``tcl_core.teaching``).
 
-    statements  the training programs as statements, or None where nothing can be lowered
+    per_store   the training programs as per-store features, or None where nothing can be lowered
     unlabelled  further programs of the training tasks, in the same views; what was measured of them, nobody reads
     """
 
-    statements: Samples | None = None
+    per_store: Samples | None = None
     unlabelled: Mapping[str, Samples] = field(default_factory=dict)
 
     def taught(self, seed: int, **teachers: object) -> Samples:
         """All programs with the labels of a teacher ensemble that learned from the measured ones."""
-        measured = {"tokens": self.train} | ({"statements": self.statements} if self.statements is not None else {})
+        measured = {"tokens": self.train} | ({"per-store features": self.per_store} if self.per_store is not None else {})
         return pseudo_labelled(measured, self.unlabelled, seed, **teachers)
 
 
@@ -60,14 +60,14 @@ def chain_case(reference: Reference, platform: str, thin: tuple[int | None, int 
 def lesson(
     reference: Reference, platform: str, tested: Sequence[str] = (), thin: tuple[int | None, int | None, int] = (None, None, 0)
 ) -> Lesson:
-    """A case of the reference data (``Reference.case``, then ``Case.thinned``), its training programs as statements too, and
+    """A case of the reference data (``Reference.case``, then ``Case.thinned``), its training programs as per-store features too, and
     unlabelled programs of its training tasks.
     """
     case = reference.case(platform, "tokens", tested).thinned(*thin)
-    statements = reference.case(platform, "statements", tested).thinned(*thin).train
+    per_store = reference.case(platform, "per-store features", tested).thinned(*thin).train
     more = unlabelled(reference, platform)
     kept = np.isin(more["tokens"].tasks, np.unique(case.train.tasks))
-    return Lesson(**_fields(case), statements=statements, unlabelled={reads: s.take(kept) for reads, s in more.items()})
+    return Lesson(**_fields(case), per_store=per_store, unlabelled={reads: s.take(kept) for reads, s in more.items()})
 
 
 def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
@@ -83,7 +83,7 @@ def unlabelled(reference: Reference, platform: str) -> dict[str, Samples]:
     """Further programs of each training task of the reference data, which are the same on every platform."""
     encoder, keys = reference.encoder, _drawn_keys(reference)
     samples = encoder.encode(keys, read_saved_hardware(reference.folder / f"platform={platform}").vector())
-    return {"tokens": samples, "statements": with_statements(samples, keys, encoder, reference.features / "statements")}
+    return {"tokens": samples, "per-store features": with_per_store(samples, keys, encoder, reference.features / "per-store features")}
 
 
 @lru_cache(maxsize=1)

@@ -21,7 +21,7 @@ import numpy as np
 
 from tcl_core.compat import load_intrinsics, make_target, meta_schedule, quiet_compiler
 from tcl_core.measure.job import Setup
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.params import Graph
 from tcl_core.programs.graph import AS_GIVEN, PREPARED
@@ -219,7 +219,7 @@ def _best_of_each(database: Any, modules: Sequence[Any], target: dict[str, Any])
 
 
 def _tenset_ranker(model: CostModel) -> Any:
-    """TenSet's MLP as MetaSchedule's cost model: it reads statements of the lowered candidates, and does not learn while tuning."""
+    """TenSet's MLP as MetaSchedule's cost model: it reads per-store features of the lowered candidates, and does not learn while tuning."""
     from tvm.ir.utils import derived_object
 
     from tcl_core.features.batches import Samples
@@ -231,15 +231,15 @@ def _tenset_ranker(model: CostModel) -> Any:
     class TensetRanker(ms.cost_model.PyCostModel):
         def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
             rows = [found.numpy().astype(np.float32) for found in extractor.extract_from(context, candidates)]
-            statements = np.zeros((len(rows), max([1, *map(len, rows)]), rows[0].shape[1]), dtype=np.float32)
-            for place, found in zip(statements, rows, strict=True):
+            padded = np.zeros((len(rows), max([1, *map(len, rows)]), rows[0].shape[1]), dtype=np.float32)
+            for place, found in zip(padded, rows, strict=True):
                 place[: len(found)] = found
             samples = Samples(
-                features=statements,
+                features=padded,
                 lengths=np.array([len(found) for found in rows], dtype=np.int32),
                 tasks=np.zeros(len(rows), dtype=np.int32),
                 latencies_s=np.full(len(rows), np.inf),
-                holds="statements",
+                holds="per-store features",
             )
             return model.predict(samples).astype("float64")
 

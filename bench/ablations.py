@@ -117,7 +117,7 @@ VARIANTS: dict[str, Variant] = {
     "not taught: regression on the measured programs": Variant(taught=False),
     "taught, but by LambdaRank on the committee's labels": Variant(loss="rank"),
     "committee on tokens alone": Variant(teachers=(Member("trees", 2, 1.0),)),
-    "committee on statements alone": Variant(teachers=(Member("xgboost", 2, 1.0),)),
+    "teacher ensemble on per-store features alone": Variant(teachers=(Member("xgboost", 2, 1.0),)),
     "taught on measured programs only": Variant(unlabelled=0.0),
     "a quarter of the unlabelled programs": Variant(unlabelled=0.25),
     "tokens not standardised": Variant(build=functools.partial(network_of_tokens, kinds=0)),
@@ -131,8 +131,8 @@ VARIANTS: dict[str, Variant] = {
 }
 
 FEW = ("default", "not taught: LambdaRank on the measured programs", "sizes, not their logarithms", "nothing said of the workload",
-       "mean over the tokens", "two Mamba blocks", "no network: trees on statements")  # of the smallest form  # fmt: skip
-TREES = {"no network: trees on tokens": "trees", "no network: trees on statements": "xgboost"}
+       "mean over the tokens", "two Mamba blocks", "no network: trees on per-store features")  # of the smallest form  # fmt: skip
+TREES = {"no network: trees on tokens": "trees", "no network: trees on per-store features": "xgboost"}
 
 
 class Bench:

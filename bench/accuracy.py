@@ -7,7 +7,7 @@ reference   the reference data set, platform by platform: trained on the trainin
             networks', which share no task with them
 logs        imported AutoTVM and Ansor logs, device by device: trained on three quarters of the tasks, tested on the
             others' programs that were drawn uniformly, or, where a device has no such log (marked: chosen), on all that a
-            tuner chose.  Logs tell no module to lower: models on statements or states are left out
+            tuner chose.  Logs tell no module to lower: models on per-store features or states are left out
 curve       the chain's last platform with ever more training tasks, and ever more programs of each
 
 Every model has the same programs, its own settings, and several seeds; a figure is the mean over seeds and its 95 %

@@ -26,10 +26,10 @@ import numpy as np
 from _tables import arguments, into_document, markdown, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
-from tcl_core.compat import make_target, meta_schedule
+from tcl_core.compat import load_tvm, make_target, meta_schedule
 from tcl_core.evaluation.metrics import spearman
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.platforms import kind_of, threads, why_not
 from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
@@ -59,6 +59,7 @@ class Size:
     large, small     batches of the two sizes
     sizes            programs of these
     networks         whose tasks they are
+    initializer      of the processes in which TVM builds; none: as they come, 20 s until the first is built
     """
 
     tasks: int
@@ -67,6 +68,7 @@ class Size:
     small: int
     sizes: tuple[int, int] = (LARGE, SMALL)
     networks: tuple[str, ...] = NETWORKS
+    initializer: Callable[[], Any] | None = None
 
 
 FULL = Size(24, 16, 5, 8)
@@ -77,7 +79,7 @@ def smallest() -> Size:
     """One batch of three programs and one of two, of a network of one layer."""
     from _smallest import network
 
-    return Size(1, 3, 1, 1, (3, 2), (network(),))
+    return Size(1, 3, 1, 1, (3, 2), (network(),), load_tvm)
 
 
 class Candidates:
@@ -138,11 +140,12 @@ class Stock:
     The programs' schedules are there before; TCL's workers make them within the time that counts.
     """
 
-    def __init__(self, candidates: Candidates, target: dict) -> None:
+    def __init__(self, candidates: Candidates, target: dict, initializer: Callable[[], Any] | None) -> None:
         ms = meta_schedule()
         began = time.perf_counter()
         config = ms.runner.EvaluatorConfig(number=1, repeat=PROTOCOL.repeats, min_repeat_ms=int(PROTOCOL.min_repeat_ms))
-        self._builder, self._runner = ms.builder.LocalBuilder(), ms.runner.LocalRunner(evaluator_config=config)
+        self._builder = ms.builder.LocalBuilder(initializer=initializer)
+        self._runner = ms.runner.LocalRunner(evaluator_config=config)
         self.start_s = time.perf_counter() - began
         self._candidates, self._target = candidates, make_target(target)
 
@@ -330,7 +333,7 @@ def compare(setup: Setup, size: Size) -> dict[str, Any]:
     with ExitStack() as stack, progress("measuring batches", 5 * len(large) + 3 * len(small)) as shown:
         runners = {OURS: Runner(setup), EARLY: Runner(early), OVERLAPPED: Runner(setup, overlap=True)}
         ours: dict[str, Any] = {name: Ours(candidates, stack.enter_context(runner)) for name, runner in runners.items()}
-        systems: dict[str, Any] = {STOCK: Stock(candidates, setup.target), **ours}
+        systems: dict[str, Any] = {STOCK: Stock(candidates, setup.target, size.initializer), **ours}
         at_large = in_turns({**systems, AGAIN: ours[OURS]}, large, shown)
         at_small = in_turns({name: systems[name] for name in (STOCK, OURS, EARLY)}, small, shown)
     pairs = ((OURS, STOCK), (AGAIN, OURS), (OVERLAPPED, OURS))

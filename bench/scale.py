@@ -29,7 +29,7 @@ from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
 from tcl_core import store
 from tcl_core.features.layout import WIDTH
 from tcl_core.journal import line_of
-from tcl_core.measure.pool import WORKERS_PER_DEVICE
+from tcl_core.measure.runner import WORKERS_PER_DEVICE
 from tcl_core.params import Params, load_params
 
 COMMAND = "python bench/scale.py"

@@ -32,7 +32,7 @@ from prefect import flow
 from flows.features import PROGRAMS, dask_workers, mapped
 from flows.server import prefect_api
 from tcl_core import datasets, store
-from tcl_core.features.statements import read_statements
+from tcl_core.features.per_store import read_per_store
 from tcl_core.params import Run
 
 WARM = 8
@@ -43,9 +43,9 @@ def lowering(programs: int) -> float:
     data = datasets.reference()
     keys = [record.key for record in store.read_records(data.folder / "platform=host-avx2")]
     with tempfile.TemporaryDirectory() as folder:
-        read_statements(keys[-WARM:], data.encoder, Path(folder), engine=mapped, chunk=1)  # each worker has loaded its compiler then
+        read_per_store(keys[-WARM:], data.encoder, Path(folder), engine=mapped, chunk=1)  # each worker has loaded its compiler then
         start = time.perf_counter()
-        read_statements(keys[:programs], data.encoder, Path(folder), engine=mapped, chunk=PROGRAMS)
+        read_per_store(keys[:programs], data.encoder, Path(folder), engine=mapped, chunk=PROGRAMS)
         return programs / (time.perf_counter() - start)
 
 with prefect_api():

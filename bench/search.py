@@ -34,7 +34,7 @@ from _datasets import Reference
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import TclError
 from tcl_core.measure.job import Job, Protocol, Setup
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import host_fingerprint, kind_of, why_not

@@ -437,7 +437,7 @@ def run_smallest() -> None:
     reference = _smallest.reference()
     platform, network = reference.platforms[-1], _smallest.network()
     models = {}
-    for name, reads in (("trees", "tokens"), ("tenset-mlp", "statements")):
+    for name, reads in (("trees", "tokens"), ("tenset-mlp", "per-store features")):
         models[name] = catalogue.create(name, catalogue.own_settings(name))
         models[name].fit(reference.case(platform, reads).train)
     fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)

@@ -27,7 +27,7 @@ from collect import PROTOCOL, best_setup
 from tcl_core import store
 from tcl_core.measure import worker_handle
 from tcl_core.measure.job import Job, Setup
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.progress import progress
 from tcl_core.stages.machine import measuring_alone
 

@@ -23,8 +23,8 @@ from prefect.task_runners import TaskRunner
 from flows.dvc_stage import only_run
 from flows.server import prefect_api, wait_until_recorded
 from tcl_core.errors import PlatformError, TclError, naming_extras
-from tcl_core.features import statements
-from tcl_core.features.statements import LoweringJob
+from tcl_core.features import per_store
+from tcl_core.features.per_store import LoweringJob
 from tcl_core.files import shown
 from tcl_core.params import Run, load_params
 from tcl_core.platforms import threads
@@ -58,12 +58,12 @@ def lowering(engine: str) -> int:
     workspace = Workspace()
     keys = programs_to_lower(workspace)
     elsewhere = {"engine": mapped, "chunk": PROGRAMS} if engine == "dask" else {}
-    statements.read_statements(keys, workspace.encoder, workspace.statements, **elsewhere)
+    per_store.read_per_store(keys, workspace.encoder, workspace.per_store, **elsewhere)
     return len(keys)
 
 
 def mapped(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.ndarray]]]:
-    """Each job with the statements of its programs, in the order in which the flow's workers are done."""
+    """Each job with the per-store features of its programs, in the order in which the flow's workers are done."""
     futures = {lower.submit(pickle.dumps(job)): job for job in jobs}  # bytes: Prefect would look into anything else for futures
     for future in as_completed(list(futures)):
         found = future.result(raise_on_failure=False)
@@ -75,17 +75,17 @@ def mapped(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.n
                 f"a worker could not lower its programs ({reason}); what was done is kept: run again, on one worker to see it"
             )
         made_by, rows = found
-        if made_by != statements.FORMAT:
+        if made_by != per_store.FORMAT:
             raise PlatformError(
-                f"a worker has TVM {made_by.split()[-1]}, and this machine {statements.TVM_VERSION}; install the same on both"
+                f"a worker has TVM {made_by.split()[-1]}, and this machine {per_store.TVM_VERSION}; install the same on both"
             )
         yield futures[future], rows
 
 
 @task(cache_policy=NO_CACHE, name="lower", persist_result=False)
 def lower(job: bytes) -> tuple[str, list[np.ndarray]]:
-    """What makes the statements, in which version, and the statements of the pickled job's programs."""
-    return statements.FORMAT, statements.extract(pickle.loads(job))
+    """What makes the per-store features, in which version, and those of the pickled job's programs."""
+    return per_store.FORMAT, per_store.extract(pickle.loads(job))
 
 
 def main() -> int:

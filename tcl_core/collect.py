@@ -25,7 +25,7 @@ from tcl_core.features.batches import Samples, scaled_within_task
 from tcl_core.features.encode import Encoder
 from tcl_core.journal import Journal, iter_journal
 from tcl_core.measure.job import Job, Outcome, Setup
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import Program
 from tcl_core.records import ProgramKey, Record

@@ -22,7 +22,7 @@ from tcl_core.evaluation.metrics import Networks
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
-from tcl_core.features.statements import with_statements
+from tcl_core.features.per_store import with_per_store
 from tcl_core.features.states import with_states
 from tcl_core.files import place, shown
 from tcl_core.platforms import Hardware, read_saved_hardware
@@ -114,15 +114,15 @@ class Reference:
         return self.folder / f"platform={platform}"
 
     def _samples(self, platform: str, reads: str = "tokens") -> Samples:
-        """All measured programs, in the rows that models read: tokens, statements, or tokens with states."""
+        """All measured programs, in the rows that models read: tokens, per-store features, or tokens with states."""
         place = self._place(platform)
         blocks, hardware = store.iter_columns(place, COLUMNS), self.hardware(platform).vector()
         samples = concatenate([self.encoder.encode_columns(block, hardware) for block in blocks])
         if reads == "tokens":
             return samples
         keys = [record.key for record in store.read_records(place)]
-        lowered = with_statements if reads == "statements" else with_states
-        return lowered(samples, keys, self.encoder, self.features / reads)
+        lowered = with_per_store if reads == "per-store features" else with_states
+        return lowered(samples, keys, self.encoder, self.features / reads.split()[0])
 
     def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = ()) -> Case:
         """Train on the training networks' tasks, rank the held-out networks'.

@@ -1,7 +1,7 @@
 """Teaching: what a teacher ensemble of boosted trees finds is passed on to one network.
 
 From some thousands of measurements trees learn to rank better than a network does.  But they are large, those on
-statements need every candidate lowered, and none can be carried down a chain of platforms.  So the network learns to give
+per-store features need every candidate lowered, and none can be carried down a chain of platforms.  So the network learns to give
 the teacher ensemble's scores, which are smoother than measured latencies: most of the gain is in these labels.  The rest comes
 from programs that nobody measured, which the teacher ensemble scores as well and which cost nothing but their generation.  The
 network ends up a hundredth of the pairs behind the teacher ensemble on tasks that it has not seen, at its own size and speed.
@@ -24,7 +24,7 @@ from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.models import catalogue, mamba
 
 Views = Mapping[str, Samples]
-"""What models read ("tokens", "statements") -> the same programs in those rows."""
+"""What models read ("tokens", "per-store features") -> the same programs in those rows."""
 
 
 @dataclass(frozen=True)

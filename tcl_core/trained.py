@@ -44,7 +44,7 @@ class Trained:
 
     @property
     def reads(self) -> str:
-        """What it reads of a program: tokens, or the statements of the lowered program."""
+        """What it reads of a program: tokens, or the per-store features of the lowered program."""
         return self.model.reads
 
     @property

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tcl_core import environment  # noqa: F401  (before torch is imported: its threads would spin, and tests run side by side)
+
+# isort: split
 import numpy as np
 import pytest
 import torch  # before TVM, which would do without it in this process if a worker's way of loading it came first
@@ -22,9 +25,12 @@ from tcl_core.programs.workload import Workload, read_workload
 
 
 LONG = ("test_end_to_end.py", "test_bench_scripts.py")  # begin first, so that no process is left alone with one of them
-SLOW = (  # `make test-fast` leaves them out: whole runs, trainings to an end, kills, real devices and fresh environments
-    *LONG, "test_bridge.py", "test_examples.py", "test_kills.py", "test_training.py", "test_network_files.py", "test_network_tuning.py",
-    "test_remote.py", "test_wheel.py",
+SLOW = (  # `make test-fast` leaves them out: whole runs, trainings to an end, kills, servers, real devices, networks and fresh environments
+    *LONG, "test_adapters.py", "test_bench_networks.py", "test_bridge.py", "test_collect_ends.py", "test_device_command.py",
+    "test_distributed.py", "test_examples.py", "test_exporting.py", "test_features_flow.py", "test_flow.py", "test_graph.py",
+    "test_kernel_cache.py", "test_kills.py", "test_latency.py", "test_network_files.py", "test_network_tuning.py", "test_networks.py",
+    "test_plain_tvm.py", "test_remote.py", "test_runner.py", "test_runner_processes.py", "test_serve.py", "test_simplify.py",
+    "test_trees.py", "test_training.py", "test_wheel.py", "test_worker_handle.py", "flows/test_stages.py",
 )  # fmt: skip
 USABLE = os.sched_getaffinity(0)
 
@@ -32,7 +38,7 @@ USABLE = os.sched_getaffinity(0)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
-        if item.path.name in SLOW:
+        if item.path.as_posix().endswith(SLOW):
             item.add_marker(pytest.mark.slow)
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 600  # of a script, which takes some seconds on a quiet machine
 # Script -> dotted paths of its result that its tables are made of; * stands for every key or number of which there must be some.
 TABLES = {
-    "ablations": ("runs.default.*.*", "runs.two Mamba blocks.*.*", "runs.no network: trees on statements.*.*", "epochs"),
+    "ablations": ("runs.default.*.*", "runs.two Mamba blocks.*.*", "runs.no network: trees on per-store features.*.*", "epochs"),
     "accuracy": (
         *(f"summary.host-avx512.{model}.{key}" for model in ("random", "mamba", "tcl") for key in ("top1", "top5", "parameters")),
         *(f"runs.*.figures.{key}" for key in ("top1", "top5", "pairs", "spearman", "task_top1", "train_s", "programs_per_s")),

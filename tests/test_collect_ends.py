@@ -72,8 +72,8 @@ COLLECTOR = """
 import sys
 sys.path.insert(0, "tests")
 import conftest
-from tcl_core.measure import pool
-pool.PER_WORKER, pool.threads = 4, lambda: 2  # two workers, eight programs a batch
+from tcl_core.measure import runner
+runner.PER_WORKER, runner.threads = 4, lambda: 2  # two workers, eight programs a batch
 from tcl_core.collect import Collection, measure_all
 from tcl_core.features.encode import Encoder
 from tcl_core.programs.pool import sample_programs

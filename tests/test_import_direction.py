@@ -19,7 +19,7 @@ ALLOWED = {  # foreign package -> where it may be imported
     "prefect": ("flows/",),
     "mlflow": ("tcl_core/registry/",),
     "pyarrow": ("tcl_core/store/",),
-    "tvm": ("tcl_core/compat.py", "tcl_core/programs/", "tcl_core/measure/", "tcl_core/features/statements.py",
+    "tvm": ("tcl_core/compat.py", "tcl_core/programs/", "tcl_core/measure/", "tcl_core/features/per_store.py",
             "tcl_core/tuning/", "tcl_core/models/scan_tir.py"),
 }  # fmt: skip
 

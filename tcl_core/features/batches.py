@@ -25,7 +25,7 @@ class Samples:
     states       (N,) objects or None: the real states of the programs whose schedules were replayed
                  (``features.states.Trajectory``), None for the others; only training a world model reads them
     holds        what the rows are: "tokens" of the schedule, its hardware and its workload (``features.encode``),
-                 "statements" of the lowered program (``features.statements``), or what a model makes of either for a
+                 "per-store features" of the lowered program (``features.per_store``), or what a model makes of either for a
                  part of itself.  A model that reads others refuses them
     """
 

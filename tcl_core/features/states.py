@@ -3,7 +3,7 @@
 A world model learns from them what each action does (arXiv 2606.09312).  An action is a primitive, one token row;
 the state after n actions is the program that would be measured if the schedule ended there, post-processed, so that
 annotations show.  Its numbers are TVM's per-store features (FLOPs, loop annotations, bytes and strides of every
-buffer access), pooled over the statements.
+buffer access), pooled over the stores.
 
 Replaying costs some 10 ms per state, so only a share of the programs is replayed, at some of their steps, and what
 was replayed once is kept in a cache.  Nothing here is needed to predict.
@@ -37,7 +37,7 @@ from tcl_core.records import ProgramKey
 
 log = logging.getLogger(__name__)
 FORMAT = f"2 {TVM_VERSION}"  # of the cache; the features are those of this TVM
-STATE_WIDTH = 1 + 2 * 164  # statements, mean and maximum of TVM's 164 features
+STATE_WIDTH = 1 + 2 * 164  # stores, mean and maximum of TVM's 164 features
 PROGRAMS = 4096  # replayed in all
 PROGRAMS_PER_TASK = 32
 STEPS_BETWEEN = 3  # states per program beside the untouched and the finished one
@@ -109,7 +109,7 @@ def action_ends(trace: Any) -> list[int]:
 
 
 def pooled(stores: np.ndarray) -> np.ndarray:
-    """(STATE_WIDTH,) log2(1 + statements), mean and maximum of the features (S, 164) of a program's S statements."""
+    """(STATE_WIDTH,) log2(1 + stores), mean and maximum of the features (S, 164) of a program's S stores."""
     return np.concatenate([[log2p(len(stores))], stores.mean(axis=0), stores.max(axis=0)]).astype(np.float32)
 
 

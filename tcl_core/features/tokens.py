@@ -4,7 +4,7 @@ One row for the hardware, one for the workload, one per schedule primitive and o
 comes first, so that a model which reads from left to right knows the platform when it meets the schedule
 (arXiv 2604.12891 gives the row, not its place).  Within a sketch only decisions differ, so a sketch is a template
 plus a scatter of its holes.
-The tiling-level rows say what boosted trees get from the lowered statements (extents, footprints, strides per level):
+The tiling-level rows say what boosted trees get from the lowered programs (extents, footprints, strides per level):
 they are functions of the decisions, so they cost array operations and no lowering.  ``layout`` says which column is what.
 """
 

@@ -40,7 +40,7 @@ class CostModel(ABC):
     is to be kept.
 
     name                 what the catalogue and a saved folder call it
-    reads                what the rows of its samples are, "tokens" or "statements" (``Samples.holds``)
+    reads                what the rows of its samples are, "tokens" or "per-store features" (``Samples.holds``)
     needs_states         whether it learns from ``Samples.states``, for which schedules are replayed
     learns_from_sources  whether it is made to learn a platform from what earlier ones measured too
     settings             how it trains, the seed among it

@@ -1,9 +1,9 @@
 """TenSet's cost model (NeurIPS 2021), which TVM ships as its segment-sum MLP.
 
-    statements (B, S, G) -> Linear 256, 256 (ReLU) -> sum over the statements -> two blocks x + ReLU(Linear(x))
+    stores (B, S, G) -> Linear 256, 256 (ReLU) -> sum over the stores -> two blocks x + ReLU(Linear(x))
     -> Linear 1 -> score (B,)
 
-With TenSet's 174 features per statement that is 242,433 parameters; with TVM's 172, 241,921.  Features are divided by
+With TenSet's 174 features per store that is 242,433 parameters; with TVM's 172, 241,921.  Features are divided by
 their largest values in the first training set, as there.
 """
 
@@ -38,13 +38,13 @@ class TensetNetwork(nn.Module):
         self.decoder = nn.Linear(self.WIDTH, 1)
         self.register_buffer("largest", torch.ones(features))
 
-    def forward(self, statements: Tensor, counts: Tensor) -> Tensor:
-        """(B,) scores of (B, S, G) statements of which the first ``counts`` (B,) exist."""
-        return self.decoder(self.embed(statements, counts))[:, 0]
+    def forward(self, stores: Tensor, counts: Tensor) -> Tensor:
+        """(B,) scores of (B, S, G) stores of which the first ``counts`` (B,) exist."""
+        return self.decoder(self.embed(stores, counts))[:, 0]
 
-    def embed(self, statements: Tensor, counts: Tensor) -> Tensor:
+    def embed(self, stores: Tensor, counts: Tensor) -> Tensor:
         """(B, 256) the program after the last block; the score is linear in it."""
-        x = statements / self.largest
+        x = stores / self.largest
         for layer in self.encoder:
             x = F.relu(layer(x))
         x = pool(x, counts)
@@ -54,13 +54,13 @@ class TensetNetwork(nn.Module):
 
 
 class TensetMlpModel(TorchCostModel):
-    """TenSet-MLP on the statements of the lowered programs (``features.statements``), trained with LambdaRank; the first
+    """TenSet-MLP on the per-store features of the lowered programs (``features.per_store``), trained with LambdaRank; the first
     ``fit`` also sets the scale of the features.
     """
 
     name = "tenset-mlp"
     build = TensetNetwork
-    reads = "statements"
+    reads = "per-store features"
 
     def __init__(self, settings: FitSettings = SETTINGS, device: str = "cpu") -> None:
         super().__init__(settings, device)
@@ -72,7 +72,7 @@ class TensetMlpModel(TorchCostModel):
         return network
 
 
-def largest_values(statements: np.ndarray) -> np.ndarray:
-    """(G,) largest magnitude of each feature of (N, S, G) statements, 1 where a feature is always 0."""
-    largest = np.abs(statements).max(axis=(0, 1), initial=0.0)
+def largest_values(stores: np.ndarray) -> np.ndarray:
+    """(G,) largest magnitude of each feature of (N, S, G) stores, 1 where a feature is always 0."""
+    largest = np.abs(stores).max(axis=(0, 1), initial=0.0)
     return np.where(largest == 0, 1.0, largest).astype(np.float32)

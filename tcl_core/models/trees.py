@@ -4,14 +4,14 @@ A program is one or more rows; every tree gives each row a number, and the progr
 trees, as in TVM's XGBModel.  There the sum is fitted to the label by weighted squares; here, as in AutoTVM, only the
 order within a task is learned: trees grow on the derivatives of LambdaRank, which all rows of a program share.  On 24
 measured tasks, a quarter of them held out in turn, that ranked 71 % of the pairs right, against 67 % with the squares
-and 68 % with one row per program, the statements' sums and maxima.
+and 68 % with one row per program, the stores' sums and maxima.
 
-``XgboostModel`` reads the statements of the lowered program, as TVM's does.  ``TreesModel`` reads tokens, which need no
+``XgboostModel`` reads the per-store features of the lowered program, as TVM's does.  ``TreesModel`` reads tokens, which need no
 lowering, as one row per program.
 
 Growing is TVM's, but shallower and slower (depth 8 and rate 0.1 for 10 and 0.2), and with ``colsample_bynode``, by which
 models of different seeds differ.  Chosen on the reference data's validation networks: 600 trees of depth 8 order more
-pairs than 300 of depth 6 (.793 for .785 on tokens, .763 for .745 on statements); deeper ones, and all that holds trees
+pairs than 300 of depth 6 (.793 for .785 on tokens, .763 for .745 on per-store features); deeper ones, and all that holds trees
 back (sampled rows, L2, fewer columns), fewer.  Of FitSettings the epochs count, ``ROUNDS`` trees each, with batch size,
 sigma and seed; the rest is for gradient descent.
 """
@@ -31,7 +31,7 @@ import xgboost
 from torch import Tensor
 
 from tcl_core.errors import DataError, UsageError
-from tcl_core.features import layout, statements
+from tcl_core.features import layout, per_store
 from tcl_core.features.action_statistics import action_statistics
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_features, group_tasks, make_batch, usable_tasks
@@ -191,15 +191,15 @@ class BoostedTrees(CostModel):
 
 
 class XgboostModel(BoostedTrees):
-    """Trees over the statements of the lowered program (``features.statements``)."""
+    """Trees over the per-store features of the lowered program (``features.per_store``)."""
 
     name = "xgboost"
-    features = statements.WIDTH
-    reads = "statements"
+    features = per_store.WIDTH
+    reads = "per-store features"
 
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """Every statement is a row; a program that could not be lowered has none, and the score 0."""
+        """Every store is a row; a program that could not be lowered has none, and the score 0."""
         used = np.arange(samples.features.shape[1]) < samples.lengths[:, None]
         return samples.features[used], np.nonzero(used)[0]
 

@@ -20,7 +20,7 @@ from tcl_core.journal import line_of, locked
 from tcl_core.learning.fit import FitSettings
 from tcl_core.gpu import GpuHardware
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup, Tracker
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.models import catalogue
 from tcl_core.platforms import Ask, Hardware, kind_of, save_hardware, threads
 from tcl_core.progress import progress, say

@@ -1,4 +1,4 @@
-"""Which programs the pipeline's stages will want as statements, so that they can be lowered beforehand."""
+"""Which programs the pipeline's stages will want as per-store features, so that they can be lowered beforehand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tcl_core.stages.workspace import Workspace
 
 
 def programs_to_lower(workspace: Workspace) -> list[ProgramKey]:
-    """Those that teach the chain's first model, and those of each model of ``baselines.models`` that reads statements.
+    """Those that teach the chain's first model, and those of each model of ``baselines.models`` that reads per-store features.
 
     As far as they were measured by now; none where they are not a CPU's.  Raises DataError where there are no records.
     """
@@ -20,7 +20,7 @@ def programs_to_lower(workspace: Workspace) -> list[ProgramKey]:
         return []
     keys = _pseudo_labelled(workspace) if params.train.unlabelled else []
     for name in params.baselines.models:
-        if catalogue.reads(name) == "statements":
+        if catalogue.reads(name) == "per-store features":
             keys += [
                 key
                 for platform in platforms_of(workspace, name)

@@ -97,7 +97,7 @@ def train(workspace: Workspace) -> TrainReport:
 def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples) -> Samples:
     """The programs with labels of a teacher ensemble that learned from them, and further ones that it labelled (``teaching``)."""
     with progress(f"asking a teacher ensemble about programs of {platform}", sum(member.count for member in TEACHERS)) as shown:
-        return _pseudo_labelled(workspace, platform, measured, ("tokens", "statements"), shown.advance)
+        return _pseudo_labelled(workspace, platform, measured, ("tokens", "per-store features"), shown.advance)
 
 
 def _pseudo_labelled(

@@ -19,7 +19,7 @@ from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
-from tcl_core.features.statements import with_statements
+from tcl_core.features.per_store import with_per_store
 from tcl_core.features.states import with_states
 from tcl_core.files import shown
 from tcl_core.models import catalogue
@@ -114,9 +114,9 @@ class Workspace:
         return self.data / "features" / "states"
 
     @property
-    def statements(self) -> Path:
+    def per_store(self) -> Path:
         """Likewise, of lowered programs."""
-        return self.data / "features" / "statements"
+        return self.data / "features" / "per-store"
 
     @property
     def reports(self) -> Path:
@@ -216,12 +216,12 @@ class Workspace:
         return self.samples_in(catalogue.reads(model), platform, kind)
 
     def samples_in(self, reads: str, platform: str, kind: str = "records") -> Samples:
-        """As ``samples``, as tokens or as statements."""
+        """As ``samples``, as tokens or as per-store features."""
         samples = self.samples(platform, kind)
         if reads == "tokens":
             return samples
         keys = [record.key for record in self.records(platform, kind)]
-        return with_statements(samples, keys, self.encoder, self.statements)
+        return with_per_store(samples, keys, self.encoder, self.per_store)
 
     def with_states(self, samples: Samples, platform: str) -> Samples:
         """The ``samples`` of a platform's records, with the real states of some of their programs."""
@@ -229,17 +229,17 @@ class Workspace:
         return with_states(samples, keys, self.encoder, self.states)
 
     def unlabelled(
-        self, tasks: Iterable[int], count: int, platform: str, reads: Sequence[str] = ("tokens", "statements")
+        self, tasks: Iterable[int], count: int, platform: str, reads: Sequence[str] = ("tokens", "per-store features")
     ) -> dict[str, Samples]:
         """Up to ``count`` programs of each of these tasks of the pool that were not measured on a platform, with its hardware
-        row: as tokens and, if they are read and as far as CPUs go, whose programs can be lowered here, as statements.
+        row: as tokens and, if they are read and as far as CPUs go, whose programs can be lowered here, as per-store features.
         """
         folder = self.records_folder(platform)
         keys = self.unlabelled_keys(tasks, count, (record.key for record in self.records(platform)))
         samples = self.encoder.encode(keys, read_saved_hardware(folder).vector())
-        if "statements" not in reads or self.params.candidates.design_space != "cpu":
+        if "per-store features" not in reads or self.params.candidates.design_space != "cpu":
             return {"tokens": samples}
-        return {"tokens": samples, "statements": with_statements(samples, keys, self.encoder, self.statements)}
+        return {"tokens": samples, "per-store features": with_per_store(samples, keys, self.encoder, self.per_store)}
 
     def unlabelled_keys(self, tasks: Iterable[int], count: int, measured: Iterable[ProgramKey]) -> list[ProgramKey]:
         """Up to ``count`` programs of each of these tasks that are none of ``measured``: the pool's own, then further ones."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from tcl_core.compat import load_tvm, meta_schedule
 from tcl_core.measure.job import Job, Outcome
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 
 MARKER = ".tcl-artifact"
 MODULE = "module.json"

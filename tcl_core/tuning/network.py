@@ -17,7 +17,7 @@ import numpy as np
 from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Setup
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
 from tcl_core.programs.graph import Graph, apply_database, fuse

@@ -17,7 +17,7 @@ from typing import Any
 
 from tcl_core.compat import make_target, meta_schedule
 from tcl_core.measure.job import Job, Outcome
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task

@@ -19,10 +19,10 @@ def samples(first: int, count: int, rows: int, **more) -> Samples:
 
 def test_a_pick_keeps_names_and_what_the_rows_are():
     states = np.array([None, "walk", None], dtype=object)
-    found = samples(0, 3, 2, states=states, holds="statements").take(np.array([2, 1]))
+    found = samples(0, 3, 2, states=states, holds="per-store features").take(np.array([2, 1]))
     assert found.features[:, 0, 0].tolist() == [2, 1] and found.tasks.tolist() == [2, 1]
     assert found.latencies_s.tolist() == [3.0, 2.0] and found.states.tolist() == [None, "walk"]
-    assert (found.task_names, found.holds) == (("a", "b"), "statements")
+    assert (found.task_names, found.holds) == (("a", "b"), "per-store features")
     assert samples(0, 3, 2).take(np.array([True, False, False])).states is None
 
 
@@ -30,9 +30,9 @@ def test_parts_are_padded_to_the_longest():
     both = concatenate([samples(1, 2, 1), samples(5, 1, 3)])
     assert both.features[..., 0].tolist() == [[1, 0, 0], [2, 0, 0], [5, 5, 5]] and both.lengths.tolist() == [1, 1, 3]
     assert both.holds == "tokens" and both.states is None
-    assert concatenate([samples(0, 1, 1, holds="statements")] * 2).holds == "statements"
+    assert concatenate([samples(0, 1, 1, holds="per-store features")] * 2).holds == "per-store features"
 
 
 def test_rows_of_two_kinds_are_not_put_together():
-    with pytest.raises(ValueError, match="^samples of statements and of tokens cannot be put together$"):
-        concatenate([samples(0, 1, 1), replace(samples(0, 1, 1), holds="statements")])
+    with pytest.raises(ValueError, match="^samples of per-store features and of tokens cannot be put together$"):
+        concatenate([samples(0, 1, 1), replace(samples(0, 1, 1), holds="per-store features")])

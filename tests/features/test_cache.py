@@ -1,4 +1,4 @@
-"""The file behind states and statements: what comes back, and when nothing does."""
+"""The file behind states and per-store features: what comes back, and when nothing does."""
 
 from __future__ import annotations
 

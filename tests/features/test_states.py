@@ -56,7 +56,7 @@ def no_replay(monkeypatch):
 
 
 def features_of(space, schedule) -> np.ndarray:
-    """TVM's own features of a schedule, (statements, 164)."""
+    """TVM's own features of a schedule, (stores, 164)."""
     extractor = meta_schedule().feature_extractor.PerStoreFeature()
     candidate = meta_schedule().MeasureCandidate(schedule, [])
     return extractor.extract_from(space.context, [candidate])[0].numpy()

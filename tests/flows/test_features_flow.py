@@ -14,9 +14,9 @@ from prefect import flow
 from flows import features
 from flows.features import dask_workers, mapped
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.features import statements
+from tcl_core.features import per_store
 from tcl_core.features.encode import Encoder
-from tcl_core.features.statements import read_statements
+from tcl_core.features.per_store import read_per_store
 from tcl_core.params import Run, load_params
 from tcl_core.stages import features as wanted
 from tcl_core.stages.features import programs_to_lower
@@ -50,11 +50,11 @@ def pool(matmul, softmax):
 @with_dask
 def test_workers_fill_the_caches_as_a_stage_would(pool, tmp_path):
     encoder, keys = pool
-    expected = read_statements(keys, encoder, tmp_path / "stage")
+    expected = read_per_store(keys, encoder, tmp_path / "stage")
 
     @flow(task_runner=dask_workers(Run("dask", 2)))
     def lower_them():
-        return read_statements(keys, encoder, tmp_path / "flow", engine=mapped, chunk=2)
+        return read_per_store(keys, encoder, tmp_path / "flow", engine=mapped, chunk=2)
 
     for rows, wanted_rows in zip(lower_them(), expected, strict=True):
         np.testing.assert_array_equal(rows, wanted_rows)
@@ -66,9 +66,9 @@ def test_the_engine_of_the_parameters_is_taken(monkeypatch, engine, chosen):
     asked = []
     monkeypatch.setattr(Workspace, "encoder", None)
     monkeypatch.setattr(wanted, "programs_to_lower", lambda _: ["a", "b"])
-    monkeypatch.setattr(statements, "read_statements", lambda keys, encoder, folder, **how: asked.append((keys, folder, how)))
+    monkeypatch.setattr(per_store, "read_per_store", lambda keys, encoder, folder, **how: asked.append((keys, folder, how)))
     assert features.lowering.fn(engine) == 2
-    assert asked == [(["a", "b"], Workspace().statements, chosen)]
+    assert asked == [(["a", "b"], Workspace().per_store, chosen)]
 
 
 class Here:
@@ -88,7 +88,7 @@ class Here:
 @pytest.mark.parametrize(
     "answer, error, sentence",
     [
-        (("1 0.26.0", []), PlatformError, f"a worker has TVM 0.26.0, and this machine {statements.TVM_VERSION}; install the same on both"),
+        (("1 0.26.0", []), PlatformError, f"a worker has TVM 0.26.0, and this machine {per_store.TVM_VERSION}; install the same on both"),
         (MemoryError("no room\nat all"), PlatformError, r"a worker could not lower its programs \(no room\); what was done is kept"),
         (UsageError("this needs tvm"), UsageError, "^this needs tvm$"),
     ],
@@ -98,7 +98,7 @@ def test_what_a_worker_says_is_one_sentence(pool, tmp_path, monkeypatch, answer,
     monkeypatch.setattr(features, "lower", Here(answer))
     monkeypatch.setattr(features, "as_completed", iter)
     with pytest.raises(error, match=sentence):
-        read_statements(keys[:1], encoder, tmp_path, engine=mapped)
+        read_per_store(keys[:1], encoder, tmp_path, engine=mapped)
     assert not list(tmp_path.iterdir())  # nothing of another TVM is kept
 
 

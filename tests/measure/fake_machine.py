@@ -10,10 +10,10 @@ from itertools import count
 import pytest
 
 from tcl_core.errors import PlatformError
-from tcl_core.measure import pool
+from tcl_core.measure import runner
 from tcl_core.measure.job import Job, Limits, Setup, Tracker
 from tcl_core.measure.worker_handle import Died, Failed, Late, Stopped
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 
 CPU, GPU = {"kind": "llvm"}, {"kind": "cuda"}
 LIMITS = Limits(build_s=8, run_s=5)
@@ -156,7 +156,7 @@ class FakeLane:
 @pytest.fixture
 def machine(monkeypatch):
     machine = Machine()
-    monkeypatch.setattr(pool, "WorkerHandle", lambda setup: FakeLane(machine, setup))
+    monkeypatch.setattr(runner, "WorkerHandle", lambda setup: FakeLane(machine, setup))
     return machine
 
 
@@ -175,7 +175,7 @@ def measured(machine):
 @pytest.fixture
 def batches_of(monkeypatch):
     """Say how many programs a worker builds before they are timed."""
-    return lambda per_worker: monkeypatch.setattr(pool, "PER_WORKER", per_worker)
+    return lambda per_worker: monkeypatch.setattr(runner, "PER_WORKER", per_worker)
 
 
 def errors(outcomes):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tcl_core.measure.job import Job, Outcome
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.programs.sketches import trace_to_json
 
 ROOT = Path(__file__).parents[2]

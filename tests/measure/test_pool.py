@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tcl_core.measure.job import Job, Setup, Tracker
-from tcl_core.measure.pool import PER_WORKER, Runner
+from tcl_core.measure.runner import PER_WORKER, Runner
 from tests.measure import fake_machine
 from tests.measure.fake_machine import BAD, CPU, GPU, errors
 

@@ -8,7 +8,7 @@ import pytest
 
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Job, Setup
-from tcl_core.measure.pool import FUTILE, Runner
+from tcl_core.measure.runner import FUTILE, Runner
 from tests.measure import fake_machine
 from tests.measure.fake_machine import BAD, CPU, errors, latencies
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tcl_core.errors import PlatformError
-from tcl_core.measure import pool
+from tcl_core.measure import runner
 from tcl_core.measure.job import Job, Setup
 from tcl_core.measure.worker_handle import Died, Late
-from tcl_core.measure.pool import FUTILE, PER_WORKER, Runner
+from tcl_core.measure.runner import FUTILE, PER_WORKER, Runner
 from tcl_core.measure.remote import answer_s
 from tests.measure import fake_machine
 from tests.measure.fake_machine import BOARD, CPU, LIMITS, errors
@@ -101,7 +101,7 @@ def test_a_device_that_does_not_tell(machine, error, why):
 @pytest.mark.parametrize(("cpus", "devices", "workers"), [(2, 5, 5), (2, 1, 2), (64, 1, 4), (64, 5, 20), (64, 0, 4), (1, 0, 1)])
 def test_workers_for_devices(machine, monkeypatch, cpus, devices, workers):
     """One for each, however few CPUs there are; and few enough that none waits too long for its turn."""
-    monkeypatch.setattr(pool, "threads", lambda: cpus)
-    monkeypatch.setattr(pool, "count_devices", lambda tracker: devices if tracker == BOARD else 99)
+    monkeypatch.setattr(runner, "threads", lambda: cpus)
+    monkeypatch.setattr(runner, "count_devices", lambda tracker: devices if tracker == BOARD else 99)
     assert len(Runner(Setup(CPU, tracker=BOARD)).workers) == workers
     assert len(Runner(Setup(CPU)).workers) == cpus and len(Runner(Setup(CPU, tracker=BOARD), workers=1).workers) == 1

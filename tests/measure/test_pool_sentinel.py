@@ -8,7 +8,7 @@ import pytest
 
 from tcl_core.measure.job import Tracker
 from tcl_core.measure.worker_handle import Failed
-from tcl_core.measure.pool import FUTILE, PER_WORKER, RETRIES
+from tcl_core.measure.runner import FUTILE, PER_WORKER, RETRIES
 from tests.measure import fake_machine
 from tests.measure.fake_machine import BAD, CPU, GPU, errors, latencies
 

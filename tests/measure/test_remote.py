@@ -23,10 +23,10 @@ from tcl_core.collect import Collection, measure_all
 from tcl_core.errors import PlatformError
 from tcl_core.features.encode import Encoder
 from tcl_core.journal import iter_journal
-from tcl_core.measure import pool, remote
+from tcl_core.measure import remote, runner
 from tcl_core.measure.device import Crashed, TimedOut
 from tcl_core.measure.job import Job
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.measure.serving import start_tracker
 from tcl_core.measure.tracker import list_devices
 from tcl_core.measure.worker import Worker
@@ -281,8 +281,8 @@ def test_a_session_that_dies_at_its_start_blames_nobody(tracker, board, job, mon
 @pytest.fixture
 def collection(tracker, tiny_tasks, tmp_path, monkeypatch):
     """Real programs of three tasks, in batches of eight, on devices of the key ``pair``."""
-    monkeypatch.setattr(pool, "PER_WORKER", 4)
-    monkeypatch.setattr(pool, "threads", lambda: 2)
+    monkeypatch.setattr(runner, "PER_WORKER", 4)
+    monkeypatch.setattr(runner, "threads", lambda: 2)
     tinies = tiny_tasks.values()
     programs = [p for t in tinies for p in sample_programs(t.task, t.sketches, t.space, 6, 0)]
     encoder = Encoder([t.task for t in tinies], [row for t in tinies for row in t.rows()])

@@ -29,10 +29,10 @@ from conftest import matmul_module
 
 from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import PlatformError
+from tcl_core.measure import runner as runner_module
 from tcl_core.measure import worker_handle
-from tcl_core.measure import pool
 from tcl_core.measure.job import Job
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.programs.sketches import trace_to_json
 from tcl_core.programs.tasks import describe
 from tests.measure import real_programs
@@ -230,7 +230,7 @@ def unruly(make_setup, tmp_path_factory):
                 super().launch()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "WorkerHandle", UnrulyLane)
+        patch.setattr(runner_module, "WorkerHandle", UnrulyLane)
         runner = Runner(make_setup(), workers=2)
     with runner:
         yield runner

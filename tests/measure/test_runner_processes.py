@@ -18,7 +18,7 @@ from conftest import interruptible
 from tcl_core.errors import PlatformError
 from tcl_core.measure import worker_handle
 from tcl_core.measure.job import Job
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.platforms import USABLE_CORES
 from tests.measure import real_programs
 from tests.measure.real_programs import ROOT, measure, ordinary, worker_of
@@ -81,7 +81,7 @@ def test_an_installation_that_cannot_start_a_worker(make_setup, tmp_path, monkey
 SUPERVISOR = """
 import sys
 from tcl_core.measure.job import Job, Limits, Protocol, Setup
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 setup = Setup({"kind": "llvm", "num-cores": 1}, Protocol(), Limits(build_s=300, run_s=300))
 with Runner(setup, workers=2) as runner:
     list(runner.measure([Job("bad", "{")] * 2))

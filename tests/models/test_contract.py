@@ -12,7 +12,7 @@ import pytest
 
 import tcl_core as tcl
 from tcl_core.errors import DataError
-from tcl_core.features import layout, statements
+from tcl_core.features import layout, per_store
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
@@ -29,12 +29,12 @@ DECLARED = {
     "lateral-mamba": ("tokens", False, False),
     "tlp": ("tokens", False, False),
     "mtl-tlp": ("tokens", False, True),
-    "tenset-mlp": ("statements", False, False),
-    "xgboost": ("statements", False, False),
+    "tenset-mlp": ("per-store features", False, False),
+    "xgboost": ("per-store features", False, False),
     "trees": ("tokens", False, False),
     "world-model": ("tokens", True, False),
 }
-WIDTHS = {"tokens": layout.WIDTH, "statements": statements.WIDTH}
+WIDTHS = {"tokens": layout.WIDTH, "per-store features": per_store.WIDTH}
 
 
 def samples(holds: str = "tokens", count: int = 12) -> Samples:

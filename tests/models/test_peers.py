@@ -124,7 +124,7 @@ def test_attention_is_that_of_torch():
 
 
 def test_the_scale_of_a_feature_is_that_of_the_first_training_set():
-    train, fresh = (ranking_problem(seed=seed, holds="statements") for seed in range(2))
+    train, fresh = (ranking_problem(seed=seed, holds="per-store features") for seed in range(2))
     units = np.array([1e3, 1.0, 1e-3, 1.0, 1.0, 0.0], dtype=np.float32)
     model, scaled = TensetMlpModel(SETTINGS), TensetMlpModel(SETTINGS)
     model.fit(replace(train, features=train.features * (units > 0)))
@@ -141,7 +141,7 @@ def test_the_scale_of_a_feature_is_that_of_the_first_training_set():
 
 
 def test_a_program_without_statements_gets_a_score():
-    model, data = TensetMlpModel(SETTINGS), ranking_problem(holds="statements")
+    model, data = TensetMlpModel(SETTINGS), ranking_problem(holds="per-store features")
     data.lengths[3] = 0
     model.fit(data)
     assert np.isfinite(model.predict(data)).all()

@@ -12,7 +12,7 @@ import xgboost
 from safetensors.numpy import load_file, save_file
 
 from tcl_core.errors import DataError, UsageError
-from tcl_core.features import layout, statements
+from tcl_core.features import layout, per_store
 from tcl_core.features.layout import KINDS, LEVEL, numbers_of
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
@@ -25,15 +25,15 @@ SETTINGS = FitSettings(epochs=3, seed=1)
 
 
 def statement_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samples:
-    """log latency = sum over up to four statements of tanh(first feature - second)."""
+    """log latency = sum over up to four stores of tanh(first feature - second)."""
     draw = np.random.default_rng(seed)
     count = tasks * programs
-    rows = draw.normal(size=(count, 4, statements.WIDTH)).astype(np.float32)
+    rows = draw.normal(size=(count, 4, per_store.WIDTH)).astype(np.float32)
     counts = draw.integers(1, 5, count).astype(np.int32)
     rows[np.arange(4) >= counts[:, None]] = 0.0
     latencies_s = 1e-3 * np.exp(np.tanh(rows[..., 0] - rows[..., 1]).sum(1))
     names, numbers = tuple(f"task-{n}" for n in range(tasks)), np.repeat(np.arange(tasks, dtype=np.int32), programs)
-    return Samples(rows, counts, numbers, latencies_s, names, holds="statements")
+    return Samples(rows, counts, numbers, latencies_s, names, holds="per-store features")
 
 
 def token_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samples:
@@ -106,7 +106,7 @@ def test_a_ranking_is_learned(name):
 
 def test_what_a_model_reads():
     assert [catalogue.reads(name) for name in ("xgboost", "tenset-mlp", "trees", "tlp", "random")] == [
-        "statements", "statements", "tokens", "tokens", "tokens",
+        "per-store features", "per-store features", "tokens", "tokens", "tokens",
     ]  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_a_model_is_trained_by_name_and_ranks_what_it_reads(project, name):
     assert model.settings == dataclasses.replace(own_settings(name), epochs=2, seed=5)  # not those of params.yaml
     assert model.name == name and np.ptp(model.predict(samples)) > 0
     lowered = {path.parent.name for path in Path("data").rglob("*.safetensors")} - {"a"}
-    assert lowered == ({"statements"} if catalogue.reads(name) == "statements" else set())
+    assert lowered == ({"per-store"} if catalogue.reads(name) == "per-store features" else set())
 
 
 def test_mtl_tlp_learns_the_chains_last_platform_from_the_earlier_ones(project):

@@ -30,7 +30,7 @@ def test_a_model_is_named_once(here):
 
 def test_models_that_cannot_score_a_log(here):
     path = write(here / "a.log", line(1, 1), line(2, 2))
-    with pytest.raises(UsageError, match="the xgboost model in models/best reads statements .* give a model that"):
+    with pytest.raises(UsageError, match="the xgboost model in models/best reads per-store features .* give a model that"):
         predict_log(path, folder=told(name="xgboost"))
     with pytest.raises(DataError, match="the told model in models/nan predicts values that are not numbers; "):
         predict_log(path, folder=told("nan"))

@@ -293,7 +293,7 @@ def test_unlabelled_programs_are_those_of_which_a_platform_has_no_record():
     for count in (3, 4):
         store.write_records(Workspace().records_folder("a"), records[:count])
         found = Workspace(params=load_params(ROOT / "params.yaml")).unlabelled([0], 50, "a")
-        assert {reads: len(samples) for reads, samples in found.items()} == {"tokens": 4 - count, "statements": 4 - count}
+        assert {reads: len(samples) for reads, samples in found.items()} == {"tokens": 4 - count, "per-store features": 4 - count}
 
 
 def test_damaged_seconds_are_left_out_and_that_is_said(tmp_path, monkeypatch, caplog):

@@ -17,7 +17,7 @@ from tcl_core.compat import load_tvm, make_target, meta_schedule
 from tcl_core.errors import UsageError
 from tcl_core.features.layout import ALL_OPERATORS, KINDS, WIDTH, WORKLOAD, numbers_of
 from tcl_core.gpu import GpuHardware
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.platforms import Hardware
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import adapters

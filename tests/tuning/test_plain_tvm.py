@@ -206,6 +206,8 @@ def test_a_model_of_lowered_programs(tmp_path, folder):
     TreesModel.load(folder).save(tmp_path / "model")
     facts = read_json(tmp_path / "model" / "model.json", "")
     write_json(tmp_path / "model" / "model.json", facts | {"class": "xgboost"})
-    assert catalogue.reads("xgboost") == "statements"
-    with pytest.raises(UsageError, match="^the xgboost model in .* reads statements of lowered programs, .*; give a model that reads"):
+    assert catalogue.reads("xgboost") == "per-store features"
+    with pytest.raises(
+        UsageError, match="^the xgboost model in .* reads per-store features of lowered programs, .*; give a model that reads"
+    ):
         search_strategy(tmp_path / "model")

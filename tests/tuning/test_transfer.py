@@ -10,7 +10,7 @@ import pytest
 from tcl_core.compat import load_tvm, make_target
 from tcl_core.errors import DataError, UsageError
 from tcl_core.measure.job import Outcome
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
 from tcl_core.tuning.database import INSIDE, RECORDS, Shelf, open_database

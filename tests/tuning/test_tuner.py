@@ -12,7 +12,7 @@ import pytest
 from tcl_core.compat import load_tvm, make_target, meta_schedule, structural_key
 from tcl_core.errors import DataError, PlatformError, TclError
 from tcl_core.measure.job import Outcome
-from tcl_core.measure.pool import Runner
+from tcl_core.measure.runner import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import tuner as tuner_module
 from tcl_core.tuning.database import RECORDS, Shelf, open_database

@@ -1,4 +1,4 @@
-"""Statements: what TVM's own cost models see of a program, one row per store of the lowered program.
+"""Per-store features: what TVM's own cost models see of a program, one row per store of the lowered program.
 
 A row is TVM's per-store feature vector (operation counts, loop annotations, bytes, strides and reuse of the buffers,
 arithmetic intensity, allocation) with the workload's: 172 numbers, most of them log2(1 + x); TenSet (NeurIPS 2021) has
@@ -36,31 +36,31 @@ from tcl_core.progress import progress
 from tcl_core.records import ProgramKey
 
 log = logging.getLogger(__name__)
-WIDTH = 172  # numbers per statement; TVM: 164 of the store, 8 of the workload
+WIDTH = 172  # numbers per store; TVM: 164 of the store, 8 of the workload
 FORMAT = f"1 {TVM_VERSION}"  # of the cache; the features are those of this TVM
 CHUNK = 64  # programs per job: what a killed extraction loses at most, per process
 FEW = 2 * CHUNK  # up to here, starting processes (2 s each) would take longer than the work
 
 
-def with_statements(samples: Samples, keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> Samples:
-    """The samples with statements, (N, S, 172) and how many each program has, in the place of features and lengths.
+def with_per_store(samples: Samples, keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> Samples:
+    """The samples with per-store features, (N, S, 172) and how many each program has, in the place of features and lengths.
 
     ``keys`` are aligned with ``samples``, ``encoder`` knows their tasks and sketches, and ``folder`` is the cache.
-    A program that TVM cannot lower has no statement.  Raises DataError for a program of another pool, PlatformError
+    A program that TVM cannot lower has no store.  Raises DataError for a program of another pool, PlatformError
     when the compiler dies or the disk is full.
     """
-    rows = read_statements(keys, encoder, folder)
+    rows = read_per_store(keys, encoder, folder)
     counts = np.array([len(found) for found in rows], dtype=np.int32)
     features = np.zeros((len(keys), max([1, *counts]), WIDTH), dtype=np.float32)
     for place, found in zip(features, rows, strict=True):
         place[: len(found)] = found
-    return replace(samples, features=features, lengths=counts, holds="statements")
+    return replace(samples, features=features, lengths=counts, holds="per-store features")
 
 
-def read_statements(
+def read_per_store(
     keys: Sequence[ProgramKey], encoder: Encoder, folder: Path, engine: Engine | None = None, chunk: int = CHUNK
 ) -> list[np.ndarray]:
-    """The (statements, 172) float32 rows of each program, in order; what ``folder`` lacks is extracted and kept.
+    """The (stores, 172) float32 rows of each program, in order; what ``folder`` lacks is extracted and kept.
 
     ``engine`` does the jobs, of up to ``chunk`` programs of one task, in any order; none: processes of this machine.
     """
@@ -68,7 +68,7 @@ def read_statements(
     caches = {task: Cache(folder / f"{task}.safetensors", FORMAT) for task in sorted({key[0] for key in keys})}
     missing = {name: key for name, key in zip(names, keys, strict=True) if name not in caches[key[0]].arrays}
     if missing:
-        with progress("lowering programs for their statements", len(missing)) as shown:
+        with progress("lowering programs for their features", len(missing)) as shown:
             for job, found in (engine or _extracted)(_jobs(missing, encoder, chunk)):
                 caches[job.task_key].arrays.update(zip(job.names, found, strict=True))
                 caches[job.task_key].write()
@@ -111,7 +111,7 @@ def _jobs(missing: Mapping[bytes, ProgramKey], encoder: Encoder, chunk: int) -> 
 
 
 def _extracted(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.ndarray]]]:
-    """Each job with the statements of its programs, in the order in which they are done."""
+    """Each job with the features of its programs, in the order in which they are done."""
     todo, processes = list(jobs), threads()
     if processes == 1 or sum(len(job.programs) for job in todo) <= FEW:
         yield from ((job, extract(job)) for job in todo)
@@ -137,7 +137,7 @@ def _start_process() -> None:
 
 
 def extract(job: LoweringJob) -> list[np.ndarray]:
-    """The (statements, 172) rows of the job's programs; none for a program that TVM refuses."""
+    """The (stores, 172) rows of the job's programs; none for a program that TVM refuses."""
     with quiet_compiler():
         space = _space(job.task_key, job.module_json)
         sketches = {index: _sketch(job.task_key, job.module_json, text) for index, text in job.traces.items()}
@@ -148,7 +148,7 @@ def _rows(space: DesignSpace, sketch: Sketch, decisions: Sequence[int]) -> np.nd
     try:
         schedule = space.materialise(sketch, decisions)
     except InvalidProgram as error:
-        log.info("a program of task %s has no statements (%s)", space.task_key, error)
+        log.info("a program of task %s has no features (%s)", space.task_key, error)
         return np.zeros((0, WIDTH), dtype=np.float32)
     candidate = meta_schedule().MeasureCandidate(schedule, [])
     return _extractor().extract_from(space.context, [candidate])[0].numpy().astype(np.float32)
