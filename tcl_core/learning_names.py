@@ -1,8 +1,8 @@
 """What learning is chosen by, and where each is: plain data, so that params.yaml can be checked without loading torch."""
 
 LOSSES = {
-    "rank": "tcl_core.learning.fit:ranking_loss",
-    "scores": "tcl_core.learning.fit:regression_loss",
+    "rank": "tcl_core.learning.losses:lambda_rank",
+    "scores": "tcl_core.learning.losses:score_regression",
 }
 SCHEDULES = {  # of the learning rate
     "constant": "tcl_core.learning.fit:constant",

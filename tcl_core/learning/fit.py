@@ -24,7 +24,7 @@ from tcl_core.learning import distributed
 from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
 from tcl_core.learning.fit_settings import FitSettings as FitSettings
-from tcl_core.learning.losses import lambda_rank, score_regression
+from tcl_core.learning.losses import lambda_rank
 from tcl_core.learning_names import LOSSES, SCHEDULES
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -42,23 +42,22 @@ class FitReport:
     tasks: int
 
 
+def mean_loss(of_tasks: Callable[..., Tensor], sigma: float, network: nn.Module, batch: Batch) -> Tensor:
+    """Mean over the batch's tasks of a loss of ``learning.losses``."""
+    predicted = network(batch.features, batch.lengths)
+    return of_tasks(batch.by_task(predicted), batch.labels, batch.mask, sigma).mean()
+
+
 def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:
     """Mean LambdaRank loss of the batch's tasks."""
-    predicted = network(batch.features, batch.lengths)
-    return lambda_rank(batch.by_task(predicted), batch.labels, batch.mask, sigma).mean()
-
-
-def regression_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:
-    """Mean ``score_regression`` loss of the batch's tasks, to which ``sigma`` is nothing."""
-    predicted = network(batch.features, batch.lengths)
-    return score_regression(batch.by_task(predicted), batch.labels, batch.mask).mean()
+    return mean_loss(lambda_rank, sigma, network, batch)
 
 
 def named_loss(settings: FitSettings) -> Loss:
     """The loss of ``settings.loss``, as steep as they say.  Raises UsageError for an unknown one."""
     if settings.loss not in LOSSES:
         raise unknown_name("loss", settings.loss, LOSSES)
-    return partial(_at(LOSSES[settings.loss]), sigma=settings.sigma)
+    return partial(mean_loss, _at(LOSSES[settings.loss]), settings.sigma)
 
 
 def constant(epoch: int, period: int) -> float:

@@ -1,7 +1,8 @@
 """The losses, batched over tasks.
 
 A batch holds T tasks, padded to P programs each, with a mask for the programs that exist; pairs are formed
-within a task only.  The pure functions here know no network and no data set.
+within a task only.  The pure functions here know no network and no data set.  A loss that settings can name
+(``learning_names.LOSSES``) takes the four arguments of ``lambda_rank`` and gives a number for each task.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def lambda_rank(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 
     return (pair_weights(predicted, labels, mask) * surprise).sum((1, 2))
 
 
-def score_regression(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+def score_regression(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> Tensor:
     """(T,) mean squared difference of ``predicted`` (T, P) and the logarithm of ``labels``, both less their task's mean.
 
     A label is fastest / own latency, so that the score becomes minus the logarithm of the latency, up to a constant of
-    the task.  A program without latency (label 0) is left out.
+    the task.  A program without latency (label 0) is left out.  ``sigma`` changes nothing: nothing here is a pair.
     """
     counted = mask & (labels > 0)
     wanted = centred(torch.log(labels.masked_fill(~counted, 1.0)), counted)
