@@ -171,19 +171,19 @@ def _ckd(given: Lesson, steps: int) -> Learned:
     return _two_columns(given, state, 2 * epochs * batches(given.few.tasks, given.fit))
 
 
-def _ckd_mended(given: Lesson, steps: int, taught_cl: bool = True, base_ranks: bool = False) -> Learned:
-    """Without ``taught_cl`` the CL phase is the printed one; with ``base_ranks`` the knowledge base ranks all platforms."""
+def _ckd_mended(given: Lesson, steps: int, unlabelled_cl: bool = True, base_ranks: bool = False) -> Learned:
+    """Without ``unlabelled_cl`` the CL phase is the printed one; with ``base_ranks`` the knowledge base ranks all platforms."""
     if not given.comparable:
         return given.nothing_new
     labelled = given.taught()
-    lesson = labelled if taught_cl else given.few
+    lesson = labelled if unlabelled_cl else given.few
     epochs, kd_epochs = (epochs_of(samples, given.fit, steps // 2) for samples in (lesson, labelled))
     settings = mended(printed := _printed(given, epochs, kd_epochs))
-    if taught_cl:
+    if unlabelled_cl:
         settings = replace(settings, fit=given.fit, cl_period=epochs)
     else:
-        settings = replace(settings, fit=printed.fit, taught_cl=False)
-    state = learn_next(given.state, given.few, None, settings, taught=labelled)
+        settings = replace(settings, fit=printed.fit, unlabelled_cl=False)
+    state = learn_next(given.state, given.few, None, settings, pseudo_labelled=labelled)
     taken = epochs * batches(lesson.tasks, given.fit) + kd_epochs * batches(labelled.tasks, given.fit)
     return _two_columns(given, replace(state, model=state.knowledge_base) if base_ranks else state, taken)
 

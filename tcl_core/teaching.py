@@ -72,7 +72,7 @@ def teach(measured: Samples, unlabelled: Samples | None = None, seed: int = 0) -
     """Measured programs, and further ones of the same task numbering, labelled by trees that learned from the measured ones.
 
     Of the teacher ensemble its readers of tokens alone are asked.  What comes out is for a network to learn: ``Mamba().fit(teach(train))``.
-    Raises as ``taught``.
+    Raises as ``pseudo_labelled``.
     """
     more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
     return pseudo_labelled({"tokens": measured}, {"tokens": more}, seed)

@@ -27,7 +27,7 @@ What the paper leaves open, and what is done here:
 
 ``mended`` keeps the two columns and phases, and changes what each term is made of, where few programs are measured:
 
-    taught_cl      AC learns by regression the labels that a teacher ensemble, which learned the few, gives measured and unlabelled
+    unlabelled_cl  AC learns by regression the labels that a teacher ensemble, which learned the few, gives measured and unlabelled
                    programs; as printed it ranks the measured alone, which are often one or two of a task
     unlabelled_kd  KB is distilled on all those programs.  As printed it hears AC of those alone whose labels taught AC.
     task_labels    P_T: the task's labels in the teacher's order.  Scores stretched to [0, 1] say that programs differ as much
@@ -76,7 +76,7 @@ class DistillSettings:
     cl_period: int = 10  # epochs after which the CL phase's cosine begins again
     kd_period: int = 5  # epochs after which the KD phase's rate is 0.8 of what it was
     # What is mended, term by term: see above.
-    taught_cl: bool = False
+    unlabelled_cl: bool = False
     unlabelled_kd: bool = False
     task_labels: bool = False
     task_trust: bool = False
@@ -110,7 +110,7 @@ def mended(settings: DistillSettings) -> DistillSettings:
     """
     return replace(
         settings, fit=replace(settings.fit, loss="scores"), ewc_lambda=settings.ewc_lambda * MENDED_LAMBDA,
-        taught_cl=True, unlabelled_kd=True, task_labels=True, task_trust=True, unit_fisher=True,
+        unlabelled_cl=True, unlabelled_kd=True, task_labels=True, task_trust=True, unit_fisher=True,
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ class CkdMended(Ckd):
         settings, (train, valid) = mended(DistillSettings.of(step.params)), step.own
         state = learn_next(
             step.state, train, valid, settings,
-            taught=step.labelled(train), last=step.is_last, on_epoch=on_epoch, checkpoint=step.checkpoint,
+            pseudo_labelled=step.labelled(train), last=step.is_last, on_epoch=on_epoch, checkpoint=step.checkpoint,
         )  # fmt: skip
         return Learned(state)
 
@@ -146,30 +146,32 @@ def learn_next(
     valid: Samples | None,
     settings: DistillSettings,
     *,
-    taught: Samples | None = None,
+    pseudo_labelled: Samples | None = None,
     last: bool = False,
     on_epoch: OnPhaseEpoch | None = None,
     checkpoint: Path | None = None,
 ) -> ChainState:
     """Learn the chain's next platform; ``state`` is that of the platform before and stays as it is.
 
-    ``taught`` are the programs of ``train`` in their order and unlabelled ones behind them, with a teacher ensemble's labels
+    ``pseudo_labelled`` are the programs of ``train`` in their order and unlabelled ones behind them, with a teacher ensemble's labels
     (``teaching.pseudo_labelled``), where the settings learn from such.  ``last`` leaves out the KD phase: KB and its Fisher diagonal
     then stay those of ``state``.  ``checkpoint`` as in ``learn_first``.  Raises DataError when there is nothing to learn
-    from, UsageError for settings that need ``taught`` without it.
+    from, UsageError for settings that need ``pseudo_labelled`` without it.
     """
-    if taught is None and (settings.taught_cl or settings.unlabelled_kd):
+    if pseudo_labelled is None and (settings.unlabelled_cl or settings.unlabelled_kd):
         raise UsageError(
             "mended distillation learns from unlabelled programs too; give it a teacher ensemble's labels of them (teaching.pseudo_labelled)"
         )
-    lesson = taught if settings.taught_cl else train
+    lesson = pseudo_labelled if settings.unlabelled_cl else train
     model = start_column(state.knowledge_base.network, settings)
     folder = checkpoint / "column" if checkpoint else None
     model.fit(lesson, valid, in_phase("CL", on_epoch), checkpoint=folder)
     if last:
         return replace(state, model=model)
     folder = checkpoint / "knowledge_base" if checkpoint else None
-    student = distill(state, model.network, train, settings, taught=taught, on_epoch=in_phase("KD", on_epoch), checkpoint=folder)
+    student = distill(
+        state, model.network, train, settings, pseudo_labelled=pseudo_labelled, on_epoch=in_phase("KD", on_epoch), checkpoint=folder
+    )
     return ChainState(model, student, fisher_diagonal(student.network, train, settings.fit.sigma), state.hardware)
 
 
@@ -193,7 +195,7 @@ def distill(
     train: Samples,
     settings: DistillSettings,
     *,
-    taught: Samples | None = None,
+    pseudo_labelled: Samples | None = None,
     on_epoch: Callable | None = None,
     checkpoint: Path | None = None,
 ) -> MambaModel:
@@ -202,10 +204,10 @@ def distill(
     student.settings = settings.base_fit()
     lesson, measured = train, None
     if settings.unlabelled_kd:
-        lesson, measured = taught, np.full(len(taught), np.nan, np.float32)
+        lesson, measured = pseudo_labelled, np.full(len(pseudo_labelled), np.nan, np.float32)
         measured[: len(train)] = train.scores
     if settings.task_trust:
-        learned, tasks = taught if settings.taught_cl else train, 1 + int(lesson.tasks.max())
+        learned, tasks = pseudo_labelled if settings.unlabelled_cl else train, 1 + int(lesson.tasks.max())
         trust = held_out_trust(state.knowledge_base.network, train, learned, tasks, settings)
     else:
         trust = batch_trust(teacher, lesson, student.settings)

@@ -263,7 +263,7 @@ def test_a_fisher_diagonal_of_mean_one():
 def test_mended_settings_count_lambda_in_hundreds():
     found = mended(DistillSettings(FitSettings(seed=3), ewc_lambda=20_000.0))
     assert found.ewc_lambda == 200.0 and (found.fit.loss, found.fit.seed) == ("scores", 3)
-    assert all((found.taught_cl, found.unlabelled_kd, found.task_labels, found.task_trust, found.unit_fisher))
+    assert all((found.unlabelled_cl, found.unlabelled_kd, found.task_labels, found.task_trust, found.unit_fisher))
 
 
 def taught_target() -> Samples:
@@ -272,10 +272,10 @@ def taught_target() -> Samples:
 
 
 def test_the_cl_phase_learns_the_teachers_labels_where_it_is_told_to(first):
-    settings = dataclasses.replace(NEXT, taught_cl=True)
+    settings = dataclasses.replace(NEXT, unlabelled_cl=True)
     expected = start_column(first.knowledge_base.network, settings)
     expected.fit(taught_target())
-    found = learn_next(first, TARGET, None, settings, taught=taught_target(), last=True)
+    found = learn_next(first, TARGET, None, settings, pseudo_labelled=taught_target(), last=True)
     assert same(found.model.network, copy_of(expected.network))
     with pytest.raises(UsageError, match="give it a teacher ensemble's labels"):
         learn_next(first, TARGET, None, settings)
@@ -297,7 +297,7 @@ def test_each_term_of_the_kd_phase_is_mended_alone(first, switch):
     settings = dataclasses.replace(NEXT, epochs=1, kd_epochs=1, **({switch: True} if switch else {}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tcl_core.chain.ckd.DistillationLoss", Recorder)
-        distill(first, start_column(first.knowledge_base.network, settings).network, TARGET, settings, taught=taught_target())
+        distill(first, start_column(first.knowledge_base.network, settings).network, TARGET, settings, pseudo_labelled=taught_target())
     (loss,) = made
     count = len(TARGET) * (2 if switch == "unlabelled_kd" else 1)
     assert rows == set(range(count))
@@ -327,7 +327,7 @@ def test_a_task_of_unlabelled_programs_alone_is_distilled_with_the_mean_trust(fi
     more = dataclasses.replace(ranking_problem(seed=8, tasks=3), tasks=np.repeat(np.arange(3, 6, dtype=np.int32), 16))
     settings = dataclasses.replace(NEXT, epochs=1, kd_epochs=1, unlabelled_kd=True, task_trust=True)
     base = first.knowledge_base.network
-    student = distill(first, start_column(base, settings).network, TARGET, settings, taught=concatenate([TARGET, more]))
+    student = distill(first, start_column(base, settings).network, TARGET, settings, pseudo_labelled=concatenate([TARGET, more]))
     assert not same(student.network, copy_of(base))
     phi = held_out_trust(base, TARGET, TARGET, 6, settings)
     assert np.ptp(phi[3:]) == 0.0 and phi[:3].min() < phi[3] < phi[:3].max()

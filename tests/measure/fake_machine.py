@@ -57,7 +57,7 @@ def told(error):
     return error
 
 
-class FakeLane:
+class FakeHandle:
     """A worker whose programs fail, hang or die as the job's key says, e.g. ``hangs in build`` or ``dies in time 2``."""
 
     def __init__(self, machine, setup):
@@ -156,7 +156,7 @@ class FakeLane:
 @pytest.fixture
 def machine(monkeypatch):
     machine = Machine()
-    monkeypatch.setattr(runner, "WorkerHandle", lambda setup: FakeLane(machine, setup))
+    monkeypatch.setattr(runner, "WorkerHandle", lambda setup: FakeHandle(machine, setup))
     return machine
 
 

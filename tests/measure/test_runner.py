@@ -223,14 +223,14 @@ def unruly(make_setup, tmp_path_factory):
     def start_unruly(command, **options):
         return start([command[0], str(script), str(ROOT), *command[-3:]], **options)
 
-    class UnrulyLane(worker_handle.WorkerHandle):
+    class UnrulyHandle(worker_handle.WorkerHandle):
         def launch(self):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(worker_handle.subprocess, "Popen", start_unruly)
                 super().launch()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner_module, "WorkerHandle", UnrulyLane)
+        patch.setattr(runner_module, "WorkerHandle", UnrulyHandle)
         runner = Runner(make_setup(), workers=2)
     with runner:
         yield runner

@@ -149,7 +149,7 @@ def test_mended_distillation_learns_from_what_the_teachers_labelled(folder, monk
     learn_next = ckd.learn_next
     monkeypatch.setattr(ckd, "learn_next", lambda *args, **more: given.update(more, settings=args[3]) or learn_next(*args, **more))
     training.distill(chain, "b")
-    assert len(given["taught"]) == 128 and not given["last"] and given["settings"].unlabelled_kd
+    assert len(given["pseudo_labelled"]) == 128 and not given["last"] and given["settings"].unlabelled_kd
     assert given["settings"].ewc_lambda == chain.params.distill.ewc_lambda / 100
     assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
 
