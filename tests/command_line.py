@@ -11,6 +11,7 @@ import pytest
 
 from tcl_core import cli, process
 from tcl_core.stages import candidates
+from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def tcl(tmp_path, monkeypatch, capsys):
     """Run `tcl ...` in an empty project; gives exit code, stdout, stderr."""
-    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copy(SHIPPED, tmp_path)
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(process.ANSWER_FILE, raising=False)

@@ -10,6 +10,7 @@ import pytest
 from tcl_core.errors import UsageError
 from tcl_core.params import load_params
 from tcl_core.profiles import apply_profile
+from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).parent.parent
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of params.yaml and its profiles, with the default profile's values; the path of the copy."""
-    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copy(SHIPPED, tmp_path)
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     apply_profile("default", tmp_path / "params.yaml")
     return tmp_path / "params.yaml"

@@ -10,6 +10,7 @@ import pytest
 from scale import FLEETS, PARTS, Fleet, Rates, added, collection_s, compared, play
 
 from tcl_core.params import load_params
+from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[1]
 # A program is built in 4 s of a core and timed in 1 s; learning, choosing and writing take next to nothing.
@@ -19,7 +20,7 @@ RATES = Rates(2, 4.0, 1.0, 0.0, 1e12, 1e12, 1e12, 1e12, 28.0, 600.0)
 @pytest.fixture(scope="module")
 def params():
     """Half of the pool on the first platform, a quarter on later ones."""
-    read = load_params(ROOT / "params.yaml")
+    read = load_params(SHIPPED)
     collect = replace(read.collect, rounds=2, first_fraction=0.5, fraction=0.25, initial_share=0.5, epochs=10, ensemble=2)
     return replace(read, collect=collect, train=replace(read.train, epochs=30), bridge=replace(read.bridge, epochs=15, rehearsal=1.0))
 
@@ -77,12 +78,12 @@ def test_rates_are_those_of_the_results():
 def test_what_is_played_for_this_machine_is_near_what_it_took(params):
     """The schedule has no free number; were it wrong by much, its extrapolation would be worthless."""
     rates = Rates.measured(records=20)
-    ratios = [played / took for _, _, took, played in compared(rates, load_params(ROOT / "params.yaml"))]
+    ratios = [played / took for _, _, took, played in compared(rates, load_params(SHIPPED))]
     assert len(ratios) == 3 and all(0.5 < ratio < 2 for ratio in ratios)
 
 
 def test_larger_fleets_take_longer_and_more_machines_shorten_that():
-    rates, read = Rates.measured(records=20), load_params(ROOT / "params.yaml")
+    rates, read = Rates.measured(records=20), load_params(SHIPPED)
     ended = {fleet: play(rates, read, fleet).ended_s for fleet in FLEETS}
     small, large = (Fleet(10, 10, count, 40) for count in (1_000_000, 100_000_000))
     assert ended[large] > 10 * ended[small]

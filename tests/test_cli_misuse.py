@@ -15,6 +15,7 @@ from tcl_core.errors import PlatformError
 from tcl_core.stages import candidates, collecting
 from tests import command_line
 from tests.command_line import ROOT, says
+from tests.shipped import SHIPPED
 
 tcl, candidates_do = command_line.tcl, command_line.candidates_do
 SAYS = "from tcl_core import cli; from tcl_core.stages import candidates; import sys; candidates.sample_candidates = lambda _: ['3 platforms']; sys.argv = ['tcl', *sys.argv[1:]]; cli.main()"
@@ -121,7 +122,7 @@ def test_a_log_of_a_bug_overwrites_nothing(tcl, candidates_do, monkeypatch, tmp_
     assert code == 1 and err.startswith(
         r"tcl: unexpected ZeroDivisionError: no\x1b programs; logs/now-7.log could not be written (File exists)"
     )
-    assert (tmp_path / "params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
+    assert (tmp_path / "params.yaml").read_bytes() == SHIPPED.read_bytes()
 
 
 AT_ONCE = (
@@ -145,7 +146,7 @@ AT_ONCE = (
 
 def test_wrong_command_lines_end_as_they_should(tcl, tmp_path):
     """A sample of what bench/faults.py runs on a whole project: those that need neither the registry nor the compiler."""
-    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copy(SHIPPED, tmp_path)
     lines = list(wrong_command_lines(tmp_path, tmp_path / "scratch"))
     assert len(lines) > 400
     chosen = [argv for name, argv in lines if name.startswith(AT_ONCE)][::4]

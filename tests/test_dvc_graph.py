@@ -14,6 +14,7 @@ from tcl_core.chain import named
 from tcl_core.params import METHODS, Params, load_params
 from tcl_core.stages.diagram import OUTPUTS, diagram
 from tcl_core.stages.workspace import Workspace
+from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,13 +22,16 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A checkout whose params.yaml lists two models beside the chain: as shipped it lists none."""
-    folder = tmp_path_factory.mktemp("checkout")
+    return checkout(tmp_path_factory.mktemp("checkout"), "[xgboost, mtl-tlp]")
+
+
+def checkout(folder: Path, models: str) -> Path:
     (folder / ".dvc").mkdir()
     (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n")
     (folder / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
-    text = (ROOT / "params.yaml").read_text()
+    text = SHIPPED.read_text()
     assert text.count("  models: [] ") == 1
-    (folder / "params.yaml").write_text(text.replace("  models: [] ", "  models: [xgboost, mtl-tlp] "))
+    (folder / "params.yaml").write_text(text.replace("  models: [] ", f"  models: {models} "))
     return folder
 
 
@@ -71,13 +75,13 @@ def test_the_flow_and_dvc_have_the_same_graph(params, stages):
     assert flow_graph(params) == dvc
 
 
-def test_each_platform_has_its_stages(params, stages):
+def test_each_platform_has_its_stages(params, stages, tmp_path):
     expected = {"tasks", "candidates", "train", "evaluate"}
     expected |= {f"{kind}@{platform}" for kind in ("collect", "holdout") for platform in params.platforms}
     expected |= {f"distill@{platform}" for platform in params.chain.then}
     baselines = {"baseline@xgboost", "baseline@mtl-tlp"}
     assert expected | baselines <= set(stages)
-    assert set(stages_of(ROOT)) == set(stages) - baselines  # as shipped: no model beside the chain
+    assert set(stages_of(checkout(tmp_path, "[]"))) == set(stages) - baselines
 
 
 def test_the_summary_knows_the_flows_stages_and_tuning(params):
@@ -227,6 +231,6 @@ def test_a_step_depends_on_what_its_method_reads_of_params(stages):
 
 def test_every_section_of_params_that_shapes_bytes_is_declared(stages):
     declared = {name.split(".")[0] for stage in stages.values() for name in parameters(stage)}
-    sections = set(YAML(typ="safe").load(ROOT / "params.yaml"))
+    sections = set(YAML(typ="safe").load(SHIPPED))
     # These leave history, or say where work is done: not bytes.
     assert declared == sections - {"promote", "tune", "run", "drift", "schedules"}

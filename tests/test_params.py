@@ -15,6 +15,7 @@ from tcl_core.params import load_params
 from tcl_core.profiles import apply_profile
 from tests import params_copy
 from tests.params_copy import ROOT, edit, error_of
+from tests.shipped import SHIPPED
 
 project = params_copy.project
 
@@ -36,7 +37,7 @@ def test_previous_of_an_unknown_platform_names_the_nearest(project):
 
 
 def test_every_number_has_a_comment():
-    numbers = re.findall(r"^ *\w+: [\[\d].*$", (ROOT / "params.yaml").read_text(), re.MULTILINE)
+    numbers = re.findall(r"^ *\w+: [\[\d].*$", SHIPPED.read_text(), re.MULTILINE)
     assert len(numbers) > 30
     assert [line for line in numbers if "#" not in line] == []
 

@@ -11,6 +11,7 @@ from tcl_core.params import load_params
 from tcl_core.profiles import apply_profile, profile_names
 from tests import params_copy
 from tests.params_copy import ROOT
+from tests.shipped import SHIPPED
 
 project = params_copy.project
 
@@ -21,12 +22,14 @@ def flat(tree, prefix=""):
 
 
 def test_default_profile_holds_exactly_the_committed_values():
-    committed, default, full = (
-        dict(flat(YAML(typ="safe").load(ROOT / name))) for name in ("params.yaml", "profiles/default.yaml", "profiles/full.yaml")
+    profiles = ROOT / "profiles"
+    here, committed, default, full = (
+        dict(flat(YAML(typ="safe").load(file)))
+        for file in (ROOT / "params.yaml", SHIPPED, profiles / "default.yaml", profiles / "full.yaml")
     )
     assert default.keys() == full.keys()
     assert all(default[key] != full[key] for key in full), "a profile holds only keys that differ"
-    if all(committed[key] == full[key] for key in full):
+    if all(here[key] == full[key] for key in full):
         pytest.skip("params.yaml holds the full profile at the moment")
     assert {key: committed[key] for key in default} == default
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ from tcl_core.params import Run, load_params
 from tcl_core.stages import features as wanted
 from tcl_core.stages.features import programs_to_lower
 from tcl_core.stages.workspace import Workspace
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 with_dask = pytest.mark.skipif(not importlib.util.find_spec("prefect_dask"), reason="needs the extra dask")
 
 
@@ -118,7 +117,7 @@ class Measured:
     """A project with two measured platforms, of which each knows one program more than the one before."""
 
     def __init__(self, unlabelled: int, models: tuple[str, ...] = (), space: str = "cpu") -> None:
-        params = load_params(ROOT / "params.yaml")
+        params = load_params(SHIPPED)
         self.params = dataclasses.replace(
             params,
             train=dataclasses.replace(params.train, unlabelled=unlabelled),

@@ -18,9 +18,9 @@ from tcl_core.journal import Journal, line_of
 from tcl_core.params import Params, parse_params
 from tcl_core.stages.diagram import stage_names
 from tcl_core.stages.workspace import Workspace
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
-PARAMS = YAML(typ="safe").load(ROOT / "params.yaml")
+PARAMS = YAML(typ="safe").load(SHIPPED)
 STEP = {"round": 1, "step": "measure", "seconds": 12.34, "programs": 40}
 
 

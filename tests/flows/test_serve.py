@@ -13,6 +13,7 @@ from flows import serve as module
 from flows.serve import ENDS, HEARTBEAT_S, MOST_STARTS, POOL, SILENT_S, plan
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.params import Params, Schedule, load_params
+from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIFT = Schedule(run="drift", cron="30 */6 * * *", timezone="UTC")
@@ -20,7 +21,7 @@ DRIFT = Schedule(run="drift", cron="30 */6 * * *", timezone="UTC")
 
 @pytest.fixture
 def params() -> Params:
-    return load_params(ROOT / "params.yaml")
+    return load_params(SHIPPED)
 
 
 def with_schedules(params: Params, **schedules: Schedule) -> Params:

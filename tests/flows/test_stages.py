@@ -11,8 +11,8 @@ from flows import pipeline, stages as module
 from flows.dvc_stage import StageFailed, only_run
 from tcl_core.checked import write_json
 from tcl_core.errors import DRIFT
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECK = {
     "platform": "p", "checked_at": "2027-01-01T00:00:00+00:00", "verdict": "drift", "then": 0.9, "now": 0.71239, "pairs": 36, "failed": 0,
     "seconds": 11.2, "reason": "another order", "ratio": {"value": 1.2}, "agreement": {"value": 0.6},
@@ -23,7 +23,7 @@ CHECK = {
 def calls(tmp_path, monkeypatch, prefect_server) -> list:
     """Commands and stages that were run; nothing else happens."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(SHIPPED.read_text())
     found: list = []
     monkeypatch.setattr(pipeline, "reproduce", lambda name, settings, watch, force: found.append((name, force)) or "did it")
     monkeypatch.setattr(pipeline, "run_command", lambda name, settings, arguments: found.append((name, *arguments)) or "did it")

@@ -16,6 +16,7 @@ from tcl_core.records import Record
 from tcl_core.stages import exchange
 from tcl_core.stages.workspace import Workspace
 from tests.programs.log_lines import autotvm_line, write
+from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Workspace().imported_folder("p")
@@ -36,7 +37,7 @@ def here(monkeypatch, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    shutil.copy(SHIPPED, "params.yaml")
     return work
 
 

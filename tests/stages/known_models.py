@@ -24,8 +24,8 @@ from tcl_core.registry import serving
 from tcl_core.stages import promotion
 from tcl_core.platforms import save_hardware
 from tcl_core.stages.workspace import Workspace
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 P = "p-one"
 
 
@@ -94,7 +94,7 @@ def project(tmp_path, monkeypatch, database, request) -> TinyWorkspace:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the machine's lock of measuring lies
     monkeypatch.setitem(catalogue.CLASSES, "known", f"{__name__}:Known")
-    params = load_params(ROOT / "params.yaml")
+    params = load_params(SHIPPED)
     first = "".join(c if c.isalnum() else "-" for c in request.node.name.lower())
     mcpu = dataclasses.replace(params.platforms["host-sse42"])
     monkeypatch.setitem(globals(), "P", first)

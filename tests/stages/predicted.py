@@ -19,8 +19,8 @@ from tcl_core.stages import predict
 from tcl_core.platforms import save_hardware
 from tcl_core.stages.workspace import Workspace
 from tests.programs.log_lines import autotvm_line
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 HARDWARE = Hardware(cores=2, threads=4, l2_kib=512)
 DENSE = ["dense_pack.x86", [["TENSOR", [4, 32], "float32"], ["TENSOR", [10, 32], "float32"]], {}]
 
@@ -53,7 +53,7 @@ def here(monkeypatch, tmp_path) -> Path:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    shutil.copy(SHIPPED, "params.yaml")
     monkeypatch.setitem(catalogue.CLASSES, "told", f"{__name__}:Told")
     monkeypatch.setattr(Told, "calls", [])
     return work

@@ -24,8 +24,7 @@ from tcl_core.stages import baselines
 from tcl_core.stages.baselines import BaselineReport, train_baseline
 from tcl_core.platforms import read_saved_hardware, save_hardware
 from tcl_core.stages.workspace import Workspace
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shipped import SHIPPED
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def project(matmul, softmax, tmp_path, monkeypatch) -> Workspace:
     )
     for cores, platform in enumerate("abc", start=1):
         save_hardware(Workspace().records_folder(platform), Hardware(cores=cores))
-    params = load_params(ROOT / "params.yaml")
+    params = load_params(SHIPPED)
     own = catalogue.own_settings
     monkeypatch.setattr(catalogue, "own_settings", lambda name: dataclasses.replace(own(name), epochs=2))
     return TwoTasks(params=dataclasses.replace(params, chain=Chain("a", {"b": Link("a"), "c": Link("b")}), seed=5))
@@ -172,7 +171,7 @@ def test_a_killed_training_ends_in_the_same_bytes_and_trains_no_finished_platfor
 
 def test_only_models_that_stand_beside_the_chain_can_be_listed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "params.yaml").read_text()
+    text = SHIPPED.read_text()
     for name, message in {
         "mamba": "params.yaml: baselines.models lists 'mamba', which every evaluation judges anyway; remove it",
         "random": "params.yaml: baselines.models lists 'random', which every evaluation judges anyway; remove it",

@@ -22,8 +22,8 @@ from tcl_core.stages.drifting import HISTORY, choose_probes, drift_text, history
 from tcl_core.platforms import save_hardware
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 P = "host-avx2"
 SETUP = Setup(target={"kind": "llvm", "mcpu": "haswell"})
 HOST = "this one"
@@ -101,7 +101,7 @@ def write(platform: str, records) -> None:
 
 @pytest.fixture
 def project(machine) -> Workspace:
-    return TinyWorkspace(params=load_params(ROOT / "params.yaml"))
+    return TinyWorkspace(params=load_params(SHIPPED))
 
 
 def with_champion(monkeypatch) -> None:

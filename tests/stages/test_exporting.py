@@ -21,7 +21,8 @@ from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
 from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, plain_database
 from tests.stages import exchanged
-from tests.stages.exchanged import ROOT, TARGET, measured, write_pool
+from tests.stages.exchanged import TARGET, measured, write_pool
+from tests.shipped import SHIPPED
 
 here = exchanged.here
 
@@ -142,4 +143,4 @@ def test_places_where_no_database_can_be(here, matmul, to, told):
     Path("loop").symlink_to("loop")
     with pytest.raises(UsageError, match=told):
         tcl("export", "-p", "host-avx2", "--to", Path(to))
-    assert Path("params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
+    assert Path("params.yaml").read_bytes() == SHIPPED.read_bytes()

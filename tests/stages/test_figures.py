@@ -20,8 +20,8 @@ from tcl_core.stages import figures, overview, promotion, tuning
 from tcl_core.stages.figures import figures_of, gather
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 REPORTS = Workspace().reports
 EVALUATION, PAGE, TUNED = REPORTS / promotion.EVALUATION, REPORTS / promotion.PAGE, REPORTS / tuning.TUNED
 FIGURES, SUMMARY = REPORTS / figures.FIGURES, REPORTS / overview.SUMMARY
@@ -58,7 +58,7 @@ def judged() -> dict:
 def write_run(root: Path) -> None:
     """As the pipeline leaves it: two platforms measured, the third skipped, nothing tuned yet."""
     root.mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "params.yaml", root)
+    shutil.copy(SHIPPED, root)
     tasks = [{"task_key": key, "name": "n", "op_type": kind, "flops": 1.0, "module_json": "{}"} for key, kind in OPERATORS.items()]
     pool = [{"task_key": key, "split": "train", "program_id": n, "sketch_id": 0, "decisions": [n]} for key in OPERATORS for n in range(10)]
     store.write_table(Workspace(root).task_tables / "tasks.parquet", "tasks", tasks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,8 @@ from tcl_core.params import load_params
 from tcl_core.stages import probing
 from tcl_core.stages.workspace import Workspace
 from tcl_core.stages.probing import OF_A_TASK, choose_probes, find_similar, compare
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 KEYS = [(f"task{task}", 0, (number,)) for task in range(10) for number in range(8)]
 
 
@@ -49,7 +48,7 @@ def test_the_nearest_comes_first_and_is_what_to_learn_from():
 
 def test_what_cannot_be_compared_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    project = Workspace(params=load_params(ROOT / "params.yaml"))
+    project = Workspace(params=load_params(SHIPPED))
     with pytest.raises(UsageError, match="unknown platform 'host-avx1024'"):
         find_similar(project, "host-avx1024", 48)
     monkeypatch.setattr(probing, "measure_probes", lambda *_: pytest.fail("measured"))

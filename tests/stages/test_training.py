@@ -29,8 +29,8 @@ from tcl_core.stages.baselines import train_baseline
 from tcl_core.platforms import save_hardware
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import Skipped, Workspace, learning_curve
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
 WEIGHTS = {"network": dict.fromkeys(range(8), 1.0)}
 FILES = {
@@ -68,7 +68,7 @@ class TinyWorkspace(Workspace):
 
 
 def project() -> TinyWorkspace:
-    params = load_params(ROOT / "params.yaml")
+    params = load_params(SHIPPED)
     return TinyWorkspace(
         params=dataclasses.replace(
             params,

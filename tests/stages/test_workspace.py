@@ -28,6 +28,7 @@ from tcl_core.stages import machine, workspace
 from tcl_core.platforms import read_saved_hardware, save_hardware
 from tcl_core.stages.machine import hardware_here, measuring_alone
 from tcl_core.stages.workspace import Workspace
+from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -265,7 +266,7 @@ def test_further_programs_are_drawn_once_for_a_pool(monkeypatch, caplog):
     store.write_table(Workspace().task_tables / "tasks.parquet", "tasks", [task.as_row()])
     store.write_table(Workspace().pool / "train" / "sketches.parquet", "sketches", sketches)
     write_programs(programs)
-    draws, params = [], load_params(ROOT / "params.yaml")
+    draws, params = [], load_params(SHIPPED)
     draw = workspace.draw_unlabelled
     monkeypatch.setattr(workspace, "draw_unlabelled", lambda *given: draws.append(given) or draw(*given))
     pool = [(p.task_key, p.sketch, p.decisions) for p in programs]
@@ -292,7 +293,7 @@ def test_unlabelled_programs_are_those_of_which_a_platform_has_no_record():
     save_hardware(Workspace().records_folder("a"), Hardware(cores=2.0))
     for count in (3, 4):
         store.write_records(Workspace().records_folder("a"), records[:count])
-        found = Workspace(params=load_params(ROOT / "params.yaml")).unlabelled([0], 50, "a")
+        found = Workspace(params=load_params(SHIPPED)).unlabelled([0], 50, "a")
         assert {reads: len(samples) for reads, samples in found.items()} == {"tokens": 4 - count, "per-store features": 4 - count}
 
 

@@ -13,8 +13,8 @@ from tcl_core.settings import read_yaml, yaml_format
 from tcl_core.stages import candidates
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
+from tests.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDS, HOLDOUT = Workspace().records_folder("first"), Workspace().records_folder("first", "holdout")
 JOURNAL, ROUNDS = Path("data/journal/collect/first"), Path("data/journal/collect/first/rounds.jsonl")
 PARAMS = {
@@ -35,7 +35,7 @@ PARAMS = {
 
 def write_params(changes):
     """The repository's params.yaml with other values at dotted keys."""
-    document = read_yaml(ROOT / "params.yaml", round_trip=True)
+    document = read_yaml(SHIPPED, round_trip=True)
     for dotted, value in (PARAMS | changes).items():
         *sections, key = dotted.split(".")
         tree = document
