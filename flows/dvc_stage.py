@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,12 +19,13 @@ from typing import IO
 
 import psutil
 
-from tcl_core.errors import TclError, UsageError
-from tcl_core.files import writing
+from tcl_core.errors import DataError, TclError, UsageError
+from tcl_core.files import shown, writing
 from tcl_core.locks import try_lock
 from tcl_core.process import ANSWER_FILE, PARENT_PID, runs_dvc
 
 LOCKS = Path(".dvc/tmp")
+STATUS_S = 60.0  # for DVC to say why a stage did not begin
 INTERRUPT_S = 5.0  # for a child to end by itself after Ctrl-C, which the terminal sends to it as well
 
 
@@ -47,8 +49,8 @@ def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None]
     """
     command = [sys.executable, "-m", "dvc", "repro", "--quiet", "--single-item", stage]
     if force:
-        return _run(stage, [*command, "--force"], {**settings, "TCL_FORCE": "1"}, watch)
-    return _run(stage, command, settings, watch)
+        return _run(stage, [*command, "--force"], {**settings, "TCL_FORCE": "1"}, watch, _check_begins)
+    return _run(stage, command, settings, watch, _check_begins)
 
 
 def run_command(name: str, settings: Mapping[str, str], arguments: Sequence[str] = ()) -> str:
@@ -116,8 +118,17 @@ def _is_dvc(pid: int) -> bool:
         return False
 
 
-def _run(name: str, command: list[str], settings: Mapping[str, str], watch: Callable[[], None]) -> str:
-    """The child shares the terminal, for its progress bars; what it says in the end comes back through a file."""
+def _run(
+    name: str,
+    command: list[str],
+    settings: Mapping[str, str],
+    watch: Callable[[], None],
+    explain: Callable[[str], None] = lambda name: None,
+) -> str:
+    """The child shares the terminal, for its progress bars; what it says in the end comes back through a file.
+
+    Where a child that failed said nothing, ``explain`` may raise with the reason.
+    """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         child = subprocess.Popen(command, env=_environment(answer, settings))
@@ -135,8 +146,26 @@ def _run(name: str, command: list[str], settings: Mapping[str, str], watch: Call
         text, exit_code = _answer(answer)
     if child.returncode == 0:
         return text
+    if not text:
+        explain(name)
     by_hand = " ".join(word for word in ("python", *command[1:]) if word != "--quiet")
     raise StageFailed(name, text or f"failed without a word; to see why, run: {by_hand}", exit_code or 1)
+
+
+def _check_begins(stage: str) -> None:
+    """Raise StageFailed with the reason for which DVC does not even begin the stage: `dvc repro --quiet` hides that, too."""
+    command = [sys.executable, "-m", "dvc", "status", "--json", stage]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=STATUS_S)
+        found = json.loads(asked.stdout) if asked.returncode == 0 else {}
+    except (subprocess.TimeoutExpired, OSError, ValueError):
+        return
+    changes = [change for change in found.get(stage, ()) if isinstance(change, dict)]  # the others are of the command
+    missing = [file for change in changes for file, what in change.get("changed deps", {}).items() if what == "deleted"]
+    if files := shown(", ".join(missing)):
+        raise StageFailed(stage, f"what it needs is not there ({files}); run the stages before it: dvc repro {stage}", DataError.exit_code)
+    if error := re.search(r"^ERROR: (.+)|^(.+ is invalid)", asked.stderr, re.MULTILINE):
+        raise StageFailed(stage, f"DVC cannot begin it ({shown(error[1] or error[2])}); mend that, and see: dvc status", 1)
 
 
 def _answer(file: Path) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,11 @@ stages:
     outs: [out.txt]
   broken:
     cmd: python stage.py broken
+  early:
+    cmd: python stage.py good
+    deps: [data/models]
+  killed:
+    cmd: kill -9 $PPID
 """
 
 
@@ -69,8 +75,22 @@ def test_a_failed_stage_gives_its_own_sentence_and_exit_code(project):
 
 
 def test_a_silent_failure_says_how_to_see_more(project):
-    with pytest.raises(dvc_stage.StageFailed, match="to see why, run: python -m dvc repro --single-item missing"):
-        reproduce("missing")
+    with pytest.raises(
+        dvc_stage.StageFailed, match="^killed: failed without a word; to see why, run: python -m dvc repro --single-item killed$"
+    ):
+        reproduce("killed")
+
+
+def test_what_dvc_refuses_to_begin_is_said(project):
+    early = re.escape("early: what it needs is not there (data/models); run the stages before it: dvc repro early")
+    with pytest.raises(dvc_stage.StageFailed, match=f"^{early}$") as failed:
+        reproduce("early")
+    assert failed.value.exit_code == 3
+    with pytest.raises(dvc_stage.StageFailed, match=r"^unheard: DVC cannot begin it \('unheard' does not exist"):
+        reproduce("unheard")
+    (project / "dvc.yaml").write_text("stages: [")
+    with pytest.raises(dvc_stage.StageFailed, match=r"^good: DVC cannot begin it \(.*dvc.yaml"):
+        reproduce("good")
 
 
 def test_when_the_flow_breaks_off_its_child_goes_too(project, monkeypatch):
