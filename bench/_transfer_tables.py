@@ -113,7 +113,8 @@ def tables(found: Mapping[str, Any]) -> str:
     parts = []
     for name, title in (("pairs", "Pairs ranked right"), ("u16", "Top-1 of 16 programs"), ("forgetting", "Pairs forgotten before")):
         parts.append(f"{title}, {usual} labels:\n\n{_of_pairs(found, usual, name)}")
-        parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=_size), name)}")
+        if len(found) > 1 or len(set(counts)) > 1:  # else it would say the same once more
+            parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=_size), name)}")
     return "\n\n".join([*parts, "A star: the difference from ours is beyond its 95 % interval, task by task."])
 
 
