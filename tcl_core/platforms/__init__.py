@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tcl_core.platforms.cpus import CPUS as CPUS, cpu_named as cpu_named, target_of as target_of
 from tcl_core.platforms.cuda import Cuda
@@ -27,12 +27,10 @@ from tcl_core.platforms.host import (
     threads as threads,
     why_not as why_not,
 )
-from tcl_core.platforms.kind import Ask as Ask, Found as Found, Kind as Kind
+from tcl_core.platforms.kind import Ask as Ask, Found as Found, Kind as Kind, Platform
 from tcl_core.platforms.local import Local
 from tcl_core.platforms.rpc import Rpc, remote_target as remote_target
 
-if TYPE_CHECKING:
-    from tcl_core.params import Platform
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (Local(), Rpc(), Cuda())}
 DESIGN_SPACES = tuple(dict.fromkeys(space for kind in KINDS.values() for space in kind.design_spaces))

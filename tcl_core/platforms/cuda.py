@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tcl_core.errors import UsageError
 from tcl_core.gpu import DESIGN_SPACES, POOL_LIMITS, gpu_fingerprint, gpu_target, read_gpu, read_gpu_hardware, why_no_gpu
-from tcl_core.platforms.kind import Ask, Found, Kind
-
-if TYPE_CHECKING:
-    from tcl_core.params import Measure, Platform
+from tcl_core.platforms.kind import Ask, Found, Kind, Measure, Platform
 
 
 class Cuda(Kind):

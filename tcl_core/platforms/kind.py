@@ -1,6 +1,6 @@
 """What TCL asks of a kind of platform.  A new kind is one file beside this one and one line in ``KINDS``.
 
-A kind is an object without state: it is asked about a platform of params.yaml (``params.Platform``).  It knows neither how
+A kind is an object without state: it is asked about a platform of params.yaml.  It knows neither how
 programs are timed nor how devices are asked; who asks for a device brings that along (``Ask``).
 """
 
@@ -8,13 +8,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from tcl_core.gpu import GpuHardware
 from tcl_core.platforms.hardware import Hardware
 
-if TYPE_CHECKING:
-    from tcl_core.params import Measure, Platform
+
+class Platform(Protocol):
+    """What a kind reads of a platform of params.yaml: ``params.Platform``, which names the kinds and so comes after them."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def mcpu(self) -> str: ...
+    @property
+    def tracker(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def hardware(self) -> Mapping[str, Any]: ...
+
+
+class Measure(Protocol):
+    """What a kind reads of ``params.Measure``."""
+
+    @property
+    def flush_cache(self) -> bool: ...
 
 
 class Found(NamedTuple):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tcl_core.platforms.cpus import target_of
 from tcl_core.platforms.hardware import read_hardware
 from tcl_core.platforms.host import host_fingerprint, threads, why_not
-from tcl_core.platforms.kind import Ask, CpuKind, Found
-
-if TYPE_CHECKING:
-    from tcl_core.params import Platform
+from tcl_core.platforms.kind import Ask, CpuKind, Found, Platform
 
 
 class Local(CpuKind):

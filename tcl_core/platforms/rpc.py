@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tcl_core.errors import UsageError
 from tcl_core.files import shown
 from tcl_core.platforms.cpus import cpu_named, target_of
 from tcl_core.platforms.hardware import hardware_under
-from tcl_core.platforms.kind import Ask, CpuKind, Found
-
-if TYPE_CHECKING:
-    from tcl_core.params import Platform
+from tcl_core.platforms.kind import Ask, CpuKind, Found, Platform
 
 
 class Rpc(CpuKind):
