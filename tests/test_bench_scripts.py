@@ -120,7 +120,7 @@ def runs(request, before, tmp_path_factory):
 
 
 def documents() -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in [ROOT / "README.md", *ROOT.glob("docs/*"), *ROOT.glob("bench/results/*")]}
+    return {path: path.read_bytes() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("bench/results/*")]}
 
 
 def run_smallest(script: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
