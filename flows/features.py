@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.futures import as_completed
+from prefect.futures import PrefectFuture, as_completed
 from prefect.task_runners import TaskRunner
 
 from flows.dvc_stage import only_run
@@ -66,20 +66,41 @@ def mapped(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.n
     """Each job with the per-store features of its programs, in the order in which the flow's workers are done."""
     futures = {lower.submit(pickle.dumps(job)): job for job in jobs}  # bytes: Prefect would look into anything else for futures
     for future in as_completed(list(futures)):
-        found = future.result(raise_on_failure=False)
+        found = _answer(future)
         if isinstance(found, TclError):
             raise found
         if isinstance(found, BaseException):
-            reason = shown((str(found).strip().splitlines() or [type(found).__name__])[0])
-            raise PlatformError(
-                f"a worker could not lower its programs ({reason}); what was done is kept: run again, on one worker to see it"
-            )
+            raise PlatformError(f"a worker could not lower its programs ({_first_line(found)}); {_mend(found)}")
         made_by, rows = found
         if made_by != per_store.FORMAT:
             raise PlatformError(
                 f"a worker has TVM {made_by.split()[-1]}, and this machine {per_store.TVM_VERSION}; install the same on both"
             )
         yield futures[future], rows
+
+
+def _answer(future: PrefectFuture) -> Any:
+    """What a worker gave back, or what it met, before the task began too."""
+    try:
+        return future.result(raise_on_failure=False)
+    except Exception as error:  # of Dask's, or of Prefect's on a worker
+        return error
+
+
+def _first_line(error: BaseException) -> str:
+    return shown((str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
+def _mend(error: BaseException) -> str:
+    """What to do about it; most of what can be wrong with workers of other machines has a name."""
+    causes = [error, error.__cause__, error.__context__]
+    if any(isinstance(cause, ModuleNotFoundError) for cause in causes):
+        return "start scheduler and workers in a folder with this project's code, as: python -m dask worker ADDRESS"
+    if "Failed to reach API" in str(error):
+        return "workers of other machines need a Prefect server that they reach: start one, and set PREFECT_API_URL to its address there"
+    if "connection" in str(error):
+        return "see whether Dask's scheduler is still there; what was done is kept: run again"
+    return "what was done is kept: run again, on one worker to see it"
 
 
 @task(cache_policy=NO_CACHE, name="lower", persist_result=False)

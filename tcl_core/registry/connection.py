@@ -77,6 +77,18 @@ def pages(search: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
             return
 
 
+def made_or_found(make: Callable[[], Any], find: Callable[[], Any]) -> Any:
+    """What ``make`` makes, or ``find`` finds where another machine, whose lock is not ours, has just made it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return make()
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+        return find()
+
+
 def _lock():
     return local_store.alone(local_store.lock_file("registry"))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tcl_core.errors import DataError, RegistryError
 from tcl_core.registry import aliases
-from tcl_core.registry.connection import opened, pages
+from tcl_core.registry.connection import made_or_found, opened, pages
 from tcl_core.registry.model_files import folder_of
 from tcl_core.registry.names import CHAMPION, RUN_KEY, model_name, platform_of, run_key
 from tcl_core.registry.runs import LOGGED, REGISTRAR, TIMES_LOGGED, Facts, correct, log_run, registrar, remove_unfinished, synced
@@ -132,7 +132,7 @@ def _make_model(client: MlflowClient, name: str, about: str) -> None:
     """What versions are versions of, if it is not there; one of an older TCL is told what it is."""
     found = client.search_registered_models(f"name = '{name}'")
     if not found:
-        client.create_registered_model(name, description=about)
+        made_or_found(lambda: client.create_registered_model(name, description=about), lambda: client.get_registered_model(name))
     elif found[0].description != about:
         client.update_registered_model(name, about)
 

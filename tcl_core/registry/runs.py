@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tcl_core.files import sync_folder
 from tcl_core.platforms import host_fingerprint
 from tcl_core.registry import local_store
-from tcl_core.registry.connection import pages
+from tcl_core.registry.connection import made_or_found, pages
 from tcl_core.registry.local_store import EXPERIMENT, path_of
 from tcl_core.registry.names import RUN_KEY
 from tcl_core.registry.serving import log_model
@@ -180,7 +180,9 @@ def _log_curves(client: MlflowClient, run_id: str, curves: Mapping[str, Sequence
 
 
 def _experiment(client: MlflowClient) -> str:
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found:
+    if found := client.get_experiment_by_name(EXPERIMENT):
         return found.experiment_id
-    return client.create_experiment(EXPERIMENT, local_store.beside_store().as_uri() if local_store.local_store() else None)
+    place = local_store.beside_store().as_uri() if local_store.local_store() else None
+    return made_or_found(
+        lambda: client.create_experiment(EXPERIMENT, place), lambda: client.get_experiment_by_name(EXPERIMENT).experiment_id
+    )

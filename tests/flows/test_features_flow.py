@@ -81,7 +81,17 @@ class Here:
         return self
 
     def result(self, raise_on_failure: bool):
+        if isinstance(self.answer, Raised):
+            raise self.answer.error from self.answer.cause
         return self.answer
+
+
+@dataclasses.dataclass
+class Raised:
+    """Met before the task began, as Dask tells it."""
+
+    error: Exception
+    cause: Exception | None = None
 
 
 @pytest.mark.parametrize(
@@ -90,6 +100,13 @@ class Here:
         (("1 0.26.0", []), PlatformError, f"a worker has TVM 0.26.0, and this machine {per_store.TVM_VERSION}; install the same on both"),
         (MemoryError("no room\nat all"), PlatformError, r"a worker could not lower its programs \(no room\); what was done is kept"),
         (UsageError("this needs tvm"), UsageError, "^this needs tvm$"),
+        (
+            Raised(RuntimeError("task graph"), ModuleNotFoundError("No module named 'flows'")),
+            PlatformError,
+            "python -m dask worker ADDRESS$",
+        ),
+        (Raised(RuntimeError("Failed to reach API at http://127.0.0.1:1/api/")), PlatformError, "need a Prefect server that they reach"),
+        (Raised(OSError("lower-1 cancelled: scheduler-connection-lost.")), PlatformError, "whether Dask's scheduler is still there"),
     ],
 )
 def test_what_a_worker_says_is_one_sentence(pool, tmp_path, monkeypatch, answer, error, sentence):

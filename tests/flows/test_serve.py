@@ -183,3 +183,15 @@ def test_containers_are_published_on_this_machine_and_have_no_default_password(c
     assert secrets and all(not secret.split("#")[0].strip() or secret.startswith("${POSTGRES_PASSWORD:?") for secret in secrets)
     lasting = {name for name, service in compose["services"].items() if name != "deploy"}
     assert {name for name in lasting if "healthcheck" not in compose["services"][name]} == set()
+
+
+def test_a_new_database_server_gets_the_databases_of_both_services(compose):
+    """Mounted, not written into compose.yaml: older tools and podman-compose know no contents of configs."""
+    assert "configs" not in compose
+    (mounted,) = (place for place in compose["services"]["postgres"]["volumes"] if place.startswith("./"))
+    folder, target, mode = mounted.split(":")
+    assert (target, mode) == ("/docker-entrypoint-initdb.d", "ro")
+    made = {match[1] for file in (ROOT / folder).glob("*.sql") for match in re.finditer(r"CREATE DATABASE (\w+);", file.read_text())}
+    asked = {compose["services"]["prefect"]["environment"]["PREFECT_SERVER_DATABASE_NAME"]}
+    asked |= set(re.findall(r"@postgres/(\w+)", compose["services"]["mlflow"]["command"]))
+    assert asked == made | {compose["services"]["postgres"]["environment"]["POSTGRES_DB"]}

@@ -129,3 +129,21 @@ def test_a_version_is_described_for_people_and_listed_for_programs(tmp_path, lit
     assert (listed.platform, listed.number, listed.aliases, listed.tags["data.hash"]) == ("p-told", 1, ("candidate",), "d1")
     assert registry.logged(listed) == ({"epochs": "3"}, {"top_1": 0.4})
     assert listed in registry.versions() and registry.versions("p-nobody") == []
+
+
+@pytest.mark.parametrize("asked, nothing", [("get_experiment_by_name", None), ("search_registered_models", [])])
+def test_what_another_machine_made_meanwhile_is_taken(tmp_path, fresh, monkeypatch, asked, nothing):
+    """No lock spans machines: what is not there when one looks may be there when one makes it."""
+    import mlflow
+
+    registry.register("p-both", saved(tmp_path / "first"), {}, {}, TAGS)
+    look, looked = getattr(mlflow.MlflowClient, asked), []
+
+    def sees_nothing_at_first(client, what):
+        looked.append(what)
+        return nothing if len(looked) == 1 else look(client, what)
+
+    monkeypatch.setattr(mlflow.MlflowClient, asked, sees_nothing_at_first)
+    monkeypatch.setattr(registering, "remove_unfinished", lambda client: None)  # it looks for the experiment too
+    assert registry.register("p-both", saved(tmp_path / "second", seed=1), {}, {}, TAGS) == 2
+    assert looked
