@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import t
+
 from tcl_core.files import replacing
 from tcl_core.platforms import host_fingerprint
 
@@ -26,14 +28,10 @@ RESULTS = ROOT / "bench" / "results"
 APART = "TCL_BENCH_RESULTS"  # the variable of the environment that names the folder of the smallest forms' results
 
 
-# 97.5 % quantiles of Student's t by degrees of freedom: the intervals below are over a handful of seeds.
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-
-
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval over 2 to 10 seeds."""
+    """Mean and its 95 % interval by Student's t, over at least two seeds."""
     mean = statistics.fmean(values)
-    half = T_975[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
+    half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
     return mean, mean - half, mean + half
 
 

@@ -1,48 +1,234 @@
-"""RDU against random at equal budgets: how good is a model trained on what each sampler picks?
+"""Samplers at equal budgets: what is a choice of programs worth, to a model that learns from it, and by the best program in it?
 
-    python bench/samplers.py [--quick] [--threads N]
+    python bench/samplers.py [--quick] [--platform NAME ...] [--share S ...] [--seeds N] [--threads N] [--minutes M] [--force]
 
-Plays each sampler's collection, several seeds, over the reference data set, where every program's latency is known.  The pool
-are the programs of the chain's last platform, but for three of the training networks (``_datasets.VALIDATION``), by which
-params.yaml's sampler is chosen, and the held-out ones, which take no part.  A tenth or a quarter of the pool is picked in the
-rounds of params.yaml, and what was picked trains two models, our network by LambdaRank and boosted trees on the same tokens,
-which rank those three networks' programs.  A seed gives all samplers the same random start, so that they are compared seed by
-seed.  --quick: a tenth only.
+Plays each sampler's collection over the reference data set, where every program's latency is known, as the pipeline does it: the
+rounds of params.yaml, and for `rdu` what the platform before measured, here a quarter of its programs, drawn uniformly.  The chain's
+first platform has none before it.  The pool are the training networks' programs but for three networks, which are ranked; each of
+four groups of three in turn (grouped cross-validation; the networks that other tables report take no part).
+
+pairs, u16  of boosted trees on tokens that learned from the measured programs alone, on unseen tasks
+found       fastest of all the task's programs / fastest of those chosen, mean over the pool's tasks; a task without any counts 0
+labels      on later platforms: pairs of the programs that were not chosen, ordered right by the labels that the chain's next step
+            learns from (``tcl_core.chain.completion``: the platform before, corrected by the chosen ones)
+
+at scale    seconds that a tenth of a million made-up candidates of 2,000 tasks takes to pick, and the most memory that it took
+
+Mean over platforms, groups and seeds, and the 95 % interval of the difference from random with the same group and seed.
+--quick: the last platform, a tenth, one seed; its results are a file of their own.  What was computed with the same code and data is
+kept: a comparison that was stopped goes on with the same command.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import resource
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from _tables import ROOT, arguments, into_document, markdown, mean_interval, save
+from _tables import ROOT, arguments, into_document, markdown, mean_interval, result_file, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
+import numpy as np
 import torch
-from _datasets import VALIDATION, Case, Reference
+from _datasets import Case, Reference
+from _identity import code, code_identity
+from _transfer_data import FOLDS
 
+from tcl_core.chain.completion import completed
 from tcl_core.collect import Collection, Plan, collect
-from tcl_core.errors import TclError
-from tcl_core.evaluation.metrics import pairwise_accuracy, subset_top_1, top_k
-from tcl_core.learning.fit import FitSettings
+from tcl_core.errors import TclError, unknown_name
+from tcl_core.evaluation.metrics import pairwise_accuracy, subset_top_1
+from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.models import catalogue
-from tcl_core.programs.pool import Program
-from tcl_core.progress import progress
 from tcl_core.params import load_params
 from tcl_core.platforms import read_saved_hardware
-from tcl_core.stages.collecting import setup_of
+from tcl_core.programs.pool import Program
+from tcl_core.progress import progress
+from tcl_core.sampler_names import LEARNED_ELSEWHERE
+from tcl_core.sampling.catalogue import pick
+from tcl_core.stages.collecting import member, setup_of
 from tcl_core.stages.workspace import Workspace
 
 COMMAND = "python bench/samplers.py"
 SAMPLERS = ("random", "per-task", "rdu-paper", "rdu")
-NETWORK = FitSettings(epochs=60, batch_size=256, learning_rate=2e-3, schedule="cosine", period=60)
-JUDGES = {"mamba": NETWORK, "trees": catalogue.own_settings("trees")}
-FIGURES = {"top1": "top-1", "u16": "U16", "pairs": "pairs right"}
+SHARES = (0.05, 0.1, 0.2)
+MEASURED_BEFORE = 0.25  # of the platform before, of its programs
+TREES = 20  # tens of trees of the model that judges: as good as sixty on so few programs, and three times as fast
+FIGURES = {"pairs": "pairs right", "u16": "U16", "found": "best found", "labels": "labels for the next step"}
+POOL = "uniform"  # programs drawn evenly from the design space
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One collection of one sampler."""
+
+    platform: str
+    share: float
+    sampler: str
+    fold: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, astuple(self)))
+
+
+class Bench:
+    """Plays units, and keeps what each found."""
+
+    def __init__(self, reference: Reference, workspace: Workspace, name: str, force: bool = False, trees: int = TREES) -> None:
+        self.reference, self.workspace, self.name, self.trees = reference, workspace, name, trees
+        modules = ["tcl_core.chain.completion", "tcl_core.evaluation.metrics", "tcl_core.models.mamba", "tcl_core.models.trees"]
+        chosen_by = [(ROOT / "tcl_core" / "sampling").glob("*.py"), [ROOT / "tcl_core" / "collect.py"]]
+        about = "".join(code(path.read_text()) for paths in chosen_by for path in sorted(paths))
+        self.identity = [
+            code_identity(modules, ["_datasets"]),
+            store.data_digest(reference.folder),
+            repr(workspace.params.collect),
+            hash_of(about),
+        ]
+        path = result_file(f"{name}.json")
+        kept = json.loads(path.read_text()) if path.exists() and not force else {}
+        self.runs: dict[str, dict[str, float]] = kept.get("runs", {}) if kept.get("identity") == self.identity else {}
+
+    def run(self, units: Sequence[Unit], until: float) -> None:
+        todo = [unit for unit in units if unit.name not in self.runs]
+        with tempfile.TemporaryDirectory() as journal, progress("playing collections", len(todo)) as shown:
+            for unit in todo:
+                if time.monotonic() > until:
+                    print(f"{len(todo)} collections were left at most; the same command goes on", file=sys.stderr)
+                    break
+                self.runs[unit.name] = found = self.play(unit, Path(journal))
+                self.save()
+                shown.advance(f"{unit.sampler} {unit.share:.0%}: pairs {found['pairs']:.3f}, U16 {found['u16']:.3f}")
+
+    def play(self, unit: Unit, journal: Path) -> dict[str, float]:
+        case = self.reference.case(unit.platform, "tokens", FOLDS[unit.fold])
+        pool = measured_pool(self.reference, self.workspace, unit.platform, case, journal)
+        c = replace(self.workspace.params.collect, sampler=unit.sampler)
+        workspace = Workspace(params=replace(self.workspace.params, collect=c, seed=unit.seed))
+        budget = round(unit.share * len(pool.programs))
+        plan = Plan(unit.sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, unit.seed)
+        models = [member(workspace, number) for number in range(c.ensemble)]
+        before = self.before(unit) if unit.sampler in LEARNED_ELSEWHERE else None
+        collect(pool, plan, models, lambda step: None, lambda record: None, before)
+        return self.judged(unit, pool, case)
+
+    def before(self, unit: Unit) -> Samples | None:
+        """What the platform before measured."""
+        if (earlier := self.earlier(unit.platform)) is None:
+            return None
+        train = self.reference.case(earlier, "tokens", FOLDS[unit.fold]).train
+        draw = np.random.default_rng([unit.seed, unit.fold]).permutation(len(train))
+        return train.take(np.sort(draw[: round(MEASURED_BEFORE * len(train))]))
+
+    def earlier(self, platform: str) -> str | None:
+        place = self.reference.platforms.index(platform)
+        return self.reference.platforms[place - 1] if place else None
+
+    def judged(self, unit: Unit, pool: Collection, case: Case) -> dict[str, float]:
+        chosen = pool.samples()
+        model = catalogue.create("trees")
+        model.settings = replace(model.settings, epochs=self.trees, seed=unit.seed)
+        ranked = model.fit(chosen).predict(case.test), case.test.latencies_s, case.test.tasks
+        return {
+            "pairs": pairwise_accuracy(*ranked),
+            "u16": fmean(subset_top_1(*ranked).values()),
+            "found": best_found(case.train, chosen),
+            **self.labels(unit, pool, case),
+        }
+
+    def labels(self, unit: Unit, pool: Collection, case: Case) -> dict[str, float]:
+        """How well the labels that the chosen programs give all others order these."""
+        if (earlier := self.earlier(unit.platform)) is None:
+            return {}
+        everything = pool.encoder.encode(pool.keys, pool.hardware, [pool.known[row].latency_s for row in range(len(pool.keys))])
+        seconds = {record.key: record.latency_s for record in store.read_records(self.reference.folder / f"platform={earlier}")}
+        source_s, open_rows = np.array([seconds[key] for key in pool.keys]), pool.open_rows()
+        target_s = everything.latencies_s.astype(np.float64)
+        target_s[open_rows] = np.nan
+        labelled = completed(everything, source_s, target_s, unit.seed).latencies_s[open_rows]
+        speed = -np.log(np.minimum(labelled, 1e6))  # a program that failed on the platform before is the slowest
+        return {"labels": pairwise_accuracy(speed, everything.latencies_s[open_rows], everything.tasks[open_rows])}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Pool, and pool on a platform -> budget -> sampler -> figures, and what they are ahead of random's: mean, low, high."""
+        units = [
+            Unit(p, float(share), sampler, int(fold), int(seed))
+            for p, share, sampler, fold, seed in (name.split(" ") for name in self.runs)
+        ]
+        found: dict[str, Any] = {}
+        for platform in (None, *dict.fromkeys(unit.platform for unit in units)):
+            mine = [unit for unit in units if platform in (None, unit.platform)]
+            of_budget = found.setdefault(POOL if platform is None else f"{POOL}, {platform}", {})
+            for share in sorted({unit.share for unit in mine}):
+                row = {sampler: self._figures(mine, share, sampler) for sampler in SAMPLERS}
+                of_budget[f"{share:g}"] = {sampler: figures for sampler, figures in row.items() if figures}
+        return found
+
+    def _figures(self, units: Iterable[Unit], share: float, sampler: str) -> dict[str, list[float]]:
+        pairs = [
+            (self.runs[unit.name], self.runs.get(replace(unit, sampler="random").name))
+            for unit in units
+            if (unit.share, unit.sampler) == (share, sampler)
+        ]
+        found: dict[str, list[float]] = {}
+        for key in FIGURES:
+            both = [(mine[key], random[key]) for mine, random in pairs if random and key in mine]
+            if len(both) > 1:
+                found[key] = list(mean_interval([mine for mine, _ in both]))
+                found[f"{key}_less_random"] = list(mean_interval([mine - random for mine, random in both]))
+        return found
+
+    def save(self, **more: Any) -> None:
+        about = {"measured_before": MEASURED_BEFORE, "identity": self.identity, "summary": self.summary}
+        save(self.name, {**about, **more, "runs": self.runs}, COMMAND)
+
+
+def at_scale(programs: int, tasks: int) -> dict[str, dict[str, float]]:
+    """Sampler -> seconds to pick a tenth, and the most GiB that its process held; each in a process of its own."""
+    found = {}
+    for sampler in SAMPLERS:
+        with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+            found[sampler] = alone.submit(_picked_at_scale, sampler, programs, tasks).result()
+    return found
+
+
+def _picked_at_scale(sampler: str, programs: int, tasks: int) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    predictions, uncertainty, of_task = rng.random(programs), rng.random(programs), rng.integers(0, tasks, programs)
+    known, none = np.zeros(0, int), np.zeros(0)
+    start = time.monotonic()
+    chosen = pick(
+        sampler, predictions, of_task % 12, none, programs // 10, uncertainty=uncertainty, tasks=of_task, labelled_tasks=known, rng=rng
+    )
+    assert len(np.unique(chosen)) == programs // 10
+    return {"seconds": round(time.monotonic() - start, 3), "gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3)}
+
+
+def hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def best_found(pool: Samples, chosen: Samples) -> float:
+    """Mean over the pool's tasks of the fastest program's seconds / the fastest chosen one's; 0 where none that runs was chosen."""
+    best = {int(chosen.tasks[rows[0]]): chosen.latencies_s[rows].min() for rows in rows_by_task(chosen.tasks)}
+    shares = [pool.latencies_s[rows].min() / best.get(int(pool.tasks[rows[0]]), math.inf) for rows in rows_by_task(pool.tasks)]
+    return fmean(float(share) for share in shares if not math.isnan(share))
 
 
 def measured_pool(reference: Reference, workspace: Workspace, platform: str, case: Case, journal: Path) -> Collection:
@@ -63,96 +249,72 @@ def measured_pool(reference: Reference, workspace: Workspace, platform: str, cas
     )
 
 
-def play(
-    workspace: Workspace, pool: Collection, case: Case, sampler: str, seed: int, share: float, judges: Mapping[str, FitSettings]
-) -> dict[str, dict[str, float]]:
-    """Judge -> figures, of one collection with a sampler and a seed."""
-    c, budget = workspace.params.collect, round(share * len(pool.programs))
-    plan = Plan(sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, seed)
-    collection = replace(pool, records={}, known=dict(pool.known))
-    models = [catalogue.create("mamba", replace(NETWORK, epochs=c.epochs, seed=seed + n)) for n in range(c.ensemble)]
-    collect(collection, plan, models, lambda step: None, lambda record: None)
-    found = {}
-    for judge, settings in judges.items():
-        model = catalogue.create(judge, replace(settings, seed=seed))
-        model.fit(collection.samples())
-        ranked = model.predict(case.test), case.test.latencies_s, case.test.tasks
-        found[judge] = {
-            "top1": top_k(*ranked, case.networks, 1),
-            "top5": top_k(*ranked, case.networks, 5),
-            "u16": fmean(subset_top_1(*ranked).values()),
-            "pairs": pairwise_accuracy(*ranked),
-        }
-    return found
+def planned(platforms: Sequence[str], shares: Sequence[float], folds: int, seeds: int) -> list[Unit]:
+    """Seed by seed, so that what a stopped comparison has is complete up to a seed."""
+    order = product(range(seeds), range(folds), shares, platforms, SAMPLERS)
+    return [Unit(platform, share, sampler, fold, seed) for seed, fold, share, platform, sampler in order]
+
+
+def table(summary: dict[str, Any]) -> str:
+    rows = []
+    for pool, budgets in summary.items():
+        for budget, samplers in budgets.items():
+            for sampler, figures in samplers.items():
+                rows.append([pool, f"{float(budget):.0%}", sampler, *(_shown(figures, key, sampler) for key in FIGURES)])
+    return markdown(["pool", "of it", "sampler", *FIGURES.values()], rows)
+
+
+def _shown(figures: dict[str, list[float]], key: str, sampler: str) -> str:
+    if key not in figures:
+        return "-"
+    _, low, high = figures[f"{key}_less_random"]
+    return f"{figures[key][0]:.3f}" + ("" if sampler == "random" else f" ({low:+.3f} to {high:+.3f})")
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the pool only")
+    parser.add_argument("--quick", action="store_true", help="the last platform, a tenth, one seed")
+    parser.add_argument("--platform", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--share", nargs="+", type=float, metavar="S", help="of the pool (0.05 0.1 0.2)")
+    parser.add_argument("--seeds", type=int, choices=range(1, 51), default=5, help="for each group of networks (5)")
     parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no collection after that")
+    parser.add_argument("--force", action="store_true", help="compute also what is known")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     try:
-        run_smallest() if given.smallest else run(Size(shares=(0.1,) if given.quick else (0.1, 0.25)))
+        run(given)
     except TclError as error:
         sys.exit(f"samplers: {error}")
 
 
-@dataclass(frozen=True)
-class Size:
-    """Shares of the pool that are picked, seeds, and how the models learn that judge what was."""
+def run(given: Any) -> None:
+    until, params = time.monotonic() + 60 * given.minutes, load_params()
+    if given.smallest:
+        from _smallest import reference
 
-    shares: Sequence[float]
-    seeds: int = 5
-    judges: Mapping[str, FitSettings] = field(default_factory=lambda: JUDGES)
-
-
-def run_smallest() -> None:
-    from _smallest import reference
-
-    params = load_params()
-    workspace = Workspace(params=replace(params, collect=replace(params.collect, epochs=1, rounds=2)))
-    judges = {judge: replace(settings, epochs=1) for judge, settings in JUDGES.items()}
-    run(Size((0.5,), 2, judges), workspace, reference())
-
-
-def run(size: Size, workspace: Workspace | None = None, reference: Reference | None = None) -> None:
-    seeds, shares, workspace = range(size.seeds), size.shares, workspace or Workspace()
-    reference = reference or Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
-    platform = reference.platforms[-1]
-    case, runs = reference.case(platform, "tokens", VALIDATION), {}
-    with tempfile.TemporaryDirectory() as journal, progress("playing collections", len(shares) * len(SAMPLERS) * len(seeds)) as shown:
-        pool = measured_pool(reference, workspace, platform, case, Path(journal))
-        for share in shares:
-            for sampler in SAMPLERS:
-                runs[sampler, share] = []
-                for seed in seeds:
-                    runs[sampler, share].append(play(workspace, pool, case, sampler, seed, share, size.judges))
-                    shown.advance(f"{sampler} {share:.0%}: pairs {runs[sampler, share][-1]['trees']['pairs']:.3f} by trees")
-    about = {"platform": platform, "programs": len(pool.programs), "seeds": len(seeds)}
-    figures = {f"{sampler} {share:g}": found for (sampler, share), found in runs.items()}
-    save("samplers", {**about, "figures": figures}, COMMAND)
-    text = table(runs)
-    note = f"Mean over {len(seeds)} seeds, {platform}, a pool of {len(pool.programs):,} programs; in brackets the 95 % interval "
-    into_document("samplers", f"{text}\n\n{note}of the difference from `random`, seed by seed.")
-    print(text)
-
-
-def table(runs: dict[tuple[str, float], list[dict[str, dict[str, float]]]]) -> str:
-    rows = []
-    for (sampler, share), found in runs.items():
-        cells = [_against(found, runs["random", share], judge, key) for judge in JUDGES for key in FIGURES]
-        rows.append([sampler, f"{share:.0%}", *cells])
-    return markdown(["sampler", "of the pool", *(f"{judge}: {name}" for judge in JUDGES for name in FIGURES.values())], rows)
-
-
-def _against(runs: list[dict[str, dict[str, float]]], random: list[dict[str, dict[str, float]]], judge: str, key: str) -> str:
-    """A figure's mean and how far it differs from that of the random sampler."""
-    mean = mean_interval([run[judge][key] for run in runs])[0]
-    if runs is random:
-        return f"{mean:.3f}"
-    _, low, high = mean_interval([run[judge][key] - other[judge][key] for run, other in zip(runs, random, strict=True)])
-    return f"{mean:.3f} ({low:+.3f} to {high:+.3f})"
+        small = Workspace(params=replace(params, collect=replace(params.collect, epochs=1, rounds=2)))
+        data, bench = reference(), Bench(reference(), small, "samplers", given.force, trees=1)
+        units = planned(data.platforms[-2:], (0.5,), 1, 2)
+    else:
+        data = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+        for platform in given.platform or ():
+            if platform not in data.platforms:
+                raise unknown_name("platform", platform, data.platforms, "data/reference")
+        bench = Bench(data, Workspace(params=params), "samplers_quick" if given.quick else "samplers", given.force)
+        platforms = given.platform or (data.platforms[-1:] if given.quick else data.platforms)
+        shares = given.share or ((0.1,) if given.quick else SHARES)
+        units = planned(platforms, shares, len(FOLDS), 1 if given.quick else given.seeds)
+    bench.run(units, until)
+    scale = at_scale(*((1_000, 20) if given.smallest else (1_000_000, 2_000)))
+    bench.save(at_scale=scale)
+    print(table(bench.summary))
+    print(markdown(["sampler", "seconds", "GiB"], [[sampler, *figures.values()] for sampler, figures in scale.items()]))
+    if not (given.quick or given.smallest):
+        note = (
+            "Mean over platforms, four groups of tested networks and seeds; in brackets the 95 % interval of the difference from `random`."
+        )
+        into_document("samplers", f"{table(bench.summary)}\n\n{note}")
 
 
 if __name__ == "__main__":

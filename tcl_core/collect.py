@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,13 +24,22 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, scaled_within_task
 from tcl_core.features.encode import Encoder
 from tcl_core.journal import Journal, iter_journal
+from tcl_core.learning.fit import OnEpoch
 from tcl_core.measure.job import Job, Outcome, Setup
 from tcl_core.measure.runner import Runner
-from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import Program
 from tcl_core.records import ProgramKey, Record
 from tcl_core.sampler_names import BLIND
 from tcl_core.sampling.catalogue import pick
+
+
+class Chooser(Protocol):
+    """What a sampler asks: a cost model, as far as choosing needs one."""
+
+    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Any: ...
+
+    def predict(self, samples: Samples) -> np.ndarray: ...
+
 
 OnProgram = Callable[[Record], Any]
 OnStep = Callable[[dict[str, Any]], Any]
@@ -197,24 +206,37 @@ def _is_checked(key: ProgramKey, fraction: float) -> bool:
     return zlib.crc32(repr(key).encode()) < fraction * 2**32
 
 
-def collect(collection: Collection, plan: Plan, models: Sequence[CostModel], on_step: OnStep, on_program: OnProgram) -> None:
-    """Spend the plan's budget: a random start, then rounds of select, measure and refit.
+def collect(
+    collection: Collection,
+    plan: Plan,
+    models: Sequence[Chooser],
+    on_step: OnStep,
+    on_program: OnProgram,
+    before: Samples | None = None,
+) -> None:
+    """Spend the plan's budget: a random start, then rounds of select, measure and refit; with ``before`` one choice of all.
 
-    models   the ensemble that selects; the first one's ranking counts, their disagreement is the uncertainty
+    models   the ensemble that selects; of `rdu-paper` the first one's ranking counts; their disagreement is the uncertainty
     on_step  is told of each finished step: round, step, seconds and counts
+    before   what another platform measured of the same tasks.  What its models say is worth more than what a few rounds of this
+             platform's own would (bench/samplers.py), so that they alone choose
     """
+    goals = plan.goals() if before is None else [plan.budget]
     with collection.measuring() as measuring:
-        for number, goal in enumerate(plan.goals()):
+        if before is not None:
+            with _step(on_step, 0, "refit") as counts:
+                counts.update(_fitted(models, before))
+        for number, goal in enumerate(goals):
             with _step(on_step, number, "select") as counts:
                 open_rows = collection.open_rows()
-                rows = _select(collection, plan, models, open_rows, goal - len(collection.records), number)
+                rows = _select(collection, plan, models, open_rows, goal - len(collection.records), number, before is not None)
                 counts.update({"of": len(open_rows), **collection.by_operator(rows)})
             with _step(on_step, number, "measure") as counts:
                 found = measuring.measure(rows, number, plan.check_fraction, on_program)
                 counts.update({"programs": len(rows), **found, "in_all": len(collection.records)})
-            if goal < plan.budget and plan.sampler not in BLIND and collection.can_rank():
+            if goal < goals[-1] and plan.sampler not in BLIND and collection.can_rank():
                 with _step(on_step, number, "refit") as counts:
-                    counts.update(_refit(collection, models))
+                    counts.update(_fitted(models, collection.samples()))
 
 
 def measure_all(collection: Collection, check_fraction: float, on_program: OnProgram) -> None:
@@ -231,23 +253,24 @@ def _step(on_step: OnStep, number: int, name: str) -> Iterator[dict[str, Any]]:
     on_step({"round": number, "step": name, "seconds": round(time.perf_counter() - start, 2), **counts})
 
 
-def _refit(collection: Collection, models: Sequence[CostModel]) -> dict[str, Any]:
-    """Fit the models to what was selected so far; how many programs, and the last one's last loss if it tells any."""
-    samples = collection.samples()
+def _fitted(models: Sequence[Chooser], samples: Samples) -> dict[str, Any]:
+    """Fit the models to what was measured; how many programs, and the last one's last loss if it tells any."""
     losses: list[float] = []
     for model in models:
         model.fit(samples, on_epoch=lambda epoch, loss, metrics: losses.append(loss))
     return {"programs": len(samples), **({"loss": round(losses[-1], 4)} if losses else {})}
 
 
-def _select(collection: Collection, plan: Plan, models: Sequence[CostModel], open_rows: np.ndarray, count: int, number: int) -> list[int]:
+def _select(
+    collection: Collection, plan: Plan, models: Sequence[Chooser], open_rows: np.ndarray, count: int, number: int, learned: bool
+) -> list[int]:
     """Those of ``open_rows`` to measure next: at random until a model could learn something, then what the sampler picks;
-    one that asks no model picks from the start.
+    one that asks no model, or whose models have ``learned`` elsewhere, picks from the start.
     """
     rng = np.random.default_rng([plan.seed, number])
     if plan.sampler in BLIND:
         picked = _pick_blindly(collection, plan, open_rows, count, rng)
-    elif number == 0 or not collection.can_rank():
+    elif not learned and (number == 0 or not collection.can_rank()):
         picked = rng.permutation(len(open_rows))[:count]
     else:
         picked = _pick(collection, plan, models, open_rows, count, rng)
@@ -264,7 +287,7 @@ def _pick_blindly(collection: Collection, plan: Plan, open_rows: np.ndarray, cou
 def _pick(
     collection: Collection,
     plan: Plan,
-    models: Sequence[CostModel],
+    models: Sequence[Chooser],
     open_rows: np.ndarray,
     count: int,
     rng: np.random.Generator,
@@ -272,16 +295,16 @@ def _pick(
     """The sampler's choice among ``open_rows``: predictions scaled within each task, so that tasks compare."""
     everything = collection.encoder.encode(collection.keys, collection.hardware)
     predictions = np.stack([scaled_within_task(m.predict(everything), everything.tasks) for m in models])
-    embeddings = models[0].embed(everything)
-    known = np.array(sorted(collection.records))
+    ranking = predictions[0] if plan.sampler == "rdu-paper" else predictions.mean(axis=0)
+    known = np.array(sorted(collection.records), dtype=int)
     return pick(
         plan.sampler,
-        predictions[0, open_rows],
+        ranking[open_rows],
         collection.encoder.operators([collection.keys[row] for row in open_rows]),
-        predictions[0, known],
+        ranking[known],
         count,
         uncertainty=predictions.var(axis=0)[open_rows],
-        embeddings=embeddings[open_rows],
-        labelled_embeddings=embeddings[known],
+        tasks=everything.tasks[open_rows],
+        labelled_tasks=everything.tasks[known],
         rng=rng,
     )

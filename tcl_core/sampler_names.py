@@ -7,3 +7,4 @@ SAMPLERS = {
     "per-task": "tcl_core.sampling.per_task:pick",
 }
 BLIND = ("random", "per-task")  # they ask no model
+LEARNED_ELSEWHERE = ("rdu",)  # they begin with what the platform before measured, if there is one

@@ -22,7 +22,7 @@ from tcl_core.sampling import catalogue
 from tcl_core.trained import Trained
 
 Ranks = CostModel | Trained
-"""What predicts and embeds."""
+"""What predicts."""
 
 __all__ = ["per_task", "random", "rdu", "rdu_paper"]
 
@@ -33,18 +33,17 @@ def rdu(
     budget: float = 0.1,
     *,
     labelled: Samples | None = None,
-    operator_types: Sequence[str] | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """Representative, diverse and uncertain ones, with distances between embeddings; ``sampling.rdu.pick``.
+    """Representative, diverse and uncertain ones: equally many of each task, ``labelled`` ones counted, spread over the order that the
+    model predicts, more of the fast, and of those the least certain; ``sampling.rdu.pick``.
 
-    model           one, or an ensemble whose disagreement is the uncertainty; the first one's ranking counts
-    operator_types  (N,) of the candidates; without them the tokens' workload rows tell
+    model  one, such as that of a platform like this one, or an ensemble whose disagreement is the uncertainty; its mean ranking counts
 
-    Raises UsageError for a budget below 0 or for tokens that do not tell operator types, DataError for predictions that are not
-    finite.
+    Raises UsageError for a budget below 0, DataError for predictions that are not finite.
     """
-    return _asked("rdu", candidates, model, budget, labelled, operator_types, seed)
+    scores, _ = _scores(candidates, model, labelled)
+    return _picked("rdu", candidates, scores.mean(axis=0), budget, labelled, seed, uncertainty=scores.var(axis=0))
 
 
 def rdu_paper(
@@ -56,54 +55,42 @@ def rdu_paper(
     operator_types: Sequence[str] | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """The score that arXiv 2604.12891 prints, from predictions alone; ``sampling.rdu.pick_as_printed``.  Arguments as of ``rdu``."""
-    return _asked("rdu-paper", candidates, model, budget, labelled, operator_types, seed)
+    """The score that arXiv 2604.12891 prints, from predictions alone; ``sampling.rdu.pick_as_printed``.
+
+    Arguments as of ``rdu``, but of an ensemble the first one counts; operator_types  (N,) of the candidates, without which the tokens'
+    workload rows tell.  Raises as ``rdu``, and UsageError for tokens that do not tell operator types.
+    """
+    scores, known = _scores(candidates, model, labelled)
+    types = _operators(candidates) if operator_types is None else np.asarray(operator_types)
+    return _picked("rdu-paper", candidates, scores[0], budget, labelled, seed, operator_types=types, labelled_predictions=known[0])
 
 
 def random(candidates: Samples, budget: float = 0.1, *, seed: int = 0) -> np.ndarray:
     """Any, each as likely: what every sampler must beat."""
-    return _blind("random", candidates, budget, None, seed)
+    return _picked("random", candidates, np.zeros(len(candidates)), budget, None, seed)
 
 
 def per_task(candidates: Samples, budget: float = 0.1, *, labelled: Samples | None = None, seed: int = 0) -> np.ndarray:
     """Equally many of each task, the ``labelled`` ones counted; ``sampling.per_task.pick``."""
-    return _blind("per-task", candidates, budget, labelled, seed)
+    return _picked("per-task", candidates, np.zeros(len(candidates)), budget, labelled, seed)
 
 
-def _asked(
-    name: str,
-    candidates: Samples,
-    model: Ranks | Sequence[Ranks],
-    budget: float,
-    labelled: Samples | None,
-    operator_types: Sequence[str] | None,
-    seed: int,
-) -> np.ndarray:
+def _scores(candidates: Samples, model: Ranks | Sequence[Ranks], labelled: Samples | None) -> tuple[np.ndarray, np.ndarray]:
+    """(members, N) and (members, M): each model's predictions, on one scale within each task."""
     models = list(model) if isinstance(model, Sequence) else [model]
-    known = candidates.take(np.arange(0)) if labelled is None else labelled
-    both, count = concatenate([candidates, known]), len(candidates)
-    predictions = np.stack([scaled_within_task(each.predict(both), both.tasks) for each in models])
-    embeddings = models[0].embed(both) if name == "rdu" else None
-    return catalogue.pick(
-        name,
-        predictions[0, :count],
-        np.asarray(_operators(candidates) if operator_types is None else operator_types),
-        predictions[0, count:],
-        _programs(budget, count),
-        uncertainty=predictions.var(axis=0)[:count],
-        embeddings=None if embeddings is None else embeddings[:count],
-        labelled_embeddings=None if embeddings is None else embeddings[count:],
-        rng=np.random.default_rng(seed),
-    )
+    both = candidates if labelled is None else concatenate([candidates, labelled])
+    scores = np.stack([scaled_within_task(each.predict(both), both.tasks) for each in models])
+    return scores[:, : len(candidates)], scores[:, len(candidates) :]
 
 
-def _blind(name: str, candidates: Samples, budget: float, labelled: Samples | None, seed: int) -> np.ndarray:
+def _picked(
+    name: str, candidates: Samples, predictions: np.ndarray, budget: float, labelled: Samples | None, seed: int, **told: np.ndarray
+) -> np.ndarray:
     known = np.zeros(0, dtype=np.int32) if labelled is None else labelled.tasks
-    nothing = np.zeros(len(candidates))
-    return catalogue.pick(
-        name, nothing, nothing, np.zeros(len(known)), _programs(budget, len(candidates)),
-        tasks=candidates.tasks, labelled_tasks=known, rng=np.random.default_rng(seed),
-    )  # fmt: skip
+    told = {"operator_types": candidates.tasks, "labelled_predictions": np.zeros(len(known)), **told}
+    count = _programs(budget, len(candidates))
+    rng = np.random.default_rng(seed)
+    return catalogue.pick(name, predictions, budget=count, tasks=candidates.tasks, labelled_tasks=known, rng=rng, **told)
 
 
 def _operators(candidates: Samples) -> np.ndarray:

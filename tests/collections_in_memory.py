@@ -38,9 +38,6 @@ class FakeModel:
         assert self.weights is not None, "a model that has seen nothing must not select"
         return (samples.features.sum(axis=1) @ self.weights).astype(np.float32)
 
-    def embed(self, samples):
-        return samples.features.mean(axis=1)
-
 
 def two_models():
     return [FakeModel(0), FakeModel(1)]
@@ -67,9 +64,9 @@ def collection_in(pool, make_setup):
 def collected_in(collection_in):
     """Run a whole collection; the collection, the records in the order told, and the steps."""
 
-    def run(folder, plan=PLAN, models=None, **changes):
+    def run(folder, plan=PLAN, models=None, before=None, **changes):
         collection, told, steps = collection_in(folder, **changes), [], []
-        collect(collection, plan, models or two_models(), steps.append, told.append)
+        collect(collection, plan, models or two_models(), steps.append, told.append, before)
         return collection, told, steps
 
     return run

@@ -45,7 +45,7 @@ TABLES = {
         "summary.seconds.*",
     ),
     "reference": (),
-    "samplers": tuple(f"figures.*.*.{judge}.{key}" for judge in ("mamba", "trees") for key in ("top1", "u16", "pairs")),
+    "samplers": tuple(f"summary.uniform.*.*.{key}" for key in ("pairs", "u16", "found", "labels", "pairs_less_random", "u16_less_random")),
     "scale": (
         *(f"rates.{key}" for key in ("build_core_s", "device_s", "learned_per_s", "scored_per_s", "record_bytes", "line_bytes")),
         *(

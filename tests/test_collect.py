@@ -84,6 +84,19 @@ def test_a_random_collection_fits_no_model(collected_in, runners, tmp_path):
     assert {s["step"] for s in steps} == {"select", "measure"} and model.fitted == []
 
 
+def test_what_another_platform_measured_chooses_all_at_once(collected_in, collection_in, runners, tmp_path):
+    """Its models pick before anything runs here, and nobody learns what this platform measures."""
+    elsewhere = collection_in(tmp_path / "other")
+    before = elsewhere.encoder.encode(elsewhere.keys, elsewhere.hardware, np.arange(1.0, 61.0))
+    model = FakeModel()
+    collection, told, steps = collected_in(tmp_path / "here", models=[model, FakeModel(1)], before=before)
+    assert [(s["round"], s["step"]) for s in steps] == [(0, "refit"), (0, "select"), (0, "measure")]
+    assert model.fitted == [60] and len(told) == 24 and {r.round for r in told} == {0}
+    assert sorted(Counter(record.task_key for record in told).values()) == [12, 12]  # as many of each task
+    other, _, _ = collected_in(tmp_path / "later", models=[FakeModel(5), FakeModel(6)], before=before)
+    assert other.records.keys() != collection.records.keys()  # the models chose, not chance alone
+
+
 def test_failures_are_counted_by_kind_and_recorded(collected_in, runners, tmp_path):
     _, told, steps = collected_in(tmp_path, replace(PLAN, budget=60, initial=60))
     counts = Counter(r.error for r in told)

@@ -239,14 +239,25 @@ def test_a_budget_is_a_share_or_a_number(budget, count, samples):
     assert (picked == tcl.samplers.random(samples, budget, seed=3)).all()
 
 
-def test_rdu_keeps_the_share_of_each_operator(samples, model):
+def test_rdu_as_printed_keeps_the_share_of_each_operator(samples, model):
     pool = with_operators(samples)
-    for sampler in (tcl.samplers.rdu, tcl.samplers.rdu_paper):
-        picked = sampler(pool, model, 0.25)
-        assert len(set(picked.tolist())) == 24
-        assert np.unique(operators_of(pool.features[picked]), return_counts=True)[1].tolist() == [12, 12]
-    told = tcl.samplers.rdu(samples, model, 8, operator_types=["one"] * 90 + ["other"] * 6, labelled=samples.take(np.arange(4)))
+    picked = tcl.samplers.rdu_paper(pool, model, 0.25)
+    assert len(set(picked.tolist())) == 24
+    assert np.unique(operators_of(pool.features[picked]), return_counts=True)[1].tolist() == [12, 12]
+    told = tcl.samplers.rdu_paper(samples, model, 8, operator_types=["one"] * 90 + ["other"] * 6, labelled=samples.take(np.arange(4)))
     assert len(told) == 8
+
+
+def test_rdu_takes_as_many_of_each_task_and_more_of_those_predicted_fast(samples, model):
+    picked = tcl.samplers.rdu(samples, [model, model], 24)
+    assert np.bincount(samples.tasks[picked]).tolist() == [4] * 6
+    scores, above = model.predict(samples), []
+    for task in range(6):
+        mine, all_of_it = scores[picked[samples.tasks[picked] == task]], scores[samples.tasks == task]
+        above.append(np.mean([np.mean(all_of_it < score) for score in mine]))
+    assert np.mean(above) > 0.5
+    known = samples.take(samples.tasks == 0)
+    assert 0 not in samples.tasks[tcl.samplers.rdu(samples, model, 12, labelled=known)]
 
 
 def test_per_task_counts_what_is_measured(samples):
@@ -259,7 +270,7 @@ def test_samplers_refuse_what_they_cannot_use(samples, model):
         tcl.samplers.random(samples, -1)
     other = ranking_problem()
     with pytest.raises(UsageError, match="6 features per token, not the .* give operator_types"):
-        tcl.samplers.rdu(other, tcl.create("random"), 4)
+        tcl.samplers.rdu_paper(other, tcl.create("random"), 4)
 
 
 # --- layers of dependencies ---

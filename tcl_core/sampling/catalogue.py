@@ -30,8 +30,6 @@ def pick(
     budget: int,
     *,
     uncertainty: np.ndarray | None = None,
-    embeddings: np.ndarray | None = None,
-    labelled_embeddings: np.ndarray | None = None,
     tasks: np.ndarray | None = None,
     labelled_tasks: np.ndarray | None = None,
     rng: np.random.Generator,
@@ -48,7 +46,6 @@ def pick(
     if budget < 0:
         raise ValueError(f"the budget is {budget} programs; it cannot be negative")
     pool = Pool(
-        np.asarray(predictions), np.asarray(operator_types), np.asarray(labelled_predictions),
-        uncertainty, embeddings, labelled_embeddings, tasks, labelled_tasks,
+        np.asarray(predictions), np.asarray(operator_types), np.asarray(labelled_predictions), uncertainty, tasks, labelled_tasks,
     )  # fmt: skip
     return choose(pool, budget, rng)

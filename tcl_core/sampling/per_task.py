@@ -16,22 +16,29 @@ from tcl_core.sampling.pool import Pool
 def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
     """Row numbers in picking order: each time a program of a task with the fewest, those measured before among them.
 
-    O(N + budget log T) for T tasks; equal tasks come in random order.  Raises ValueError where the pool does not tell tasks.
+    Equal tasks come in random order.  Raises ValueError where the pool does not tell tasks.
     """
     if pool.tasks is None or pool.labelled_tasks is None:
         raise ValueError("the sampler 'per-task' needs tasks and labelled_tasks of the pool")
-    order = rng.permutation(len(pool))
-    rows: dict[int, list[int]] = {}
-    for row, task in zip(order.tolist(), pool.tasks[order].tolist(), strict=True):
-        rows.setdefault(task, []).append(row)
-    tasks, measured = np.unique(pool.labelled_tasks, return_counts=True)
-    has = dict(zip(tasks.tolist(), measured.tolist(), strict=True))
-    queue = [(has.get(task, 0), place, task) for place, task in enumerate(rows)]
+    found, rows = turns(pool.tasks, pool.labelled_tasks, budget, rng), dict[int, list[int]]()
+    for row in rng.permutation(len(pool)).tolist():
+        rows.setdefault(int(pool.tasks[row]), []).append(row)
+    return np.array([rows[task].pop() for task in found], dtype=np.int64)
+
+
+def turns(tasks: np.ndarray, labelled_tasks: np.ndarray, budget: int, rng: np.random.Generator) -> list[int]:
+    """The task of each pick, in picking order: one with the fewest programs, measured or picked; at random among equals.
+
+    tasks (N,) of the pool, labelled_tasks (M,); O(N + budget log T) for T tasks.
+    """
+    has, has_left = (dict(zip(*map(np.ndarray.tolist, np.unique(of, return_counts=True)), strict=True)) for of in (labelled_tasks, tasks))
+    places = rng.permutation(len(has_left)).tolist()
+    queue = [(has.get(task, 0), place, task, left) for place, (task, left) in zip(places, has_left.items(), strict=True)]
     heapq.heapify(queue)
-    picked: list[int] = []
-    while queue and len(picked) < budget:
-        count, place, task = heapq.heappop(queue)
-        picked.append(rows[task].pop())
-        if rows[task]:
-            heapq.heappush(queue, (count + 1, place, task))
-    return np.array(picked, dtype=np.int64)
+    found: list[int] = []
+    while queue and len(found) < budget:
+        count, place, task, free = heapq.heappop(queue)
+        found.append(task)
+        if free > 1:
+            heapq.heappush(queue, (count + 1, place, task, free - 1))
+    return found

@@ -16,8 +16,7 @@ class Pool:
     predictions           (N,) higher is better
     operator_types        (N,) names or numbers
     labelled_predictions  (M,) by the same model
-    uncertainty           (N,) variance over an ensemble or over dropout
-    embeddings            (N, E), labelled_embeddings (M, E), by the same model
+    uncertainty           (N,) variance over an ensemble
     tasks                 (N,) numbers, labelled_tasks (M,)
     """
 
@@ -25,25 +24,17 @@ class Pool:
     operator_types: np.ndarray
     labelled_predictions: np.ndarray
     uncertainty: np.ndarray | None = None
-    embeddings: np.ndarray | None = None
-    labelled_embeddings: np.ndarray | None = None
     tasks: np.ndarray | None = None
     labelled_tasks: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        rows_of = dict.fromkeys(("operator_types", "uncertainty", "embeddings", "tasks"), len(self))
-        rows_of |= dict.fromkeys(("labelled_embeddings", "labelled_tasks"), len(self.labelled_predictions))
+        rows_of = dict.fromkeys(("operator_types", "uncertainty", "tasks"), len(self))
+        rows_of["labelled_tasks"] = len(self.labelled_predictions)
         for name, rows in rows_of.items():
             values = getattr(self, name)
             if values is not None and len(values) != rows:
                 raise ValueError(f"{name} has {len(values)} rows where there are {rows} programs")
-        for name in (
-            "predictions",
-            "labelled_predictions",
-            "uncertainty",
-            "embeddings",
-            "labelled_embeddings",
-        ):
+        for name in ("predictions", "labelled_predictions", "uncertainty"):
             values = getattr(self, name)
             if values is not None and not np.isfinite(values).all():
                 raise DataError(f"the model's {name} are not all finite numbers; train it with a lower learning rate")

@@ -1,8 +1,15 @@
 """The RDU sampler of TCL (arXiv 2604.12891): representativeness, diversity, uncertainty.
 
-``pick_as_printed`` is the paper's; ``pick`` keeps its quota and its total f * d + u, with d a distance
-between embeddings and u what the model itself does not know.  When an operator type's quota is spent, the
-type leaves the pool: as printed, a rejected argmax would be the argmax again, forever.
+``pick_as_printed`` is the paper's.  When an operator type's quota is spent, the type leaves the pool: as printed, a rejected argmax
+would be the argmax again, forever.
+
+``pick`` has the same three aims and other means to them:
+
+    representativeness  every task gets as many programs as any other, those measured before among them (``per_task``)
+    diversity           a task's programs, in the order that the model predicts, are cut into as many strata as it gets picks, narrow
+                        among the fast and wide among the slow; one is taken of each
+    uncertainty         of a stratum that one on whose place the ensemble disagrees most, which teaches as much as any of it, and more
+                        than the one that is most certain
 """
 
 from __future__ import annotations
@@ -11,14 +18,12 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from tcl_core.sampling.per_task import turns
 from tcl_core.sampling.pool import Pool
-from tcl_core.sampling.scores import (
-    embedding_gap,
-    normalised,
-    paper_scores,
-    rescaled_variance,
-    within_unit_ball,
-)
+from tcl_core.sampling.scores import normalised, paper_scores
+
+LEAN = 2.0
+"""The first i of k strata hold (i / k) ** LEAN of a task's programs: at 1 all are equally wide, above it the fast ones are narrower."""
 
 
 def quota(operator_types: np.ndarray, budget: int) -> dict[Hashable, int]:
@@ -52,35 +57,32 @@ def pick_as_printed(pool: Pool, budget: int, rng: np.random.Generator) -> np.nda
 
 
 def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Row numbers in picking order.  Each pick counts as labelled for the next (k-center), O(N * E) per pick.
+    """Row numbers in picking order, O(N log N).  Equal programs are picked at random.
 
-    Raises ValueError where the pool has no uncertainty or no embeddings.
+    Raises ValueError where the pool has no tasks or no uncertainty.
     """
-    if pool.uncertainty is None or pool.embeddings is None or pool.labelled_embeddings is None:
-        raise ValueError("the sampler 'rdu' needs uncertainty, embeddings and labelled_embeddings of the pool")
-    order = rng.permutation(len(pool))  # so that argmax breaks ties at random
-    points, labelled = within_unit_ball(pool.embeddings[order], pool.labelled_embeddings)
-    value = normalised(pool.predictions, pool.labelled_predictions)[0][order]
-    unknown = rescaled_variance(pool.uncertainty)[order]
-    return order[_greedy(points, embedding_gap(points, labelled), value, unknown, pool.operator_types[order], budget)]
+    if pool.tasks is None or pool.labelled_tasks is None or pool.uncertainty is None:
+        raise ValueError("the sampler 'rdu' needs tasks, labelled_tasks and uncertainty of the pool")
+    picks = turns(pool.tasks, pool.labelled_tasks, budget, rng)
+    order = rng.permutation(len(pool))  # so that stable sorts leave equal programs in random order
+    by_place = order[np.lexsort((-pool.predictions[order], pool.tasks[order]))]  # task by task, the fastest first
+    tasks, sizes = np.unique(pool.tasks, return_counts=True)
+    counts = np.bincount(np.searchsorted(tasks, picks), minlength=len(tasks))
+    stratum = np.concatenate(
+        [np.zeros(0, int), *(_strata(size, count) for size, count in zip(sizes.tolist(), counts.tolist(), strict=True))]
+    )
+    stratum += np.repeat(np.cumsum(counts) - counts, sizes)  # numbered through
+    kept = np.repeat(counts > 0, sizes)
+    by_place, stratum = by_place[kept], stratum[kept]
+    by_doubt = np.lexsort((-pool.uncertainty[by_place], stratum))  # stratum by stratum, the least certain first
+    firsts = by_place[by_doubt[np.unique(stratum[by_doubt], return_index=True)[1]]]
+    return firsts[rng.permutation(len(firsts))]
 
 
-def _greedy(
-    points: np.ndarray,
-    gap: np.ndarray,
-    value: np.ndarray,
-    unknown: np.ndarray,
-    kinds: np.ndarray,
-    budget: int,
-) -> np.ndarray:
-    left = quota(kinds, budget)
-    free = np.array([left[kind] > 0 for kind in kinds.tolist()], dtype=bool)
-    picked = np.empty(sum(left.values()), dtype=np.int64)
-    for turn in range(len(picked)):
-        row = int(np.argmax(np.where(free, value * gap + unknown, -np.inf)))
-        picked[turn], free[row] = row, False
-        gap = np.minimum(gap, np.linalg.norm(points - points[row], axis=1))
-        left[kinds[row]] -= 1
-        if not left[kinds[row]]:
-            free[kinds == kinds[row]] = False
-    return picked
+def _strata(size: int, count: int) -> np.ndarray:
+    """(size,) number of the stratum of each place, 0 the fastest, where ``count`` strata share ``size`` places; each has one at least."""
+    if not count:
+        return np.zeros(size, int)
+    upper = np.round(size * (np.arange(1, count + 1) / count) ** LEAN).astype(int) - np.arange(1, count + 1)
+    upper = np.minimum(np.maximum.accumulate(np.maximum(upper, 0)), size - count) + np.arange(1, count + 1)
+    return np.searchsorted(upper, np.arange(size), side="right")

@@ -11,20 +11,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tcl_core import store
-from tcl_core.collect import Collection, Plan, collect as collect_in_rounds, measure_all
+from tcl_core.collect import Chooser, Collection, Plan, collect as collect_in_rounds, measure_all
 from tcl_core.checked import write_json
 from tcl_core.errors import PlatformError
+from tcl_core.features.batches import Samples
 from tcl_core.files import replacing, sync_folder, writing
 from tcl_core.journal import line_of, locked
-from tcl_core.learning.fit import FitSettings
+from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.gpu import GpuHardware
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup, Tracker
 from tcl_core.measure.runner import Runner
 from tcl_core.models import catalogue
+from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import Ask, Hardware, kind_of, save_hardware, threads
 from tcl_core.progress import progress, say
 from tcl_core.records import ProgramKey, Record
+from tcl_core.sampler_names import LEARNED_ELSEWHERE
 from tcl_core.stages.machine import bandwidth_here, measuring_alone
 from tcl_core.stages.workspace import Skipped, Workspace, by_measuring
 
@@ -78,10 +83,11 @@ def collect(workspace: Workspace, platform: str, force: bool = False) -> Collect
         place = _place(workspace, platform)
         collection = _collection(workspace, place, "train", journal)
         plan = _plan(workspace, platform, len(collection.programs))
-        models = [catalogue.create(catalogue.CHAIN_MODEL, _refit_settings(workspace, n)) for n in range(settings.ensemble)]
+        models = [member(workspace, number) for number in range(settings.ensemble)]
+        before = _measured_before(workspace, platform)
         steps = _StepLog(collection.journal / "rounds.jsonl")
         with progress(f"collecting on {platform}", plan.budget) as shown:
-            collect_in_rounds(collection, plan, models, steps.add, lambda record: shown.advance(_short(record)))
+            collect_in_rounds(collection, plan, models, steps.add, lambda record: shown.advance(_short(record)), before)
         _write_records(workspace, platform, "records", collection, place)
         report = _report(platform, collection, steps.steps)
         write_json(report_file, asdict(report))
@@ -245,16 +251,49 @@ def _collection(workspace: Workspace, place: _Place, split: str, journal: _Journ
     )
 
 
-def _refit_settings(workspace: Workspace, member: int) -> FitSettings:
-    train, collect_settings = workspace.params.train, workspace.params.collect
-    return FitSettings(
+class _Anew:
+    """A model that begins anew whenever it learns: trees would only grow on top of what few programs taught them before."""
+
+    def __init__(self, make: Callable[[], CostModel]) -> None:
+        self.make, self.model = make, make()
+
+    def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> None:
+        self.model = self.make().fit(train, valid, on_epoch)
+
+    def predict(self, samples: Samples) -> np.ndarray:
+        return self.model.predict(samples)
+
+
+def member(workspace: Workspace, number: int) -> Chooser:
+    """One of the ensemble that chooses: of `rdu-paper` our network, as the paper has it; of `rdu` trees, which know more after few
+    measurements.
+    """
+    train, collect_settings, seed = workspace.params.train, workspace.params.collect, workspace.params.seed + number
+    if collect_settings.sampler in LEARNED_ELSEWHERE:
+        settings = replace(catalogue.own_settings("trees"), epochs=collect_settings.epochs, seed=seed)
+        return _Anew(lambda: catalogue.create("trees", settings))
+    settings = FitSettings(
         epochs=collect_settings.epochs,
         batch_size=train.batch_size,
         learning_rate=train.learning_rate,
         weight_decay=train.weight_decay,
         clip_norm=train.gradient_clip,
-        seed=workspace.params.seed + member,
+        seed=seed,
     )
+    return catalogue.create(catalogue.CHAIN_MODEL, settings)
+
+
+def _measured_before(workspace: Workspace, platform: str) -> Samples | None:
+    """What the nearest earlier platform of the chain that has records here measured, where the sampler begins with that."""
+    if workspace.params.collect.sampler not in LEARNED_ELSEWHERE:
+        return None
+    previous = workspace.params.previous(platform)
+    while previous is not None and not workspace.seconds(previous):
+        previous = workspace.params.previous(previous)
+    if previous is None:
+        return None
+    samples = workspace.samples(previous)
+    return samples if np.unique(samples.tasks, return_counts=True)[1].max(initial=0) > 1 else None
 
 
 class _Journal:

@@ -8,19 +8,17 @@ import pytest
 from tcl_core.errors import DataError, UsageError
 from tcl_core.sampler_names import BLIND, SAMPLERS
 from tcl_core.sampling.catalogue import pick
-from tcl_core.sampling.rdu import quota
+from tcl_core.sampling.rdu import _strata, quota
 from tcl_core.sampling.scores import normalised, paper_scores_reference
 
 
-def pool(count=60, labelled=9, width=5, seed=3) -> dict:
+def pool(count=60, labelled=9, seed=3) -> dict:
     rng = np.random.default_rng(seed)
     return dict(
         predictions=rng.normal(size=count),
         operator_types=np.array(["conv2d", "dense", "conv2d", "softmax"])[rng.integers(0, 4, count)],
         labelled_predictions=rng.normal(size=labelled),
         uncertainty=rng.random(count),
-        embeddings=rng.normal(size=(count, width)),
-        labelled_embeddings=rng.normal(size=(labelled, width)),
         tasks=rng.integers(0, 9, count),
         labelled_tasks=rng.integers(0, 9, labelled),
     )
@@ -57,12 +55,11 @@ def test_quota_by_hand():
     assert quota(np.array([], dtype=str), 3) == {}
 
 
-@pytest.mark.parametrize("sampler", ["rdu", "rdu-paper"])
 @pytest.mark.parametrize("budget", [1, 7, 23, 60])
-def test_an_exhausted_type_is_never_picked(sampler, budget):
+def test_an_exhausted_type_is_never_picked(budget):
     data = pool()
     data["predictions"] += 10 * (data["operator_types"] == "dense")  # the model loves one type
-    chosen = pick(sampler, budget=budget, rng=rng(), **data)
+    chosen = pick("rdu-paper", budget=budget, rng=rng(), **data)
     taken = Counter(data["operator_types"][chosen].tolist())
     assert {k: taken[k] for k in quota(data["operator_types"], budget)} == quota(data["operator_types"], budget)
 
@@ -106,7 +103,7 @@ def test_an_empty_pool_or_no_labels_yet(sampler):
 def test_equal_programs_are_picked_in_random_order_not_by_position(sampler):
     same = dict(
         predictions=np.ones(30), operator_types=np.zeros(30, int), labelled_predictions=np.ones(2),
-        uncertainty=np.ones(30), embeddings=np.ones((30, 2)), labelled_embeddings=np.ones((2, 2)),
+        uncertainty=np.ones(30),
         tasks=np.zeros(30, int), labelled_tasks=np.zeros(2, int),
     )  # fmt: skip
     firsts = {int(pick(sampler, budget=1, rng=np.random.default_rng(seed), **same)[0]) for seed in range(20)}
@@ -144,46 +141,58 @@ def test_paper_pick_equals_the_naive_argmax_with_types_dropped():
     assert pick("rdu-paper", budget=25, rng=rng(), **data).tolist() == naive
 
 
-# --- rdu with real uncertainty and embeddings ---
+# --- rdu with other means ---
 
 
-def test_rdu_pick_by_hand():
-    """On a line: labelled at 0, pool at 1, 4, 3.9 with equal predictions 1 (the labelled has 0) and no
-    uncertainty.
+def test_rdu_by_hand():
+    """Nine programs of a task in the order predicted, three picks: strata of the fastest one, the next three and the last five.
 
-    Furthest first: 4.  Then 3.9 is 0.1 from a pick and 1 is 1 from a labelled point: 1 before 3.9.
+    (1/3)^2 and (2/3)^2 of 9 are 1 and 4.  Of each stratum the one that is least certain.
     """
-    line = dict(embeddings=np.array([[1.0], [4.0], [3.9]]), labelled_embeddings=np.array([[0.0]]))
-    args = (np.ones(3), np.array(["a"] * 3), np.array([0.0]), 3)
-    assert pick("rdu", *args, uncertainty=np.zeros(3), rng=rng(), **line).tolist() == [1, 0, 2]
-    assert pick("rdu", *args, uncertainty=np.array([0.0, 0.1, 5.0]), rng=rng(), **line).tolist()[0] == 2
+    predictions, uncertainty = np.arange(9.0)[::-1], np.array([0, 1, 3, 2, 0, 0, 4, 0, 3])
+    data = dict(operator_types=np.zeros(9), labelled_predictions=np.zeros(0), tasks=np.zeros(9, int), labelled_tasks=np.zeros(0, int))
+    chosen = pick("rdu", predictions, budget=3, uncertainty=uncertainty, rng=rng(), **data)
+    assert sorted(chosen.tolist()) == [0, 2, 6]
 
 
-def test_rdu_equals_the_naive_recomputation_of_every_distance():
-    data = pool(count=40, labelled=6)
-    chosen = pick("rdu", budget=12, rng=rng(), **data)
-    f, _ = normalised(data["predictions"], data["labelled_predictions"])
-    both = np.concatenate([data["embeddings"], data["labelled_embeddings"]])
-    scale = 2 * np.linalg.norm(both - both.mean(axis=0), axis=1).max()
-    left = quota(data["operator_types"], 12)
-    known = list(data["labelled_embeddings"])
-    for turn, row in enumerate(chosen):
-        gap = np.array([min(np.linalg.norm(x - y) for y in known) for x in data["embeddings"]]) / scale
-        total = f * gap + data["uncertainty"] / data["uncertainty"].max()
-        allowed = [r for r in range(40) if r not in chosen[:turn] and left[data["operator_types"][r]]]
-        assert row == max(allowed, key=lambda r: total[r])
-        left[data["operator_types"][row]] -= 1
-        known.append(data["embeddings"][row])
+@pytest.mark.parametrize("size", [1, 2, 5, 9, 40])
+def test_strata_are_as_many_as_asked_in_order_and_none_is_empty(size):
+    for count in range(1, size + 1):
+        strata = _strata(size, count)
+        assert np.unique(strata).tolist() == list(range(count)) and (np.diff(strata) >= 0).all()
+    assert np.bincount(_strata(40, 4)).tolist() == [2, 8, 12, 18]  # 1/16, 4/16 and 9/16 of 40 are 2.5, 10 and 22.5, rounded to even
+
+
+@pytest.mark.parametrize("budget", [1, 7, 24, 55])
+def test_rdu_equals_the_naive_choice_task_by_task(budget):
+    data = pool()
+    data["predictions"], data["uncertainty"] = np.unique(data["predictions"]), rng().permutation(60) / 60.0  # no two are equal
+    chosen = pick("rdu", budget=budget, rng=rng(), **data)
+    assert len(chosen) == budget
+    for task in np.unique(data["tasks"]):
+        rows, mine = np.flatnonzero(data["tasks"] == task), chosen[data["tasks"][chosen] == task]
+        places = sorted(rows, key=lambda row: -data["predictions"][row])
+        expected, start = set(), 0
+        for number in range(len(mine)):
+            end = round(len(places) * ((number + 1) / len(mine)) ** 2)
+            end = min(max(end, start + 1), len(places) - (len(mine) - number - 1))
+            expected.add(max(places[start:end], key=lambda row: data["uncertainty"][row]))
+            start = end
+        assert set(mine.tolist()) == expected
+    counts = np.bincount(data["tasks"][chosen], minlength=9) + np.bincount(data["labelled_tasks"], minlength=9)
+    open_tasks = [t for t in range(9) if (data["tasks"] == t).sum() > (data["tasks"][chosen] == t).sum()]
+    picked_tasks = [t for t in open_tasks if (data["tasks"][chosen] == t).any()]
+    assert all(counts[task] <= counts[open_tasks].min() + 1 for task in picked_tasks)
 
 
 def test_wrong_calls_say_what_is_wrong():
     data = pool()
     with pytest.raises(UsageError, match="unknown sampler 'rud' in collect.sampler of params.yaml; did you mean 'rdu'"):
         pick("rud", budget=1, rng=rng(), **data)
-    with pytest.raises(ValueError, match="needs uncertainty, embeddings"):
-        pick("rdu", budget=1, rng=rng(), **data | dict(embeddings=None))
-    with pytest.raises(ValueError, match="embeddings has 59 rows where there are 60 programs"):
-        pick("rdu", budget=1, rng=rng(), **data | dict(embeddings=data["embeddings"][1:]))
+    with pytest.raises(ValueError, match="needs tasks, labelled_tasks and uncertainty"):
+        pick("rdu", budget=1, rng=rng(), **data | dict(uncertainty=None))
+    with pytest.raises(ValueError, match="uncertainty has 59 rows where there are 60 programs"):
+        pick("rdu", budget=1, rng=rng(), **data | dict(uncertainty=data["uncertainty"][1:]))
     with pytest.raises(ValueError, match="cannot be negative"):
         pick("random", budget=-1, rng=rng(), **data)
     data["predictions"][3] = np.nan

@@ -140,6 +140,22 @@ def test_later_platforms_have_a_smaller_share(pool, runners):
     assert read_saved_hardware(Workspace().records_folder("second")).simd_bytes == 32
 
 
+def test_rdu_chooses_a_later_platforms_programs_by_what_the_one_before_measured(pool, runners):
+    write_params({"collect.sampler": "rdu"})
+    tcl("collect", "-p", "first")
+    assert [s["step"] for s in lines_of(ROUNDS)] == ["select", "measure", "refit"] * 2 + ["select", "measure"]
+    tcl("collect", "-p", "second")
+    steps = lines_of(Workspace().journal_folder("second", "collect") / "rounds.jsonl")
+    assert [(s["round"], s["step"], s.get("programs")) for s in steps] == [(0, "refit", 20), (0, "select", None), (0, "measure", 10)]
+    assert sorted(Counter(r.task_key for r in store.read_records(Workspace().records_folder("second"))).values()) == [5, 5]
+
+
+def test_rdu_does_without_a_platform_before_that_has_no_records(pool, runners):
+    write_params({"collect.sampler": "rdu"})
+    tcl("collect", "-p", "second")
+    assert Counter(r.round for r in store.read_records(Workspace().records_folder("second"))) == {0: 5, 1: 2, 2: 3}
+
+
 def test_the_smallest_share_is_one_program(pool, runners):
     write_params({"collect.first_fraction": 0.001, "collect.initial_share": 0.001})
     assert tcl("collect", "-p", "first").startswith("1 of 40 programs")
