@@ -94,12 +94,9 @@ class Bench:
         modules = ["tcl_core.chain.completion", "tcl_core.evaluation.metrics", "tcl_core.models.mamba", "tcl_core.models.trees"]
         chosen_by = [(ROOT / "tcl_core" / "sampling").glob("*.py"), [ROOT / "tcl_core" / "collect.py"]]
         about = "".join(code(path.read_text()) for paths in chosen_by for path in sorted(paths))
-        self.identity = [
-            code_identity(modules, ["_datasets"]),
-            store.data_digest(reference.folder),
-            repr(workspace.params.collect),
-            hash_of(about),
-        ]
+        c = workspace.params.collect
+        settings = repr((c.rounds, c.initial_share, c.epochs, c.ensemble, trees))
+        self.identity = [code_identity(modules, ["_datasets"]), store.data_digest(reference.folder), settings, hash_of(about)]
         path = result_file(f"{name}.json")
         kept = json.loads(path.read_text()) if path.exists() and not force else {}
         self.runs: dict[str, dict[str, float]] = kept.get("runs", {}) if kept.get("identity") == self.identity else {}
@@ -107,9 +104,9 @@ class Bench:
     def run(self, units: Sequence[Unit], until: float) -> None:
         todo = [unit for unit in units if unit.name not in self.runs]
         with tempfile.TemporaryDirectory() as journal, progress("playing collections", len(todo)) as shown:
-            for unit in todo:
+            for place, unit in enumerate(todo):
                 if time.monotonic() > until:
-                    print(f"{len(todo)} collections were left at most; the same command goes on", file=sys.stderr)
+                    print(f"{len(todo) - place} collections are left; the same command goes on", file=sys.stderr)
                     break
                 self.runs[unit.name] = found = self.play(unit, Path(journal))
                 self.save()
