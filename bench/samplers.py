@@ -66,7 +66,7 @@ COMMAND = "python bench/samplers.py"
 SAMPLERS = ("random", "per-task", "rdu-paper", "rdu")
 SHARES = (0.05, 0.1, 0.2)
 MEASURED_BEFORE = 0.25  # of the platform before, of its programs
-TREES = 20  # tens of trees of the model that judges: as good as sixty on so few programs, and three times as fast
+TREES = 20  # tens of trees of the model that judges; a third of its own, to save time
 FIGURES = {"pairs": "pairs right", "u16": "U16", "found": "best found", "labels": "labels for the next step"}
 POOL = "uniform"  # programs drawn evenly from the design space
 

@@ -218,8 +218,8 @@ def collect(
 
     models   the ensemble that selects; of `rdu-paper` the first one's ranking counts; their disagreement is the uncertainty
     on_step  is told of each finished step: round, step, seconds and counts
-    before   what another platform measured of the same tasks.  What its models say is worth more than what a few rounds of this
-             platform's own would (bench/samplers.py), so that they alone choose
+    before   what another platform measured of the same tasks.  Its models alone choose: rounds of this platform's
+             own beside them found slower programs (docs/learning.md, Samplers)
     """
     goals = plan.goals() if before is None else [plan.budget]
     with collection.measuring() as measuring:

@@ -8,8 +8,8 @@ would be the argmax again, forever.
     representativeness  every task gets as many programs as any other, those measured before among them (``per_task``)
     diversity           a task's programs, in the order that the model predicts, are cut into as many strata as it gets picks, narrow
                         among the fast and wide among the slow; one is taken of each
-    uncertainty         of a stratum that one on whose place the ensemble disagrees most, which teaches as much as any of it, and more
-                        than the one that is most certain
+    uncertainty         of a stratum that one on whose place the ensemble disagrees most; whether that teaches more than any
+                        other of the stratum is not shown (docs/learning.md, Samplers)
 """
 
 from __future__ import annotations

@@ -265,9 +265,7 @@ class _Anew:
 
 
 def member(workspace: Workspace, number: int) -> Chooser:
-    """One of the ensemble that chooses: of `rdu-paper` our network, as the paper has it; of `rdu` trees, which know more after few
-    measurements.
-    """
+    """One of the ensemble that chooses: of `rdu-paper` our network, as the paper has it; of `rdu` boosted trees."""
     train, collect_settings, seed = workspace.params.train, workspace.params.collect, workspace.params.seed + number
     if collect_settings.sampler in LEARNED_ELSEWHERE:
         settings = replace(catalogue.own_settings("trees"), epochs=collect_settings.epochs, seed=seed)

@@ -186,7 +186,7 @@ def test_containers_are_published_on_this_machine_and_have_no_default_password(c
 
 
 def test_a_new_database_server_gets_the_databases_of_both_services(compose):
-    """Mounted, not written into compose.yaml: older tools and podman-compose know no contents of configs."""
+    """Mounted, not written into compose.yaml: Compose 1.29 refuses the contents of configs."""
     assert "configs" not in compose
     (mounted,) = (place for place in compose["services"]["postgres"]["volumes"] if place.startswith("./"))
     folder, target, mode = mounted.split(":")
