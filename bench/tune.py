@@ -14,8 +14,9 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
 
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
-seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  --quick: bert-tiny with
-64 programs, four systems, one seed.
+seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, or with
+another champion, all begin anew beside what was found before: ratios are over seeds, machines and champions, milliseconds of the
+one with most systems.  --quick: bert-tiny with 64 programs, four systems, one seed; its results are a file of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from _tuners import SYSTEMS, Given, Spent
 
 from tcl_core import registry
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
-from tcl_core.errors import TclError
+from tcl_core.errors import DataError, TclError
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel, read_description
@@ -130,17 +131,23 @@ class Machine:
     lenders: Sequence[str]  # networks whose programs are lent
 
 
+Part = dict[str, dict[str, Any]]
+"""``units``, how each went, and ``compared``, the milliseconds of each group's systems: of one machine and one champion."""
+
+
 class Bench:
     """The units done so far, in the results file; what they found lies below ``TUNED``."""
 
-    def __init__(self, machine: Machine, about: Mapping[str, Any], command: str, force: bool) -> None:
-        self.machine, self.about, self.command = machine, dict(about), command
-        file = result_file("tune.json")
+    def __init__(self, machine: Machine, here: str, about: Mapping[str, Any], name: str, command: str, force: bool) -> None:
+        """``here`` names machine and champion; ``about`` what must be one and the same in all of the results file ``name``."""
+        self.machine, self.about, self.name, self.command = machine, dict(about), name, command
+        file = result_file(f"{name}.json")
         found = json.loads(file.read_text()) if file.exists() and not force else {}
-        if any(found.get(key) != value for key, value in {**self.about, "host": host_fingerprint()}.items()):
-            found = {}
-        self.units: dict[str, dict[str, Any]] = found.get("units", {})
-        self.compared: dict[str, dict[str, Any]] = found.get("compared", {})
+        if found and (other := [key for key, value in self.about.items() if found.get(key) != value]):
+            raise DataError(f"{file} has results of another {', '.join(other)}; give --force to begin anew, or move the file away")
+        self.parts: dict[str, Part] = found.get("parts", {})
+        mine = self.parts.setdefault(here, {"units": {}, "compared": {}})
+        self.units, self.compared = mine["units"], mine["compared"]
 
     def run(self, units: Sequence[Unit], until: float) -> None:
         """Do what is not done, group by group, as far as the time goes."""
@@ -203,9 +210,9 @@ class Bench:
         self.save()
 
     def save(self) -> None:
-        networks = dict.fromkeys(group["network"] for group in self.compared.values())
-        summary = {network: found for network in networks if (found := figures(network, self.units, self.compared))}
-        save("tune", {**self.about, "summary": summary, "compared": self.compared, "units": self.units}, self.command)
+        networks = dict.fromkeys(group["network"] for part in self.parts.values() for group in part["compared"].values())
+        summary = {network: found for network in networks if (found := figures(network, list(self.parts.values())))}
+        save(self.name, {**self.about, "summary": summary, "parts": self.parts}, self.command)
 
 
 @cache
@@ -246,34 +253,51 @@ def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
 # --- figures ---
 
 
-def figures(network: str, units: Mapping[str, Mapping[str, Any]], compared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The network's row of the summary; each figure as [mean, low, high] over the seeds, the ends None for a single one."""
-    mine = [group for group in compared.values() if group["network"] == network]
-    groups, long = ([group for group in mine if (group["trials"] == LONG) == is_long] for is_long in (False, True))
-    if not any(OURS in group["systems_ms"] for group in (*groups, *long)):
+def figures(network: str, parts: Sequence[Part]) -> dict[str, Any] | None:
+    """The network's row of the summary; each figure as [mean, low, high] over the groups, the ends None for a single one.
+
+    Ratios are over all parts; milliseconds are of the part with most systems, the last of equals, for another machine has others.
+    """
+    short, long = (_groups(network, parts, is_long) for is_long in (False, True))
+    if not any(OURS in group["systems_ms"] for group, _ in (*short, *long)):
         return None
-    ms = lambda system: _over(group["systems_ms"].get(system) for group in groups)  # noqa: E731
+    here, here_long = ([group for group, _ in _groups(network, [fullest(network, parts)], is_long)] for is_long in (False, True))
+    ms = lambda system: _over(group["systems_ms"].get(system) for group in here)  # noqa: E731
+    times = lambda other: _over(_times_ours(other, group) for group, _ in short)  # noqa: E731
     return {
+        "groups": len(short),
         "ours_ms": ms(OURS),
-        "eager_ms": _over(group["eager_ms"] for group in groups),
-        "compile_ms": _over(group["compile_ms"] for group in groups),
+        "eager_ms": _over(group["eager_ms"] for group in here),
+        "compile_ms": _over(group["compile_ms"] for group in here),
         "stock_ms": ms(STOCK),
         "tenset_ms": ms(TENSET),
         "random_ms": ms(RANDOM),
         "scratch_ms": ms("from scratch"),
         "systems_ms": {system: found for system in SYSTEMS if (found := ms(system))},
-        "speedup_over_eager": _over(_times_ours("eager", group) for group in groups),
-        "speedup_over_compile": _over(_times_ours("compile", group) for group in groups),
-        "equal_trials_x": _over(_times_ours(TENSET, group) for group in groups),
-        "equal_trials_stock_x": _over(_times_ours(STOCK, group) for group in groups),
-        "equal_trials_random_x": _over(_times_ours(RANDOM, group) for group in groups),
-        "equal_trials_scratch_x": _over(_times_ours("from scratch", group) for group in groups),
-        "time_to_tenset_x": _over(time_to(TENSET, group, units) for group in groups),
-        "time_to_stock_x": _over(time_to(STOCK, group, units) for group in groups),
-        "long_ms": _over(group["systems_ms"].get(OURS) for group in long),
-        "long_speedup_over_eager": _over(_times_ours("eager", group) for group in long),
-        "long_speedup_over_compile": _over(_times_ours("compile", group) for group in long),
+        "speedup_over_eager": times("eager"),
+        "speedup_over_compile": times("compile"),
+        "equal_trials_x": times(TENSET),
+        "equal_trials_stock_x": times(STOCK),
+        "equal_trials_random_x": times(RANDOM),
+        "equal_trials_scratch_x": times("from scratch"),
+        "systems_x": {system: found for system in SYSTEMS if system != OURS and (found := times(system))},
+        "time_to_tenset_x": _over(time_to(TENSET, group, units) for group, units in short),
+        "time_to_stock_x": _over(time_to(STOCK, group, units) for group, units in short),
+        "long_ms": _over(group["systems_ms"].get(OURS) for group in here_long),
+        "long_speedup_over_eager": _over(_times_ours("eager", group) for group, _ in long),
+        "long_speedup_over_compile": _over(_times_ours("compile", group) for group, _ in long),
     }
+
+
+def fullest(network: str, parts: Sequence[Part]) -> Part:
+    """Where most systems tuned the network; the last of equals."""
+    return max(reversed(parts), key=lambda part: len({name for group, _ in _groups(network, [part]) for name in group["systems_ms"]}))
+
+
+def _groups(network: str, parts: Sequence[Part], is_long: bool | None = None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What was compared on a network, each with the units of its part; None: whatever the number of programs."""
+    mine = [(group, part["units"]) for part in parts for group in part["compared"].values() if group["network"] == network]
+    return [(group, units) for group, units in mine if is_long is None or (group["trials"] == LONG) == is_long]
 
 
 def _times_ours(other: str, group: Mapping[str, Any]) -> float | None:
@@ -283,7 +307,7 @@ def _times_ours(other: str, group: Mapping[str, Any]) -> float | None:
 
 
 def _over(values: Iterator[float | None]) -> list[float | None] | None:
-    """Mean and 95 % interval over seeds."""
+    """Mean and 95 % interval over groups."""
     there = [value for value in values if value is not None]
     if not there:
         return None
@@ -348,13 +372,13 @@ def _shown(found: Sequence[float | None] | None, unit: str) -> str:
 # --- what it needs ---
 
 
-def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, dict[str, Any]]:
-    """The best platform's champion and its rival, and what tells these apart from others in the results file."""
+def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, dict[str, Any]]:
+    """The best platform's champion and its rival; the machine's and the champion's name; and what all results must share."""
     params = workspace.params
     if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
         sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
     platform = workspace.platforms_that_ran()[-1]
-    version, folder = registry.champion(platform)
+    _, folder = registry.champion(platform)
     rival, tenset = baseline_folder(workspace, "tenset-mlp", platform), None
     if with_tenset:
         if not rival.exists():
@@ -362,9 +386,8 @@ def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, dict[s
         tenset = catalogue.load(rival)
     setup = setup_of(workspace, platform)
     machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), tenset, params.networks.train)
-    weights = read_description(folder)["weights_sha256"][:12]  # versions start anew in another clone
-    about = {"champion": f"{version}, {weights}", "graph": asdict(params.graph), "protocol": setup.protocol_json()}
-    return machine, {"platform": platform, **about}
+    here = f"{host_fingerprint()}, champion {read_description(folder)['weights_sha256'][:12]}"
+    return machine, here, {"platform": platform, "graph": asdict(params.graph), "protocol": setup.protocol_json()}
 
 
 def main() -> None:
@@ -381,13 +404,14 @@ def main() -> None:
             return
         workspace = Workspace()
         units = QUICK if given.quick else wanted(given.part or PARTS, workspace.params.networks.train)
-        machine, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
-        bench = Bench(machine, about | {"quick": given.quick}, COMMAND + " --quick" * given.quick, given.force)
+        name = "tune_quick" if given.quick else "tune"
+        machine, here, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
+        bench = Bench(machine, here, about, name, COMMAND + " --quick" * given.quick, given.force)
         with measuring_alone():
             bench.run(units, until)
     except TclError as error:
         sys.exit(f"tune: {error}")
-    show()
+    show(name)
 
 
 MEANS = {
@@ -402,21 +426,21 @@ MEANS = {
 }
 
 
-def show() -> None:
-    """The table, in the README too, and the curves."""
-    found = json.loads(result_file("tune.json").read_text())
-    summary, units, compared = found["summary"], found["units"], found["compared"].values()
-    means = [f"{name}: {mean:.2f}" for key, name in MEANS.items() if (mean := geometric(summary, key))]
+def show(name: str) -> None:
+    """The table, and the curves; those of the whole comparison in the README too."""
+    found = json.loads(result_file(f"{name}.json").read_text())
+    summary, parts = found["summary"], list(found["parts"].values())
+    means = [f"{said}: {mean:.2f}" for key, said in MEANS.items() if (mean := geometric(summary, key))]
     text = f"{table(summary)}\n\nGeometric means over the networks. {'; '.join(means)}."
     print(text)
-    if not found.get("quick"):
-        into_document("tune", text)
-    groups = [group for group in compared if group["trials"] != LONG]
+    if name != "tune":
+        return
+    into_document("tune", text)
     curves = {
         network: {
             system: found
             for system in SYSTEMS
-            if (found := [c for group in groups if group["network"] == network and (c := _curve(system, group, units))])
+            if (found := [c for group, units in _groups(network, [fullest(network, parts)], False) if (c := _curve(system, group, units))])
         }
         for network in summary
     }
@@ -445,10 +469,10 @@ def run_smallest() -> None:
     donor = Unit(network, OURS, 0, 4)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
-    bench = Bench(machine, {"platform": platform}, f"{COMMAND} --smallest", force=True)
+    bench = Bench(machine, host_fingerprint(), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
     systems = (RANDOM, "from scratch", "TenSet MLP, our engine", *DONATED, "random, graph as given")
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
-    show()
+    show("tune")
 
 
 if __name__ == "__main__":

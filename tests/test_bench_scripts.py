@@ -79,8 +79,8 @@ TABLES = {
     ),
     "tune": (
         *(f"summary.*.{key}" for key in ("ours_ms", "random_ms", "scratch_ms", "systems_ms.*", "equal_trials_random_x")),
-        *(f"units.*.{key}" for key in ("tasks", "trials", "seconds", "failed", "curve")),
-        *(f"compared.*.{key}" for key in ("network", "systems_ms.*", "differences.*", "rounds_ms.*")),
+        *(f"parts.*.units.*.{key}" for key in ("tasks", "trials", "seconds", "failed", "curve")),
+        *(f"parts.*.compared.*.{key}" for key in ("network", "systems_ms.*", "differences.*", "rounds_ms.*")),
     ),
     "worker_memory": tuple(f"figures.*.{key}" for key in ("programs", "failed", "resident_mib.*", "workers.*")),
 }

@@ -1,0 +1,77 @@
+"""The summary of tuned networks: what counts over several machines, and what of one alone."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import _tables
+import pytest
+import tune
+
+from tcl_core.errors import DataError
+
+
+def group(network: str, trials: int | None = None, **rounds_ms: list[float]) -> dict[str, object]:
+    """Systems' rounds; a system's milliseconds are its first round's."""
+    systems = {name.replace("_", " "): rounds for name, rounds in rounds_ms.items()}
+    others = {"eager_ms": systems["eager"][0], "compile_ms": None}
+    systems_ms = {name: rounds[0] for name, rounds in systems.items() if name != "eager"}
+    return {"network": network, "seed": 0, "trials": trials, "systems_ms": systems_ms, **others, "rounds_ms": systems}
+
+
+SLOW = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[10.0, 12.0, 10.0], random=[20.0, 18.0, 20.0], eager=[30.0, 30.0, 30.0])}}
+FAST = {
+    "units": {},
+    "compared": {
+        "net, seed 0": group("net", TCL=[1.0], eager=[2.0]),
+        "net, seed 0, 1000 programs": group("net", tune.LONG, TCL=[0.5], eager=[2.0]),
+    },
+}
+
+
+def test_ratios_are_over_machines_and_milliseconds_of_the_one_with_most_systems():
+    found = tune.figures("net", [SLOW, FAST])
+    assert found["groups"] == 2 and found["ours_ms"] == [10.0, None, None] and found["random_ms"] == [20.0, None, None]
+    assert found["speedup_over_eager"][0] == pytest.approx((3.0 + 2.0) / 2)
+    assert found["equal_trials_random_x"] == [2.0, None, None] and found["compile_ms"] is None
+    assert found["long_ms"] is None and found["long_speedup_over_eager"] == [4.0, None, None]  # measured elsewhere
+
+
+def test_of_two_machines_with_as_many_systems_the_later_is_shown():
+    few = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[7.0], eager=[14.0])}}
+    assert tune.figures("net", [few, FAST])["ours_ms"] == [1.0, None, None]
+
+
+def test_a_network_that_we_did_not_tune_has_no_row():
+    assert tune.figures("net", [{"units": {}, "compared": {"net, seed 0": group("net", random=[1.0], eager=[1.0])}}]) is None
+    assert tune.figures("other", [SLOW]) is None
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(_tables, "_apart", tmp_path)
+    about = {"graph": {"layout": "NHWC"}, "protocol": "{}"}
+    (tmp_path / "tune.json").write_text(json.dumps({**about, "summary": {}, "parts": {"elsewhere": SLOW}}))
+    return SimpleNamespace(about=about, file=tmp_path / "tune.json")
+
+
+def bench(results, about: dict[str, object], force: bool = False) -> tune.Bench:
+    return tune.Bench(None, "here", about, "tune", tune.COMMAND, force)
+
+
+def test_what_another_machine_found_stays_in_the_file(results):
+    mine = bench(results, results.about)
+    mine.compared["net, seed 0"] = FAST["compared"]["net, seed 0"]
+    mine.save()
+    saved = json.loads(results.file.read_text())
+    assert saved["parts"]["elsewhere"] == SLOW and list(saved["parts"]) == ["elsewhere", "here"]
+    assert saved["summary"]["net"]["groups"] == 2
+
+
+def test_results_of_another_graph_are_neither_mixed_nor_dropped(results):
+    kept = results.file.read_bytes()
+    with pytest.raises(DataError, match=r"results of another graph; give --force"):
+        bench(results, {**results.about, "graph": {"layout": "NCHW"}})
+    assert results.file.read_bytes() == kept
+    assert list(bench(results, {**results.about, "graph": {}}, force=True).parts) == ["here"]
