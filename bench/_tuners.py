@@ -79,10 +79,13 @@ class System:
 # --- ours ---
 
 
-def ours(model: bool = True, explore: float | None = None, searches: bool = True, shares: bool = True) -> Callable[[Given], Spent]:
+def ours(
+    model: bool = True, explore: float | None = None, searches: bool = True, shares: bool = True, cold: bool = True
+) -> Callable[[Given], Spent]:
     """TCL's tuner: with the champion or from scratch, by search or at random (``explore`` 1), or with donors' programs alone.
 
-    ``shares``: tasks of the network lend to one another, but never where programs are drawn at random.
+    ``shares``: tasks of the network lend to one another, but never where programs are drawn at random.  Without ``cold`` all programs are
+    timed with warm weights.
     """
 
     def tune(given: Given) -> Spent:
@@ -91,6 +94,7 @@ def ours(model: bool = True, explore: float | None = None, searches: bool = True
         database, began, spent, measured = meta_schedule().database.MemoryDatabase(), time.monotonic(), Spent(), 0
         with quiet_compiler(), Runner(given.setup) as runner:
             tunables = tunables_of(given.fused, given.setup.target)
+            tunables = tunables if cold else [replace(tunable, cold=False) for tunable in tunables]
             tuner = Tuner(
                 tunables,
                 champion,
@@ -167,7 +171,8 @@ def _engine(given: Given, ours_: bool) -> Iterator[dict[str, Any]]:
         yield {"builder": "local", "runner": "local", "clean_up": [meta_schedule().measure_callback.RemoveBuildArtifact()]}
         return
     with Runner(given.setup) as runner:
-        yield {"builder": module_builder(), "runner": worker_runner(runner), "clean_up": []}
+        cold = any(tunable.cold for tunable in tunables_of(given.fused, given.setup.target))
+        yield {"builder": module_builder(), "runner": worker_runner(runner, cold=cold), "clean_up": []}
 
 
 class _Curve:
@@ -263,6 +268,7 @@ SYSTEMS = {
     "random": System(ours(model=False, explore=1.0)),
     "from scratch": System(ours(model=False)),
     "TCL": System(ours()),
+    "TCL, warm weights": System(ours(cold=False)),
     "TCL, tasks apart": System(ours(shares=False)),
     "Transfer-Tuning": System(ours(searches=False)),
     "TCL, warm start": System(ours()),

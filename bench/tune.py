@@ -10,6 +10,7 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
     stock      MetaSchedule with its XGBoost and with a pretrained TenSet MLP, on its own engine and on ours, one seed, for each takes
                up to an hour
     factors    on resnet-18, where the gain comes from, one thing at a time: the graph, packing, tasks that lend to one another
+    warm       all four, timed with warm weights
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
 
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
@@ -68,6 +69,7 @@ SEEDS = 3
 OURS, RANDOM, STOCK, TENSET = "TCL", "random", "MetaSchedule", "TenSet MLP"
 PLAIN = (OURS, RANDOM, "from scratch")
 STOCKS = (TENSET, STOCK, f"{TENSET}, our engine", f"{STOCK}, our engine")
+WARM = "TCL, warm weights"
 DONATED = ("Transfer-Tuning", "TCL, warm start")
 FACTORS = ("random, graph as given", "random, not simplified", "random, not packed", "random, C library's exponentials", "TCL, tasks apart")
 TUNED = ROOT / "data" / "tuning" / "bench"  # what each unit found
@@ -106,6 +108,8 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
     if part == "donors":
         donors = [Unit(network, OURS, 0) for network in training]
         return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
+    if part == "warm":
+        return [Unit(network, WARM, seed) for seed in range(SEEDS) for network in NETWORKS]
     if part == "factors":
         return [Unit("resnet-18", system, seed) for seed in range(SEEDS) for system in FACTORS]
     return [Unit(network, OURS, 0, LONG) for network in NETWORKS]
@@ -116,7 +120,7 @@ def wanted(parts: Sequence[str], training: Sequence[str]) -> list[Unit]:
     return sorted((unit for part in parts for unit in units_of(part, training)), key=lambda unit: unit.seed)
 
 
-PARTS = (*NETWORKS, "long", "stock", "factors", "donors")
+PARTS = (*NETWORKS, "warm", "long", "stock", "factors", "donors")
 QUICK = [Unit("bert-tiny", system, 0, 64) for system in (OURS, RANDOM, "from scratch", STOCK)]
 
 

@@ -24,8 +24,8 @@ class Device(Interface):
     def tensor(self, array: np.ndarray) -> Any:
         """The array where programs can read it."""
 
-    def clock(self, program: Any, arguments: Sequence[Any]) -> Clock:
-        """Times a loaded program on the arguments."""
+    def clock(self, program: Any, arguments: Sequence[Any], cold: bool = False) -> Clock:
+        """Times a loaded program on the arguments; ``cold`` as of a ``Job``."""
 
     def run(self, work: Callable[[], Any]) -> Any:
         """What ``work``, which calls programs, returns; it may be begun anew on another device when one is lost.
@@ -63,7 +63,9 @@ class HostDevice:
     def tensor(self, array: np.ndarray) -> Any:
         return self._tvm.runtime.tensor(array, self._device)
 
-    def clock(self, program: HostProgram, arguments: Sequence[Any]) -> Clock:
+    def clock(self, program: HostProgram, arguments: Sequence[Any], cold: bool = False) -> Clock:
+        if cold and not self._flushed.size:
+            return ColdClock(program, arguments, self._tvm)
         return HostClock(program, arguments, self._device, self._flushed)
 
     def run(self, work: Callable[[], Any]) -> Any:
@@ -71,6 +73,28 @@ class HostDevice:
 
     def release(self) -> None:
         """This process has it alone."""
+
+
+class ColdClock:
+    """Runs a program whose arguments but the first are evicted before each run; TVM's own loop times it."""
+
+    EVICT = "cache_flush_cpu_non_first_arg"  # line by line, by TVM's runtime
+
+    def __init__(self, program: HostProgram, arguments: Sequence[Any], tvm: Any) -> None:
+        self._program, self._arguments, self._device = program, arguments, tvm.cpu()
+        self._evict, self.between_s = tvm.get_global_func(self.EVICT), 0.0
+
+    def once(self) -> float:
+        start = time.perf_counter()
+        self._evict(*self._arguments)
+        evicted = time.perf_counter()
+        self._program(*self._arguments)
+        self.between_s = evicted - start
+        return time.perf_counter() - evicted
+
+    def means(self, number: int, count: int) -> list[float]:
+        evaluate = self._program.module.time_evaluator("main", self._device, number=1, repeat=number * count, f_preproc=self.EVICT)
+        return [float(mean) for mean in np.reshape(evaluate(*self._arguments).results, (count, number)).mean(axis=1)]
 
 
 class HostProgram:
@@ -86,6 +110,8 @@ class HostProgram:
 
 class HostClock:
     """Runs a program of this process; many short runs are timed by TVM's own loop, free of Python's overhead."""
+
+    between_s = 0.0
 
     def __init__(self, program: HostProgram, arguments: Sequence[Any], device: Any, flushed: np.ndarray) -> None:
         self._program, self._arguments, self._device, self._flushed = program, arguments, device, flushed

@@ -14,7 +14,9 @@ CALL_S = 2e-6
 
 
 class Clock(Interface):
-    """One program, ready to run."""
+    """One program, ready to run; ``between_s`` seconds pass before each run."""
+
+    between_s: float
 
     def once(self) -> float:
         """Seconds of one run."""
@@ -35,7 +37,7 @@ def time_program(clock: Clock, protocol: Protocol, best_s: float = math.inf) -> 
     hopeless = min(warm_s, once_s) > protocol.early_stop_factor * max(best_s, CALL_S)
     if hopeless or once_s > protocol.enough_s:
         return [once_s]
-    number = runs_per_repeat(once_s, protocol)
+    number = runs_per_repeat(once_s + clock.between_s, protocol)
     at_once = number * once_s * protocol.repeats <= protocol.enough_s
     repeats = [once_s] if number == 1 else []
     while _more_is_worth_it(repeats, number, protocol):

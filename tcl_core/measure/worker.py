@@ -133,7 +133,7 @@ class Worker:
         no latency.
         """
         built = self.built[number]
-        clock = self.device.clock(built.function, self.inputs(built.job.task_key, built.job.module_json))
+        clock = self.device.clock(built.function, self.inputs(built.job.task_key, built.job.module_json), built.job.cold)
         with self._steady():
             return self.device.run(lambda: time_program(clock, self.setup.protocol, best_s))
 

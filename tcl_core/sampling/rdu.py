@@ -56,8 +56,8 @@ def pick_as_printed(pool: Pool, budget: int, rng: np.random.Generator) -> np.nda
     return np.array(picked, dtype=np.int64)
 
 
-def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Row numbers in picking order, O(N log N).  Equal programs are picked at random.
+def pick(pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN) -> np.ndarray:
+    """Row numbers in picking order, O(N log N).  Equal programs are picked at random; ``lean`` is that of ``LEAN``.
 
     Raises ValueError where the pool has no tasks or no uncertainty.
     """
@@ -69,7 +69,7 @@ def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
     tasks, sizes = np.unique(pool.tasks, return_counts=True)
     counts = np.bincount(np.searchsorted(tasks, picks), minlength=len(tasks))
     stratum = np.concatenate(
-        [np.zeros(0, int), *(_strata(size, count) for size, count in zip(sizes.tolist(), counts.tolist(), strict=True))]
+        [np.zeros(0, int), *(_strata(size, count, lean) for size, count in zip(sizes.tolist(), counts.tolist(), strict=True))]
     )
     stratum += np.repeat(np.cumsum(counts) - counts, sizes)  # numbered through
     kept = np.repeat(counts > 0, sizes)
@@ -79,10 +79,10 @@ def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
     return firsts[rng.permutation(len(firsts))]
 
 
-def _strata(size: int, count: int) -> np.ndarray:
+def _strata(size: int, count: int, lean: float) -> np.ndarray:
     """(size,) number of the stratum of each place, 0 the fastest, where ``count`` strata share ``size`` places; each has one at least."""
     if not count:
         return np.zeros(size, int)
-    upper = np.round(size * (np.arange(1, count + 1) / count) ** LEAN).astype(int) - np.arange(1, count + 1)
+    upper = np.round(size * (np.arange(1, count + 1) / count) ** lean).astype(int) - np.arange(1, count + 1)
     upper = np.minimum(np.maximum.accumulate(np.maximum(upper, 0)), size - count) + np.arange(1, count + 1)
     return np.searchsorted(upper, np.arange(size), side="right")

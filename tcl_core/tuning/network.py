@@ -19,11 +19,13 @@ from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.models.cost_model import CostModel
+from tcl_core.platforms import host_fields
 from tcl_core.progress import progress
 from tcl_core.programs.graph import Graph, apply_database, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe, fused_tasks
 from tcl_core.tuning import latency
+from tcl_core.tuning.coldness import is_cold, is_large, own_cache_bytes
 from tcl_core.tuning.database import open_database
 from tcl_core.tuning.library import by_task, database_of, export, without_spoilers
 from tcl_core.tuning.schedules import SearchSettings
@@ -211,9 +213,10 @@ def search_tasks(
 
 
 def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:
-    """The tasks of a fused module."""
-    extracted = fused_tasks(module, make_target(target))
-    return [Tunable(describe(each.task_name, each.dispatched[0]), float(each.weight), each.dispatched[0]) for each in extracted]
+    """The tasks of a fused module; ``coldness`` tells which are timed with cold weights."""
+    uses = [(each.task_name, each.dispatched[0], float(each.weight)) for each in fused_tasks(module, make_target(target))]
+    cold = is_cold([(task, times) for _, task, times in uses], own_cache_bytes(host_fields()))
+    return [Tunable(describe(name, task), times, task, cold and is_large(task)) for name, task, times in uses]
 
 
 def _short(outcome: Any) -> str:

@@ -36,11 +36,15 @@ FINALS = 3  # rounds of finals, where all finalists of one fail
 
 @dataclass(frozen=True)
 class Tunable:
-    """A task of a network, how often the network runs it, and its module as the compiler will ask the database for it."""
+    """A task of a network, how often the network runs it, and its module as the compiler will ask the database for it.
+
+    ``cold`` as of a ``Job``.
+    """
 
     task: Task
     weight: float
     module: Any
+    cold: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class TaskRun:
     ) -> None:
         """Without ``searches`` nothing but what is donated is proposed."""
         self.task, self.search, self.donated = tunable.task, search, list(donated)
+        self._cold = tunable.cold
         self._searches = searches
         self.readings: dict[Candidate, tuple[float, ...]] = {}
         self.final: set[Candidate] = set()
@@ -100,6 +105,7 @@ class TaskRun:
             decisions=decisions,
             best_s=min(map(self.latency_s, self.readings), default=math.inf),
             check=check,
+            cold=self._cold,
         )
 
     def tell(self, candidate: Candidate, outcome: Outcome) -> float:

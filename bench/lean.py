@@ -1,0 +1,154 @@
+"""How much narrower are the sampler's strata among fast programs to be?  On devices that no other table of the sampler knows.
+
+    python bench/lean.py [--quick] [--logs FOLDER] [--seeds N] [--threads N]
+
+`rdu` chooses on a later platform by trees that learned what an earlier one measured (``tcl_core.sampling.rdu``); its ``LEAN`` is set
+here, on imported AutoTVM logs, and reported by ``bench/samplers.py`` on the reference data.  For each pair of devices: trees learn a
+few uniformly drawn programs of every task of the first; of 64 uniformly drawn programs of each of three quarters of the second's
+tasks a tenth is chosen; trees that learned these alone rank the other tasks' programs.
+
+pairs, u16, found   as in ``bench/samplers.py``
+
+Mean over pairs and seeds, and the 95 % interval of the difference from programs drawn at random with the same pair and seed.
+--quick: one pair, two seeds.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from _tables import ROOT, arguments, markdown, mean_interval, save
+
+from tcl_core import environment  # noqa: F401  (before torch is imported)
+
+import numpy as np
+import torch
+from _datasets import LOG_TASKS_HELD_OUT, Logs
+from samplers import TREES, best_found
+
+from tcl_core.errors import DataError, TclError
+from tcl_core.evaluation.metrics import pairwise_accuracy, subset_top_1
+from tcl_core.features.batches import Samples, concatenate, scaled_within_task
+from tcl_core.models import catalogue
+from tcl_core.models.cost_model import CostModel
+from tcl_core.params import load_params
+from tcl_core.progress import progress
+from tcl_core.sampling import per_task, rdu
+from tcl_core.sampling.pool import Pool
+from tcl_core.stages import exchange
+
+COMMAND = "python bench/lean.py"
+PAIRS = (("ryzen-3700x", "i5-1035g1"), ("i5-1035g1", "cortex-a72"), ("ryzen-3700x", "cortex-a72"), ("cortex-a72", "ryzen-3700x"))
+LEANS = (1.0, 1.25, 1.5, 2.0, 3.0)
+RANDOM, PER_TASK = "random", "per-task"
+PROGRAMS, BEFORE, SHARE = 64, 16, 0.1  # of each task in the pool and, of the device before, to learn from; chosen of the pool
+FIGURES = {"pairs": "pairs right", "u16": "U16", "found": "best found"}
+
+
+class Devices:
+    """Uniformly drawn programs of imported devices."""
+
+    def __init__(self, logs: Path) -> None:
+        if not logs.exists():
+            raise DataError(f"there is no {logs}; give the folder of tuning logs with --logs")
+        self.logs = Logs(logs, ROOT / "data" / "bench" / "logs")
+        self.drawn = lru_cache(maxsize=3)(self._drawn)
+
+    def _drawn(self, device: str) -> Samples:
+        return concatenate(list(exchange.imported_batches(self.logs.workspace, device, ["random"])))
+
+
+def few(samples: Samples, each: int, rng: np.random.Generator) -> Samples:
+    """At most ``each`` programs of every task, at random."""
+    order = rng.permutation(len(samples))
+    order = order[np.argsort(samples.tasks[order], kind="stable")]
+    tasks = samples.tasks[order]
+    place = np.arange(len(order)) - np.searchsorted(tasks, tasks)
+    return samples.take(np.sort(order[place < each]))
+
+
+def trees(train: Samples, epochs: int, seed: int) -> CostModel:
+    return catalogue.create("trees", replace(catalogue.own_settings("trees"), epochs=epochs, seed=seed)).fit(train)
+
+
+def played(devices: Devices, before: str, device: str, seed: int) -> dict[str, dict[str, float]]:
+    """Choice -> its figures."""
+    rng, c = np.random.default_rng(seed), load_params().collect
+    samples = devices.drawn(device)
+    tasks = rng.permutation(np.unique(samples.tasks))
+    tested = np.isin(samples.tasks, tasks[: round(LOG_TASKS_HELD_OUT * len(tasks))])
+    pool, test = few(samples.take(~tested), PROGRAMS, rng), few(samples.take(tested), PROGRAMS, rng)
+    known = few(devices.drawn(before), BEFORE, rng)
+    members = [trees(known, c.epochs, seed + number) for number in range(c.ensemble)]
+    predictions = np.stack([scaled_within_task(member.predict(pool), pool.tasks) for member in members])
+    nothing = np.zeros(0)
+    seen = Pool(predictions.mean(axis=0), pool.tasks, nothing, predictions.var(axis=0), pool.tasks, nothing.astype(int))
+    budget = round(SHARE * len(pool))
+    choices = {f"{lean:g}": lambda draw, lean=lean: rdu.pick(seen, budget, draw, lean) for lean in LEANS}
+    choices = {
+        RANDOM: lambda draw: draw.permutation(len(pool))[:budget],
+        PER_TASK: lambda draw: per_task.pick(seen, budget, draw),
+        **choices,
+    }
+    return {name: judged(pool, pool.take(np.sort(choose(np.random.default_rng(seed)))), test, seed) for name, choose in choices.items()}
+
+
+def judged(pool: Samples, chosen: Samples, test: Samples, seed: int) -> dict[str, float]:
+    ranked = trees(chosen, TREES, seed).predict(test), test.latencies_s, test.tasks
+    return {"pairs": pairwise_accuracy(*ranked), "u16": fmean(subset_top_1(*ranked).values()), "found": best_found(pool, chosen)}
+
+
+def summary(runs: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, list[float]]]:
+    """Choice -> figure, and figure less random's -> mean, low, high."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for choice in next(iter(runs.values())):
+        for key in FIGURES:
+            mine, random = ([run[name][key] for run in runs.values()] for name in (choice, RANDOM))
+            row = found.setdefault(choice, {})
+            row[key] = list(mean_interval(mine))
+            row[f"{key}_less_random"] = list(mean_interval([a - b for a, b in zip(mine, random, strict=True)]))
+    return found
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    def cell(row: dict[str, list[float]], choice: str, key: str) -> str:
+        low, high = row[f"{key}_less_random"][1:]
+        return f"{row[key][0]:.3f}" + ("" if choice == RANDOM else f" ({low:+.3f} to {high:+.3f})")
+
+    return markdown(["choice", *FIGURES.values()], [[name, *(cell(row, name, key) for key in FIGURES)] for name, row in found.items()])
+
+
+def run(given: Any) -> None:
+    devices, runs = Devices(given.logs), dict[str, Any]()
+    pairs, seeds = (PAIRS[:1], 2) if given.quick else (PAIRS, given.seeds)
+    with progress("choosing", len(pairs) * seeds) as shown:
+        for before, device in pairs:
+            for seed in range(seeds):
+                runs[f"{before} > {device}, {seed}"] = played(devices, before, device, seed)
+                shown.advance(f"{before} > {device}")
+    found = summary(runs)
+    save("lean_quick" if given.quick else "lean", {"summary": found, "runs": runs}, COMMAND + " --quick" * given.quick)
+    print(table(found))
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one pair, two seeds")
+    parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs")
+    parser.add_argument("--seeds", type=int, choices=range(2, 51), default=5, help="for each pair (5)")
+    parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    try:
+        run(given)
+    except TclError as error:
+        sys.exit(f"lean: {error}")
+
+
+if __name__ == "__main__":
+    main()
