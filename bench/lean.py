@@ -16,6 +16,7 @@ Mean over pairs and seeds, and the 95 % interval of the difference from programs
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -50,17 +51,16 @@ PROGRAMS, BEFORE, SHARE = 64, 16, 0.1  # of each task in the pool and, of the de
 FIGURES = {"pairs": "pairs right", "u16": "U16", "found": "best found"}
 
 
-class Devices:
-    """Uniformly drawn programs of imported devices."""
+Drawn = Callable[[str], Samples]
+"""A device's uniformly drawn programs."""
 
-    def __init__(self, logs: Path) -> None:
-        if not logs.exists():
-            raise DataError(f"there is no {logs}; give the folder of tuning logs with --logs")
-        self.logs = Logs(logs, ROOT / "data" / "bench" / "logs")
-        self.drawn = lru_cache(maxsize=3)(self._drawn)
 
-    def _drawn(self, device: str) -> Samples:
-        return concatenate(list(exchange.imported_batches(self.logs.workspace, device, ["random"])))
+def of_logs(folder: Path) -> Drawn:
+    """Those of imported devices.  Raises DataError where there is no such folder."""
+    if not folder.exists():
+        raise DataError(f"there is no {folder}; give the folder of tuning logs with --logs")
+    logs = Logs(folder, ROOT / "data" / "bench" / "logs")
+    return lru_cache(maxsize=3)(lambda device: concatenate(list(exchange.imported_batches(logs.workspace, device, ["random"]))))
 
 
 def few(samples: Samples, each: int, rng: np.random.Generator) -> Samples:
@@ -76,14 +76,14 @@ def trees(train: Samples, epochs: int, seed: int) -> CostModel:
     return catalogue.create("trees", replace(catalogue.own_settings("trees"), epochs=epochs, seed=seed)).fit(train)
 
 
-def played(devices: Devices, before: str, device: str, seed: int) -> dict[str, dict[str, float]]:
+def played(drawn: Drawn, before: str, device: str, seed: int) -> dict[str, dict[str, float]]:
     """Choice -> its figures."""
     rng, c = np.random.default_rng(seed), load_params().collect
-    samples = devices.drawn(device)
+    samples = drawn(device)
     tasks = rng.permutation(np.unique(samples.tasks))
     tested = np.isin(samples.tasks, tasks[: round(LOG_TASKS_HELD_OUT * len(tasks))])
     pool, test = few(samples.take(~tested), PROGRAMS, rng), few(samples.take(tested), PROGRAMS, rng)
-    known = few(devices.drawn(before), BEFORE, rng)
+    known = few(drawn(before), BEFORE, rng)
     members = [trees(known, c.epochs, seed + number) for number in range(c.ensemble)]
     predictions = np.stack([scaled_within_task(member.predict(pool), pool.tasks) for member in members])
     nothing = np.zeros(0)
@@ -124,12 +124,19 @@ def table(found: dict[str, dict[str, list[float]]]) -> str:
 
 
 def run(given: Any) -> None:
-    devices, runs = Devices(given.logs), dict[str, Any]()
-    pairs, seeds = (PAIRS[:1], 2) if given.quick else (PAIRS, given.seeds)
+    pairs, seeds = (PAIRS[:1], 2) if given.quick or given.smallest else (PAIRS, given.seeds)
+    if given.smallest:
+        from _smallest import reference
+
+        drawn: Drawn = lambda platform: reference().case(platform, "tokens").train  # noqa: E731
+        pairs = [tuple(reference().platforms[-2:])]
+    else:
+        drawn = of_logs(given.logs)
+    runs: dict[str, Any] = {}
     with progress("choosing", len(pairs) * seeds) as shown:
         for before, device in pairs:
             for seed in range(seeds):
-                runs[f"{before} > {device}, {seed}"] = played(devices, before, device, seed)
+                runs[f"{before} > {device}, {seed}"] = played(drawn, before, device, seed)
                 shown.advance(f"{before} > {device}")
     found = summary(runs)
     save("lean_quick" if given.quick else "lean", {"summary": found, "runs": runs}, COMMAND + " --quick" * given.quick)

@@ -92,8 +92,9 @@ class Bench:
     def __init__(self, reference: Reference, workspace: Workspace, name: str, force: bool = False, trees: int = TREES) -> None:
         self.reference, self.workspace, self.name, self.trees = reference, workspace, name, trees
         modules = ["tcl_core.chain.completion", "tcl_core.evaluation.metrics", "tcl_core.models.mamba", "tcl_core.models.trees"]
-        chosen_by = [(ROOT / "tcl_core" / "sampling").glob("*.py"), [ROOT / "tcl_core" / "collect.py"]]
-        about = "".join(code(path.read_text()) for paths in chosen_by for path in sorted(paths))
+        core = ROOT / "tcl_core"
+        chosen_by = [*sorted((core / "sampling").glob("*.py")), core / "collect.py", core / "stages" / "collecting.py"]
+        about = "".join(code(path.read_text()) for path in chosen_by)
         c = workspace.params.collect
         settings = repr((c.rounds, c.initial_share, c.epochs, c.ensemble, trees))
         self.identity = [code_identity(modules, ["_datasets"]), store.data_digest(reference.folder), settings, hash_of(about)]

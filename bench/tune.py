@@ -360,6 +360,19 @@ def table(summary: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown(["network", *columns, *ratios], rows)
 
 
+def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many times TCL's milliseconds each other system's are at equal trials, network by network, and in the geometric mean."""
+    systems = [system for system in SYSTEMS if any(system in row["systems_x"] for row in summary.values())]
+
+    def mean(system: str) -> str:
+        means = [row["systems_x"][system][0] for row in summary.values() if system in row["systems_x"]]
+        return f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(summary) else f" of {len(means)}")
+
+    rows = [[system, *(_shown(row["systems_x"].get(system), "x") for row in summary.values()), mean(system)] for system in systems]
+    groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())
+    return f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\nSeeds and machines: {groups}."
+
+
 def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | None:
     """Geometric mean over the networks of the means of a figure."""
     found = [row[key][0] for row in summary.values() if row[key]]
@@ -440,6 +453,7 @@ def show(name: str) -> None:
     if name != "tune":
         return
     into_document("tune", text)
+    into_document("tune-systems", table_of_systems(summary))
     curves = {
         network: {
             system: found

@@ -75,3 +75,14 @@ def test_results_of_another_graph_are_neither_mixed_nor_dropped(results):
         bench(results, {**results.about, "graph": {"layout": "NCHW"}})
     assert results.file.read_bytes() == kept
     assert list(bench(results, {**results.about, "graph": {}}, force=True).parts) == ["here"]
+
+
+def test_a_table_of_all_systems_beside_ours():
+    summary = {"net": tune.figures("net", [SLOW, FAST]), "other": tune.figures("net", [FAST])}
+    assert tune.table_of_systems(summary).splitlines() == [
+        "| system / TCL | net | other | geometric mean |",
+        "| --- | --- | --- | --- |",
+        "| random | 2.00x | - | 2.00x of 1 |",
+        "",
+        "Seeds and machines: net 2, other 1.",
+    ]

@@ -1,7 +1,7 @@
 """Which programs of a network find their weights in no cache when their turn comes.
 
 Timed in a loop of its own, a program finds its weights where its last run left them.  In a network, everything else was read
-since; and a cache that cores share is full of what others put there.  On a shared machine ResNet-18's widest convolutions took
+since; and what lay in a cache that cores share has given way to what others read meanwhile.  On a shared machine ResNet-18's widest convolutions took
 2.6 ms in the network where 1.2 ms were measured so, and the programs chosen that way were not the best ones
 (docs/tuning.md).  So programs with large weights are timed with cold ones, unless all the network's weights fit what the cores have to
 themselves.

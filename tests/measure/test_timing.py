@@ -17,6 +17,8 @@ PLAIN = Protocol(repeats=4, max_repeats=4, min_repeat_ms=10, max_number=200, eno
 class ListClock:
     """Single runs and means from lists; whatever is asked for beyond them fails the test."""
 
+    between_s = 0.0
+
     def __init__(self, single, means=()):
         self.single, self.waiting, self.asked = list(single), list(means), []
 
@@ -30,6 +32,8 @@ class ListClock:
 
 class SteadyClock:
     """Every run lasts equally long; counts them."""
+
+    between_s = 0.0
 
     def __init__(self, run_s):
         self.run_s, self.runs, self.means_asked = run_s, 0, 0
@@ -58,6 +62,14 @@ def test_repeats_warmup_and_numbers(warmup, single_runs):
     clock = SteadyClock(2e-3)
     assert time_program(clock, replace(PLAIN, warmup=warmup)) == [2e-3] * 4
     assert clock.runs == single_runs + 4 * 5
+
+
+def test_what_passes_between_runs_is_part_of_a_repeat():
+    """Ten milliseconds hold five runs of two, or two with four before each."""
+    clock = SteadyClock(2e-3)
+    clock.between_s = 4e-3
+    assert time_program(clock, PLAIN) == [2e-3] * 4
+    assert clock.runs == 2 + 4 * 2
 
 
 def test_the_last_single_run_chooses_the_number():

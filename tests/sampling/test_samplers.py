@@ -158,9 +158,9 @@ def test_rdu_by_hand():
 @pytest.mark.parametrize("size", [1, 2, 5, 9, 40])
 def test_strata_are_as_many_as_asked_in_order_and_none_is_empty(size):
     for count in range(1, size + 1):
-        strata = _strata(size, count)
+        strata = _strata(size, count, 2.0)
         assert np.unique(strata).tolist() == list(range(count)) and (np.diff(strata) >= 0).all()
-    assert np.bincount(_strata(40, 4)).tolist() == [2, 8, 12, 18]  # 1/16, 4/16 and 9/16 of 40 are 2.5, 10 and 22.5, rounded to even
+    assert np.bincount(_strata(40, 4, 2.0)).tolist() == [2, 8, 12, 18]  # 1/16, 4/16 and 9/16 of 40 are 2.5, 10 and 22.5, rounded to even
 
 
 @pytest.mark.parametrize("budget", [1, 7, 24, 55])
