@@ -23,6 +23,7 @@ from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace, kept, with_registry
 from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
 from tcl_core.trained import Trained, find_trained
+from tcl_core.tuning.coldness import TIMED
 from tcl_core.tuning.database import database_files
 
 TUNED = "tuned.json"  # of the reports
@@ -211,7 +212,7 @@ def _unfinished(workspace: Workspace, asked: Mapping[str, Any], setup: Setup) ->
     A run that ends well leaves nothing there.
     """
     what = {name: value for name, value in asked.items() if name not in ("trials", "minutes")}
-    told = json.dumps([what, setup.protocol_json(), host_fingerprint()], sort_keys=True)
+    told = json.dumps([what, setup.protocol_json(), TIMED, host_fingerprint()], sort_keys=True)
     return workspace.data / "tuning" / hashlib.sha256(told.encode()).hexdigest()[:16]
 
 

@@ -1,10 +1,9 @@
 """Which programs of a network find their weights in no cache when their turn comes.
 
-Timed in a loop of its own, a program finds its weights where its last run left them.  In a network, everything else was read
-since; and what lay in a cache that cores share has given way to what others read meanwhile.  On a shared machine ResNet-18's widest convolutions took
-2.6 ms in the network where 1.2 ms were measured so, and the programs chosen that way were not the best ones
-(docs/tuning.md).  So programs with large weights are timed with cold ones, unless all the network's weights fit what the cores have to
-themselves.
+Timed in a loop of its own, a program finds its weights where its last run left them.  In a network it comes milliseconds later: all
+other weights were read since, and whoever shares a cache of the machine has used it.  What is fastest with warm weights need not be with
+cold ones (docs/tuning.md); so programs with large weights are timed with cold ones, unless the weights of the whole network fit what
+the cores have to themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 from tcl_core.programs.graph import FREE
 from tcl_core.programs.tasks import argument_types
 
+TIMED = "large weights cold"  # what a database of programs timed otherwise is told apart by
 LARGE = 1 << 16  # bytes of weights; to read fewer from memory takes some microseconds
 
 

@@ -49,12 +49,16 @@ class Tunable:
 
 @dataclass(frozen=True)
 class TaskTime:
-    """What tuning made of one task: latency of its best program that was found right in milliseconds, None where TVM's own stays."""
+    """What tuning made of one task: latency of its best program that was found right in milliseconds, None where TVM's own stays.
+
+    ``cold``: timed with cold weights (``coldness``).
+    """
 
     name: str
     weight: float
     latency_ms: float | None
     trials: int
+    cold: bool = False
 
 
 class TaskRun:
@@ -277,7 +281,7 @@ class Tuner:
         """What each task got, in the order of the tasks."""
         won = {number: latency_s * 1e3 for number, (_, latency_s) in self._won()}
         accounts = zip(self.tunables, self.budget.accounts, strict=True)
-        return [TaskTime(t.task.name, t.weight, won.get(number), account.trials) for number, (t, account) in enumerate(accounts)]
+        return [TaskTime(t.task.name, t.weight, won.get(number), account.trials, t.cold) for number, (t, account) in enumerate(accounts)]
 
     def _won(self) -> Iterator[tuple[int, tuple[Any, float]]]:
         found = ((number, run.winner()) for number, run in self._runs.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.stages import tuned_folder
 from tcl_core.stages.tuned_folder import fill, run_tuned
 from tcl_core.tuning.library import export
+from tcl_core.tuning.tuner import TaskTime
 
 REPORT = {
     "network": "tiny", "platform": "here", "champion_version": 1, "trials": 8, "tuned_ms": 0.5, "tasks_ms": 0.4, "target": EXTRACTION_TARGET,
@@ -55,6 +57,20 @@ def test_it_runs_again(folder):
     said = str(run_tuned(folder, rounds=2))
     assert said.startswith("tiny on here: ") and ", 0.500 ms when it was tuned; difference to the reference's output " in said
     assert float(said.split()[-1]) < 1e-5
+
+
+def test_the_report_tells_what_each_task_got(tmp_path):
+    """The costliest first; cold weights are told from warm ones."""
+    times = [TaskTime("softmax", 2.0, 0.05, 1), TaskTime("conv2d", 1.0, 0.3, 7, cold=True), TaskTime("reshape", 1.0, None, 0)]
+    fill(tmp_path, tmp_path / "nothing was measured", REPORT | {"task_times": list(map(asdict, times))})
+    rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| ")]
+    assert rows[1:] == [
+        "| task | times | ms | weights | programs measured |",
+        "| conv2d | 1 | 0.3000 | cold | 7 |",
+        "| softmax | 2 | 0.0500 | warm | 1 |",
+        "| reshape | 1 | TVM's own | warm | 0 |",
+        "| all, of those measured | | 0.4000 | | 8 |",
+    ]
 
 
 def test_another_output_is_refused(folder):
