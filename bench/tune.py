@@ -16,14 +16,15 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
 seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, or with
-another champion, all begin anew beside what was found before: ratios are over seeds, machines and champions, milliseconds of the
-one with most systems.  --quick: bert-tiny with 64 programs, four systems, one seed; its results are a file of their own.
+another champion, all begin anew beside what was found before: the table has a row for each; ratios of the summary are over seeds,
+machines and champions, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 64 programs, four systems, one seed; its results are a file of their own.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import sys
 import tempfile
@@ -214,9 +215,7 @@ class Bench:
         self.save()
 
     def save(self) -> None:
-        networks = dict.fromkeys(group["network"] for part in self.parts.values() for group in part["compared"].values())
-        summary = {network: found for network in networks if (found := figures(network, list(self.parts.values())))}
-        save(self.name, {**self.about, "summary": summary, "parts": self.parts}, self.command)
+        save(self.name, {**self.about, "summary": summary_of(list(self.parts.values())), "parts": self.parts}, self.command)
 
 
 @cache
@@ -257,6 +256,12 @@ def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
 # --- figures ---
 
 
+def summary_of(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+    """Network -> its figures."""
+    networks = dict.fromkeys(group["network"] for part in parts for group in part["compared"].values())
+    return {network: found for network in networks if (found := figures(network, parts))}
+
+
 def figures(network: str, parts: Sequence[Part]) -> dict[str, Any] | None:
     """The network's row of the summary; each figure as [mean, low, high] over the groups, the ends None for a single one.
 
@@ -267,7 +272,7 @@ def figures(network: str, parts: Sequence[Part]) -> dict[str, Any] | None:
         return None
     here, here_long = ([group for group, _ in _groups(network, [fullest(network, parts)], is_long)] for is_long in (False, True))
     ms = lambda system: _over(group["systems_ms"].get(system) for group in here)  # noqa: E731
-    times = lambda other: _over(_times_ours(other, group) for group, _ in short)  # noqa: E731
+    times = lambda other: _over_ratios(_times_ours(other, group) for group, _ in short)  # noqa: E731
     return {
         "groups": len(short),
         "ours_ms": ms(OURS),
@@ -285,11 +290,11 @@ def figures(network: str, parts: Sequence[Part]) -> dict[str, Any] | None:
         "equal_trials_random_x": times(RANDOM),
         "equal_trials_scratch_x": times("from scratch"),
         "systems_x": {system: found for system in SYSTEMS if system != OURS and (found := times(system))},
-        "time_to_tenset_x": _over(time_to(TENSET, group, units) for group, units in short),
-        "time_to_stock_x": _over(time_to(STOCK, group, units) for group, units in short),
+        "time_to_tenset_x": _over_ratios(time_to(TENSET, group, units) for group, units in short),
+        "time_to_stock_x": _over_ratios(time_to(STOCK, group, units) for group, units in short),
         "long_ms": _over(group["systems_ms"].get(OURS) for group in here_long),
-        "long_speedup_over_eager": _over(_times_ours("eager", group) for group, _ in long),
-        "long_speedup_over_compile": _over(_times_ours("compile", group) for group, _ in long),
+        "long_speedup_over_eager": _over_ratios(_times_ours("eager", group) for group, _ in long),
+        "long_speedup_over_compile": _over_ratios(_times_ours("compile", group) for group, _ in long),
     }
 
 
@@ -318,6 +323,12 @@ def _over(values: Iterator[float | None]) -> list[float | None] | None:
     return list(mean_interval(there)) if len(there) > 1 else [there[0], None, None]
 
 
+def _over_ratios(values: Iterator[float | None]) -> list[float | None] | None:
+    """Geometric mean and 95 % interval over groups, that of the logarithms."""
+    found = _over(math.log(value) if value else None for value in values)
+    return found and [None if end is None else math.exp(end) for end in found]
+
+
 def time_to(rival: str, group: Mapping[str, Any], units: Mapping[str, Mapping[str, Any]]) -> float | None:
     """How many times as long a rival took to its best as we to be as fast; None where we never were.
 
@@ -341,8 +352,11 @@ def _curve(system: str, group: Mapping[str, Any], units: Mapping[str, Mapping[st
     return [[trials, seconds, ms * final / curve[-1][2]] for trials, seconds, ms in curve]
 
 
-def table(summary: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row for each network."""
+def table(parts: Mapping[str, Part]) -> str:
+    """A row for each network on each machine, with the champion of it; then the geometric means over a machine's networks.
+
+    What was measured nowhere has no column.
+    """
     columns = {
         "TCL": "ours_ms", "TCL, 1,000 programs": "long_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
         "TenSet MLP": "tenset_ms", "random": "random_ms", "from scratch": "scratch_ms",
@@ -350,14 +364,28 @@ def table(summary: Mapping[str, Mapping[str, Any]]) -> str:
     ratios = {
         "eager / TCL": "speedup_over_eager",
         "compile / TCL": "speedup_over_compile",
+        "eager / TCL, 1,000": "long_speedup_over_eager",
+        "compile / TCL, 1,000": "long_speedup_over_compile",
         "TenSet / TCL": "equal_trials_x",
         "time to TenSet's": "time_to_tenset_x",
     }
-    rows = [
-        [network, *(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
-        for network, found in summary.items()
-    ]
-    return markdown(["network", *columns, *ratios], rows)
+    rows, means = [], []
+    for here, part in parts.items():
+        machine, summary = machine_name(here), summary_of([part])
+        for network, found in summary.items():
+            cells = [*(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
+            rows.append([network, machine, *cells])
+        said = "; ".join(f"{said}: {mean:.2f}" for key, said in MEANS.items() if (mean := geometric(summary, key)))
+        means.append(f"Geometric means over the networks, {machine}. {said}.")
+    header = ["network", "machine", *columns, *ratios]
+    known = [place for place in range(len(header)) if any(row[place] != "-" for row in rows)]
+    told = markdown([header[place] for place in known], [[row[place] for place in known] for row in rows])
+    return f"{told}\n\n{' '.join(means)}"
+
+
+def machine_name(here: str) -> str:
+    """What people call the machine of a part."""
+    return re.sub(r"\((R|TM)\)| Processor\b| x\d+ [0-9a-f]+, champion .*", "", here)
 
 
 def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
@@ -446,9 +474,7 @@ MEANS = {
 def show(name: str) -> None:
     """The table, and the curves; those of the whole comparison in the README too."""
     found = json.loads(result_file(f"{name}.json").read_text())
-    summary, parts = found["summary"], list(found["parts"].values())
-    means = [f"{said}: {mean:.2f}" for key, said in MEANS.items() if (mean := geometric(summary, key))]
-    text = f"{table(summary)}\n\nGeometric means over the networks. {'; '.join(means)}."
+    summary, parts, text = found["summary"], list(found["parts"].values()), table(found["parts"])
     print(text)
     if name != "tune":
         return

@@ -33,9 +33,10 @@ FAST = {
 def test_ratios_are_over_machines_and_milliseconds_of_the_one_with_most_systems():
     found = tune.figures("net", [SLOW, FAST])
     assert found["groups"] == 2 and found["ours_ms"] == [10.0, None, None] and found["random_ms"] == [20.0, None, None]
-    assert found["speedup_over_eager"][0] == pytest.approx((3.0 + 2.0) / 2)
-    assert found["equal_trials_random_x"] == [2.0, None, None] and found["compile_ms"] is None
-    assert found["long_ms"] is None and found["long_speedup_over_eager"] == [4.0, None, None]  # measured elsewhere
+    mean, low, high = found["speedup_over_eager"]
+    assert mean == pytest.approx(6.0**0.5) and 0 < low < mean < high  # of 3 and 2
+    assert found["equal_trials_random_x"] == [pytest.approx(2.0), None, None] and found["compile_ms"] is None
+    assert found["long_ms"] is None and found["long_speedup_over_eager"] == [pytest.approx(4.0), None, None]  # measured elsewhere
 
 
 def test_of_two_machines_with_as_many_systems_the_later_is_shown():
@@ -75,6 +76,14 @@ def test_results_of_another_graph_are_neither_mixed_nor_dropped(results):
         bench(results, {**results.about, "graph": {"layout": "NCHW"}})
     assert results.file.read_bytes() == kept
     assert list(bench(results, {**results.about, "graph": {}}, force=True).parts) == ["here"]
+
+
+def test_a_row_for_each_network_and_machine():
+    parts = {"AMD EPYC x2 0123abcd, champion 1": SLOW, "Intel(R) Xeon(R) Processor x2 4567ef89, champion 2": FAST}
+    header, _, *rows = tune.table(parts).split("\n\n")[0].splitlines()
+    rows = [dict(zip(*([cell.strip() for cell in line.split("|")[1:-1]] for line in (header, row)), strict=True)) for row in rows]
+    shown = [[row[name] for name in ("network", "machine", "TCL", "TCL, 1,000 programs", "random", "eager / TCL")] for row in rows]
+    assert shown == [["net", "AMD EPYC", "10.00 ms", "-", "20.00 ms", "3.00x"], ["net", "Intel Xeon", "1.00 ms", "0.50 ms", "-", "2.00x"]]
 
 
 def test_a_table_of_all_systems_beside_ours():
