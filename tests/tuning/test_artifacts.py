@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tcl_core.compat import load_tvm
 from tcl_core.measure.job import Outcome
+from tcl_core.programs.graph import FREE
+from tcl_core.tuning import coldness
 from tcl_core.tuning.measuring import MARKER, MODULE, new_artifact, remove_artifact, worker_runner
 
 
@@ -100,6 +103,18 @@ def test_artifacts_go_as_their_programs_are_taken(tmp_path):
     assert len({job.task_key for job in runner.jobs}) == 4  # no module is taken for another one
     seconds = [[float(s) for s in future.result().run_secs] for future in futures]
     assert seconds == [[n * 1e-3, 1.0] for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(("cold", "timed_cold"), [(True, [True, False]), (False, [False, False])])
+def test_programs_of_large_weights_are_timed_with_cold_ones_where_told(tmp_path, matmul, cold, timed_cold):
+    """Its second argument has 4 KiB, which is made to be much."""
+    tvm, runner = load_tvm(), ListRunner()
+    free = tvm.IRModule({"main": matmul.module["main"].with_attr(FREE, [1])})
+    texts = [tvm.ir.save_json(module) for module in (free, matmul.module)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coldness, "LARGE", 4096)
+        run(runner, [new_artifact(text, tmp_path) for text in texts], cold=cold)
+    assert [job.cold for job in runner.jobs] == timed_cold
 
 
 def test_a_failed_program_is_a_message(tmp_path):
