@@ -18,7 +18,7 @@ from _tables import ROOT
 from tcl_core.platforms import why_not
 from tcl_core.settings import read_yaml, yaml_format
 
-COPIED = ("tcl_core", "flows", "profiles", ".dvc/config", "dvc.yaml", "params.yaml", "pyproject.toml", ".gitignore")
+COPIED = ("tcl_core", "flows", "profiles", ".dvc/config", ".dvcignore", "dvc.yaml", "params.yaml", "pyproject.toml", ".gitignore")
 MCPUS = {"host-sse42": "nehalem", "host-avx2": "haswell"}
 FIRST, LAST = MCPUS  # the chain
 SMALL = {
@@ -57,7 +57,7 @@ def make(lane: Lane) -> None:
     for command in ("tune", f"export -p {FIRST} --to {LOG}", f"import {LOG} -p {IMPORTED}"):
         done(lane, *command.split())
     done(lane, shutil.which("git") or "/usr/bin/git", "init", "-q")
-    done(lane, DVC, "commit", "-f", "-q")
+    done(lane, DVC, "commit", "-f")
 
 
 STAGES = (

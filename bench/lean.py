@@ -76,7 +76,7 @@ def trees(train: Samples, epochs: int, seed: int) -> CostModel:
     return catalogue.create("trees", replace(catalogue.own_settings("trees"), epochs=epochs, seed=seed)).fit(train)
 
 
-def played(drawn: Drawn, before: str, device: str, seed: int) -> dict[str, dict[str, float]]:
+def played(drawn: Drawn, before: str, device: str, seed: int, share: float) -> dict[str, dict[str, float]]:
     """Choice -> its figures."""
     rng, c = np.random.default_rng(seed), load_params().collect
     samples = drawn(device)
@@ -88,7 +88,7 @@ def played(drawn: Drawn, before: str, device: str, seed: int) -> dict[str, dict[
     predictions = np.stack([scaled_within_task(member.predict(pool), pool.tasks) for member in members])
     nothing = np.zeros(0)
     seen = Pool(predictions.mean(axis=0), pool.tasks, nothing, predictions.var(axis=0), pool.tasks, nothing.astype(int))
-    budget = round(SHARE * len(pool))
+    budget = round(share * len(pool))
     choices = {f"{lean:g}": lambda draw, lean=lean: rdu.pick(seen, budget, draw, lean) for lean in LEANS}
     choices = {
         RANDOM: lambda draw: draw.permutation(len(pool))[:budget],
@@ -136,7 +136,7 @@ def run(given: Any) -> None:
     with progress("choosing", len(pairs) * seeds) as shown:
         for before, device in pairs:
             for seed in range(seeds):
-                runs[f"{before} > {device}, {seed}"] = played(drawn, before, device, seed)
+                runs[f"{before} > {device}, {seed}"] = played(drawn, before, device, seed, 0.5 if given.smallest else SHARE)
                 shown.advance(f"{before} > {device}")
     found = summary(runs)
     save("lean_quick" if given.quick else "lean", {"summary": found, "runs": runs}, COMMAND + " --quick" * given.quick)

@@ -287,7 +287,7 @@ def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):
     assert (report["network"], report["platform"], report["champion_version"], report["trials"]) == ("resnet-18", P, 1, 64)
     assert report["tasks_ms"] == 3.0 and report["compared"] == COMPARED and report["target"] and report["graph"]
     text = (out / "report.md").read_text()
-    assert "| fused_conv2d | 2 | 1.5000 | 150 |" in text and "| reshape | 1 | TVM's own | 1 |" in text
+    assert "| fused_conv2d | 2 | 1.5000 | warm | 150 |" in text and "| reshape | 1 | TVM's own | warm | 1 |" in text
     assert "| tuned | 87.619 | 87.000 to 90.000 | 6.0e-08 |" in text and "| compile | - | - | it has no compiler |" in text
     with pytest.raises(UsageError, match="fast exists; name another folder, or --overwrite to replace it"):
         tune(project, None, P, 64, out=out)
