@@ -32,7 +32,7 @@ import torch
 from _datasets import LOG_TASKS_HELD_OUT, Logs
 from samplers import TREES, best_found
 
-from tcl_core.errors import DataError, TclError
+from tcl_core.errors import TclError
 from tcl_core.evaluation.metrics import pairwise_accuracy, subset_top_1
 from tcl_core.features.batches import Samples, concatenate, scaled_within_task
 from tcl_core.models import catalogue
@@ -56,9 +56,7 @@ Drawn = Callable[[str], Samples]
 
 
 def of_logs(folder: Path) -> Drawn:
-    """Those of imported devices.  Raises DataError where there is no such folder."""
-    if not folder.exists():
-        raise DataError(f"there is no {folder}; give the folder of tuning logs with --logs")
+    """Those of imported devices."""
     logs = Logs(folder, ROOT / "data" / "bench" / "logs")
     return lru_cache(maxsize=3)(lambda device: concatenate(list(exchange.imported_batches(logs.workspace, device, ["random"]))))
 
@@ -130,8 +128,11 @@ def run(given: Any) -> None:
 
         drawn: Drawn = lambda platform: reference().case(platform, "tokens").train  # noqa: E731
         pairs = [tuple(reference().platforms[-2:])]
-    else:
+    elif given.logs.exists():
         drawn = of_logs(given.logs)
+    else:
+        print(f"there is no {given.logs}; nothing was compared (give the folder of tuning logs with --logs)")
+        return
     runs: dict[str, Any] = {}
     with progress("choosing", len(pairs) * seeds) as shown:
         for before, device in pairs:

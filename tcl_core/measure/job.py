@@ -57,9 +57,9 @@ class Job:
     trace_json   the sketch, as ``sketches.trace_to_json`` wrote it; None runs the module as it is
     decisions    the sketch's decision vector
     best_s       the fastest latency of the task known so far, seconds
-    cold         evict all arguments but the first from the caches before each timed run, as the rest of a network does with
-                 weights; the first is what the program before has just written
     check        compare the output with that of the untuned module on the same inputs
+    cold         evict all arguments but the first from the caches before each timed run, for in a network weights come cold;
+                 the first is what the program before has just written
     """
 
     task_key: str
