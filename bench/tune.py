@@ -17,30 +17,29 @@ All four networks must be held out in params.yaml, so the champion of `make run`
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
 seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, or with
 another champion, all begin anew beside what was found before: the table has a row for each; ratios of the summary are over seeds,
-machines and champions, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 64 programs, four systems, one seed; its results are a file of their own.
+machines and champions, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 64 programs, four
+systems, one seed; its results are a file of their own.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, into_document, markdown, mean_interval, result_file, save
+from _tables import ROOT, arguments, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
-from _tuning_curves import draw
 from _tuners import SYSTEMS, Given, Spent
+from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, show, summary_of
 
 from tcl_core import registry
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
@@ -65,10 +64,9 @@ from tcl_core.tuning.transfer import Donors
 
 COMMAND = "python bench/tune.py"
 NETWORKS = ("resnet-18", "mobilenet-v2", "bert-tiny", "deit-small")
-PER_TASK, MOST, LONG = 16, 1000, 1000
+PER_TASK, MOST = 16, 1000
 SEEDS = 3
-OURS, RANDOM, STOCK, TENSET = "TCL", "random", "MetaSchedule", "TenSet MLP"
-PLAIN = (OURS, RANDOM, "from scratch")
+PLAIN = (OURS, RANDOM, SCRATCH)
 STOCKS = (TENSET, STOCK, f"{TENSET}, our engine", f"{STOCK}, our engine")
 WARM = "TCL, warm weights"
 DONATED = ("Transfer-Tuning", "TCL, warm start")
@@ -122,7 +120,7 @@ def wanted(parts: Sequence[str], training: Sequence[str]) -> list[Unit]:
 
 
 PARTS = (*NETWORKS, "warm", "long", "stock", "factors", "donors")
-QUICK = [Unit("bert-tiny", system, 0, 64) for system in (OURS, RANDOM, "from scratch", STOCK)]
+QUICK = [Unit("bert-tiny", system, 0, 64) for system in (OURS, RANDOM, SCRATCH, STOCK)]
 
 
 @dataclass(frozen=True)
@@ -134,10 +132,6 @@ class Machine:
     champion: CostModel
     tenset: CostModel | None
     lenders: Sequence[str]  # networks whose programs are lent
-
-
-Part = dict[str, dict[str, Any]]
-"""``units``, how each went, and ``compared``, the milliseconds of each group's systems: of one machine and one champion."""
 
 
 class Bench:
@@ -253,167 +247,6 @@ def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
     }
 
 
-# --- figures ---
-
-
-def summary_of(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
-    """Network -> its figures."""
-    networks = dict.fromkeys(group["network"] for part in parts for group in part["compared"].values())
-    return {network: found for network in networks if (found := figures(network, parts))}
-
-
-def figures(network: str, parts: Sequence[Part]) -> dict[str, Any] | None:
-    """The network's row of the summary; each figure as [mean, low, high] over the groups, the ends None for a single one.
-
-    Ratios are over all parts; milliseconds are of the part with most systems, the last of equals, for another machine has others.
-    """
-    short, long = (_groups(network, parts, is_long) for is_long in (False, True))
-    if not any(OURS in group["systems_ms"] for group, _ in (*short, *long)):
-        return None
-    here, here_long = ([group for group, _ in _groups(network, [fullest(network, parts)], is_long)] for is_long in (False, True))
-    ms = lambda system: _over(group["systems_ms"].get(system) for group in here)  # noqa: E731
-    times = lambda other: _over_ratios(_times_ours(other, group) for group, _ in short)  # noqa: E731
-    return {
-        "groups": len(short),
-        "ours_ms": ms(OURS),
-        "eager_ms": _over(group["eager_ms"] for group in here),
-        "compile_ms": _over(group["compile_ms"] for group in here),
-        "stock_ms": ms(STOCK),
-        "tenset_ms": ms(TENSET),
-        "random_ms": ms(RANDOM),
-        "scratch_ms": ms("from scratch"),
-        "systems_ms": {system: found for system in SYSTEMS if (found := ms(system))},
-        "speedup_over_eager": times("eager"),
-        "speedup_over_compile": times("compile"),
-        "equal_trials_x": times(TENSET),
-        "equal_trials_stock_x": times(STOCK),
-        "equal_trials_random_x": times(RANDOM),
-        "equal_trials_scratch_x": times("from scratch"),
-        "systems_x": {system: found for system in SYSTEMS if system != OURS and (found := times(system))},
-        "time_to_tenset_x": _over_ratios(time_to(TENSET, group, units) for group, units in short),
-        "time_to_stock_x": _over_ratios(time_to(STOCK, group, units) for group, units in short),
-        "long_ms": _over(group["systems_ms"].get(OURS) for group in here_long),
-        "long_speedup_over_eager": _over_ratios(_times_ours("eager", group) for group, _ in long),
-        "long_speedup_over_compile": _over_ratios(_times_ours("compile", group) for group, _ in long),
-    }
-
-
-def fullest(network: str, parts: Sequence[Part]) -> Part:
-    """Where most systems tuned the network; the last of equals."""
-    return max(reversed(parts), key=lambda part: len({name for group, _ in _groups(network, [part]) for name in group["systems_ms"]}))
-
-
-def _groups(network: str, parts: Sequence[Part], is_long: bool | None = None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What was compared on a network, each with the units of its part; None: whatever the number of programs."""
-    mine = [(group, part["units"]) for part in parts for group in part["compared"].values() if group["network"] == network]
-    return [(group, units) for group, units in mine if is_long is None or (group["trials"] == LONG) == is_long]
-
-
-def _times_ours(other: str, group: Mapping[str, Any]) -> float | None:
-    """Another's milliseconds by ours: median of the rounds' ratios, for in a round both saw the same machine."""
-    ours, theirs = (group["rounds_ms"].get(system) for system in (OURS, other))
-    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True)) if ours and theirs else None
-
-
-def _over(values: Iterator[float | None]) -> list[float | None] | None:
-    """Mean and 95 % interval over groups."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return None
-    return list(mean_interval(there)) if len(there) > 1 else [there[0], None, None]
-
-
-def _over_ratios(values: Iterator[float | None]) -> list[float | None] | None:
-    """Geometric mean and 95 % interval over groups, that of the logarithms."""
-    found = _over(math.log(value) if value else None for value in values)
-    return found and [None if end is None else math.exp(end) for end in found]
-
-
-def time_to(rival: str, group: Mapping[str, Any], units: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """How many times as long a rival took to its best as we to be as fast; None where we never were.
-
-    What tuning knows of a network is the sum over its tasks; each curve is scaled so that it ends at the latency of the whole
-    network, as measured side by side.
-    """
-    ours, theirs = (_curve(system, group, units) for system in (OURS, rival))
-    if not ours or not theirs:
-        return None
-    end = theirs[-1][2]
-    reached = next((seconds for _, seconds, ms in ours if ms <= end), None)
-    return None if reached is None else theirs[-1][1] / reached
-
-
-def _curve(system: str, group: Mapping[str, Any], units: Mapping[str, Mapping[str, Any]]) -> list[list[float]]:
-    name = _name(Unit(group["network"], system, group["seed"], group["trials"]))
-    final = group["systems_ms"].get(system)
-    if name not in units or final is None or not units[name]["curve"]:
-        return []
-    curve = units[name]["curve"]
-    return [[trials, seconds, ms * final / curve[-1][2]] for trials, seconds, ms in curve]
-
-
-def table(parts: Mapping[str, Part]) -> str:
-    """A row for each network on each machine, with the champion of it; then the geometric means over a machine's networks.
-
-    What was measured nowhere has no column.
-    """
-    columns = {
-        "TCL": "ours_ms", "TCL, 1,000 programs": "long_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
-        "TenSet MLP": "tenset_ms", "random": "random_ms", "from scratch": "scratch_ms",
-    }  # fmt: skip
-    ratios = {
-        "eager / TCL": "speedup_over_eager",
-        "compile / TCL": "speedup_over_compile",
-        "eager / TCL, 1,000": "long_speedup_over_eager",
-        "compile / TCL, 1,000": "long_speedup_over_compile",
-        "TenSet / TCL": "equal_trials_x",
-        "time to TenSet's": "time_to_tenset_x",
-    }
-    rows, means = [], []
-    for here, part in parts.items():
-        machine, summary = machine_name(here), summary_of([part])
-        for network, found in summary.items():
-            cells = [*(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
-            rows.append([network, machine, *cells])
-        said = "; ".join(f"{said}: {mean:.2f}" for key, said in MEANS.items() if (mean := geometric(summary, key)))
-        means.append(f"Geometric means over the networks, {machine}. {said}.")
-    header = ["network", "machine", *columns, *ratios]
-    known = [place for place in range(len(header)) if any(row[place] != "-" for row in rows)]
-    told = markdown([header[place] for place in known], [[row[place] for place in known] for row in rows])
-    return f"{told}\n\n{' '.join(means)}"
-
-
-def machine_name(here: str) -> str:
-    """What people call the machine of a part."""
-    return re.sub(r"\((R|TM)\)| Processor\b| x\d+ [0-9a-f]+, champion .*", "", here)
-
-
-def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many times TCL's milliseconds each other system's are at equal trials, network by network, and in the geometric mean."""
-    systems = [system for system in SYSTEMS if any(system in row["systems_x"] for row in summary.values())]
-
-    def mean(system: str) -> str:
-        means = [row["systems_x"][system][0] for row in summary.values() if system in row["systems_x"]]
-        return f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(summary) else f" of {len(means)}")
-
-    rows = [[system, *(_shown(row["systems_x"].get(system), "x") for row in summary.values()), mean(system)] for system in systems]
-    groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())
-    return f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\nSeeds and machines: {groups}."
-
-
-def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | None:
-    """Geometric mean over the networks of the means of a figure."""
-    found = [row[key][0] for row in summary.values() if row[key]]
-    return math.exp(statistics.fmean(map(math.log, found))) if found else None
-
-
-def _shown(found: Sequence[float | None] | None, unit: str) -> str:
-    if found is None:
-        return "-"
-    mean, low, high = found
-    return f"{mean:.2f}{unit}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
-
-
 # --- what it needs ---
 
 
@@ -459,45 +292,6 @@ def main() -> None:
     show(name)
 
 
-MEANS = {
-    "speedup_over_eager": "PyTorch eager's time / TCL's",
-    "speedup_over_compile": "torch.compile's / TCL's",
-    "long_speedup_over_eager": "PyTorch eager's / TCL's with 1,000 programs",
-    "long_speedup_over_compile": "torch.compile's / TCL's with 1,000 programs",
-    "equal_trials_random_x": "random programs' / TCL's",
-    "equal_trials_scratch_x": "from scratch / TCL's",
-    "equal_trials_stock_x": "MetaSchedule's / TCL's",
-    "equal_trials_x": "the TenSet MLP's / TCL's",
-}
-
-
-def show(name: str) -> None:
-    """The table, and the curves; those of the whole comparison in the README too."""
-    found = json.loads(result_file(f"{name}.json").read_text())
-    summary, parts, text = found["summary"], list(found["parts"].values()), table(found["parts"])
-    print(text)
-    if name != "tune":
-        return
-    into_document("tune", text)
-    into_document("tune-systems", table_of_systems(summary))
-    curves = {
-        network: {
-            system: found
-            for system in SYSTEMS
-            if (found := [c for group, units in _groups(network, [fullest(network, parts)], False) if (c := _curve(system, group, units))])
-        }
-        for network in summary
-    }
-    lines = {
-        network: {
-            name: found[key][0]
-            for key, name in {"eager_ms": "PyTorch eager", "compile_ms": "torch.compile"}.items() if found[key]
-        }
-        for network, found in summary.items()
-    }  # fmt: skip
-    draw({network: found for network, found in curves.items() if found}, lines, result_file("tune_curves.png"))
-
-
 def run_smallest() -> None:
     """The kinds of systems once, on a network of one convolution; MetaSchedule's builder takes minutes, so not with that."""
     import _smallest
@@ -514,7 +308,7 @@ def run_smallest() -> None:
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
     bench = Bench(machine, host_fingerprint(), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
-    systems = (RANDOM, "from scratch", "TenSet MLP, our engine", *DONATED, "random, graph as given")
+    systems = (RANDOM, SCRATCH, "TenSet MLP, our engine", *DONATED, "random, graph as given")
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
     show("tune")
 

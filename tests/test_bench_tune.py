@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import _tables
+import _tuning_tables as tables
 import pytest
 import tune
 
@@ -25,13 +26,13 @@ FAST = {
     "units": {},
     "compared": {
         "net, seed 0": group("net", TCL=[1.0], eager=[2.0]),
-        "net, seed 0, 1000 programs": group("net", tune.LONG, TCL=[0.5], eager=[2.0]),
+        "net, seed 0, 1000 programs": group("net", tables.LONG, TCL=[0.5], eager=[2.0]),
     },
 }
 
 
 def test_ratios_are_over_machines_and_milliseconds_of_the_one_with_most_systems():
-    found = tune.figures("net", [SLOW, FAST])
+    found = tables.figures("net", [SLOW, FAST])
     assert found["groups"] == 2 and found["ours_ms"] == [10.0, None, None] and found["random_ms"] == [20.0, None, None]
     mean, low, high = found["speedup_over_eager"]
     assert mean == pytest.approx(6.0**0.5) and 0 < low < mean < high  # of 3 and 2
@@ -41,12 +42,12 @@ def test_ratios_are_over_machines_and_milliseconds_of_the_one_with_most_systems(
 
 def test_of_two_machines_with_as_many_systems_the_later_is_shown():
     few = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[7.0], eager=[14.0])}}
-    assert tune.figures("net", [few, FAST])["ours_ms"] == [1.0, None, None]
+    assert tables.figures("net", [few, FAST])["ours_ms"] == [1.0, None, None]
 
 
 def test_a_network_that_we_did_not_tune_has_no_row():
-    assert tune.figures("net", [{"units": {}, "compared": {"net, seed 0": group("net", random=[1.0], eager=[1.0])}}]) is None
-    assert tune.figures("other", [SLOW]) is None
+    assert tables.figures("net", [{"units": {}, "compared": {"net, seed 0": group("net", random=[1.0], eager=[1.0])}}]) is None
+    assert tables.figures("other", [SLOW]) is None
 
 
 @pytest.fixture
@@ -80,15 +81,15 @@ def test_results_of_another_graph_are_neither_mixed_nor_dropped(results):
 
 def test_a_row_for_each_network_and_machine():
     parts = {"AMD EPYC x2 0123abcd, champion 1": SLOW, "Intel(R) Xeon(R) Processor x2 4567ef89, champion 2": FAST}
-    header, _, *rows = tune.table(parts).split("\n\n")[0].splitlines()
+    header, _, *rows = tables.table(parts).split("\n\n")[0].splitlines()
     rows = [dict(zip(*([cell.strip() for cell in line.split("|")[1:-1]] for line in (header, row)), strict=True)) for row in rows]
     shown = [[row[name] for name in ("network", "machine", "TCL", "TCL, 1,000 programs", "random", "eager / TCL")] for row in rows]
     assert shown == [["net", "AMD EPYC", "10.00 ms", "-", "20.00 ms", "3.00x"], ["net", "Intel Xeon", "1.00 ms", "0.50 ms", "-", "2.00x"]]
 
 
 def test_a_table_of_all_systems_beside_ours():
-    summary = {"net": tune.figures("net", [SLOW, FAST]), "other": tune.figures("net", [FAST])}
-    assert tune.table_of_systems(summary).splitlines() == [
+    summary = {"net": tables.figures("net", [SLOW, FAST]), "other": tables.figures("net", [FAST])}
+    assert tables.table_of_systems(summary).splitlines() == [
         "| system / TCL | net | other | geometric mean |",
         "| --- | --- | --- | --- |",
         "| random | 2.00x | - | 2.00x of 1 |",

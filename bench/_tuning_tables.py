@@ -1,0 +1,228 @@
+"""What the tuned networks of tune.py come to: figures over seeds and machines, tables of them, and curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from _tables import into_document, markdown, mean_interval, result_file
+
+from _tuners import SYSTEMS
+from _tuning_curves import draw
+
+OURS, RANDOM, STOCK, TENSET, SCRATCH = "TCL", "random", "MetaSchedule", "TenSet MLP", "from scratch"
+LONG = 1000  # programs
+
+Part = dict[str, dict[str, Any]]
+"""``units``, how each went, and ``compared``, the milliseconds of each group's systems: of one machine and one champion."""
+
+Curve = Sequence[Sequence[float]]
+"""Programs measured, seconds, the network's milliseconds."""
+
+Group = tuple[dict[str, Any], dict[str, Curve]]
+"""Systems that were compared on a network, and how each came there."""
+
+MEANS = {
+    "speedup_over_eager": "PyTorch eager's time / TCL's",
+    "speedup_over_compile": "torch.compile's / TCL's",
+    "long_speedup_over_eager": "PyTorch eager's / TCL's with 1,000 programs",
+    "long_speedup_over_compile": "torch.compile's / TCL's with 1,000 programs",
+    "equal_trials_random_x": "random programs' / TCL's",
+    "equal_trials_scratch_x": "from scratch / TCL's",
+    "equal_trials_stock_x": "MetaSchedule's / TCL's",
+    "equal_trials_x": "the TenSet MLP's / TCL's",
+}
+
+
+def show(name: str) -> None:
+    """The table, and the curves; those of the whole comparison in the README too."""
+    found = json.loads(result_file(f"{name}.json").read_text())
+    summary, parts, text = found["summary"], list(found["parts"].values()), table(found["parts"])
+    print(text)
+    if name != "tune":
+        return
+    into_document("tune", text)
+    into_document("tune-systems", table_of_systems(summary))
+    curves = {
+        network: {
+            system: found
+            for system in SYSTEMS
+            if (found := [c for group in _groups(network, [fullest(network, parts)], False) if (c := _scaled(system, *group))])
+        }
+        for network in summary
+    }
+    lines = {
+        network: {
+            name: found[key][0]
+            for key, name in {"eager_ms": "PyTorch eager", "compile_ms": "torch.compile"}.items() if found[key]
+        }
+        for network, found in summary.items()
+    }  # fmt: skip
+    draw({network: found for network, found in curves.items() if found}, lines, result_file("tune_curves.png"))
+
+
+def summary_of(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+    """Network -> its figures."""
+    networks = dict.fromkeys(compared["network"] for part in parts for compared in part["compared"].values())
+    return {network: found for network in networks if (found := figures(network, parts))}
+
+
+def figures(network: str, parts: Sequence[Part]) -> dict[str, Any] | None:
+    """The network's row of the summary; each figure as [mean, low, high] over the groups, the ends None for a single one.
+
+    Ratios are over all parts; milliseconds are of the part with most systems, the last of equals, for another machine has others.
+    """
+    short, long = (_groups(network, parts, is_long) for is_long in (False, True))
+    if not any(OURS in compared["systems_ms"] for compared, _ in (*short, *long)):
+        return None
+    here, here_long = (_groups(network, [fullest(network, parts)], is_long) for is_long in (False, True))
+    ms = lambda system: _over(compared["systems_ms"].get(system) for compared, _ in here)  # noqa: E731
+    times = lambda other: _over_ratios(_times_ours(other, compared) for compared, _ in short)  # noqa: E731
+    return {
+        "groups": len(short),
+        "ours_ms": ms(OURS),
+        "eager_ms": _over(compared["eager_ms"] for compared, _ in here),
+        "compile_ms": _over(compared["compile_ms"] for compared, _ in here),
+        "stock_ms": ms(STOCK),
+        "tenset_ms": ms(TENSET),
+        "random_ms": ms(RANDOM),
+        "scratch_ms": ms(SCRATCH),
+        "systems_ms": {system: found for system in SYSTEMS if (found := ms(system))},
+        "speedup_over_eager": times("eager"),
+        "speedup_over_compile": times("compile"),
+        "equal_trials_x": times(TENSET),
+        "equal_trials_stock_x": times(STOCK),
+        "equal_trials_random_x": times(RANDOM),
+        "equal_trials_scratch_x": times(SCRATCH),
+        "systems_x": {system: found for system in SYSTEMS if system != OURS and (found := times(system))},
+        "time_to_tenset_x": _over_ratios(time_to(TENSET, *group) for group in short),
+        "time_to_stock_x": _over_ratios(time_to(STOCK, *group) for group in short),
+        "long_ms": _over(compared["systems_ms"].get(OURS) for compared, _ in here_long),
+        "long_speedup_over_eager": _over_ratios(_times_ours("eager", compared) for compared, _ in long),
+        "long_speedup_over_compile": _over_ratios(_times_ours("compile", compared) for compared, _ in long),
+    }
+
+
+def fullest(network: str, parts: Sequence[Part]) -> Part:
+    """Where most systems tuned the network; the last of equals."""
+    return max(
+        reversed(parts), key=lambda part: len({system for compared, _ in _groups(network, [part]) for system in compared["systems_ms"]})
+    )
+
+
+def _groups(network: str, parts: Sequence[Part], is_long: bool | None = None) -> list[Group]:
+    """What was compared on a network; None: whatever the number of programs."""
+    found = [
+        (compared, {system: part["units"].get(f"{name}: {system}", {}).get("curve") or [] for system in compared["systems_ms"]})
+        for part in parts
+        for name, compared in part["compared"].items()
+        if compared["network"] == network
+    ]
+    return [group for group in found if is_long is None or (group[0]["trials"] == LONG) == is_long]
+
+
+def _times_ours(other: str, compared: Mapping[str, Any]) -> float | None:
+    """Another's milliseconds by ours: median of the rounds' ratios, for in a round both saw the same machine."""
+    ours, theirs = (compared["rounds_ms"].get(system) for system in (OURS, other))
+    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True)) if ours and theirs else None
+
+
+def _over(values: Iterable[float | None]) -> list[float | None] | None:
+    """Mean and 95 % interval over groups."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return None
+    return list(mean_interval(there)) if len(there) > 1 else [there[0], None, None]
+
+
+def _over_ratios(values: Iterable[float | None]) -> list[float | None] | None:
+    """Geometric mean and 95 % interval over groups, that of the logarithms."""
+    found = _over(math.log(value) if value else None for value in values)
+    return found and [None if end is None else math.exp(end) for end in found]
+
+
+def time_to(rival: str, compared: Mapping[str, Any], curves: Mapping[str, Curve]) -> float | None:
+    """How many times as long a rival took to its best as we to be as fast; None where we never were."""
+    ours, theirs = (_scaled(system, compared, curves) for system in (OURS, rival))
+    if not ours or not theirs:
+        return None
+    end = theirs[-1][2]
+    reached = next((seconds for _, seconds, ms in ours if ms <= end), None)
+    return None if reached is None else theirs[-1][1] / reached
+
+
+def _scaled(system: str, compared: Mapping[str, Any], curves: Mapping[str, Curve]) -> Curve:
+    """A system's curve, so that it ends at the latency of the whole network as measured side by side.
+
+    What tuning knows of a network is the sum over its tasks.
+    """
+    final, curve = compared["systems_ms"].get(system), curves.get(system)
+    if final is None or not curve:
+        return []
+    return [[trials, seconds, ms * final / curve[-1][2]] for trials, seconds, ms in curve]
+
+
+def table(parts: Mapping[str, Part]) -> str:
+    """A row for each network on each machine, with the champion of it; then the geometric means over a machine's networks.
+
+    What was measured nowhere has no column.
+    """
+    columns = {
+        "TCL": "ours_ms", "TCL, 1,000 programs": "long_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
+        "TenSet MLP": "tenset_ms", "random": "random_ms", "from scratch": "scratch_ms",
+    }  # fmt: skip
+    ratios = {
+        "eager / TCL": "speedup_over_eager",
+        "compile / TCL": "speedup_over_compile",
+        "eager / TCL, 1,000": "long_speedup_over_eager",
+        "compile / TCL, 1,000": "long_speedup_over_compile",
+        "TenSet / TCL": "equal_trials_x",
+        "time to TenSet's": "time_to_tenset_x",
+    }
+    rows, means = [], []
+    for here, part in parts.items():
+        machine, summary = machine_name(here), summary_of([part])
+        for network, found in summary.items():
+            cells = [*(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
+            rows.append([network, machine, *cells])
+        said = "; ".join(f"{said}: {mean:.2f}" for key, said in MEANS.items() if (mean := geometric(summary, key)))
+        means.append(f"Geometric means over the networks, {machine}. {said}.")
+    header = ["network", "machine", *columns, *ratios]
+    known = [place for place in range(len(header)) if any(row[place] != "-" for row in rows)]
+    told = markdown([header[place] for place in known], [[row[place] for place in known] for row in rows])
+    return f"{told}\n\n{' '.join(means)}"
+
+
+def machine_name(here: str) -> str:
+    """What people call the machine of a part."""
+    return re.sub(r"\((R|TM)\)| Processor\b| x\d+ [0-9a-f]+, champion .*", "", here)
+
+
+def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many times TCL's milliseconds each other system's are at equal trials, network by network, and in the geometric mean."""
+    systems = [system for system in SYSTEMS if any(system in row["systems_x"] for row in summary.values())]
+
+    def mean(system: str) -> str:
+        means = [row["systems_x"][system][0] for row in summary.values() if system in row["systems_x"]]
+        return f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(summary) else f" of {len(means)}")
+
+    rows = [[system, *(_shown(row["systems_x"].get(system), "x") for row in summary.values()), mean(system)] for system in systems]
+    groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())
+    return f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\nSeeds and machines: {groups}."
+
+
+def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | None:
+    """Geometric mean over the networks of the means of a figure."""
+    found = [row[key][0] for row in summary.values() if row[key]]
+    return math.exp(statistics.fmean(map(math.log, found))) if found else None
+
+
+def _shown(found: Sequence[float | None] | None, unit: str) -> str:
+    if found is None:
+        return "-"
+    mean, low, high = found
+    return f"{mean:.2f}{unit}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
