@@ -10,7 +10,8 @@ twice           two of everything at once (_twice.py)
 full-disk       no room at every stage (_full_disks.py)
 
 Exits with 1 where anything failed; each failure is a line that says how to repeat it.  Parts may run apart: each puts
-its own figures into bench/results/faults.json.  --quick: a sample of each part, under ten minutes in all.
+its own figures into bench/results/faults.json.  --quick: a sample of each part, under ten minutes in all; its results are a
+file of their own.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ COMMAND = "python bench/faults.py"
 CANDIDATES = "candidates"
 # Part -> module, its trial, trials in all and in a quick run.
 PARTS: dict[str, tuple[ModuleType, str, int, int]] = {
-    _kills.PART: (_kills, "kill", 520, 36),
-    _corruptions.PART: (_corruptions, "corrupt", 1040, 120),
+    _kills.PART: (_kills, "kill", 520, 18),
+    _corruptions.PART: (_corruptions, "corrupt", 1040, 60),
     _command_lines.PART: (_command_lines, "give", 100_000, 60),
-    _twice.PART: (_twice, "both", 40, 8),
-    _full_disks.PART: (_full_disks, "fill", 120, 50),
+    _twice.PART: (_twice, "both", 40, 4),
+    _full_disks.PART: (_full_disks, "fill", 120, 20),
 }
 TRIALS: dict[str, Any] = {
     _kills.PART: _kills.Kill,
@@ -85,9 +86,9 @@ def chosen(part: str, shop: Workshop, arguments: argparse.Namespace) -> list[Any
     return [trial for trial in drawn if arguments.only in (None, trial.name)]
 
 
-def merged(found: dict[str, Any]) -> dict[str, Any]:
-    """The parts of this run in the place of their former ones."""
-    path = RESULTS / "faults.json"
+def merged(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The parts of this run in the place of their former ones in the results of that name."""
+    path = RESULTS / f"{name}.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     if kept and "parts" not in kept:  # of before there were others than the candidates
         kept = {"parts": {CANDIDATES: {"totals": kept["summary"], "figures": kept["figures"]}}}
@@ -138,12 +139,15 @@ def main() -> None:
     failures = [line for part in PARTS for line in found.get(part, {}).get("failures", ())]
     print("\n".join(failures))
     if not arguments.only:
-        parts = merged(found)
-        command = " ".join([COMMAND, *(["--quick"] if arguments.quick else [])])
-        save("faults", {"summary": summary_of(parts), "parts": parts}, command)
+        name = "faults_quick" if arguments.quick else "faults"
+        parts = merged(name, found)
+        save(name, {"summary": summary_of(parts), "parts": parts}, COMMAND + " --quick" * arguments.quick)
         if CANDIDATES in found:
-            into_document("faults", table)
-        into_document("faults-parts", table_of(parts))
+            print(table)
+        if not arguments.quick:
+            if CANDIDATES in found:
+                into_document("faults", table)
+            into_document("faults-parts", table_of(parts))
         print(f"{table_of(parts)}\n\n" + ", ".join(f"{total} {name}" for name, total in summary_of(parts).items()))
     wrong = sum(candidates_wrong(found.get(CANDIDATES, {}).get("totals", {}))) + len(failures)
     sys.exit(1 if wrong else 0)

@@ -238,9 +238,9 @@ def test_the_summary_counts_every_part(tmp_path, monkeypatch):
     (tmp_path / "faults.json").write_text(json.dumps({"summary": candidates, "figures": {}}))
     lost = Finding("kills", "train, call 3, all, at once", "lost", "data/a is gone")
     results = [Result("train, call 3, all, at once", "write", [lost]), Result("train, call 4, one, later", "rename")]
-    parts = faults.merged({"kills": faults.figures_of(results, seed=0, seconds=2.0)})
+    parts = faults.merged("faults", {"kills": faults.figures_of(results, seed=0, seconds=2.0)})
     (tmp_path / "faults.json").write_text(json.dumps({"summary": {}, "parts": parts}))
-    assert faults.merged({}) == parts
+    assert faults.merged("faults", {}) == parts
     assert faults.summary_of(parts) == {
         "injected": 3, "recorded": 9, "candidates": 9, "misjudged": 0,
         "kills": 2, "corruptions": 0, "command_lines": 0, "twice": 0, "full_disk": 0,
