@@ -225,7 +225,8 @@ def hash_of(text: str) -> str:
 def best_found(pool: Samples, chosen: Samples) -> float:
     """Mean over the pool's tasks of the fastest program's seconds / the fastest chosen one's; 0 where none that runs was chosen."""
     best = {int(chosen.tasks[rows[0]]): chosen.latencies_s[rows].min() for rows in rows_by_task(chosen.tasks)}
-    shares = [pool.latencies_s[rows].min() / best.get(int(pool.tasks[rows[0]]), math.inf) for rows in rows_by_task(pool.tasks)]
+    with np.errstate(invalid="ignore"):  # a task of which nothing runs: left out
+        shares = [pool.latencies_s[rows].min() / best.get(int(pool.tasks[rows[0]]), math.inf) for rows in rows_by_task(pool.tasks)]
     return fmean(float(share) for share in shares if not math.isnan(share))
 
 
