@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.files import check_not_there, replacing, shown, writing
-from tcl_core.locks import try_lock
+from tcl_core.locks import is_still, try_lock
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
@@ -37,6 +37,7 @@ KINDS = ("records", "holdout")
 BLOCK = 16_384  # programs encoded at a time, of some 10 KB each
 SHOWN = 3  # refused lines that are said aloud; all stand in the report
 TABLES = ("tasks", "sketches")
+LOCK = ".lock"
 REASON = 1_000  # characters of why a line was refused
 LONGEST_NAME = 100  # characters of a platform's or a log's name
 
@@ -191,14 +192,26 @@ def _advance(bar: Progress, steps: int, note: str) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One import into a platform at a time."""
+    """One import into a platform at a time; a folder into which nothing came goes with it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "wb")
+        file = open(folder / LOCK, "wb")
     with file:
-        if not try_lock(file):
+        if not (try_lock(file) and is_still(folder / LOCK, file.fileno())):
             raise PlatformError(f"another process is importing into {folder}; wait for its end")
-        yield
+        try:
+            yield
+        finally:
+            _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # of one in which something is
+        for part in filter(Path.exists, (folder / "records", folder / "reports")):
+            part.rmdir()
+        if [path.name for path in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+            folder.rmdir()
 
 
 def imported_batches(
