@@ -79,7 +79,7 @@ def test_every_number_has_a_comment():
         ("  max_repeats: 8 ", "  max_repeats: 2 ", "measure.max_repeats is 2, fewer than measure.repeats (3); raise it"),
         ("  max_spread: 0.05 ", "  max_spread: -0.1 ", "measure.max_spread is -0.1; it must be a number of at least 0"),
         ("  memory_gib: 16 ", "  memory_gib: 1 ", "measure.memory_gib is 1; it must be a number of at least 2"),
-        ("sampler: rdu-paper ", "sampler: rdu-papr ", "unknown collect.sampler 'rdu-papr' in {file}; did you mean 'rdu-paper'?"),
+        ("sampler: rdu ", "sampler: rdu-papr ", "unknown collect.sampler 'rdu-papr' in {file}; did you mean 'rdu-paper'?"),
         ("    timezone: UTC\n  drift:", "    timezone: ''\n  drift:", "schedules.nightly.timezone is ''; it must be text"),
         ("  loss: scores ", "  model: mamba\n  loss: scores ", "unknown key 'model' in section 'train' of {file}"),
         ("top_k: [1, 5]", "top_k: [5, 10]", "evaluate.top_k is [5, 10], but must contain 1"),

@@ -134,6 +134,7 @@ def test_another_sampler_selects_other_programs_of_the_same_start(pool, runners)
 
 
 def test_later_platforms_have_a_smaller_share(pool, runners):
+    write_params({"collect.sampler": "rdu-paper"})
     said = tcl("collect").splitlines()
     assert [line.split(" programs")[0] for line in said] == ["first: 20 of 40", "second: 10 of 40"]
     assert Counter(r.round for r in store.read_records(Workspace().records_folder("second"))) == {0: 5, 1: 2, 2: 3}
@@ -141,7 +142,6 @@ def test_later_platforms_have_a_smaller_share(pool, runners):
 
 
 def test_rdu_chooses_a_later_platforms_programs_by_what_the_one_before_measured(pool, runners):
-    write_params({"collect.sampler": "rdu"})
     tcl("collect", "-p", "first")
     assert [s["step"] for s in lines_of(ROUNDS)] == ["select", "measure", "refit"] * 2 + ["select", "measure"]
     tcl("collect", "-p", "second")
@@ -151,7 +151,6 @@ def test_rdu_chooses_a_later_platforms_programs_by_what_the_one_before_measured(
 
 
 def test_rdu_does_without_a_platform_before_that_has_no_records(pool, runners):
-    write_params({"collect.sampler": "rdu"})
     tcl("collect", "-p", "second")
     assert Counter(r.round for r in store.read_records(Workspace().records_folder("second"))) == {0: 5, 1: 2, 2: 3}
 
