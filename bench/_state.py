@@ -27,7 +27,15 @@ TIMES = ("seconds", "features")  # folders of times, and of caches, which may ho
 LOCKS = ("lock", ".lock")
 DVCS = re.compile(r"\.[\w-]{22}\.tmp")  # what a killed DVC leaves of its own; .dvcignore names it, and no command of ours reads it
 ASIDE = (".tcl-*.tmp", ".*.new", ".*.old", "*.lock.tmp")
-MEASURED = ("rounds.jsonl", "tuned.json", "summary.json", "hardware.json", "reports/collect/")  # of these only that they are there
+MEASURED = (
+    "rounds.jsonl",
+    "tuned.json",
+    "summary.json",
+    "report.json",
+    "report.html",
+    "hardware.json",
+    "reports/collect/",
+)  # of these only that they are there
 
 
 def state(project: Path, measured: bool = False) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 Each has a smallest form, ``python bench/NAME.py --smallest``: a few programs, an epoch or two, everything once.  It shows that
 the comparison still runs to its end, and its figures mean nothing; so they go to another folder, and no document is written.
+Where the documents show more than ``--quick`` computes, that form's results are a file of their own and no document is written
+either (``Quick``).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 _apart: Path | None = None  # that folder, once --smallest was read
+_quick = False  # once a Quick was read
 
 
 class _Smallest(argparse.Action):
@@ -43,6 +46,17 @@ class _Smallest(argparse.Action):
         global _apart
         _apart = Path(os.environ.get(APART) or tempfile.mkdtemp(prefix="tcl-bench-")).resolve()
         namespace.smallest = True
+
+
+class Quick(argparse.Action):
+    """What ``--quick`` does where its results are a file of their own: ``add_argument("--quick", action=Quick, help=...)``."""
+
+    def __init__(self, *names: Any, **options: Any) -> None:
+        super().__init__(*names, nargs=0, default=False, **options)
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, *_: object) -> None:
+        global _quick
+        _quick = namespace.quick = True
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -54,8 +68,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def result_file(name: str) -> Path:
-    """``bench/results/NAME``; of the smallest form, NAME in its own folder."""
-    return (_apart or RESULTS) / name
+    """``bench/results/NAME``, or beside it with ``_quick`` in its name (``Quick``); of the smallest form, NAME in its own folder."""
+    path = (_apart or RESULTS) / name
+    return path.with_stem(f"{path.stem}_quick") if _quick else path
 
 
 def save(name: str, result: dict[str, Any], command: str) -> None:
@@ -77,7 +92,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def into_document(name: str, text: str) -> None:
-    """Put ``text`` between the markers of ``name`` in the README or in a page of docs/, unless it is the smallest form's.
+    """Put ``text`` between the markers of ``name`` in the README or in a page of docs/, unless it is a small form's.
 
     Raises ValueError where no document has them.
     """
@@ -86,7 +101,7 @@ def into_document(name: str, text: str) -> None:
     for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         written, count = pattern.subn(lambda _: f"{start}\n{text}\n{end}", document.read_text())
         if count:
-            if _apart is None:
+            if _apart is None and not _quick:
                 document.write_text(written)
             return
     raise ValueError(f"no document has {start} ... {end} for the table")

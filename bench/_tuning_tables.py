@@ -38,13 +38,11 @@ MEANS = {
 }
 
 
-def show(name: str) -> None:
-    """The table, and the curves; those of the whole comparison in the README too."""
-    found = json.loads(result_file(f"{name}.json").read_text())
+def show() -> None:
+    """The tables, and the curves."""
+    found = json.loads(result_file("tune.json").read_text())
     summary, parts, text = found["summary"], list(found["parts"].values()), table(found["parts"])
     print(text)
-    if name != "tune":
-        return
     into_document("tune", text)
     into_document("tune-systems", table_of_systems(summary))
     curves = {

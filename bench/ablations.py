@@ -23,7 +23,7 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 from _datasets import VALIDATION, Case, Reference, reads_of
 from _lessons import Lesson, lesson
 from _ranking_tables import LEAST, shown
-from _tables import ROOT, arguments, into_document, markdown, result_file, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
 
 import numpy as np
 import torch
@@ -194,7 +194,7 @@ def table(found: dict[str, list[list[float]]]) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="some rows, one seed, a third of the epochs")
+    parser.add_argument("--quick", action=Quick, help="some rows, one seed, a third of the epochs")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name holds it")
     parser.add_argument("--seeds", type=int, choices=range(1, 11), help="how many (3; with --quick 1)")
     parser.add_argument("--threads", type=int, default=2, help="of training (2)")
@@ -220,8 +220,8 @@ def bench_of(given: argparse.Namespace) -> Bench:
 
 def run(given: argparse.Namespace) -> None:
     """Compute what is not known, seed by seed; every run is on the disk before the next begins."""
-    bench, name, small = bench_of(given), "ablations_quick" if given.quick else "ablations", given.quick or given.smallest
-    path, seeds = result_file(f"{name}.json"), given.seeds or (1 if small else 3)
+    bench, small = bench_of(given), given.quick or given.smallest
+    path, seeds = result_file("ablations.json"), given.seeds or (1 if small else 3)
     before = json.loads(path.read_text()) if path.exists() and not given.force else {}
     found = before.get("runs", {}) if before.get("epochs") == bench.epochs else {}
     wanted = [row for row in (FEW if small else (*VARIANTS, *TREES)) if given.only in row]
@@ -229,7 +229,7 @@ def run(given: argparse.Namespace) -> None:
     with progress("training without one thing", len(todo)) as bar:
         for row, seed in todo:
             found.setdefault(row, []).append(bench.figures(row, seed))
-            save(name, {"epochs": bench.epochs, "figures": FIGURES, "runs": found}, COMMAND + " --quick" * given.quick)
+            save("ablations", {"epochs": bench.epochs, "figures": FIGURES, "runs": found}, COMMAND + " --quick" * given.quick)
             bar.advance(f"{row}: {found[row][-1][2]:.3f} of pairs right")
     if not given.quick:
         into_document("ablations", table(found))

@@ -15,7 +15,8 @@ interval.  ``tcl`` is our model distilled along the chain up to the platform; wh
 ``mtl-tlp`` may too.  Rerun it to resume one that was broken off, and several may run beside each other: what was
 computed with the same code, data and settings stands in bench/results/accuracy.json and is not computed again (--force: it
 is).  Times are processor time, which other work on the machine changes less.
---quick: the last platform and one device, two seeds, and none of the slow models, our chain among them.
+--quick: the last platform and one device, two seeds, a quarter of the unlabelled programs, and none of the slow models, our chain
+among them; its results are a file of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from _identity import data_identity, identity
 from _lessons import ChainCase, chain_case, lesson, log_lesson
 from _paired import compared, task_top1
 from _ranking_tables import FIGURES, LEAST, calibration_table, compared_table, curve_table, interval, overview_table, shown, sizes_and_times
-from _tables import ROOT, arguments, into_document, markdown, result_file, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
 
 import numpy as np
 import torch
@@ -67,6 +68,7 @@ SIZES = (*((n, None) for n in (19, 38, 76)), *((None, p) for p in (8, 16, 32))) 
 FEW, SMALLEST = ("random", "trees", "mtl-tlp", OURS, CHAINED), ((2, None), (None, 4))  # models and sizes of the smallest form
 CALIBRATED = ("trees", OURS, CHAINED)
 DATA = {"reference": "accuracy_reference", "logs": "accuracy_logs"}  # data set -> its table
+FEW_UNLABELLED = 48  # for each task, of a quick run
 ALL = 10**6  # tasks or programs, when there is no bound
 EPOCHS = {("reference", "tlp"): 12, ("reference", "mtl-tlp"): 6, ("logs", "tlp"): 4}
 """Of their own 50, which would take a day: docs/accuracy.md says what that costs."""
@@ -356,7 +358,7 @@ def names(text: str) -> list[str]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one platform, one device, two seeds, no slow models")
+    parser.add_argument("--quick", action=Quick, help="one platform, one device, two seeds, no slow models")
     parser.add_argument("--part", choices=("reference", "logs", "curve"), help="only this one")
     parser.add_argument("--models", type=names, help="only these, by commas")
     parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
@@ -379,6 +381,8 @@ def bench_of(given: argparse.Namespace) -> Bench:
         return Bench(_smallest.reference(), _smallest.scratch() / "logs", given.force, _smallest.scratch())
     if not (REFERENCE / "tasks.parquet").exists():
         raise DataError(f"there is no data set in {REFERENCE}; measure one with python bench/reference.py")
+    if given.quick:  # other unlabelled programs: another model of ours, whose scores lie apart
+        return Bench(Reference(REFERENCE, FEATURES, FEW_UNLABELLED), given.logs, given.force, ROOT / "data" / "bench" / "quick")
     return Bench(Reference(REFERENCE, FEATURES), given.logs, given.force)
 
 
@@ -402,7 +406,7 @@ def run(given: argparse.Namespace) -> None:
     if calibrated:
         _show("calibration", calibration_table(calibrated))
     if not all(run.whole for run in bench.known):
-        draw_curve(bench.curve(), bench.size(), result_file(PICTURE.name) if given.smallest else PICTURE)
+        draw_curve(bench.curve(), bench.size(), result_file(PICTURE.name) if small else PICTURE)
         picture = f"![Accuracy against the number of training tasks and programs]({PICTURE.name})"
         _show("accuracy_curve", f"{picture}\n\n{curve_table(bench.curve())}")
 

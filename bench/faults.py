@@ -10,8 +10,8 @@ twice           two of everything at once (_twice.py)
 full-disk       no room at every stage (_full_disks.py)
 
 Exits with 1 where anything failed; each failure is a line that says how to repeat it.  Parts may run apart: each puts
-its own figures into bench/results/faults.json.  --quick: a sample of each part, under ten minutes in all; its results are a
-file of their own.
+its own figures into bench/results/faults.json.  --quick: a sample of each part, without the commands that
+take long, under ten minutes in all; its results are a file of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ import _corruptions
 import _full_disks
 import _kills
 import _twice
-from _tables import RESULTS, into_document, markdown, save
+from _tables import Quick, into_document, markdown, result_file, save
 from _trials import KINDS, Result, Workshop, totals, workshop
 
 COMMAND = "python bench/faults.py"
@@ -67,7 +68,7 @@ def run_parts(parts: list[str], arguments: argparse.Namespace) -> dict[str, Any]
     """Make one tiny project and try the parts in it, one after the other."""
     done = {}
     with tempfile.TemporaryDirectory(prefix="tcl-faults-", ignore_cleanup_errors=True) as folder:
-        with workshop(Path(folder), arguments.lanes, _corruptions.READERS) as shop:
+        with workshop(Path(folder), arguments.lanes, _corruptions.READERS, arguments.quick) as shop:
             for part in parts:
                 module, trial, *_ = PARTS[part]
                 start = time.monotonic()
@@ -83,12 +84,14 @@ def chosen(part: str, shop: Workshop, arguments: argparse.Namespace) -> list[Any
         return [TRIALS[part].named(arguments.only)]
     module, _, count, few = PARTS[part]
     drawn = module.drawn(shop, arguments.trials or (few if arguments.quick else count), arguments.seed)
+    if arguments.quick:
+        drawn = random.Random(arguments.seed).sample(drawn, min(few, len(drawn)))
     return [trial for trial in drawn if arguments.only in (None, trial.name)]
 
 
-def merged(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The parts of this run in the place of their former ones in the results of that name."""
-    path = RESULTS / f"{name}.json"
+def merged(found: dict[str, Any]) -> dict[str, Any]:
+    """The parts of this run in the place of their former ones."""
+    path = result_file("faults.json")
     kept = json.loads(path.read_text()) if path.exists() else {}
     if kept and "parts" not in kept:  # of before there were others than the candidates
         kept = {"parts": {CANDIDATES: {"totals": kept["summary"], "figures": kept["figures"]}}}
@@ -119,7 +122,7 @@ def table_of(parts: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a sample of each part")
+    parser.add_argument("--quick", action=Quick, help="a sample of each part")
     parser.add_argument("--part", action="append", choices=(CANDIDATES, *PARTS), help="only this one; may be given again")
     parser.add_argument("--only", metavar="NAME", help="with --part: repeat one trial; nothing is written")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn at random")
@@ -139,15 +142,12 @@ def main() -> None:
     failures = [line for part in PARTS for line in found.get(part, {}).get("failures", ())]
     print("\n".join(failures))
     if not arguments.only:
-        name = "faults_quick" if arguments.quick else "faults"
-        parts = merged(name, found)
-        save(name, {"summary": summary_of(parts), "parts": parts}, COMMAND + " --quick" * arguments.quick)
+        parts = merged(found)
+        save("faults", {"summary": summary_of(parts), "parts": parts}, COMMAND + " --quick" * arguments.quick)
         if CANDIDATES in found:
             print(table)
-        if not arguments.quick:
-            if CANDIDATES in found:
-                into_document("faults", table)
-            into_document("faults-parts", table_of(parts))
+            into_document("faults", table)
+        into_document("faults-parts", table_of(parts))
         print(f"{table_of(parts)}\n\n" + ", ".join(f"{total} {name}" for name, total in summary_of(parts).items()))
     wrong = sum(candidates_wrong(found.get(CANDIDATES, {}).get("totals", {}))) + len(failures)
     sys.exit(1 if wrong else 0)

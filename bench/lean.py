@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from _tables import ROOT, arguments, markdown, mean_interval, save
+from _tables import ROOT, Quick, arguments, markdown, mean_interval, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -140,13 +140,13 @@ def run(given: Any) -> None:
                 runs[f"{before} > {device}, {seed}"] = played(drawn, before, device, seed, 0.5 if given.smallest else SHARE)
                 shown.advance(f"{before} > {device}")
     found = summary(runs)
-    save("lean_quick" if given.quick else "lean", {"summary": found, "runs": runs}, COMMAND + " --quick" * given.quick)
+    save("lean", {"summary": found, "runs": runs}, COMMAND + " --quick" * given.quick)
     print(table(found))
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one pair, two seeds")
+    parser.add_argument("--quick", action=Quick, help="one pair, two seeds")
     parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs")
     parser.add_argument("--seeds", type=int, choices=range(2, 51), default=5, help="for each pair (5)")
     parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")

@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, into_document, markdown, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -264,7 +264,7 @@ def cold_table(found: dict[str, dict[str, dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, no cold start")
+    parser.add_argument("--quick", action=Quick, help="fewer repeats, no cold start")
     given = parser.parse_args()
     torch.set_num_threads(THREADS)
     repeats, count = (1, 16) if given.smallest else (3 if given.quick else 9, BATCH)

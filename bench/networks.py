@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, markdown, result_file, save
+from _tables import ROOT, Quick, arguments, markdown, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -160,7 +160,7 @@ def cut_all(kinds: Sequence[str]) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="four networks")
+    parser.add_argument("--quick", action=Quick, help="four networks")
     parser.add_argument("--cut", action="store_true", help="only the number of tasks of each network")
     parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else trees are trained")
     given = parser.parse_args()

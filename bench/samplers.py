@@ -37,7 +37,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from _tables import ROOT, arguments, into_document, markdown, mean_interval, result_file, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, mean_interval, result_file, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -272,7 +272,7 @@ def _shown(figures: dict[str, list[float]], key: str, sampler: str) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="the last platform, a tenth, one seed")
+    parser.add_argument("--quick", action=Quick, help="the last platform, a tenth, one seed")
     parser.add_argument("--platform", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--share", nargs="+", type=float, metavar="S", help="of the pool (0.05 0.1 0.2)")
     parser.add_argument("--seeds", type=int, choices=range(1, 51), default=5, help="for each group of networks (5)")
@@ -300,7 +300,7 @@ def run(given: Any) -> None:
         for platform in given.platform or ():
             if platform not in data.platforms:
                 raise unknown_name("platform", platform, data.platforms, "data/reference")
-        bench = Bench(data, Workspace(params=params), "samplers_quick" if given.quick else "samplers", given.force)
+        bench = Bench(data, Workspace(params=params), "samplers", given.force)
         platforms = given.platform or (data.platforms[-1:] if given.quick else data.platforms)
         shares = given.share or ((0.1,) if given.quick else SHARES)
         units = planned(platforms, shares, len(FOLDS), 1 if given.quick else given.seeds)

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
+from _tables import RESULTS, ROOT, Quick, arguments, into_document, markdown, save
 
 from tcl_core import store
 from tcl_core.features.layout import WIDTH
@@ -277,7 +277,7 @@ def _gigabytes(size: float) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="a hundred records for a journal's line; no document is written")
+    parser.add_argument("--quick", action=Quick, help="a hundred records for a journal's line; no document is written")
     parser.add_argument("--core-price", type=float, default=1.0, help="of a core for an hour")
     parser.add_argument("--device-price", type=float, default=1.0, help="of a device for an hour")
     given = parser.parse_args()

@@ -1,6 +1,6 @@
 """Searching: TCL's search over decision vectors beside random programs and TVM's own evolutionary search.
 
-    python bench/search.py [--quick] [--model FOLDER]
+    python bench/search.py [--quick] [--tasks N] [--seeds N] [--programs N] [--model FOLDER]
 
 Four systems spend equally many measured programs on each task, in equal rounds, measured by the same runner: random programs
 of the design space; our search with a model; our search from scratch, without one; MetaSchedule's EvolutionarySearch with its
@@ -9,7 +9,7 @@ the best programs of all four are measured once more, side by side, twice, and t
 
 The model is trained on the reference data set, by boosted trees, unless --model names another one; the tasks are of networks
 that it has not seen.  Each task and seed is a unit; what is finished is kept in the results file, and a run that was stopped
-goes on with the same command.  --quick: fewer tasks, seeds and programs.
+goes on with the same command.  --quick: four tasks, one seed, 24 programs; its results are a file of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, into_document, markdown, result_file, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -74,7 +74,7 @@ class Size:
 
 
 FULL = Size()
-QUICK = Size(operators=4, per_operator=1, seeds=2, trials=32)
+QUICK = Size(operators=4, per_operator=1, seeds=1, trials=24)
 SMALLEST = Size(
     operators=2, per_operator=1, seeds=1, trials=4, round=2,
     stock={"population_size": 8, "init_min_unmeasured": 4, "genetic_num_iters": 1, "max_fail_count": 5},
@@ -342,16 +342,20 @@ def unfinished(about: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer tasks, seeds and programs")
+    parser.add_argument("--quick", action=Quick, help="four tasks, one seed, 24 programs")
+    parser.add_argument("--tasks", type=int, default=FULL.per_operator, help=f"of each operator type ({FULL.per_operator})")
+    parser.add_argument("--seeds", type=int, default=FULL.seeds, help=f"of each task ({FULL.seeds})")
+    parser.add_argument("--programs", type=int, default=FULL.trials, help=f"measured by each system for each task ({FULL.trials})")
     parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else trees are trained")
     given = parser.parse_args()
     try:
         if given.smallest:
             run_smallest()
-        else:
-            options = " --quick" * given.quick + (f" --model {given.model}" if given.model else "")
-            whole = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
-            run(QUICK if given.quick else FULL, COMMAND + options, given.model, whole, lambda setup: setup)
+            return
+        size = QUICK if given.quick else replace(FULL, per_operator=given.tasks, seeds=given.seeds, trials=given.programs)
+        command = " ".join([COMMAND, *sys.argv[1:]])
+        whole = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+        run(size, command, given.model, whole, lambda setup: setup)
     except TclError as error:
         sys.exit(f"search: {error}")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _tables import ROOT, arguments, into_document, markdown, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 from tcl_core.errors import DataError
@@ -273,7 +273,7 @@ def smallest() -> tuple[Path, int, Source, str]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="a million records instead of ten")
+    parser.add_argument("--quick", action=Quick, help="a million records instead of ten")
     parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "bench", help="folder of tuning logs to import")
     given = parser.parse_args()
     logs, count = given.logs.resolve(), 10**6 if given.quick else 10**7

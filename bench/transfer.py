@@ -65,7 +65,7 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _datasets import Logs, Reference
 from _identity import code_identity, data_identity
-from _tables import ROOT, arguments, into_document, result_file, save
+from _tables import ROOT, Quick, arguments, into_document, result_file, save
 from _transfer_data import DEVICES, FOLDS, Devices, Side, Targets
 from _transfer_rows import ROWS, TREES, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson
 from _transfer_tables import best_variant, short, summary, tables
@@ -286,7 +286,7 @@ def labels_of(text: str) -> int | str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one pair, one number of labels, one fold")
+    parser.add_argument("--quick", action=Quick, help="one pair, one number of labels, one fold")
     parser.add_argument("--pair", action="append", help=f"only this one; of {', '.join(PAIRS)}")
     parser.add_argument("--labels", action="append", type=labels_of, help=f"only so many, 0 or {ALL}; several: give it again")
     parser.add_argument("--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help="so many of the folds")
@@ -298,9 +298,9 @@ def main() -> None:
     until = time.monotonic() + 60 * given.minutes
     torch.set_num_threads(given.threads)
     reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features", UNMEASURED)
-    pairs, labels, folds, name, epochs, room = given.pair, given.labels or LABELS, given.folds, "transfer", None, ROOT / "data" / "bench"
+    pairs, labels, folds, epochs, room = given.pair, given.labels or LABELS, given.folds, None, ROOT / "data" / "bench"
     if given.quick:
-        reference.unlabelled, pairs, labels, folds, name = UNMEASURED // 4, pairs or PAIRS[:1], given.labels or (160,), 1, "transfer_quick"
+        reference.unlabelled, pairs, labels, folds = UNMEASURED // 4, pairs or PAIRS[:1], given.labels or (160,), 1
     if given.smallest:
         import _smallest
 
@@ -311,7 +311,7 @@ def main() -> None:
         names = ", ".join([*reference.platforms, *DEVICES])
         sys.exit(f"transfer: no such pair: {', '.join(unknown)}; write A>B or A>B>C with platforms of one kind, of {names}")
     units = planned(pairs, labels, folds)
-    bench = Bench(reference, given.logs, room, name=name, epochs=epochs, force=given.force)
+    bench = Bench(reference, given.logs, room, epochs=epochs, force=given.force)
     bench.run(units, until)
     asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}
     known = {pair: {n: row for n, row in by.items() if n in counts} for pair, by in bench.summary.items() if pair in asked}

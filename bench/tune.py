@@ -34,7 +34,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, result_file, save
+from _tables import ROOT, Quick, arguments, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -270,7 +270,7 @@ def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, d
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one network, four systems, 64 programs")
+    parser.add_argument("--quick", action=Quick, help="one network, four systems, 64 programs")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one; several: give it again")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
     parser.add_argument("--force", action="store_true", help="forget what is in the results file")
@@ -282,14 +282,13 @@ def main() -> None:
             return
         workspace = Workspace()
         units = QUICK if given.quick else wanted(given.part or PARTS, workspace.params.networks.train)
-        name = "tune_quick" if given.quick else "tune"
         machine, here, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
-        bench = Bench(machine, here, about, name, COMMAND + " --quick" * given.quick, given.force)
+        bench = Bench(machine, here, about, "tune", COMMAND + " --quick" * given.quick, given.force)
         with measuring_alone():
             bench.run(units, until)
     except TclError as error:
         sys.exit(f"tune: {error}")
-    show(name)
+    show()
 
 
 def run_smallest() -> None:
@@ -310,7 +309,7 @@ def run_smallest() -> None:
     bench = Bench(machine, host_fingerprint(), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
     systems = (RANDOM, SCRATCH, "TenSet MLP, our engine", *DONATED, "random, graph as given")
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
-    show("tune")
+    show()
 
 
 if __name__ == "__main__":

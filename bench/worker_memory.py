@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 from _bad_programs import leaking
 from _datasets import Reference
-from _tables import ROOT, arguments, into_document, markdown, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, save
 from collect import PROTOCOL, best_setup
 
 from tcl_core import store
@@ -117,7 +117,7 @@ def table(found: dict[str, dict[str, Any]], chunk: int = FULL.chunk) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer programs")
+    parser.add_argument("--quick", action=Quick, help="fewer programs")
     given = parser.parse_args()
     size = SMALLEST if given.smallest else QUICK if given.quick else FULL
     platform, setup = best_setup()

@@ -14,6 +14,7 @@ import _full_disks
 import _kills
 import _lanes
 import _state
+import _tables
 import _twice
 import faults
 import pytest
@@ -233,14 +234,14 @@ def test_a_record_that_is_gone_is_lost(tmp_path):
 
 def test_the_summary_counts_every_part(tmp_path, monkeypatch):
     """A part that is run alone takes the place of its former figures; the others' stay."""
-    monkeypatch.setattr(faults, "RESULTS", tmp_path)
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
     candidates = {"injected": 3, "recorded": 9, "candidates": 9, "lost": 1, "doubled": 0, "misjudged": 0, "leftovers": 0}
     (tmp_path / "faults.json").write_text(json.dumps({"summary": candidates, "figures": {}}))
     lost = Finding("kills", "train, call 3, all, at once", "lost", "data/a is gone")
     results = [Result("train, call 3, all, at once", "write", [lost]), Result("train, call 4, one, later", "rename")]
-    parts = faults.merged("faults", {"kills": faults.figures_of(results, seed=0, seconds=2.0)})
+    parts = faults.merged({"kills": faults.figures_of(results, seed=0, seconds=2.0)})
     (tmp_path / "faults.json").write_text(json.dumps({"summary": {}, "parts": parts}))
-    assert faults.merged("faults", {}) == parts
+    assert faults.merged({}) == parts
     assert faults.summary_of(parts) == {
         "injected": 3, "recorded": 9, "candidates": 9, "misjudged": 0,
         "kills": 2, "corruptions": 0, "command_lines": 0, "twice": 0, "full_disk": 0,

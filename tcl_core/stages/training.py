@@ -212,9 +212,11 @@ def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
 
 def _origin(workspace: Workspace, stage: str, platforms: Sequence[str], *sections: str, before: Path | None = None) -> dict[str, Any]:
     """What a model of the chain is made of, the records of ``platforms`` and the model ``before`` among it; to be asked for
-    before its training, for all of it may change meanwhile.
+    before its training, for all of it may change meanwhile.  Raises DataError for a damaged hardware row of theirs.
     """
     params, sections = workspace.params, (*sections, "collect", "measure")
+    for platform in platforms:
+        read_saved_hardware(workspace.records_folder(platform))  # else a damaged one would be a model's origin, read or not
     return provenance.collect(
         stage,
         {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}},
