@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tcl_core.compat import load_tvm, meta_schedule, quiet_compiler
 from tcl_core.errors import PlatformError
-from tcl_core.files import shown
+from tcl_core.files import shown, writing
 from tcl_core.programs.pt2_archive import last_line
 
 Part = TypeVar("Part")
+ROOM = 16 << 20  # bytes: more than the objects of a network's code take
 
 
 def export(module: Any, target: Any, path: Path) -> None:
     """Build a Relax module, as ``graph.fuse`` or ``graph.apply_database`` gave it, and write it as a library (``.so``).
 
-    Raises PlatformError: TVM cannot build it, and of which function, where only one is at fault; no C++ compiler links it.
+    Raises PlatformError: TVM cannot build it, and of which function, where only one is at fault; no C++ compiler links it; there is no room for it.
     """
     tvm = load_tvm()
     with quiet_compiler():
@@ -25,12 +28,20 @@ def export(module: Any, target: Any, path: Path) -> None:
             built = tvm.compile(module, target)
         except Exception as error:  # TVM raises what its passes raise
             raise PlatformError(f"TVM cannot build {_guilty(module, target)} ({last_line(error)}); give another network") from error
+        for folder in filter(Path.is_dir, (path.parent, Path(tempfile.gettempdir()))):
+            _check_room(folder)
         try:
             built.export_library(str(path))
         except Exception as error:
             raise PlatformError(
                 f"{shown(path)} cannot be linked ({last_line(error)}); is there a C++ compiler (g++), and space?"
             ) from error
+
+
+def _check_room(folder: Path) -> None:
+    """Asked for beforehand, since LLVM ends the whole process without a word where it cannot write an object."""
+    with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, ROOM)
 
 
 def _guilty(module: Any, target: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,20 @@ def test_a_library_that_cannot_be_linked_is_a_sentence(tmp_path):
         module = fuse(relax_of(torch.nn.ReLU(), 2, 3), target, PREPARED)
     with pytest.raises(PlatformError, match=r"none/network.so cannot be linked \(.*\); is there a C\+\+ compiler \(g\+\+\), and space\?"):
         export(module, target, tmp_path / "none" / "network.so")
+
+
+def test_no_room_for_a_library_is_a_sentence(tmp_path):
+    target = make_target(EXTRACTION_TARGET)
+    with quiet_compiler():
+        module = fuse(relax_of(torch.nn.ReLU(), 2, 3), target, PREPARED)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(PlatformError, match=rf"^cannot write {tmp_path} \(file too large\)"):  # else LLVM would end this process
+            export(module, target, tmp_path / "network.so")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_database_of_some_records(matmul, softmax):
