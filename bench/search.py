@@ -343,9 +343,23 @@ def unfinished(about: Mapping[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="four tasks, one seed, 24 programs")
-    parser.add_argument("--tasks", type=int, default=FULL.per_operator, help=f"of each operator type ({FULL.per_operator})")
-    parser.add_argument("--seeds", type=int, default=FULL.seeds, help=f"of each task ({FULL.seeds})")
-    parser.add_argument("--programs", type=int, default=FULL.trials, help=f"measured by each system for each task ({FULL.trials})")
+    parser.add_argument(
+        "--tasks",
+        type=int,
+        choices=range(1, 21),
+        metavar="N",
+        default=FULL.per_operator,
+        help=f"of each operator type ({FULL.per_operator})",
+    )
+    parser.add_argument("--seeds", type=int, choices=range(1, 51), metavar="N", default=FULL.seeds, help=f"of each task ({FULL.seeds})")
+    parser.add_argument(
+        "--programs",
+        type=int,
+        choices=range(FULL.round, 1001),
+        metavar="N",
+        default=FULL.trials,
+        help=f"measured by each system for each task ({FULL.trials})",
+    )
     parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else trees are trained")
     given = parser.parse_args()
     try:
