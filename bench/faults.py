@@ -11,7 +11,7 @@ full-disk       no room at every stage (_full_disks.py)
 
 Exits with 1 where anything failed; each failure is a line that says how to repeat it.  Parts may run apart: each puts
 its own figures into bench/results/faults.json.  --quick: a sample of each part, without the commands that
-take long, under ten minutes in all; its results are a file of their own.
+take long; its results are a file of their own.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tcl_core.sampling.scores import normalised, paper_scores
 
 LEAN = 2.0
 """The first i of k strata hold (i / k) ** LEAN of a task's programs: at 1 all are equally wide, above it the fast ones are narrower.
-Chosen on devices that the samplers' table does not report (bench/lean.py)."""
+Found on AVX-512, confirmed on devices that the samplers' table does not report (bench/lean.py)."""
 
 
 def quota(operator_types: np.ndarray, budget: int) -> dict[Hashable, int]:
