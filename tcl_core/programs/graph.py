@@ -103,7 +103,10 @@ def fold_padding(module: Any) -> Any:
 
 
 def ready_for_layout(module: Any) -> Any:
-    """What no layout passes through, in words through which it does: bounds as minimum and maximum, constants of full rank."""
+    """What no layout passes through, in words through which it does: bounds as minimum and maximum, constants of full rank.
+
+    And axes of ``squeeze`` counted from the front: from the back, ConvertLayout reads beside them (std::bad_alloc).
+    """
     relax, dpl = relax_and_patterns()
     clip = dpl.is_op("relax.clip")(dpl.wildcard(), dpl.wildcard(), dpl.wildcard())
 
@@ -113,7 +116,12 @@ def ready_for_layout(module: Any) -> Any:
         low, high = (relax.const(float(getattr(bound, "value", bound)), dtype) for bound in (low, high))
         return relax.op.minimum(relax.op.maximum(data, low), high)
 
+    def from_the_front(call: Any, _: Any) -> Any:
+        axes, rank = call.attrs.axis, call.args[0].ty.ndim
+        return call if axes is None else relax.op.squeeze(call.args[0], [int(axis) % rank for axis in axes])
+
     module = rewritten(module, clip, bounded)
+    module = rewritten(module, dpl.is_op("relax.squeeze")(dpl.wildcard()), from_the_front)
     for name in ELEMENTWISE:
         module = rewritten(module, dpl.is_op(name)(dpl.wildcard(), dpl.wildcard()), _full_rank)
     return module
