@@ -112,7 +112,7 @@ def trained(run: Run, case: Any) -> CostModel:
     if run.model == CHAINED:
         return chained(case, run.seed)
     if run.model == OURS:
-        model = MambaModel(replace(STUDENT, seed=run.seed))
+        model = MambaModel(replace(STUDENT, seed=run.seed, epochs=EPOCHS.get((run.data, OURS), STUDENT.epochs)))
         model.fit(case.taught(run.seed))
         return model
     model = create(run)
@@ -381,7 +381,8 @@ def bench_of(given: argparse.Namespace) -> Bench:
         return Bench(_smallest.reference(), _smallest.scratch() / "logs", given.force, _smallest.scratch())
     if not (REFERENCE / "tasks.parquet").exists():
         raise DataError(f"there is no data set in {REFERENCE}; measure one with python bench/reference.py")
-    if given.quick:  # other unlabelled programs: another model of ours, whose scores lie apart
+    if given.quick:  # another model of ours, taught by fewer programs in fewer epochs: its scores lie apart
+        EPOCHS.update({(data, OURS): STUDENT.epochs // 3 for data in DATA})
         return Bench(Reference(REFERENCE, FEATURES, FEW_UNLABELLED), given.logs, given.force, ROOT / "data" / "bench" / "quick")
     return Bench(Reference(REFERENCE, FEATURES), given.logs, given.force)
 

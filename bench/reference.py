@@ -1,27 +1,32 @@
-"""Measure the reference data set: many tasks, the same programs of each on every platform of the chain.
+"""Measure a reference data set: many tasks, the same programs of each on every platform of the chain.
 
-    python bench/reference.py [--minutes M] [--to data/reference]
+    python bench/reference.py [--edition reference|prepared] [--minutes M] [--to data/EDITION]
 
-The networks, sizes and protocol are those of bench/reference.yaml over params.yaml.  Tasks are measured one by one,
-each on all platforms, held-out tasks evenly among the others; so a run that is stopped, or ends with its minutes, has
-whole tasks, and the same command goes on from there.  Tables hold the tasks that were measured everywhere.  What another
-machine or checkout measured is never replaced: give another folder with --to.
+The networks, sizes and protocol are those of bench/EDITION.yaml over params.yaml.  Programs are measured in passes over
+all tasks, a few programs of each on every platform; so a run that is stopped, or ends with its minutes, has as large a
+share of each task as of any other, and the same command goes on from there.  Tables hold the programs that were measured
+everywhere.  What another machine or checkout measured is never replaced: give another folder with --to.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from _datasets import SEALED
 from _tables import arguments, result_file
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
-from tcl_core.collect import Collection, Measuring
+from tcl_core.collect import Collection
 from tcl_core.errors import DataError, TclError
 from tcl_core.features.encode import Encoder
 from tcl_core.params import Chain, Networks, Params
@@ -34,27 +39,36 @@ from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import hardware_here, measuring_alone
 from tcl_core.stages.workspace import Workspace
 
-SPLITS = ("train", "held_out")
+BENCH = Path(__file__).parent
+EDITIONS = ("reference", "prepared")  # as networks' authors wrote them, and as params.yaml prepares them
+SPLITS = ("train", "held_out", "sealed")
+SEALED_TASKS = 80  # in all; of the other splits params.yaml says how many
+PASS = 8  # programs of a task that are measured before those of the next
+BATCH = 64  # programs of one platform before the next platform's turn
 
 
 def tasks_of(params: Params) -> dict[str, dict[str, list[tuple[Task, int]]]]:
     """split -> network -> its tasks and their weights."""
     names = [*params.networks.train, *params.networks.held_out]
-    with progress("extracting tasks", len(names)) as shown:
-        found = {name: (extract_tasks(name, params.graph), shown.advance(name))[0] for name in names}
-    return {split: {n: found[n] for n in getattr(params.networks, split)} for split in SPLITS}
+    with progress("extracting tasks", len(names)) as shown, ProcessPoolExecutor(threads(), get_context("spawn")) as processes:
+        futures = {name: processes.submit(extract_tasks, name, params.graph) for name in names}
+        found = {name: (future.result(), shown.advance(name))[0] for name, future in futures.items()}
+    split_of = lambda name: "train" if name in params.networks.train else "sealed" if name in SEALED else "held_out"  # noqa: E731
+    return {split: {name: tasks for name, tasks in found.items() if split_of(name) == split} for split in SPLITS}
 
 
 def write_pool(params: Params, folder: Path) -> None:
-    """Sample the programs of both splits and write what they are made of: tasks, networks, sketches, programs."""
+    """Sample the programs of all splits and write what they are made of: tasks, networks, sketches, programs."""
     split_tasks = tasks_of(params)
-    held_out = {task.key for tasks in split_tasks["held_out"].values() for task, _ in tasks}
+    held_out, sealed = ({t.key for tasks in split_tasks[s].values() for t, _ in tasks} for s in ("held_out", "sealed"))
+    others = {"train": held_out | sealed, "held_out": set[str](), "sealed": held_out}
     sketches: list[dict[str, Any]] = []
     programs: list[dict[str, Any]] = []
     c = params.candidates
     sizes = {"train": (c.max_train_tasks, c.programs_per_task), "held_out": (c.max_held_out_tasks, c.held_out_programs_per_task)}
+    sizes["sealed"] = (SEALED_TASKS, c.held_out_programs_per_task)
     for split, (limit, count) in sizes.items():
-        ranked = rank_tasks(split_tasks[split], held_out if split == "train" else ())
+        ranked = rank_tasks(split_tasks[split], others[split])
         with progress(f"sampling {split.replace('_', '-')} programs", limit) as shown:
             found, drawn = build_pool(ranked, limit, count, params.seed, threads(), lambda task: shown.advance(task.name[:40]))
         sketches += found
@@ -91,7 +105,7 @@ def collections_of(workspace: Workspace, folder: Path) -> dict[str, Collection]:
             hardware=hardware_of(workspace, name).vector(),
             host=host_fingerprint(),
             setup=setup_of(workspace, name),
-            journal=workspace.journal / "reference" / name,
+            journal=workspace.journal / folder.name / name,
         )
         for name in workspace.params.chain_order
         if why_not(workspace.params.platforms[name].mcpu) is None
@@ -103,52 +117,47 @@ def hardware_of(workspace: Workspace, name: str) -> Hardware:
     return hardware_here(workspace, spec.mcpu, spec.hardware)
 
 
-def tasks_in_turn(folder: Path) -> list[str]:
-    """Task keys, the held-out ones evenly among those to train on."""
-    split_of = {r["task_key"]: r["split"] for r in store.read_table(folder / "programs.parquet", "programs")}
-    queues = [[key for key, split in split_of.items() if split == name] for name in SPLITS]
-    places = [(n / len(queue), key) for queue in queues for n, key in enumerate(queue)]
-    return [key for _, key in sorted(places)]
+def turns_of(programs: Sequence[Program]) -> list[list[int]]:
+    """Rows of the programs in the order of their turns: a few of each task, drawn anew (a task's programs lie by sketch), then further ones.
 
-
-def measure(collections: Mapping[str, Collection], turns: Sequence[str], check_fraction: float, minutes: float) -> list[str]:
-    """The tasks that are measured on every platform when the minutes are over, those of earlier runs among them."""
-    end, done = time.monotonic() + 60 * minutes, []
-    rows = _rows_by_task(next(iter(collections.values())).programs)
-    known = lambda key: all(row in c.known for c in collections.values() for row in rows[key])  # noqa: E731
-    with ExitStack() as stack, progress("measuring tasks", len(turns)) as shown:
-        measuring = {name: stack.enter_context(c.measuring()) for name, c in collections.items()}
-        for key in turns:
-            if time.monotonic() > end and not known(key):
-                continue
-            _measure_task(measuring, rows[key], check_fraction)
-            done.append(key)
-            shown.advance(next(iter(collections.values())).encoder.tasks[key].name[:40])
-    return done
-
-
-def _measure_task(measuring: Mapping[str, Measuring], rows: Sequence[int], check_fraction: float) -> None:
-    for platform in measuring.values():
-        platform.measure(rows, 0, check_fraction, lambda record: None)
-
-
-def _rows_by_task(programs: Sequence[Program]) -> dict[str, list[int]]:
+    Where tasks have more programs than others, so have their turns: at each moment the same share of every task was measured.
+    """
     rows: dict[str, list[int]] = {}
     for row, program in enumerate(programs):
         rows.setdefault(program.task_key, []).append(row)
-    return rows
+    placed = []
+    for number, (key, found) in enumerate(rows.items()):
+        drawn = np.random.default_rng(zlib.crc32(key.encode())).permutation(found).tolist()
+        placed += [(start / len(drawn), number, drawn[start : start + PASS]) for start in range(0, len(drawn), PASS)]
+    ordered = [row for *_, part in sorted(placed) for row in part]
+    return [ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH)]
 
 
-def write_records(workspace: Workspace, collections: Mapping[str, Collection], done: Sequence[str], folder: Path) -> Iterator[str]:
-    """Each platform's records of the tasks that are done; says how many."""
-    keep = set(done)
+def measure(collections: Mapping[str, Collection], check_fraction: float, minutes: float) -> list[int]:
+    """The rows that are measured on every platform when the minutes are over, those of earlier runs among them."""
+    turns, end, done = turns_of(next(iter(collections.values())).programs), time.monotonic() + 60 * minutes, list[int]()
+    with ExitStack() as stack, progress(f"measuring batches of {BATCH} programs", len(turns)) as shown:
+        measuring = [stack.enter_context(collection.measuring()) for collection in collections.values()]
+        for rows in turns:
+            if time.monotonic() > end and not all(row in platform.collection.known for platform in measuring for row in rows):
+                continue
+            for platform in measuring:
+                platform.measure(rows, 0, check_fraction, lambda record: None)
+            done += rows
+            shown.advance()
+    return done
+
+
+def write_records(workspace: Workspace, collections: Mapping[str, Collection], done: Iterable[int], folder: Path) -> Iterator[str]:
+    """Each platform's records of the rows that are done; says how many."""
+    keep = sorted(done)
     for name, collection in collections.items():
-        records = [record for record in collection.records.values() if record.task_key in keep]
+        records = [collection.records[row] for row in keep]
         place = folder / f"platform={name}"
         store.write_records(place, records)
         save_hardware(place, hardware_of(workspace, name))
         failed, disturbed = sum(r.error != "ok" for r in records), sum(r.disturbed for r in records)
-        yield f"{name}: {len(records)} records of {len(keep)} tasks, {failed} failed, {disturbed} disturbed"
+        yield f"{name}: {len(records)} records of {len({r.task_key for r in records})} tasks, {failed} failed, {disturbed} disturbed"
 
 
 def check_folder(workspace: Workspace, folder: Path) -> None:
@@ -157,7 +166,7 @@ def check_folder(workspace: Workspace, folder: Path) -> None:
         others = {host for file in place.glob("*.parquet") for host in store.record_hosts(file)} - {host_fingerprint()}
         if others:
             raise DataError(f"{place} was measured on {' and '.join(sorted(others))}; give another folder with --to")
-        if not (workspace.journal / "reference").exists():
+        if not (workspace.journal / folder.name).exists():
             raise DataError(f"{place} is there, but not the journal of its measurements; give another folder with --to")
 
 
@@ -178,10 +187,12 @@ def smallest(params: Params) -> Workspace:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no task after so many")
-    parser.add_argument("--to", type=Path, default=Path("data/reference"), help="folder of the data set")
+    parser.add_argument("--edition", choices=EDITIONS, default="reference", help="whose settings: bench/EDITION.yaml")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
+    parser.add_argument("--to", type=Path, help="folder of the data set (data/EDITION)")
     given = parser.parse_args()
-    workspace = Workspace(".", load_patched(Path(__file__).with_suffix(".yaml")))
+    given.to = given.to or Path("data") / given.edition
+    workspace = Workspace(".", load_patched(BENCH / f"{given.edition}.yaml"))
     if given.smallest:
         workspace, given.to = smallest(workspace.params), result_file("reference")
     params = workspace.params
@@ -191,7 +202,7 @@ def main() -> None:
             write_pool(params, given.to)
         with measuring_alone():  # which another run may hold: what it measures is known to this one afterwards
             collections = collections_of(workspace, given.to)
-            done = measure(collections, tasks_in_turn(given.to), params.measure.check_fraction, given.minutes)
+            done = measure(collections, params.measure.check_fraction, given.minutes)
         for line in write_records(workspace, collections, done, given.to):
             print(line)
     except TclError as error:

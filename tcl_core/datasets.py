@@ -124,12 +124,12 @@ class Reference:
         lowered = with_per_store if reads == "per-store features" else with_states
         return lowered(samples, keys, self.encoder, self.features / reads.split()[0])
 
-    def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = ()) -> Case:
-        """Train on the training networks' tasks, rank the held-out networks'.
+    def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = (), split: str = "held_out") -> Case:
+        """Train on the training networks' tasks, rank the held-out networks', or of ``split`` "sealed" those on which nothing is chosen.
 
         With ``tested``, some of the training networks, those are ranked, and what they share is not trained on.
         """
-        train, networks = self._split(tested)
+        train, networks = self._split(tested, split)
         ranked = {task for weights in networks.values() for task in weights}
         place = self.platforms.index(platform)
         pick = lambda samples, tasks: samples.take(np.isin(samples.tasks, list(tasks)))  # noqa: E731
@@ -141,16 +141,18 @@ class Reference:
             before=tuple(pick(self.samples(p, "tokens"), train) for p in self.platforms[:place]),
         )
 
-    def _split(self, tested: Sequence[str]) -> tuple[set[int], dict[str, dict[int, float]]]:
+    def _split(self, tested: Sequence[str], split: str = "held_out") -> tuple[set[int], dict[str, dict[int, float]]]:
         """Numbers of the tasks to train on; tested network -> task -> weight.
 
-        What held-out networks have is never trained on, and never ranked beside other networks' tasks.
+        What held-out or sealed networks have is never trained on, and never ranked beside other networks' tasks.
         """
         uses = [(use, self.encoder.numbers[use["task_key"]]) for use in self.uses]
-        held_out = {task for use, task in uses if use["split"] == "held_out"}
+        of = {name: {task for use, task in uses if use["split"] == name} for name in ("held_out", "sealed", "train")}
+        of["sealed"] -= of["held_out"]
+        of["train"] -= of["held_out"] | of["sealed"]
+        split = "train" if tested else split
         networks: dict[str, dict[int, float]] = {}
         for use, task in uses:
-            if (use["network"] in tested and task not in held_out) or (not tested and use["split"] == "held_out"):
+            if use["split"] == split and task in of[split] and (not tested or use["network"] in tested):
                 networks.setdefault(use["network"], {})[task] = float(use["weight"])
-        apart = held_out.union(*networks.values())
-        return {task for _, task in uses} - apart, networks
+        return of["train"].difference(*networks.values()), networks

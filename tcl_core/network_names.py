@@ -76,6 +76,51 @@ NETWORKS: dict[str, Network] = {
     "albert-base": _bert(12, 768, "Albert"),
     "gpt2-small": Network("GPT2Model", "GPT2Config", {}, TEXT),
     "distilbert": Network("DistilBertModel", "DistilBertConfig", {"dim": 512, "n_layers": 4, "n_heads": 8, "hidden_dim": 2048}, TEXT),
+    "bit-50": Network("BitForImageClassification", "BitConfig", {}),
+    "cvt-13": Network("CvtForImageClassification", "CvtConfig", {}),
+    "swiftformer-s": Network("SwiftFormerForImageClassification", "SwiftFormerConfig", {}),
+    "opt-tiny": Network(
+        "OPTModel",
+        "OPTConfig",
+        {"hidden_size": 320, "num_hidden_layers": 4, "num_attention_heads": 5, "ffn_dim": 1280, "word_embed_proj_dim": 320},
+        TEXT,
+    ),
+    "regnet-x-8": Network(
+        "RegNetForImageClassification",
+        "RegNetConfig",
+        {"depths": [2, 5, 15, 1], "hidden_sizes": [80, 240, 720, 1920], "groups_width": 120, "layer_type": "x"},
+    ),
+    "convnextv2-atto": Network(
+        "ConvNextV2ForImageClassification", "ConvNextV2Config", {"depths": [2, 2, 6, 2], "hidden_sizes": [40, 80, 160, 320]}
+    ),
+    "textnet-tiny": Network("TextNetForImageClassification", "TextNetConfig", {}),
+    "segformer-b0": Network("SegformerForImageClassification", "SegformerConfig", {}),
+    "pvt-v2-b1": Network("PvtV2ForImageClassification", "PvtV2Config", {"hidden_sizes": [64, 128, 320, 512]}),
+    "mobilevit-xs": Network(
+        "MobileViTForImageClassification",
+        "MobileViTConfig",
+        {"hidden_sizes": [96, 120, 144], "neck_hidden_sizes": [16, 32, 48, 64, 80, 96, 384]},
+        (1, 3, 256, 256),
+    ),
+    "levit-128": Network("LevitForImageClassification", "LevitConfig", {}),
+    "squeezebert-small": Network(
+        "SqueezeBertModel",
+        "SqueezeBertConfig",
+        {"hidden_size": 384, "embedding_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 1536},
+        TEXT,
+    ),
+    "mpnet-small": Network(
+        "MPNetModel",
+        "MPNetConfig",
+        {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
+        TEXT,
+    ),
+    "llama-tiny": Network(
+        "LlamaModel",
+        "LlamaConfig",
+        {"hidden_size": 448, "num_hidden_layers": 4, "num_attention_heads": 7, "num_key_value_heads": 7, "intermediate_size": 1216},
+        TEXT,
+    ),
 }
 
 

@@ -43,6 +43,17 @@ def test_networks_that_settings_are_chosen_on_are_apart_from_both(reference):
     assert not (train | ranked) & tasks_of(reference, held_out)
 
 
+def test_a_task_belongs_to_one_split(reference, monkeypatch):
+    """Sealed networks rank what no held-out one has, and nothing of either is trained on."""
+    keys = sorted(reference.encoder.numbers, key=reference.encoder.numbers.get)[:4]
+    has = {"trained": ("train", (0, 1, 2)), "seen": ("held_out", (1, 3)), "new": ("sealed", (2, 3))}
+    uses = [{"network": n, "split": split, "task_key": keys[t], "weight": 1} for n, (split, tasks) in has.items() for t in tasks]
+    monkeypatch.setattr(reference, "uses", uses)
+    assert reference._split(()) == ({0}, {"seen": {1: 1.0, 3: 1.0}})
+    assert reference._split((), "sealed") == ({0}, {"new": {2: 1.0}})
+    assert reference._split(("trained",)) == (set(), {"trained": {0: 1.0}})
+
+
 def test_platforms_come_weakest_first(reference):
     assert reference.platforms == ["host-sse42", "host-avx2", "host-avx512"]
 
