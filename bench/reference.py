@@ -43,7 +43,7 @@ BENCH = Path(__file__).parent
 EDITIONS = ("reference", "prepared")  # as networks' authors wrote them, and as params.yaml prepares them
 SPLITS = ("train", "held_out", "sealed")
 SEALED_TASKS = 80  # in all; of the other splits params.yaml says how many
-PASS = 8  # programs of a task that are measured before those of the next
+PASS = 16  # programs of a task that are measured before those of the next; to turn to a task costs as much as some of its builds
 BATCH = 64  # programs of one platform before the next platform's turn
 
 
@@ -120,15 +120,17 @@ def hardware_of(workspace: Workspace, name: str) -> Hardware:
 def turns_of(programs: Sequence[Program]) -> list[list[int]]:
     """Rows of the programs in the order of their turns: a few of each task, drawn anew (a task's programs lie by sketch), then further ones.
 
-    Where tasks have more programs than others, so have their turns: at each moment the same share of every task was measured.
+    Where tasks have more programs than others, so have their turns: the same share of every task is measured.  Tasks come in an
+    order of their own, so that half a pass is over half of each network's and each split's.
     """
     rows: dict[str, list[int]] = {}
     for row, program in enumerate(programs):
         rows.setdefault(program.task_key, []).append(row)
     placed = []
-    for number, (key, found) in enumerate(rows.items()):
-        drawn = np.random.default_rng(zlib.crc32(key.encode())).permutation(found).tolist()
-        placed += [(start / len(drawn), number, drawn[start : start + PASS]) for start in range(0, len(drawn), PASS)]
+    for key, found in rows.items():
+        seed = zlib.crc32(key.encode())
+        drawn = np.random.default_rng(seed).permutation(found).tolist()
+        placed += [(start / len(drawn), seed, drawn[start : start + PASS]) for start in range(0, len(drawn), PASS)]
     ordered = [row for *_, part in sorted(placed) for row in part]
     return [ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from reference import BATCH, PASS, turns_of
 
@@ -10,8 +12,8 @@ from tcl_core.programs.pool import Program
 
 @pytest.fixture(scope="module")
 def programs():
-    """Three tasks of 48, 16 and 3 programs."""
-    return [Program(key, number, 0, (number,)) for key, count in (("a", 48), ("b", 16), ("c", 3)) for number in range(count)]
+    """Three tasks of 64, 32 and 3 programs."""
+    return [Program(key, number, 0, (number,)) for key, count in (("a", 64), ("b", 32), ("c", 3)) for number in range(count)]
 
 
 def test_every_program_has_one_turn(programs):
@@ -20,13 +22,13 @@ def test_every_program_has_one_turn(programs):
     assert all(len(turn) == BATCH for turn in turns[:-1]) and turns == turns_of(programs)
 
 
-def test_as_large_a_share_of_each_task_is_measured_at_any_time(programs):
-    ordered = [row for turn in turns_of(programs) for row in turn]
-    half = [programs[row].task_key for row in ordered[: 3 * PASS + PASS + 3]]
-    assert {key: half.count(key) for key in "abc"} == {"a": 24, "b": 8, "c": 3}
+def test_as_large_a_share_of_each_task_is_measured(programs):
+    ordered = [programs[row].task_key for turn in turns_of(programs) for row in turn]
+    first, half = (Counter(ordered[:count]) for count in (2 * PASS + 3, 3 * PASS + 3))
+    assert first == {"a": PASS, "b": PASS, "c": 3} and half == {"a": 2 * PASS, "b": PASS, "c": 3}
 
 
 def test_a_pass_is_drawn_from_all_of_a_task(programs):
     """Programs lie by sketch: the first ones would be of one sketch."""
-    first = [row for row in (row for turn in turns_of(programs) for row in turn) if row < 48][:PASS]
-    assert len(set(first)) == PASS and max(first) > 24 and first != sorted(first)
+    first = [row for row in (row for turn in turns_of(programs) for row in turn) if row < 64][:PASS]
+    assert len(set(first)) == PASS and max(first) > 32 and first != sorted(first)
