@@ -62,6 +62,7 @@ def write_pool(params: Params, folder: Path) -> None:
     split_tasks = tasks_of(params)
     held_out, sealed = ({t.key for tasks in split_tasks[s].values() for t, _ in tasks} for s in ("held_out", "sealed"))
     others = {"train": held_out | sealed, "held_out": set[str](), "sealed": held_out}
+    tasks: dict[str, Task] = {}  # those from which sketches were drawn: another network's, of the same key, may name its blocks otherwise
     sketches: list[dict[str, Any]] = []
     programs: list[dict[str, Any]] = []
     c = params.candidates
@@ -71,19 +72,19 @@ def write_pool(params: Params, folder: Path) -> None:
         ranked = rank_tasks(split_tasks[split], others[split])
         with progress(f"sampling {split.replace('_', '-')} programs", limit) as shown:
             found, drawn = build_pool(ranked, limit, count, params.seed, threads(), lambda task: shown.advance(task.name[:40]))
+        drawn_from = {program.task_key for program in drawn}
+        tasks |= {task.key: task for task in ranked if task.key in drawn_from}
         sketches += found
         programs += [
             {"task_key": p.task_key, "split": split, "program_id": p.number, "sketch_id": p.sketch, "decisions": list(p.decisions)}
             for p in drawn
         ]  # fmt: skip
-    used = {row["task_key"] for row in programs}
-    tasks = {t.key: t for nets in split_tasks.values() for ts in nets.values() for t, _ in ts if t.key in used}
     uses = [
         {"network": network, "split": split, "task_key": task.key, "weight": weight}
         for split, networks in split_tasks.items()
         for network, found in networks.items()
         for task, weight in found
-        if task.key in used
+        if task.key in tasks
     ]
     store.write_table(folder / "tasks.parquet", "tasks", [task.as_row() for task in tasks.values()])
     store.write_table(folder / "networks.parquet", "networks", uses)
