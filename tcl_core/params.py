@@ -141,6 +141,7 @@ class Train:
     loss: Annotated[str, OneOf(tuple(LOSSES))]
     schedule: Annotated[str, OneOf(tuple(name for name in SCHEDULES if name != "step"))]  # whose period would be one more
     unlabelled: CountOrZero
+    shipped: bool
     validation_share: Annotated[float, Between(0, 0.9)]
 
 

@@ -43,6 +43,19 @@ def test_networks_that_settings_are_chosen_on_are_apart_from_both(reference):
     assert not (train | ranked) & tasks_of(reference, held_out)
 
 
+def test_all_platforms_in_one_heap_have_tasks_of_their_own(reference):
+    train, _ = reference._split(())
+    key = next(key for key, number in reference.encoder.numbers.items() if number in train)
+    heap, left = reference.pooled([key, "of nobody"]), train - {reference.encoder.numbers[key]}
+    count = len(reference.encoder.numbers)
+    assert set(heap.tasks.tolist()) == {task + count * place for task in left for place in range(3)}
+    for place, platform in enumerate(reference.platforms):
+        mine, whole = heap.take(heap.tasks // count == place), reference.samples(platform)
+        whole = whole.take(np.isin(whole.tasks, list(left)))
+        np.testing.assert_array_equal(mine.features, whole.features[:, : mine.features.shape[1]])
+        np.testing.assert_array_equal(mine.latencies_s, whole.latencies_s)
+
+
 def test_a_task_belongs_to_one_split(reference, monkeypatch):
     """Sealed networks rank what no held-out one has, and nothing of either is trained on."""
     keys = sorted(reference.encoder.numbers, key=reference.encoder.numbers.get)[:4]

@@ -206,7 +206,14 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
     tokens = {f"tcl_core/programs/{name}.py" for name in ("primitives", "sketches", "tasks", "workload")}
     shared = {"tcl_core/features", "tcl_core/models", "tcl_core/stages/workspace.py", *tokens}
     own = {
-        "train": {"tcl_core/chain/state.py", "tcl_core/learning", "tcl_core/stages/training.py", "tcl_core/teaching.py"},
+        "train": {
+            "data/prepared",
+            "tcl_core/reference.py",
+            "tcl_core/chain/state.py",
+            "tcl_core/learning",
+            "tcl_core/stages/training.py",
+            "tcl_core/teaching.py",
+        },
         "distill": {"tcl_core/chain", "tcl_core/learning", "tcl_core/stages/training.py", "tcl_core/teaching.py"},
         "baseline": {"tcl_core/learning", "tcl_core/stages/baselines.py"},
         "evaluate": {"tcl_core/evaluation", "tcl_core/stages/baselines.py", "tcl_core/stages/judging.py"},

@@ -63,5 +63,23 @@ def test_platforms_differ_in_what_is_fast(records):
     assert (wide > narrow).any()
 
 
+def test_the_prepared_edition_is_what_its_readme_says():
+    folder = FOLDER.with_name("prepared")
+    keys, told = {}, (folder / "README.md").read_text()
+    for name in PLATFORMS:
+        found = store.read_records(folder / f"platform={name}")
+        keys[name] = [record.key for record in found]
+        ended = Counter(record.error for record in found)
+        kinds = ", ".join(f"{ended.pop(kind):,} {kind}" for kind in ("ok", "timeout"))
+        assert not ended and f"{name} {kinds}, {sum(record.disturbed for record in found)} disturbed" in told
+        assert len({record.host for record in found}) == 1
+    assert keys[PLATFORMS[0]] == keys[PLATFORMS[1]] == keys[PLATFORMS[2]] and len(set(keys[PLATFORMS[0]])) == len(keys[PLATFORMS[0]])
+    measured = {key[0] for key in keys[PLATFORMS[0]]}
+    uses = store.read_table(folder / "networks.parquet", "networks")
+    of = {split: {use["task_key"] for use in uses if use["split"] == split} & measured for split in ("train", "held_out", "sealed")}
+    trained, sealed = of["train"] - of["held_out"] - of["sealed"], of["sealed"] - of["held_out"]
+    assert f"{len(trained)} of the training networks, {len(of['held_out'])} of the held-out ones, {len(sealed)} of the sealed ones" in told
+
+
 def test_it_is_small():
     assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) < 20e6

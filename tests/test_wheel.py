@@ -23,7 +23,7 @@ def wheel(tmp_path_factory) -> Path:
     for name in BUILT_FROM:
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy / name)
-    for name in ("tcl_core", "flows", "profiles", "data/reference"):
+    for name in ("tcl_core", "flows", "profiles", "data/reference", "data/prepared"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     code = f"from setuptools.build_meta import build_wheel; print(build_wheel({str(out)!r}))"
     ended = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=LIMIT_S)
@@ -54,9 +54,8 @@ def test_it_holds_the_package_and_nothing_beside_it(wheel):
         "project/profiles/full.yaml",
         "project/Makefile",
     } <= data
-    assert {
-        f"reference/{path.relative_to(ROOT / 'data' / 'reference').as_posix()}" for path in (ROOT / "data" / "reference").rglob("*.parquet")
-    } <= data
+    for name in ("reference", "prepared"):
+        assert {path.relative_to(ROOT / "data").as_posix() for path in (ROOT / "data" / name).rglob("*.parquet")} <= data
     assert "tcl_core/py.typed" in names and not any("__pycache__" in name for name in names)
 
 
@@ -93,5 +92,6 @@ def test_a_project_begins_and_works_outside_the_checkout(installed, tmp_path):
 
 
 def test_the_reference_data_comes_along(installed, tmp_path):
-    code = "import tcl_core as tcl; data = tcl.datasets.reference(); print(data.platforms, len(data.uses) > 100)"
-    assert run(["-c", code], tmp_path, installed).stdout == "['host-sse42', 'host-avx2', 'host-avx512'] True\n"
+    for name in ("reference", "prepared"):
+        code = f"import tcl_core as tcl; data = tcl.datasets.{name}(); print(data.platforms, len(data.uses) > 100)"
+        assert run(["-c", code], tmp_path, installed).stdout == "['host-sse42', 'host-avx2', 'host-avx512'] True\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core import provenance, registry, store
+from tcl_core import provenance, reference, registry, store
 from tcl_core.chain import named
 from tcl_core.chain.bridge import BridgeSettings
 from tcl_core.chain.state import ChainState, fit_settings, learn_first
 from tcl_core.checked import write_contents, write_json
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.features.batches import Samples
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.files import whole_folder
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
@@ -43,16 +43,18 @@ class _Curve:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """From how many programs a model learned: measured ones, and further ones that an ensemble of teachers labelled."""
+    """From how many programs a model learned: measured ones, shipped ones, and further ones that an ensemble of teachers labelled."""
 
     model: str
     platform: str
     measured: int
     labelled: int = 0
+    shipped: int = 0
 
     def __str__(self) -> str:
+        shipped = f", on {self.shipped} that come with TCL" if self.shipped else ""
         more = f", and on {self.labelled} that a teacher ensemble labelled" if self.labelled else ""
-        return f"trained on {self.measured} measured programs of {self.platform}{more}"
+        return f"trained on {self.measured} measured programs of {self.platform}{shipped}{more}"
 
 
 @dataclass(frozen=True)
@@ -85,31 +87,49 @@ def train(workspace: Workspace) -> TrainReport:
     with training_alone(checkpoint), workspace.timed("train"):
         origin = _origin(workspace, "train", [platform], "train")
         measured, valid = workspace.split_by_task(workspace.samples(platform), workspace.params.train.validation_share)
-        labelled = _with_unlabelled(workspace, platform, measured)
+        shipped = list(_shipped(workspace))
+        labelled = _with_unlabelled(workspace, platform, measured, shipped)
         with progress(f"training on {platform}", workspace.params.train.epochs) as shown:
             curve = _Curve(shown)
             state = learn_first(labelled, valid, fit_settings(workspace.params), measured=measured, on_epoch=curve, checkpoint=checkpoint)
         state = replace(state, hardware=(tuple(read_saved_hardware(workspace.records_folder(platform)).vector()),))
         _save(workspace, platform, state, curve, checkpoint, origin)
-    return TrainReport(catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured))
+    more = sum(map(len, shipped))
+    return TrainReport(catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured) - more, more)
 
 
-def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples) -> Samples:
+def _shipped(workspace: Workspace) -> Iterator[Samples]:
+    """What comes with TCL, if params.yaml wants it, in tasks numbered after the project's own; none that a held-out network has."""
+    if workspace.params.train.shipped:
+        held_out = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
+        data = reference.Reference(reference.PREPARED, reference.cache_of_features())
+        samples = data.pooled(held_out)
+        yield replace(samples, tasks=samples.tasks + np.int32(len(workspace.tasks)), task_names=())
+
+
+def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples, shipped: Sequence[Samples]) -> Samples:
     """The programs with labels of a teacher ensemble that learned from them, and further ones that it labelled (``teaching``)."""
+    reads = ("tokens",) if shipped else ("tokens", "per-store features")  # shipped programs are not lowered: it would take minutes
     with progress(f"asking a teacher ensemble about programs of {platform}", sum(member.count for member in TEACHERS)) as shown:
-        return _pseudo_labelled(workspace, platform, measured, ("tokens", "per-store features"), shown.advance)
+        return _pseudo_labelled(workspace, platform, measured, reads, shipped, shown.advance)
 
 
 def _pseudo_labelled(
-    workspace: Workspace, platform: str, measured: Samples, reads: Sequence[str], on_member: Callable[[str], None] = lambda name: None
+    workspace: Workspace,
+    platform: str,
+    measured: Samples,
+    reads: Sequence[str],
+    shipped: Sequence[Samples] = (),
+    on_member: Callable[[str], None] = lambda name: None,
 ) -> Samples:
     """So labelled by those members of the teacher ensemble that read one of these; unlabelled where params.yaml wants no further programs."""
     count, tasks = workspace.params.train.unlabelled, np.unique(measured.tasks)
     if not count:
-        return measured
+        return concatenate([measured, *shipped])
     more = workspace.unlabelled(tasks, count, platform, reads)
     views = {each: workspace.samples_in(each, platform) for each in more}
     views = {each: samples.take(np.isin(samples.tasks, tasks)) for each, samples in views.items()}
+    views["tokens"] = concatenate([views["tokens"], *shipped])
     return pseudo_labelled(views, more, workspace.params.seed, on_member=on_member)
 
 
@@ -215,11 +235,12 @@ def _origin(workspace: Workspace, stage: str, platforms: Sequence[str], *section
     before its training, for all of it may change meanwhile.  Raises DataError for a damaged hardware row of theirs.
     """
     params, sections = workspace.params, (*sections, "collect", "measure")
+    shipped = {"shipped": store.data_digest(reference.PREPARED)} if stage == "train" and params.train.shipped else {}
     for platform in platforms:
         read_saved_hardware(workspace.records_folder(platform))  # else a damaged one would be a model's origin, read or not
     return provenance.collect(
         stage,
-        {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}},
+        {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}, **shipped},
         {platform: workspace.records_folder(platform) for platform in platforms},
         before,
     )

@@ -117,6 +117,57 @@ def test_a_model_folder_holds_all_that_its_readers_want(folder):
     assert list(provenance.read(Workspace().model_folder("a"))["parameters"]) == ["seed", "train", "collect", "measure"]
 
 
+class Shipped:
+    """Stands for the data set that comes with TCL: two tasks, numbered as the project's first ones."""
+
+    def pooled(self, without):
+        self.without = without
+        found = samples("c", "records")
+        return dataclasses.replace(found.take(found.tasks < 2), task_names=("another", "data set's"))
+
+
+@pytest.fixture
+def with_shipped(folder, monkeypatch) -> tuple[TinyWorkspace, Shipped]:
+    chain, shipped = project(), Shipped()
+    chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, shipped=True))
+    monkeypatch.setattr(training.reference, "Reference", lambda *folders: shipped)
+    chain.tasks = [None] * 8  # of which no name is asked
+    chain.networks = [{"split": "train", "task_key": "mine"}, {"split": "held_out", "task_key": "judged"}]
+    return chain, shipped
+
+
+def test_what_comes_with_tcl_is_learned_beside_the_first_platform(with_shipped):
+    """In tasks of its own, and without those on which the project judges; later platforms learn from the chain alone."""
+    chain, shipped = with_shipped
+    report = training.train(chain)
+    assert (report.measured, report.shipped, report.labelled) == (64, 16, 0) and shipped.without == {"judged"}
+    assert str(report) == "trained on 64 measured programs of a, on 16 that come with TCL"
+    more = shipped.pooled(())
+    both = concatenate([samples("a", "records"), dataclasses.replace(more, tasks=more.tasks + np.int32(8))])
+    beside, held_out = MambaModel(fit_settings(chain.params)), samples("a", "holdout")
+    beside.fit(both)
+    learned = catalogue.load(Workspace().model_folder("a"))
+    np.testing.assert_array_equal(learned.predict(held_out), beside.predict(held_out))
+    assert provenance.read(Workspace().model_folder("a"))["parameters"]["shipped"] == store.data_digest(training.reference.PREPARED)
+
+
+def test_a_teacher_ensemble_learns_what_comes_with_tcl_beside_the_measured(with_shipped, monkeypatch):
+    chain, shipped = with_shipped
+    chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, unlabelled=8))
+    further = samples("a", "holdout")
+    monkeypatch.setattr(chain, "unlabelled", lambda tasks, count, platform, reads: {each: further for each in reads}, raising=False)
+    given = {}
+
+    def pseudo_labelled(measured, unlabelled, seed, **options):
+        given.update(measured)
+        return concatenate([measured["tokens"], unlabelled["tokens"]])
+
+    monkeypatch.setattr(training, "pseudo_labelled", pseudo_labelled)
+    report = training.train(chain)
+    assert (report.measured, report.shipped, report.labelled) == (64, 16, len(further))
+    assert list(given) == ["tokens"] and set(given["tokens"].tasks[64:].tolist()) == {8, 9} and len(given["tokens"]) == 80
+
+
 def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
     chain = project()
     run_chain(chain)
