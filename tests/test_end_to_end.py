@@ -21,6 +21,7 @@ COPIED = (
     "flows",
     "profiles",
     "networks",
+    "data/prepared",
     ".dvc/config",
     ".dvcignore",
     "dvc.yaml",
