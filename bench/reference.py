@@ -157,6 +157,11 @@ def write_records(workspace: Workspace, collections: Mapping[str, Collection], d
     for name, collection in collections.items():
         records = [collection.records[row] for row in keep]
         place = folder / f"platform={name}"
+        if (there := sum(len(store.read_records(each.parent)) for each in place.glob("records.parquet"))) > len(records):
+            raise DataError(
+                f"{place} holds {there} records, and {len(records)} would take their place: what was disturbed is measured again "
+                "first; give more --minutes"
+            )
         store.write_records(place, records)
         save_hardware(place, hardware_of(workspace, name))
         failed, disturbed = sum(r.error != "ok" for r in records), sum(r.disturbed for r in records)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
-from reference import BATCH, PASS, turns_of
+from reference import BATCH, PASS, turns_of, write_records
 
+from tcl_core import store
+from tcl_core.errors import DataError
 from tcl_core.programs.pool import Program
+from tests.made_up_records import record
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +36,13 @@ def test_a_pass_is_drawn_from_all_of_a_task(programs):
     """Programs lie by sketch: the first ones would be of one sketch."""
     first = [row for row in (row for turn in turns_of(programs) for row in turn) if row < 64][:PASS]
     assert len(set(first)) == PASS and max(first) > 32 and first != sorted(first)
+
+
+def test_a_run_that_ends_early_takes_no_record_away(tmp_path):
+    """What was disturbed counts as unknown until it is measured again, and short runs know less than the table holds."""
+    place, kept = tmp_path / "platform=p", [record(number) for number in range(3)]
+    store.write_records(place, kept)
+    collections = {"p": SimpleNamespace(records=dict(enumerate(kept)))}
+    with pytest.raises(DataError, match="holds 3 records, and 2 would take their place: .*; give more --minutes"):
+        list(write_records(SimpleNamespace(), collections, [0, 1], tmp_path))
+    assert store.read_records(place) == kept
