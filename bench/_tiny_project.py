@@ -18,7 +18,18 @@ from _tables import ROOT
 from tcl_core.platforms import why_not
 from tcl_core.settings import read_yaml, yaml_format
 
-COPIED = ("tcl_core", "flows", "profiles", ".dvc/config", ".dvcignore", "dvc.yaml", "params.yaml", "pyproject.toml", ".gitignore")
+COPIED = (
+    "tcl_core",
+    "flows",
+    "profiles",
+    ".dvc/config",
+    ".dvcignore",
+    "dvc.yaml",
+    "params.yaml",
+    "pyproject.toml",
+    ".gitignore",
+    "data/prepared",
+)
 MCPUS = {"host-sse42": "nehalem", "host-avx2": "haswell"}
 FIRST, LAST = MCPUS  # the chain
 SMALL = {

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -64,9 +65,10 @@ def figures_of(results: list[Result], seed: int, seconds: float) -> dict[str, An
     return {**totals(results), "outcomes": dict(outcomes.most_common()), **about, "failures": failures}
 
 
-def run_parts(parts: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Make one tiny project and try the parts in it, one after the other."""
-    done = {}
+def run_parts(parts: list[str], arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Make one tiny project and try the parts in it, one after the other; each one's figures as soon as it is done."""
+    if not parts:
+        return
     with tempfile.TemporaryDirectory(prefix="tcl-faults-", ignore_cleanup_errors=True) as folder:
         with workshop(Path(folder), arguments.lanes, _corruptions.READERS, arguments.quick) as shop:
             for part in parts:
@@ -74,8 +76,7 @@ def run_parts(parts: list[str], arguments: argparse.Namespace) -> dict[str, Any]
                 start = time.monotonic()
                 trials = chosen(part, shop, arguments)
                 results = shop.each(part, trials, partial(getattr(module, trial), shop))
-                done[part] = figures_of(results, arguments.seed, time.monotonic() - start)
-    return done
+                yield part, figures_of(results, arguments.seed, time.monotonic() - start)
 
 
 def chosen(part: str, shop: Workshop, arguments: argparse.Namespace) -> list[Any]:
@@ -96,6 +97,13 @@ def merged(found: dict[str, Any]) -> dict[str, Any]:
     if kept and "parts" not in kept:  # of before there were others than the candidates
         kept = {"parts": {CANDIDATES: {"totals": kept["summary"], "figures": kept["figures"]}}}
     return {**kept.get("parts", {}), **found}
+
+
+def keep(found: dict[str, Any], quick: bool) -> None:
+    """Write what is known so far: a run may be stopped between two parts."""
+    parts = merged(found)
+    save("faults", {"summary": summary_of(parts), "parts": parts}, COMMAND + " --quick" * quick)
+    into_document("faults-parts", table_of(parts))
 
 
 def summary_of(parts: dict[str, Any]) -> dict[str, int]:
@@ -138,16 +146,18 @@ def main() -> None:
 
         candidates, figures, table = _candidates.inject(arguments.quick)
         found[CANDIDATES] = {"totals": candidates, "figures": figures}
-    found |= run_parts([part for part in PARTS if part in wanted], arguments)
+        print(table, flush=True)
+        if not arguments.only:
+            into_document("faults", table)
+            keep(found, arguments.quick)
+    for part, figures in run_parts([part for part in PARTS if part in wanted], arguments):
+        found[part] = figures
+        print("".join(f"{line}\n" for line in figures["failures"]), end="", flush=True)
+        if not arguments.only:
+            keep(found, arguments.quick)
     failures = [line for part in PARTS for line in found.get(part, {}).get("failures", ())]
-    print("\n".join(failures))
     if not arguments.only:
         parts = merged(found)
-        save("faults", {"summary": summary_of(parts), "parts": parts}, COMMAND + " --quick" * arguments.quick)
-        if CANDIDATES in found:
-            print(table)
-            into_document("faults", table)
-        into_document("faults-parts", table_of(parts))
         print(f"{table_of(parts)}\n\n" + ", ".join(f"{total} {name}" for name, total in summary_of(parts).items()))
     wrong = sum(candidates_wrong(found.get(CANDIDATES, {}).get("totals", {}))) + len(failures)
     sys.exit(1 if wrong else 0)
