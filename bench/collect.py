@@ -72,7 +72,7 @@ class Size:
 
 
 FULL = Size(24, 16, 5, 8)
-QUICK = Size(12, 14, 2, 3)
+QUICK = Size(12, 13, 2, 2)
 
 
 def smallest() -> Size:

@@ -9,7 +9,7 @@ the best programs of all four are measured once more, side by side, twice, and t
 
 The model is trained on the reference data set, by boosted trees, unless --model names another one; the tasks are of networks
 that it has not seen.  Each task and seed is a unit; what is finished is kept in the results file, and a run that was stopped
-goes on with the same command.  --quick: four tasks, one seed, 20 programs; its results are a file of their own.
+goes on with the same command.  --quick: four tasks, one seed, 16 programs; its results are a file of their own.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Size:
 
 
 FULL = Size()
-QUICK = Size(operators=4, per_operator=1, seeds=1, trials=20)
+QUICK = Size(operators=4, per_operator=1, seeds=1, trials=16)
 SMALLEST = Size(
     operators=2, per_operator=1, seeds=1, trials=4, round=2,
     stock={"population_size": 8, "init_min_unmeasured": 4, "genetic_num_iters": 1, "max_fail_count": 5},
@@ -342,7 +342,7 @@ def unfinished(about: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action=Quick, help="four tasks, one seed, 20 programs")
+    parser.add_argument("--quick", action=Quick, help="four tasks, one seed, 16 programs")
     parser.add_argument(
         "--tasks",
         type=int,

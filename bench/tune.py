@@ -17,7 +17,7 @@ All four networks must be held out in params.yaml, so the champion of `make run`
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
 seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, or with
 another champion, all begin anew beside what was found before: the table has a row for each; ratios of the summary are over seeds,
-machines and champions, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 64 programs, four
+machines and champions, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 32 programs, four
 systems, one seed; its results are a file of their own.
 """
 
@@ -120,7 +120,7 @@ def wanted(parts: Sequence[str], training: Sequence[str]) -> list[Unit]:
 
 
 PARTS = (*NETWORKS, "warm", "long", "stock", "factors", "donors")
-QUICK = [Unit("bert-tiny", system, 0, 64) for system in (OURS, RANDOM, SCRATCH, STOCK)]
+QUICK = [Unit("bert-tiny", system, 0, 32) for system in (OURS, RANDOM, SCRATCH, STOCK)]
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, d
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action=Quick, help="one network, four systems, 64 programs")
+    parser.add_argument("--quick", action=Quick, help="one network, four systems, 32 programs")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one; several: give it again")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
     parser.add_argument("--force", action="store_true", help="forget what is in the results file")
