@@ -36,7 +36,7 @@ SMALL = {
     "candidates": {"max_train_tasks": 2, "max_held_out_tasks": 2, "programs_per_task": 8, "held_out_programs_per_task": 4},
     "measure": {"repeats": 1, "max_repeats": 1, "min_repeat_ms": 1},
     "collect": {"rounds": 1, "first_fraction": 0.6, "fraction": 0.5, "epochs": 1, "ensemble": 1, "sampler": "random"},
-    "train": {"epochs": 3, "unlabelled": 0, "validation_share": 0.0},
+    "train": {"epochs": 3, "unlabelled": 0, "shipped": False, "validation_share": 0.0},
     "distill": {"epochs": 2, "kd_epochs": 1},
     "baselines": {"models": ["xgboost"]},
     "evaluate": {"bootstrap": 20},

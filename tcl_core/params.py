@@ -293,7 +293,6 @@ def parse_params(tree: Any, source: str = "params.yaml") -> Params:
     _check_chain(params, source)
     _check_top_k(params.evaluate, source)
     _check_repeats(params.measure, source)
-    _check_shipped(params, source)
     _check_schedules(params, source)
     _check_run(params.run, source)
     return params
@@ -355,14 +354,6 @@ def _check_repeats(measure: Measure, source: str) -> None:
     if measure.max_repeats < measure.repeats:
         raise UsageError(
             f"{source}: measure.max_repeats is {measure.max_repeats}, fewer than measure.repeats ({measure.repeats}); raise it"
-        )
-
-
-def _check_shipped(params: Params, source: str) -> None:
-    if params.train.shipped and params.candidates.design_space != "cpu":
-        raise UsageError(
-            f"{source}: train.shipped has a chain of GPUs (candidates.design_space is {params.candidates.design_space}) learn from "
-            "what CPUs measured; set it to false"
         )
 
 

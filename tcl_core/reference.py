@@ -6,7 +6,7 @@ PACKAGED  networks as their authors wrote them;  PREPARED  as params.yaml prepar
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.features.per_store import with_per_store
 from tcl_core.features.states import with_states
+from tcl_core.features.tokens import with_hardware
 from tcl_core.platforms import Hardware, read_saved_hardware
 from tcl_core.programs.tasks import Task
 
@@ -58,6 +59,11 @@ def drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int) 
     groups = [rows for rows in rows_by_task(samples.tasks) if int(samples.tasks[rows[0]]) in kept]
     draws = [np.random.default_rng([seed, samples.tasks[rows[0]]]).permutation(rows)[:programs] for rows in groups]
     return np.sort(np.concatenate(draws))
+
+
+def _of(samples: Samples, tasks: Collection[int]) -> Samples:
+    """Those of these tasks."""
+    return samples.take(np.isin(samples.tasks, list(tasks)))
 
 
 class Reference:
@@ -106,13 +112,12 @@ class Reference:
         train, networks = self._split(tested, split)
         ranked = {task for weights in networks.values() for task in weights}
         place = self.platforms.index(platform)
-        pick = lambda samples, tasks: samples.take(np.isin(samples.tasks, list(tasks)))  # noqa: E731
         samples = self.samples(platform, reads)
         return Case(
-            train=pick(samples, train),
-            test=replace(pick(samples, ranked), states=None),
+            train=_of(samples, train),
+            test=replace(_of(samples, ranked), states=None),
             networks=networks,
-            before=tuple(pick(self.samples(p, "tokens"), train) for p in self.platforms[:place]),
+            before=tuple(_of(self.samples(p, "tokens"), train) for p in self.platforms[:place]),
         )
 
     def pooled(self, without: Collection[str] = ()) -> Samples:
@@ -120,13 +125,26 @@ class Reference:
 
         ``without`` are keys of tasks to leave out, such as those that networks have on which the learner is judged.
         """
-        kept = self._split(())[0] - {self.encoder.numbers[key] for key in without if key in self.encoder.numbers}
-        parts = []
-        for number, platform in enumerate(self.platforms):
-            samples = self.samples(platform)
-            samples = samples.take(np.isin(samples.tasks, list(kept)))
-            parts.append(replace(samples, tasks=samples.tasks + np.int32(number * len(self.encoder.numbers))))
-        return concatenate(parts)
+        kept = self._trained(without)
+        return self._heap(lambda platform: _of(self.samples(platform), kept))
+
+    def unmeasured(self, without: Collection[str] = ()) -> Samples:
+        """Further programs of those tasks, which no platform measured, in a heap like that of ``pooled``; latencies inf."""
+        kept, numbers = self._trained(without), self.encoder.numbers
+        known = {record.key for platform in self.platforms for record in store.read_records(self._place(platform))}
+        rows = store.read_table(self.folder / "programs.parquet", "programs")
+        programs = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows if numbers[row["task_key"]] in kept]
+        tokens = self.encoder.encode([key for key in programs if key not in known], self.hardware(self.platforms[0]).vector())
+        return self._heap(lambda platform: with_hardware(tokens, self.hardware(platform).vector()))
+
+    def _trained(self, without: Collection[str]) -> set[int]:
+        return self._split(())[0] - {self.encoder.numbers[key] for key in without if key in self.encoder.numbers}
+
+    def _heap(self, of: Callable[[str], Samples]) -> Samples:
+        """The samples of all platforms, each one's tasks numbered apart."""
+        parts = [of(platform) for platform in self.platforms]
+        apart = [number * len(self.encoder.numbers) for number in range(len(parts))]
+        return concatenate([replace(part, tasks=part.tasks + np.int32(first)) for part, first in zip(parts, apart, strict=True)])
 
     def _split(self, tested: Sequence[str], split: str = "held_out") -> tuple[set[int], dict[str, dict[int, float]]]:
         """Numbers of the tasks to train on; tested network -> task -> weight.

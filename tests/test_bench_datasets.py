@@ -21,6 +21,11 @@ def reference(tmp_path_factory):
     return Reference(FOLDER, tmp_path_factory.mktemp("features"))
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    return Reference(FOLDER.with_name("prepared"), tmp_path_factory.mktemp("features"))
+
+
 def tasks_of(reference, names):
     return {reference.encoder.numbers[use["task_key"]] for use in reference.uses if use["network"] in names}
 
@@ -54,6 +59,19 @@ def test_all_platforms_in_one_heap_have_tasks_of_their_own(reference):
         whole = whole.take(np.isin(whole.tasks, list(left)))
         np.testing.assert_array_equal(mine.features, whole.features[:, : mine.features.shape[1]])
         np.testing.assert_array_equal(mine.latencies_s, whole.latencies_s)
+
+
+def test_what_no_platform_measured_is_a_heap_of_the_same_tasks(prepared):
+    measured, more = prepared.pooled(), prepared.unmeasured()
+    assert set(more.tasks.tolist()) >= set(measured.tasks.tolist()) and np.isinf(more.latencies_s).all()
+    count, programs = len(prepared.encoder.numbers), store.read_table(prepared.folder / "programs.parquet", "programs")
+    known = {record.key for record in store.read_records(prepared.folder / "platform=host-avx2")}
+    train, _ = prepared._split(())
+    left = [r for r in programs if (r["task_key"], r["sketch_id"], tuple(r["decisions"])) not in known]
+    assert len(more) == 3 * sum(prepared.encoder.numbers[row["task_key"]] in train for row in left)
+    for place, platform in enumerate(prepared.platforms):
+        (row,) = np.unique(more.features[more.tasks // count == place, 0], axis=0)
+        np.testing.assert_array_equal(row, prepared.samples(platform).features[0, 0])
 
 
 def test_a_task_belongs_to_one_split(reference, monkeypatch):

@@ -216,16 +216,6 @@ def test_a_platform_has_the_keys_of_its_kind(project, platform, expected):
     assert project.read_bytes() == before
 
 
-def test_a_gpu_does_not_learn_from_what_cpus_measured(project):
-    edit(project, "  shipped: false ", "  shipped: true  ")
-    assert load_params(project).train.shipped
-    with pytest.raises(
-        UsageError,
-        match="train.shipped has a chain of GPUs .candidates.design_space is cuda. learn from what CPUs measured; set it to false",
-    ):
-        with_platform(project, "kind: cuda", "cuda")
-
-
 def test_cpus_do_not_measure_a_gpus_programs(project):
     with pytest.raises(UsageError, match="platforms.board is of kind rpc, but candidates.design_space is cuda"):
         with_platform(project, RPC, "cuda")

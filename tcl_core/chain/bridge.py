@@ -27,7 +27,7 @@ from tcl_core.chain.completion import Completed, completed
 from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, in_phase
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
-from tcl_core.features.tokens import hardware_rows
+from tcl_core.features.tokens import with_hardware
 from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models.mamba import MambaModel
@@ -149,10 +149,7 @@ def rehearsed(base: MambaModel, programs: Samples, earlier: Sequence[Sequence[fl
     draw, count = np.random.default_rng([seed, 2]), int(share * len(programs) / len(earlier))
     first, parts = int(programs.tasks.max(initial=-1)) + 1, []
     for number, hardware in enumerate(earlier):
-        part = programs.take(np.sort(_by_whole_tasks(programs.tasks, count, draw)))
-        tokens = part.features.copy()
-        tokens[:, 0] = hardware_rows(hardware, len(part))
-        part = replace(part, features=tokens)
+        part = with_hardware(programs.take(np.sort(_by_whole_tasks(programs.tasks, count, draw))), hardware)
         scores = standardised(base.predict(part), part.tasks)
         parts.append(replace(part, tasks=part.tasks + np.int32(first * (number + 1)), latencies_s=np.exp(-scores)))
     return parts

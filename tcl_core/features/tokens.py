@@ -11,10 +11,11 @@ they are functions of the decisions, so they cost array operations and no loweri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tcl_core.features.batches import Samples
 from tcl_core.features.layout import (
     ACCESSES,
     ALL_OPERATORS,
@@ -65,6 +66,13 @@ def program_tokens(primitives: Sequence[Primitive], workload: Workload, hardware
 def hardware_rows(hardware: Sequence[float], count: int) -> np.ndarray:
     """(count, F) of the platform's row, the first of every program."""
     return token_row("hardware", HARDWARE.row(fields=[log2p(x) for x in hardware]), count)
+
+
+def with_hardware(samples: Samples, hardware: Sequence[float]) -> Samples:
+    """The same programs under another platform's row."""
+    tokens = samples.features.copy()
+    tokens[:, :1] = hardware_rows(hardware, len(samples))[:, None]  # of no samples there may be no token
+    return replace(samples, features=tokens)
 
 
 def operators_of(tokens: np.ndarray) -> np.ndarray:

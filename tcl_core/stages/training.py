@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core import provenance, reference, registry, store
+from tcl_core import provenance, reference, registry, shipped_model, store
 from tcl_core.chain import named
 from tcl_core.chain.bridge import BridgeSettings
 from tcl_core.chain.state import ChainState, fit_settings, learn_first
@@ -87,30 +87,45 @@ def train(workspace: Workspace) -> TrainReport:
     with training_alone(checkpoint), workspace.timed("train"):
         origin = _origin(workspace, "train", [platform], "train")
         measured, valid = workspace.split_by_task(workspace.samples(platform), workspace.params.train.validation_share)
-        shipped = list(_shipped(workspace))
+        shipped = _shipped(workspace)
         labelled = _with_unlabelled(workspace, platform, measured, shipped)
         with progress(f"training on {platform}", workspace.params.train.epochs) as shown:
             curve = _Curve(shown)
             state = learn_first(labelled, valid, fit_settings(workspace.params), measured=measured, on_epoch=curve, checkpoint=checkpoint)
         state = replace(state, hardware=(tuple(read_saved_hardware(workspace.records_folder(platform)).vector()),))
         _save(workspace, platform, state, curve, checkpoint, origin)
-    more = sum(map(len, shipped))
+    more = len(shipped.measured) if shipped else 0
     return TrainReport(catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured) - more, more)
 
 
-def _shipped(workspace: Workspace) -> Iterator[Samples]:
-    """What comes with TCL, if params.yaml wants it, in tasks numbered after the project's own; none that a held-out network has."""
-    if workspace.params.train.shipped:
-        held_out = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
-        data = reference.Reference(reference.PREPARED, reference.cache_of_features())
-        samples = data.pooled(held_out)
-        yield replace(samples, tasks=samples.tasks + np.int32(len(workspace.tasks)), task_names=())
+def _learns_shipped(params: Params) -> bool:
+    mcpu = params.platforms[params.chain.first].mcpu
+    return params.train.shipped and params.candidates.design_space == "cpu" and not shipped_model.why_unknown(mcpu)
 
 
-def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples, shipped: Sequence[Samples]) -> Samples:
+@dataclass(frozen=True)
+class _Shipped:
+    """What comes with TCL: measured programs, and further ones of the same tasks; these are numbered after the project's own."""
+
+    measured: Samples
+    further: Samples
+
+
+def _shipped(workspace: Workspace) -> _Shipped | None:
+    """If params.yaml wants it and the chain begins with such CPUs as it was measured on; of no task that a held-out network has."""
+    if not _learns_shipped(workspace.params):
+        return None
+    held_out = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
+    data, first = reference.Reference(reference.PREPARED, reference.cache_of_features()), np.int32(len(workspace.tasks))
+    heaps = (data.pooled(held_out), data.unmeasured(held_out))
+    return _Shipped(*(replace(heap, tasks=heap.tasks + first, task_names=()) for heap in heaps))
+
+
+def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples, shipped: _Shipped | None) -> Samples:
     """The programs with labels of a teacher ensemble that learned from them, and further ones that it labelled (``teaching``)."""
     reads = ("tokens",) if shipped else ("tokens", "per-store features")  # shipped programs are not lowered: it would take minutes
-    with progress(f"asking a teacher ensemble about programs of {platform}", sum(member.count for member in TEACHERS)) as shown:
+    asked = sum(member.count for member in TEACHERS if catalogue.reads(member.model) in reads)
+    with progress(f"asking a teacher ensemble about programs of {platform}", asked) as shown:
         return _pseudo_labelled(workspace, platform, measured, reads, shipped, shown.advance)
 
 
@@ -119,17 +134,19 @@ def _pseudo_labelled(
     platform: str,
     measured: Samples,
     reads: Sequence[str],
-    shipped: Sequence[Samples] = (),
+    shipped: _Shipped | None = None,
     on_member: Callable[[str], None] = lambda name: None,
 ) -> Samples:
     """So labelled by those members of the teacher ensemble that read one of these; unlabelled where params.yaml wants no further programs."""
     count, tasks = workspace.params.train.unlabelled, np.unique(measured.tasks)
     if not count:
-        return concatenate([measured, *shipped])
+        return concatenate([measured, shipped.measured]) if shipped else measured
     more = workspace.unlabelled(tasks, count, platform, reads)
     views = {each: workspace.samples_in(each, platform) for each in more}
     views = {each: samples.take(np.isin(samples.tasks, tasks)) for each, samples in views.items()}
-    views["tokens"] = concatenate([views["tokens"], *shipped])
+    if shipped:
+        views["tokens"] = concatenate([views["tokens"], shipped.measured])
+        more["tokens"] = concatenate([more["tokens"], shipped.further])
     return pseudo_labelled(views, more, workspace.params.seed, on_member=on_member)
 
 
@@ -235,7 +252,7 @@ def _origin(workspace: Workspace, stage: str, platforms: Sequence[str], *section
     before its training, for all of it may change meanwhile.  Raises DataError for a damaged hardware row of theirs.
     """
     params, sections = workspace.params, (*sections, "collect", "measure")
-    shipped = {"shipped": store.data_digest(reference.PREPARED)} if stage == "train" and params.train.shipped else {}
+    shipped = {"shipped": store.data_digest(reference.PREPARED)} if stage == "train" and _learns_shipped(params) else {}
     for platform in platforms:
         read_saved_hardware(workspace.records_folder(platform))  # else a damaged one would be a model's origin, read or not
     return provenance.collect(

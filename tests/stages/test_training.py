@@ -74,7 +74,7 @@ def project() -> TinyWorkspace:
             params,
             chain=CHAIN,
             platforms=dict.fromkeys("abc", Platform(mcpu="nehalem")),
-            train=dataclasses.replace(params.train, epochs=6, batch_size=32, unlabelled=0),
+            train=dataclasses.replace(params.train, epochs=6, batch_size=32, unlabelled=0, shipped=False),
             distill=dataclasses.replace(params.distill, method="ckd", epochs=6, kd_epochs=6),
             evaluate=dataclasses.replace(params.evaluate, top_k=(1, 5), bootstrap=20),
         )
@@ -125,6 +125,10 @@ class Shipped:
         found = samples("c", "records")
         return dataclasses.replace(found.take(found.tasks < 2), task_names=("another", "data set's"))
 
+    def unmeasured(self, without):
+        assert without == self.without
+        return self.pooled(without).take(np.arange(5))
+
 
 @pytest.fixture
 def with_shipped(folder, monkeypatch) -> tuple[TinyWorkspace, Shipped]:
@@ -151,20 +155,36 @@ def test_what_comes_with_tcl_is_learned_beside_the_first_platform(with_shipped):
     assert provenance.read(Workspace().model_folder("a"))["parameters"]["shipped"] == store.data_digest(training.reference.PREPARED)
 
 
+@pytest.mark.parametrize(
+    ("mcpu", "design_space"),
+    [("cortex-a72", "cpu"), ("", "cuda"), ("nehalem", "cuda-sm80")],
+    ids=["Arm", "GPU", "GPU that has a CPU's name"],
+)
+def test_other_hardware_does_not_learn_what_x86_cpus_measured(with_shipped, mcpu, design_space):
+    chain, _ = with_shipped
+    candidates = dataclasses.replace(chain.params.candidates, design_space=design_space)
+    platforms = dict.fromkeys("abc", Platform(mcpu=mcpu))
+    chain.params = dataclasses.replace(chain.params, candidates=candidates, platforms=platforms)
+    assert training.train(chain).shipped == 0
+    assert "shipped" not in provenance.read(Workspace().model_folder("a"))["parameters"]
+
+
 def test_a_teacher_ensemble_learns_what_comes_with_tcl_beside_the_measured(with_shipped, monkeypatch):
     chain, shipped = with_shipped
     chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, unlabelled=8))
     further = samples("a", "holdout")
     monkeypatch.setattr(chain, "unlabelled", lambda tasks, count, platform, reads: {each: further for each in reads}, raising=False)
-    given = {}
+    given, further_given = {}, []
 
     def pseudo_labelled(measured, unlabelled, seed, **options):
         given.update(measured)
+        further_given.append(unlabelled["tokens"])
         return concatenate([measured["tokens"], unlabelled["tokens"]])
 
     monkeypatch.setattr(training, "pseudo_labelled", pseudo_labelled)
     report = training.train(chain)
-    assert (report.measured, report.shipped, report.labelled) == (64, 16, len(further))
+    assert (report.measured, report.shipped, report.labelled) == (64, 16, len(further) + 5)
+    assert further_given[0].tasks[len(further) :].tolist() == [8] * 5
     assert list(given) == ["tokens"] and set(given["tokens"].tasks[64:].tolist()) == {8, 9} and len(given["tokens"]) == 80
 
 
