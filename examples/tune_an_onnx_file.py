@@ -1,7 +1,8 @@
 """Tune a network from an ONNX file, and get a library that runs with TVM's runtime alone.
 
-With a promoted model it is `tcl.tune("net.onnx", "host-avx512", minutes=10, out="fast")`.  Without any model, as here, the search
-learns from its own measurements; 24 programs show the way, real tuning takes some 16 for each task.
+With a promoted model it is `tcl.tune("net.onnx", "host-avx512", minutes=10, out="fast")`, with the one that comes with TCL
+`tcl.tune("net.onnx", tcl.pretrained(), ...)`.  Without any model, as here, the search learns from its own measurements; 24 programs
+show the way, real tuning takes some 16 for each task.
 """
 
 import tempfile

@@ -31,6 +31,7 @@ _WHERE = {  # public name -> module, or module:name in it
     "errors": "tcl_core.errors",
     "figures": "tcl_core.library:figures",
     "load": "tcl_core.trained:load",
+    "pretrained": "tcl_core.shipped_model:pretrained",
     "rank": "tcl_core.library:rank",
     "samplers": "tcl_core.samplers",
     "search_strategy": "tcl_core.tuning.adapters:search_strategy",
@@ -39,7 +40,7 @@ _WHERE = {  # public name -> module, or module:name in it
 }
 __all__ = [
     "__version__", "CostModel", "Mamba", "Samples", "Trained", "Trees", "Workspace", "cost_model", "create", "datasets", "distill",
-    "errors", "figures", "load", "rank", "samplers", "search_strategy", "teach", "tune",
+    "errors", "figures", "load", "pretrained", "rank", "samplers", "search_strategy", "teach", "tune",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from tcl_core.models.cost_model import CostModel as CostModel
     from tcl_core.models.mamba import MambaModel as Mamba
     from tcl_core.models.trees import TreesModel as Trees
+    from tcl_core.shipped_model import pretrained as pretrained
     from tcl_core.stages.workspace import Workspace as Workspace
     from tcl_core.teaching import teach as teach
     from tcl_core.trained import Trained as Trained, load as load

@@ -45,6 +45,10 @@ class RegistryError(TclError):
     exit_code = 5
 
 
+class NoChampionError(RegistryError):
+    """Nothing was promoted for a platform yet."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") -> UsageError:
     """An error that names the nearest known name, e.g. ``unknown platform 'host-avx' ...``."""
     known = sorted(known)

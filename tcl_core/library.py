@@ -22,7 +22,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
-from tcl_core.platforms import CPUS, host_fingerprint, target_of, threads, why_not
+from tcl_core.platforms import host_fingerprint, target_of, threads, why_not, widest_cpu
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, open_log
 from tcl_core.stages.exchange import Refused
@@ -218,8 +218,7 @@ def tune(
 def _widest_cpu(trained: Trained | None) -> str:
     """The name with the most features that this machine can run, of the vectors that the model's hardware has."""
     wanted = getattr(trained.hardware, "simd_bytes", 0) if trained else 0
-    there = [name for name, cpu in CPUS.items() if why_not(name) is None and wanted in (0, cpu.simd_bytes)]
-    if not there:
+    if (there := widest_cpu(wanted)) is None:
         vectors = f" with vectors of {wanted:g} bytes" if wanted else ""
         raise UsageError(f"no CPU{vectors} that TCL knows is like this machine's; give its LLVM name: mcpu=...")
-    return max(there, key=lambda name: (CPUS[name].simd_bytes, len(CPUS[name].features)))
+    return there

@@ -61,6 +61,13 @@ TABLES = {
         *(f"rows.*.{key}" for key in ("operator", "units", "best_vs_stock", "best_vs_random")),
         *(f"units.*.{key}" for key in ("task", "seed", "best_s", "candidates.*", "search_s.*")),
     ),
+    "shipped": tuple(
+        f"summary.{platform}.{row}.{learner}.{figure}"
+        for platform in ("host-avx2", "all")
+        for row in ("own", "other targets", "all targets", "all targets, and own")
+        for learner in ("trees", "network")
+        for figure in ("pairs", "u16", "pairs_less_own")
+    ),
     "store": tuple(
         f"figures.{key}"
         for key in ("write_records_per_s", "scan_records_per_s", "training_columns_per_s", "encoded_programs_per_s", "write_peak_mb")

@@ -17,6 +17,7 @@ def unit(task, seed, ours, stock, operator="conv2d"):
         "best_s": {OURS: ours, STOCK: stock, RANDOM: 4e-3, SCRATCH: None},
         "candidates": {OURS: 6000, STOCK: 1000},
         "search_s": {OURS: 2.0, STOCK: 4.0},
+        "read_s": {OURS: [ours] * 16, STOCK: [None, stock], RANDOM: [8e-3] * 8 + [4e-3] * 8, SCRATCH: [None] * 16},
     }
 
 
@@ -27,6 +28,15 @@ def test_ratios_by_hand():
     assert mean == pytest.approx(math.sqrt(math.sqrt(0.5)))  # of a: sqrt(1/2), of b: 1
     assert (low, high) == pytest.approx((math.sqrt(0.5), 1.0))
     assert ratio(units, SCRATCH, STOCK) is None
+
+
+def test_what_was_found_on_the_way_by_hand():
+    found = figures([unit("a", 0, 1e-3, 2e-3), unit("b", 0, 4e-3, 8e-3)])["after"]
+    assert found[RANDOM] == {"8": pytest.approx(2.0), "16": pytest.approx(1.0)}
+    assert found[OURS]["8"] == pytest.approx(0.5) and found[STOCK]["16"] == pytest.approx(1.0)
+    assert found[SCRATCH] == {"8": None, "16": None}
+    text = search.table_after({"after": found})
+    assert text.splitlines()[0] == "| fastest after | 8 programs | 16 programs |" and "| ours from scratch | - | - |" in text
 
 
 def test_the_summary_and_its_rows():

@@ -26,6 +26,7 @@ from tcl_core.platforms.host import (
     largest_cache_bytes as largest_cache_bytes,
     threads as threads,
     why_not as why_not,
+    widest_cpu as widest_cpu,
 )
 from tcl_core.platforms.kind import Ask as Ask, Found as Found, Kind as Kind, Platform
 from tcl_core.platforms.local import Local

@@ -26,6 +26,12 @@ def why_not(mcpu: str) -> str | None:
     return f"this CPU lacks {', '.join(missing)}" if missing else None
 
 
+def widest_cpu(simd_bytes: float = 0) -> str | None:
+    """The CPU name with the most features, of vectors of ``simd_bytes`` (0: the widest), whose code this machine can run; None: of none."""
+    there = [name for name, cpu in CPUS.items() if simd_bytes in (0, cpu.simd_bytes) and why_not(name) is None]
+    return max(there, key=lambda name: (CPUS[name].simd_bytes, len(CPUS[name].features)), default=None)
+
+
 @cache
 def cpu_flags() -> frozenset[str]:
     """The host CPU's feature flags as Linux names them."""

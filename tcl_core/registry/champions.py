@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tcl_core.errors import RegistryError
+from tcl_core.errors import NoChampionError, RegistryError
 from tcl_core.registry import local_store, model_files
 from tcl_core.registry.aliases import MISSING, PREVIOUS, WITHDRAWN, crown, now, settle, version_at
 from tcl_core.registry.connection import RegistryAway, opened, pages
@@ -31,7 +31,7 @@ def champion(platform: str) -> tuple[int, Path]:
     A remote store's is fetched once, and kept: while the server is away, the version that it last gave is used, with a
     warning that names it and its age.
 
-    Raises RegistryError if there is none; DataError if its files are not those that were registered, or if it reads
+    Raises NoChampionError if there is none; DataError if its files are not those that were registered, or if it reads
     other tokens than this version of TCL makes; UsageError for what names no version.
     """
     platform, pin = pinned(platform)
@@ -43,7 +43,7 @@ def champion(platform: str) -> tuple[int, Path]:
     if folder is None:
         others = platforms_with_champion()
         there = f"; there are champions of {', '.join(others)}" if others else ""
-        raise RegistryError(f"{platform} has no champion; run: tcl register and then: tcl promote{there}")
+        raise NoChampionError(f"{platform} has no champion; run: tcl register and then: tcl promote{there}")
     model_files.check_tokens(folder, f"version {number} of {model_name(platform)}")
     return number, folder
 

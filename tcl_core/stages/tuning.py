@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tcl_core import registry, store
+from tcl_core import registry, shipped_model, store
 from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.compat import TVM_VERSION, make_target
-from tcl_core.errors import UsageError
+from tcl_core.errors import NoChampionError, UsageError
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import host_fingerprint, kind_of
 from tcl_core.stages.collecting import setup_of
@@ -95,10 +95,12 @@ class NotTuned:
 def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
 
+    Where nothing was promoted yet, the model that comes with TCL takes the champion's place (``shipped_model``).
+
     What was tuned last with the same graph, champion and trials is said once more, unless ``again`` or ``out`` is given.
 
     Raises UsageError for a platform on which this machine tunes nothing, and for ``out`` where it must not be written;
-    RegistryError where there is no champion; and as ``transfer.Donors`` for the databases, and as ``find_trained`` and
+    RegistryError where there is no champion and the platform is no x86; and as ``transfer.Donors`` for the databases, and as ``find_trained`` and
     ``Trained.check_target`` for a model that cannot be the champion's successor.
     """
     platform = request.platform
@@ -109,7 +111,7 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     _check_tunable(workspace, platform)
     network = request.network or workspace.params.tune.network
     file = request.network or workspace.network(network)
-    ranking, load = _ranking(platform, request.model)
+    ranking, load = _ranking(workspace, platform, request.model)
     trials = request.trials or (None if request.minutes else workspace.params.tune.trials)
     asked = {"network": network, "platform": platform, **ranking, "minutes": request.minutes}
     asked |= {} if trials is None else {"trials": trials}
@@ -131,13 +133,19 @@ def _donated_text(tuned: Mapping[str, Any]) -> str:
     return f"; {tuned['donated']} of {tuned['tasks']} tasks had a donor{refused}"
 
 
-def _ranking(platform: str, model: Path | None) -> tuple[dict[str, Any], Callable[[], Trained]]:
-    """Which model is to rank, as the report names it, and what loads it: a champion only if it is needed."""
-    if model is None:
+def _ranking(workspace: Workspace, platform: str, model: Path | None) -> tuple[dict[str, Any], Callable[[], Trained]]:
+    """Which model is to rank, as the report names it, and what loads it: only if it is needed."""
+    if model is not None:
+        trained = find_trained(model)
+        return {"model": trained.origin, "model_sha256": store.data_digest(model)}, lambda: trained
+    try:
         version, folder = registry.champion(platform)
-        return {"champion_version": version}, lambda: find_trained(folder)
-    trained = find_trained(model)
-    return {"model": trained.origin, "model_sha256": store.data_digest(model)}, lambda: trained
+    except NoChampionError:
+        mcpu = workspace.params.platforms[platform].mcpu
+        if shipped_model.why_unknown(mcpu):
+            raise
+        return {"model": shipped_model.NAME, "model_sha256": shipped_model.digest()}, lambda: shipped_model.pretrained(mcpu)
+    return {"champion_version": version}, lambda: find_trained(folder)
 
 
 def _check_tunable(workspace: Workspace, platform: str) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tcl_core import registry, store
+from tcl_core import registry, shipped_model, store
 from tcl_core.checked import write_json, read_json
-from tcl_core.errors import DataError, TclError, UsageError
+from tcl_core.errors import DataError, NoChampionError, TclError, UsageError
 from tcl_core.params import Platform
 from tcl_core.platforms import Hardware
 from tcl_core.stages import overview, promotion, tuned_folder, tuning
@@ -191,6 +191,30 @@ def test_a_saved_model_takes_the_champions_place(project, tuner):
 def test_a_saved_model_needs_no_champion(project, tuner, monkeypatch):
     monkeypatch.setattr(registry, "champion", lambda platform: pytest.fail("asked for"))
     assert tune(project, None, P, None, model=saved_elsewhere()).startswith("resnet-18")
+
+
+@pytest.fixture
+def nothing_promoted(monkeypatch):
+    def none(platform: str):
+        raise NoChampionError(f"{platform} has no champion")
+
+    monkeypatch.setattr(registry, "champion", none)
+    monkeypatch.setattr(shipped_model, "_learned", lambda: Known("worst"))
+
+
+def test_before_anything_is_promoted_the_model_that_comes_with_tcl_ranks(project, tuner, nothing_promoted, monkeypatch):
+    said = tune(project, None, P, None)
+    assert said.startswith(f"resnet-18 on {P}, by the model that comes with TCL: 2000.00 ms untuned") and tuner.models[0].how == "worst"
+    assert tune(project, None, P, None).startswith("unchanged: ")
+    monkeypatch.setattr(shipped_model, "digest", lambda: "of other data")
+    assert not tune(project, None, P, None).startswith("unchanged: ") and len(set(tuner.folders)) == 2
+
+
+def test_what_comes_with_tcl_ranks_nothing_for_an_arm(project, tuner, nothing_promoted):
+    arm = dataclasses.replace(project.params, platforms=project.params.platforms | {P: Platform(mcpu="cortex-a72")})
+    with pytest.raises(NoChampionError, match=f"^{P} has no champion"):
+        tune(TinyWorkspace(params=arm), None, P, None)
+    assert tuner.calls == []
 
 
 def test_what_cannot_take_the_champions_place_is_said(project, tuner, tmp_path):
