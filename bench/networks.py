@@ -4,7 +4,7 @@
 
 Each kind (``_kinds``) is written to a ``.pt2`` file, cut into tasks and tuned as ``tcl tune`` does it, with few trials; its
 row says how many tasks it has, what one inference takes untuned, tuned and in PyTorch, or in one sentence why it could not be
-tuned.  The model is trained on the reference data set, by boosted trees, unless --model names another one.
+tuned.  The model is the one that comes with TCL (``tcl.pretrained``), unless --model names another one.
 
 What is finished is kept in the results file, and a run that was stopped goes on with the same command.  --quick: four
 networks.  --cut: the numbers of tasks alone, of all kinds, without tuning; nothing is written.
@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, Quick, arguments, markdown, result_file, save
+from _tables import Quick, arguments, markdown, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
-from _datasets import Reference
 from _kinds import DENSE, KINDS, export
 from search import best_platform, model_of
 
+from tcl_core import datasets
 from tcl_core.compat import quiet_compiler
 from tcl_core.errors import TclError
 from tcl_core.measure.job import Protocol, Setup
@@ -36,6 +36,8 @@ from tcl_core.params import Graph
 from tcl_core.platforms import host_fingerprint, read_saved_hardware
 from tcl_core.programs.tasks import extract_tasks
 from tcl_core.progress import progress
+from tcl_core.reference import Reference
+from tcl_core.shipped_model import NAME
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace
@@ -117,7 +119,7 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     setting = setup(setup_of(workspace, platform))
     about = {
         "platform": platform,
-        "model": str(folder or "trees of data/reference"),
+        "model": str(folder or NAME),
         "trials": size.trials,
         "protocol": setting.protocol_json(),
         "graph": asdict(workspace.params.graph),
@@ -126,7 +128,7 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     done = {row["network"] for row in rows}
     left = [kind for kind in size.networks if kind not in done]
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
-    model = model_of(folder, reference, platform)
+    model = model_of(folder, reference)
     tuning = Tuning(workspace.params.graph, model, hardware, setting, size.trials, workspace.params.seed)
     with measuring_alone(), progress("networks", len(left)) as shown, quiet_compiler():
         for kind in left:
@@ -162,7 +164,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="four networks")
     parser.add_argument("--cut", action="store_true", help="only the number of tasks of each network")
-    parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else trees are trained")
+    parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else the one that comes with TCL")
     given = parser.parse_args()
     size = Size(QUICK) if given.quick else Size()
     try:
@@ -172,8 +174,7 @@ def main() -> None:
             run_smallest()
         else:
             options = " --quick" * given.quick + (f" --model {given.model}" if given.model else "")
-            whole = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
-            run(size, COMMAND + options, given.model, whole, lambda setup: setup)
+            run(size, COMMAND + options, given.model, datasets.prepared(), lambda setup: setup)
     except TclError as error:
         sys.exit(f"networks: {error}")
 

@@ -5,10 +5,11 @@
 Four systems spend equally many measured programs on each task, in equal rounds, measured by the same runner: random programs
 of the design space; our search with a model; our search from scratch, without one; MetaSchedule's EvolutionarySearch with its
 XGBoost model, which learns from the first round on (by default only after 100 programs, more than are measured here).  Then
-the best programs of all four are measured once more, side by side, twice, and these latencies are compared.
+the best programs of all four are measured once more, side by side, twice, and these latencies are compared.  A second table has the
+best that each had found on the way, as it was read then.
 
-The model is trained on the reference data set, by boosted trees, unless --model names another one; the tasks are of networks
-that it has not seen.  Each task and seed is a unit; what is finished is kept in the results file, and a run that was stopped
+The model is the one that comes with TCL (``tcl.pretrained``: boosted trees of data/prepared), unless --model names another one; the
+tasks are of networks that it has not seen.  Each task and seed is a unit; what is finished is kept in the results file, and a run that was stopped
 goes on with the same command.  --quick: four tasks, one seed, 16 programs; its results are a file of their own.
 """
 
@@ -24,24 +25,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
+from _tables import Quick, arguments, into_document, markdown, result_file, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
-from _datasets import Reference
 
+from tcl_core import datasets
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import TclError
 from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
-from tcl_core.platforms import host_fingerprint, kind_of, why_not
+from tcl_core.platforms import host_fingerprint, kind_of, read_saved_hardware, why_not
 from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
-from tcl_core.platforms import read_saved_hardware
+from tcl_core.reference import Reference
+from tcl_core.shipped_model import NAME
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace
@@ -114,6 +116,7 @@ class Bench:
             "candidates": {system: found.candidates for system, found in searched.items()},
             "search_s": {system: found.search_s for system, found in searched.items()},
             "failed": {system: sum(map(math.isinf, found.latencies_s)) for system, found in searched.items()},
+            "read_s": {system: [s if math.isfinite(s) else None for s in found.latencies_s] for system, found in searched.items()},
         }
 
     def _search(self, system: str, task: Task, seed: int) -> Searched:
@@ -250,13 +253,29 @@ def compared(units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def on_the_way(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """System -> after so many programs, 8, 16, ... -> its fastest so far / the fastest of all random ones, geometric mean over the
+    units; None where some unit had none yet.
+    """
+    most = max(len(unit["read_s"][RANDOM]) for unit in units)
+    counts = [FULL.round << doubled for doubled in range(max(1, (most // FULL.round).bit_length()))]
+    return {system: {str(count): _fastest(units, system, count) for count in counts} for system in SYSTEMS}
+
+
+def _fastest(units: Sequence[Mapping[str, Any]], system: str, count: int) -> float | None:
+    ran = [[[s for s in unit["read_s"][name][:end] if s] for name, end in ((system, count), (RANDOM, None))] for unit in units]
+    if not all(mine and random for mine, random in ran):
+        return None
+    return math.exp(statistics.fmean(math.log(min(mine) / min(random)) for mine, random in ran))
+
+
 def figures(units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The summary over all tasks, and rows per operator type."""
     of_type = {op: [unit for unit in units if unit["operator"] == op] for op in OPERATORS}
     rates = {"candidates_per_s": rate(units, OURS), "stock_candidates_per_s": rate(units, STOCK)}
     x = rates["candidates_per_s"] / rates["stock_candidates_per_s"]
     rows = [{"operator": op, "units": len(some), **compared(some)} for op, some in of_type.items() if some]
-    return {"summary": {"candidates_x": x, **rates, **compared(units)}, "rows": rows}
+    return {"summary": {"candidates_x": x, **rates, **compared(units)}, "rows": rows, "after": on_the_way(units)}
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -264,6 +283,12 @@ def table(found: Mapping[str, Any]) -> str:
     rows = [*found["rows"], {"operator": "all", "units": sum(row["units"] for row in found["rows"]), **found["summary"]}]
     names = ("best_vs_stock", "best_vs_random", "scratch_vs_stock", "scratch_vs_random")
     return markdown(header, [[row["operator"], row["units"], *(_interval(row[name]) for name in names)] for row in rows])
+
+
+def table_after(found: Mapping[str, Any]) -> str:
+    after = found["after"]
+    rows = [[system, *("-" if x is None else f"{x:.2f}" for x in of.values())] for system, of in after.items()]
+    return markdown(["fastest after", *(f"{count} programs" for count in after[RANDOM])], rows)
 
 
 def _interval(found: Sequence[float] | None) -> str:
@@ -294,12 +319,10 @@ def tasks_of(reference: Reference, size: Size) -> list[Task]:
     return [task for op in there for task in [t for t in by_cost if t.operator == op][: size.per_operator]]
 
 
-def model_of(folder: Path | None, reference: Reference, platform: str) -> CostModel:
+def model_of(folder: Path | None, reference: Reference) -> CostModel:
     if folder is not None:
         return catalogue.load(folder)
-    model = catalogue.create("trees", catalogue.own_settings("trees"))
-    model.fit(reference.case(platform, "tokens").train)
-    return model
+    return catalogue.create("trees").fit(reference.pooled())
 
 
 def run(size: Size, command: str, folder: Path | None, reference: Reference, setup: Callable[[Setup], Setup]) -> None:
@@ -308,7 +331,7 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     setting = setup(setup_of(workspace, platform))
     about = {
         "platform": platform,
-        "model": str(folder or "trees of data/reference"),
+        "model": str(folder or NAME),
         "size": asdict(size),
         "protocol": setting.protocol_json(),
     }
@@ -317,7 +340,7 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     todo = [(task, seed) for seed in range(size.seeds) for task in tasks_of(reference, size)]
     left = [(task, seed) for task, seed in todo if (task.key, seed) not in done]
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
-    model = model_of(folder, reference, platform)
+    model = model_of(folder, reference)
     with measuring_alone(), Runner(setting) as runner, progress("searching", len(left)) as shown, quiet_compiler():
         bench = Bench(runner, setting, model, hardware, size)
         for task, seed in left:
@@ -327,7 +350,7 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     found = figures(units)
     summary = found["summary"]
     rates = f"Candidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's."
-    text = f"{table(found)}\n\n{rates}"
+    text = f"{table(found)}\n\n{rates}\n\n{table_after(found)}"
     into_document("search", text)
     print(text)
 
@@ -360,7 +383,7 @@ def main() -> None:
         default=FULL.trials,
         help=f"measured by each system for each task ({FULL.trials})",
     )
-    parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else trees are trained")
+    parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else the one that comes with TCL")
     given = parser.parse_args()
     try:
         if given.smallest:
@@ -368,8 +391,7 @@ def main() -> None:
             return
         size = QUICK if given.quick else replace(FULL, per_operator=given.tasks, seeds=given.seeds, trials=given.programs)
         command = " ".join([COMMAND, *sys.argv[1:]])
-        whole = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
-        run(size, command, given.model, whole, lambda setup: setup)
+        run(size, command, given.model, datasets.prepared(), lambda setup: setup)
     except TclError as error:
         sys.exit(f"search: {error}")
 

@@ -1,0 +1,210 @@
+"""What the measurements that come with TCL are worth to a project of one's own.
+
+    python bench/shipped.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
+
+Played on the training networks of data/prepared.  Three networks are tested at a time; five of the others, drawn with the seed, are a
+project's, which measures 160 of their programs on one platform; what all the rest measured is what comes with TCL.  Each row ranks the
+tested networks' programs, sixteen of each task:
+
+    own               learned the project's 160 programs alone
+    other targets     learned what comes with TCL, of the two other platforms alone, as if this one were a stranger; none of its own
+    all targets       learned all that comes with TCL, none of its own
+    ..., and own      learned both in one heap
+
+trees    boosted trees on tokens, two seeds, their mean
+network  the Mamba cost model, taught by these trees what they say of the same programs, of some forty more of each task, and of those
+         of the project's that it did not measure (``tcl_core.teaching``), as ``train.shipped`` has it
+
+pairs  share of pairs ranked right; u16  top-1 of the sixteen.  Mean over platforms, tasks and seeds, and the 95 % interval of the
+difference from `own` over draws of the tasks.  The machine is one: "other targets" is how near this comes to another one.
+--quick: one fold, one seed, one platform.  What was computed with the same code and data is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from _tables import Quick, arguments, into_document, markdown, result_file, save
+
+from tcl_core import environment, store  # noqa: F401  (before torch is imported)
+
+import numpy as np
+import torch
+from _identity import code_identity
+from _paired import against
+from _transfer_data import FOLDS
+
+from tcl_core import datasets
+from tcl_core.errors import TclError
+from tcl_core.evaluation.metrics import subset_top_1, task_pairs
+from tcl_core.features.batches import Samples, concatenate
+from tcl_core.models import catalogue
+from tcl_core.models.mamba import MambaModel
+from tcl_core.progress import progress
+from tcl_core.reference import Reference
+from tcl_core.teaching import STUDENT, Member, pseudo_labelled, standardised
+
+COMMAND = "python bench/shipped.py"
+PROJECT, RECORDS = 5, 160  # networks, and programs measured on a platform, as in params.yaml
+OWN, OTHERS, ALL = "own", "other targets", "all targets"
+ROWS = {OWN: (True, None), OTHERS: (False, OTHERS), ALL: (False, ALL), f"{OTHERS}, and own": (True, OTHERS), f"{ALL}, and own": (True, ALL)}
+LEARNERS = TREES, NETWORK = "trees", "network"
+FIGURES = {"pairs": "pairs right", "u16": "U16"}
+SEEDS = 2  # of the trees
+TEACHERS = (Member("trees", SEEDS, 1.0),)
+DIGITS = 5
+
+Figures = dict[str, dict[str, dict[int, float]]]
+"""Learner -> figure -> task -> value."""
+
+
+class Bench:
+    """A data set, and how long a network learns it."""
+
+    def __init__(self, reference: Reference, folds: Sequence[Sequence[str]], epochs: int = STUDENT.epochs) -> None:
+        self.reference, self.folds, self.epochs = reference, folds, epochs
+        self.count = len(reference.encoder.numbers)
+        self.measured, self.further = reference.pooled(), reference.unmeasured()
+
+    def unit(self, fold: int, platform: str, seed: int) -> dict[str, Figures]:
+        """Row -> its figures."""
+        case = self.reference.case(platform, "tokens", self.folds[fold])
+        train = set(case.train.tasks.tolist())
+        mine = self._project(train, seed)
+        of_mine = case.train.take(np.isin(case.train.tasks, list(mine)))
+        of_mine = replace(of_mine, tasks=of_mine.tasks + np.int32(self.count * len(self.reference.platforms)), task_names=())
+        drawn = np.random.default_rng([seed, fold]).permutation(len(of_mine))
+        own, rest = (of_mine.take(np.sort(rows)) for rows in (drawn[:RECORDS], drawn[RECORDS:]))
+        found = {}
+        for row, (with_own, which) in ROWS.items():
+            others = [p for p in self.reference.platforms if which == ALL or which and p != platform]
+            shipped, further = (self._of(heap, others, train - mine) for heap in (self.measured, self.further))
+            known, more = ([own, shipped], [rest, further]) if with_own else ([shipped], [further])
+            found[row] = self._judged(concatenate(known), concatenate(more), case.test, seed)
+        return found
+
+    def _project(self, trained: set[int], seed: int) -> set[int]:
+        """The tasks of the networks that the project measures."""
+        by_network: dict[str, set[int]] = {}
+        for use in self.reference.uses:
+            if (task := self.reference.encoder.numbers[use["task_key"]]) in trained:
+                by_network.setdefault(use["network"], set()).add(task)
+        networks = np.random.default_rng(seed).permutation(sorted(by_network))[: min(PROJECT, len(by_network) // 2)]
+        return set().union(*(by_network[name] for name in networks))
+
+    def _of(self, heap: Samples, platforms: Sequence[str], tasks: set[int]) -> Samples:
+        """What a heap of the data set has of these tasks and platforms."""
+        places = [self.reference.platforms.index(platform) for platform in platforms]
+        return heap.take(np.isin(heap.tasks // self.count, places) & np.isin(heap.tasks % self.count, list(tasks)))
+
+    def _judged(self, known: Samples, more: Samples, test: Samples, seed: int) -> Figures:
+        total = np.zeros(len(test))
+        for number in range(SEEDS):
+            trees = catalogue.create(TREES)
+            trees.settings = replace(trees.settings, seed=seed + 1000 * number)
+            total += standardised(trees.fit(known).predict(test), test.tasks)
+        lesson = pseudo_labelled({"tokens": known}, {"tokens": more}, seed, TEACHERS)
+        network = MambaModel(replace(STUDENT, epochs=self.epochs, period=self.epochs, seed=seed)).fit(lesson)
+        return {TREES: figures(total, test), NETWORK: figures(network.predict(test), test)}
+
+
+def figures(scores: np.ndarray, test: Samples) -> dict[str, dict[int, float]]:
+    ranked = scores, test.latencies_s, test.tasks
+    found = {"pairs": task_pairs(*ranked), "u16": subset_top_1(*ranked)}
+    return {name: {task: round(float(value), DIGITS) for task, value in of.items()} for name, of in found.items()}
+
+
+# --- what the units say together ---
+
+
+def summary(units: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Platform ("all": their mean) -> row -> learner -> figure -> [mean, low, high], and the figure less that of `own`."""
+    platforms = list(dict.fromkeys(name.split(", ")[1] for name in units))
+    found: dict[str, Any] = {}
+    for platform in [*platforms, "all"]:
+        there = [unit for name, unit in units.items() if platform in ("all", name.split(", ")[1])]
+        found[platform] = {row: {learner: _compared(there, row, learner) for learner in LEARNERS} for row in ROWS}
+    return found
+
+
+def _compared(units: Sequence[Mapping[str, Any]], row: str, learner: str) -> dict[str, list[float | None]]:
+    found = {}
+    for name in FIGURES:
+        mine, own = (_by_task(units, which, learner, name) for which in (row, OWN))
+        found[name] = against(mine, np.zeros(len(mine)))
+        found[f"{name}_less_own"] = against(mine, own)
+    return found
+
+
+def _by_task(units: Sequence[Mapping[str, Any]], row: str, learner: str, name: str) -> np.ndarray:
+    """(T,) each task's mean over platforms and seeds, in order of the tasks."""
+    values: dict[int, list[float]] = {}
+    for unit in units:
+        for task, value in unit[row][learner][name].items():
+            values.setdefault(int(task), []).append(value)
+    return np.array([np.mean(values[task]) for task in sorted(values)])
+
+
+def table(found: Mapping[str, Any]) -> str:
+    def cell(row: str, of: Mapping[str, Any], name: str) -> str:
+        _, low, high = of[f"{name}_less_own"]
+        return f"{of[name][0]:.3f}" + ("" if row == OWN or low is None else f" ({low:+.3f} to {high:+.3f})")
+
+    columns = [(learner, name) for learner in LEARNERS for name in FIGURES]
+    header = ["learned", *(f"{learner}, {FIGURES[name]}" for learner, name in columns)]
+    return markdown(header, [[row, *(cell(row, of[learner], name) for learner, name in columns)] for row, of in found["all"].items()])
+
+
+def run(given: Any) -> None:
+    bench, folds, seeds = Bench(datasets.prepared(), FOLDS), given.folds, given.seeds
+    platforms = bench.reference.platforms
+    if given.quick:
+        folds, seeds, platforms = 1, 1, platforms[1:2]
+    if given.smallest:
+        from _smallest import reference
+
+        bench, folds, seeds, platforms = Bench(reference(), FOLDS, epochs=1), 1, 1, reference().platforms[1:2]
+    identity = f"{code_identity(['tcl_core.teaching', 'tcl_core.reference'], [])}-{store.data_digest(bench.reference.folder)[:12]}"
+    file = result_file("shipped.json")
+    before = json.loads(file.read_text()) if file.exists() else {}
+    units = before["units"] if before.get("identity") == identity else {}
+    todo = [(fold, platform, seed) for seed in range(seeds) for fold in range(folds) for platform in platforms]
+    until = time.monotonic() + 60 * given.minutes
+    with progress("learning", len(todo)) as shown:
+        for fold, platform, seed in todo:
+            name = f"{fold}, {platform}, {seed}"
+            if name not in units and time.monotonic() < until:
+                units[name] = bench.unit(fold, platform, seed)
+                units = json.loads(json.dumps(units))  # tasks are texts, as in what was kept
+                save("shipped", {"identity": identity, "summary": summary(units), "units": units}, COMMAND + " --quick" * given.quick)
+            shown.advance(f"{platform}, fold {fold}")
+    text = table(summary(units))
+    into_document("shipped", text)
+    print(text)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action=Quick, help="one fold, one seed, one platform")
+    parser.add_argument(
+        "--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help=f"groups of networks ({len(FOLDS)})"
+    )
+    parser.add_argument("--seeds", type=int, choices=range(1, 51), metavar="N", default=3, help="of each fold (3)")
+    parser.add_argument("--threads", type=int, default=2, help="of training (2)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    try:
+        run(given)
+    except TclError as error:
+        sys.exit(f"shipped: {error}")
+
+
+if __name__ == "__main__":
+    main()
