@@ -2,7 +2,7 @@
 
     tcl.tune("net.onnx", tcl.pretrained(), minutes=10)
 
-Boosted trees that read tokens learn the measured programs of ``reference.PREPARED`` in some seconds, when they are asked for: no
+Boosted trees that read tokens learn the measured programs of ``reference.PREPARED`` in under a minute, when they are asked for: no
 weights come with TCL that could be of other data or another version than it.  The data are of x86 CPUs with vectors of three widths.
 What held-out and sealed networks have was not learned, so tables of these stay true.
 """
