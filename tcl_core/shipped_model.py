@@ -4,7 +4,8 @@
 
 Boosted trees that read tokens learn the measured programs of ``reference.PREPARED`` in under a minute, when they are asked for: no
 weights come with TCL that could be of other data or another version than it.  The data are of x86 CPUs with vectors of three widths.
-What held-out and sealed networks have was not learned, so tables of these stay true.
+What the data set's own held-out and sealed networks have was not learned, so tables of these stay true; of a project's held-out ones it
+may know some (resnet-18), which ``train.shipped`` leaves out.
 """
 
 from __future__ import annotations
