@@ -46,6 +46,11 @@ def place(path: str | Path) -> Path:
     return found
 
 
+def user_cache(kind: str) -> Path:
+    """The user's folder for one kind of what can be had again: who deletes it waits longer.  Raises RuntimeError for a user without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / kind
+
+
 def is_remote(path: object) -> bool:
     """Whether ``place`` made it of a URL."""
     return hasattr(path, "fs")

@@ -5,7 +5,6 @@ PACKAGED  networks as their authors wrote them;  PREPARED  as params.yaml prepar
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -22,6 +21,7 @@ from tcl_core.features.groups import COLUMNS
 from tcl_core.features.per_store import with_per_store
 from tcl_core.features.states import with_states
 from tcl_core.features.tokens import with_hardware
+from tcl_core.files import user_cache
 from tcl_core.platforms import Hardware, read_saved_hardware
 from tcl_core.programs.tasks import Task
 
@@ -31,7 +31,7 @@ PREPARED = PACKAGED.with_name("prepared")
 
 def cache_of_features() -> Path:
     """The user's, of what programs are lowered for."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / "features"
+    return user_cache("features")
 
 
 @dataclass(frozen=True)

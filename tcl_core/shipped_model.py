@@ -3,17 +3,22 @@
     tcl.tune("net.onnx", tcl.pretrained(), minutes=10)
 
 Boosted trees that read tokens learn the measured programs of ``reference.PREPARED`` in under a minute, when they are asked for: no
-weights come with TCL that could be of other data or another version than it.  The data are of x86 CPUs with vectors of three widths.
+weights come with TCL that could be of other data or another version than it.  What was grown is kept in the user's cache
+(``pretrained/``), under a name of all that it was made of.  The data are of x86 CPUs with vectors of three widths.
 What the data set's own held-out and sealed networks have was not learned, so tables of these stay true; of a project's held-out ones it
 may know some (resnet-18), which ``train.shipped`` leaves out.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from functools import lru_cache
+from pathlib import Path
 
 from tcl_core import store
-from tcl_core.errors import UsageError
+from tcl_core.errors import TclError, UsageError
+from tcl_core.files import user_cache
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import cpu_named, hardware_under, host_fields, widest_cpu
@@ -23,6 +28,9 @@ from tcl_core.trained import Trained
 
 NAME = "the model that comes with TCL"
 MACHINE = "x86_64"  # on which the data were measured
+LEARNS = "reference.py", "models/trees.py", "features/*.py", "learning/*.py", "programs/*.py"  # the code that a model depends on
+
+log = logging.getLogger(__name__)
 
 
 def pretrained(mcpu: str | None = None) -> Trained:
@@ -51,8 +59,38 @@ def digest() -> str:
 
 @lru_cache(maxsize=1)
 def _learned() -> CostModel:
-    """The trees, grown once in a process."""
-    samples = Reference(PREPARED, cache_of_features()).pooled()
+    """The trees, grown once in a process, or by an earlier one; a cache that is of no use is no error."""
     model = catalogue.create("trees")
+    kept = _kept(model)
+    if kept and kept.exists():
+        try:
+            return catalogue.load(kept)
+        except TclError as error:
+            log.warning("what was learned before cannot be read and is learned again (%s)", error)
+    samples = Reference(PREPARED, cache_of_features()).pooled()
     with progress("learning the measurements that come with TCL", model.settings.epochs) as shown:
-        return model.fit(samples, on_epoch=lambda *_: shown.advance())
+        model.fit(samples, on_epoch=lambda *_: shown.advance())
+    if kept:
+        try:
+            model.save(kept)
+        except TclError as error:
+            log.warning("what was learned is not kept for the next process (%s)", error)
+    return model
+
+
+def _kept(model: CostModel) -> Path | None:
+    """Its folder in the user's cache; None for a user without a home."""
+    try:
+        return user_cache("pretrained") / _made_of(model)
+    except RuntimeError:
+        return None
+
+
+def _made_of(model: CostModel) -> str:
+    """Digits of the data, the settings and the code: an edit of any of them makes another model."""
+    import xgboost  # of the extra that ``catalogue.create`` asked for
+
+    package = Path(__file__).parent
+    code = [path.read_bytes() for pattern in LEARNS for path in sorted(package.glob(pattern))]
+    facts = repr((digest(), model.settings, xgboost.__version__, code))
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,23 +13,50 @@ from tcl_core import shipped_model
 from tcl_core.compat import make_target
 from tcl_core.errors import UsageError
 from tcl_core.models import catalogue
-from tcl_core.models.trees import SETTINGS
+from tcl_core.models.trees import SETTINGS, TreesModel
 from tcl_core.platforms import CPUS, host, target_of
 
 
 @pytest.fixture(scope="module")
-def few_trees():
-    """Trees of all that comes with TCL, too few to be good."""
-    fitted = catalogue.create("trees", replace(SETTINGS, epochs=6))
+def data():
+    return tcl.datasets.prepared()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The user's, for what few trees learn."""
+    folder, few = tmp_path_factory.mktemp("cache"), replace(SETTINGS, epochs=6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalogue, "create", lambda name: fitted)
-        shipped_model._learned.cache_clear()
-        yield shipped_model._learned()
-        shipped_model._learned.cache_clear()
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setattr(catalogue, "create", lambda name: TreesModel(few))
+        yield folder / "tcl" / "pretrained"
+    shipped_model._learned.cache_clear()
 
 
-def test_it_ranks_networks_that_it_never_saw(few_trees):
-    data = tcl.datasets.prepared()
+@pytest.fixture(scope="module")
+def few_trees(cache):
+    """Trees of all that comes with TCL, too few to be good."""
+    shipped_model._learned.cache_clear()
+    return shipped_model._learned()
+
+
+@pytest.fixture
+def next_process(few_trees, data, monkeypatch):
+    """As another process finds it, in which growing takes three programs' time; how often it grew."""
+    grown = []
+
+    def three(self, without=()):
+        grown.append(without)
+        return case.take(range(3))
+
+    case = data.case("host-avx2").train
+    monkeypatch.setattr(shipped_model.Reference, "pooled", three)
+    shipped_model._learned.cache_clear()
+    yield grown
+    shipped_model._learned.cache_clear()
+
+
+def test_it_ranks_networks_that_it_never_saw(few_trees, data):
     for platform in data.platforms:
         case = data.case(platform)
         right = tcl.figures(tcl.pretrained().predict(case.test), case.test)
@@ -36,6 +65,53 @@ def test_it_ranks_networks_that_it_never_saw(few_trees):
 
 def test_it_is_grown_once(few_trees):
     assert tcl.pretrained("haswell").model is tcl.pretrained("nehalem").model is few_trees
+
+
+def test_the_next_process_reads_what_was_grown(few_trees, data, next_process):
+    case = data.case("host-avx2")
+    again = tcl.pretrained().model
+    assert again is not few_trees and not next_process
+    assert (again.predict(case.test) == few_trees.predict(case.test)).all()
+
+
+def test_a_damaged_cache_is_grown_anew(cache, next_process, monkeypatch, tmp_path, caplog):
+    shutil.copytree(cache, tmp_path / "tcl" / "pretrained")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (weights,) = tmp_path.rglob("weights.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-9] + bytes(9))
+    tcl.pretrained()
+    assert len(next_process) == 1 and "is learned again" in caplog.text
+    shipped_model._learned.cache_clear()
+    tcl.pretrained()
+    assert len(next_process) == 1, "what was grown took the damaged one's place"
+
+
+def test_without_a_cache_it_is_grown(next_process, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert tcl.pretrained().model.trees and len(next_process) == 1 and "is not kept" in caplog.text
+
+
+def test_a_user_without_a_home_has_it_too(next_process, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(shipped_model, "user_cache", lambda kind: Path("~nobody-of-this-name").expanduser())
+    assert tcl.pretrained().model.trees and len(next_process) == 1
+
+
+@pytest.mark.parametrize("changed", ["data", "settings", "code", "xgboost"])
+def test_another_making_is_another_model(changed, monkeypatch):
+    model = TreesModel(SETTINGS)
+    before = shipped_model._made_of(model)
+    assert before == shipped_model._made_of(TreesModel(SETTINGS))
+    if changed == "settings":
+        model = TreesModel(replace(SETTINGS, seed=1))
+    if changed == "data":
+        monkeypatch.setattr(shipped_model, "digest", lambda: "of other data")
+    if changed == "code":
+        monkeypatch.setattr(shipped_model, "LEARNS", shipped_model.LEARNS[1:])
+    if changed == "xgboost":
+        monkeypatch.setattr("xgboost.__version__", "0")
+    assert shipped_model._made_of(model) != before
 
 
 @pytest.mark.parametrize(("mcpu", "simd_bytes"), [("nehalem", 16), ("znver3", 32), ("znver5", 64)])

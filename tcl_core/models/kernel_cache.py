@@ -20,7 +20,7 @@ from typing import Any
 from tcl_core.checked import damaged
 from tcl_core.compat import FFI_VERSION, TVM_VERSION, load_compiled
 from tcl_core.errors import DataError
-from tcl_core.files import replacing
+from tcl_core.files import replacing, user_cache
 from tcl_core.platforms import host_fingerprint
 
 DIGITS = 64
@@ -53,7 +53,7 @@ def cached(name: str, made_of: object, build: Callable[[], Any]) -> Callable:
 
 def folder() -> Path:
     """Where kernels lie.  Raises RuntimeError for a user without a home."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / "kernels"
+    return user_cache("kernels")
 
 
 def _digest(made_of: object) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, RegistryError, TclError
-from tcl_core.files import writing
+from tcl_core.files import user_cache, writing
 from tcl_core.registry import local_store
 from tcl_core.registry.names import CHAMPION, RUN_KEY, model_name, platform_of, run_key
 
@@ -84,10 +84,10 @@ def _lost(version: ModelVersion, why: str) -> DataError:
 def cache_folder() -> Path:
     """Where versions of the present server are kept.  Raises RegistryError for a user without a home."""
     try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = user_cache("models")
     except RuntimeError as error:
         raise RegistryError(f"there is no folder to keep fetched models in ({error}); set XDG_CACHE_HOME to one") from None
-    return base / "tcl" / "models" / _store_digits()
+    return base / _store_digits()
 
 
 def _store_digits() -> str:
