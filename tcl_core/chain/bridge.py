@@ -10,6 +10,10 @@ teach, and learning from these alone damages what it knew.  So its knowledge bec
        (``teaching``), and beside them its own scores of the same programs under the earlier platforms' rows, so that it
        keeps what it knew (rehearsal; Robins, Connection Science 1995)
 
+Where the measured few show no difference that can be believed, the labels of 4 are little but the knowledge base's own scores.  To
+learn these again pays where it has learned from hardly more programs than they are of.  One that knows what comes with TCL they move
+away from that: it stays as it is (``settled``).
+
 What comes out is one network of the size that went in, which needs no measurement of the source to predict.  A step costs
 the same however long the chain is: the rehearsed programs are divided among the earlier platforms.
 """
@@ -71,7 +75,8 @@ class Bridge(Method):
         others, source_s = step.others()
         model, labelled = bridged(
             step.state.knowledge_base, step.measured, others, BridgeSettings.of(step.params),
-            source_s=source_s, earlier=step.state.hardware, on_epoch=in_phase("bridge", on_epoch), checkpoint=step.checkpoint,
+            source_s=source_s, settled=step.begins_with_shipped, earlier=step.state.hardware,
+            on_epoch=in_phase("bridge", on_epoch), checkpoint=step.checkpoint,
         )  # fmt: skip
         fisher = fisher_diagonal(model.network, step.measured)
         state = ChainState(model, copy.deepcopy(model), fisher, (*step.state.hardware, tuple(step.hardware)))
@@ -85,6 +90,7 @@ def bridged(
     settings: BridgeSettings = BridgeSettings(),
     *,
     source_s: np.ndarray | None = None,
+    settled: bool = False,
     earlier: Sequence[Sequence[float]] = (),
     on_epoch: OnEpoch | None = None,
     checkpoint: Path | None = None,
@@ -94,14 +100,17 @@ def bridged(
     measured    programs that ran on the platform, or failed; ``unlabelled`` further ones of the same tasks, their latencies not
                 read; both with the platform's hardware row
     source_s    seconds of both, in this order, on the platform that is nearest; NaN where it did not measure them
+    settled     leave the network as it is where nothing of the platforms' difference is believed
     earlier     hardware vectors of the platforms whose ranking is rehearsed
     checkpoint  as in ``fit_network``
     """
     programs = concatenate([measured, replace(unlabelled, latencies_s=np.full(len(unlabelled), np.nan))])
     guess_s = source_seconds(base.predict(programs), programs, source_s)
     labelled = completed(programs, guess_s, programs.latencies_s, settings.fit.seed)
-    lesson = replace(programs, latencies_s=_on_one_scale(labelled.latencies_s, programs.tasks))
     model = copy.deepcopy(base)
+    if settled and not labelled.share:
+        return model, labelled
+    lesson = replace(programs, latencies_s=_on_one_scale(labelled.latencies_s, programs.tasks))
     model.settings = settings.fit
     train = concatenate([lesson, *rehearsed(base, programs, earlier, settings.rehearsal, settings.fit.seed)])
     model.fit(train, None, on_epoch, checkpoint=checkpoint)

@@ -63,6 +63,7 @@ class DistillReport:
 
     share  by how much the difference between the platforms is believed, where the method weighs it (``completion``)
     left   how much of that difference stays unexplained
+    kept   the model is that of the platform before, for nothing was found to learn
     """
 
     platform: str
@@ -70,8 +71,14 @@ class DistillReport:
     measured: int
     share: float | None = None
     left: float | None = None
+    kept: bool = False
 
     def __str__(self) -> str:
+        if self.kept:
+            return (
+                f"{self.measured} programs of {self.platform} show no difference from {self.before} that can be believed: "
+                f"its model stays as it is for {self.platform}"
+            )
         weighed = ""
         if self.share is not None:
             weighed = f"; the difference is believed by {self.share:.0%}, which leaves {self.left:.0%} of it unexplained"
@@ -177,7 +184,7 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
             learned = method.learn(step, curve)
             alone = _own_data_only(step, shown)
         _save(workspace, platform, learned.state, curve, checkpoint, origin, alone)
-    return DistillReport(platform, before, len(step.measured), learned.share, learned.left)
+    return DistillReport(platform, before, len(step.measured), learned.share, learned.left, kept=not curve.epochs)
 
 
 def _model_before(workspace: Workspace, platform: str) -> tuple[str, Path]:
@@ -212,6 +219,10 @@ class _Step:
     def is_last(self) -> bool:
         """Of the chain, whatever this machine skips: no other stage's doing."""
         return self.platform == self.params.chain_order[-1]
+
+    @property
+    def begins_with_shipped(self) -> bool:
+        return _learns_shipped(self.params)
 
     @cached_property
     def measured(self) -> Samples:

@@ -69,6 +69,24 @@ def test_nothing_that_only_the_test_knows_is_read(base):
     np.testing.assert_array_equal(base.predict(rest), before)
 
 
+def test_a_settled_network_stays_as_it_is_where_there_is_no_difference(base):
+    """To the new hardware's programs both platforms' few measurements say what the network says."""
+    same = replace(programs(NEW), latencies_s=np.exp(-base.predict(programs(NEW)).astype(np.float64)))
+    few, rest, settings = same.take(np.arange(80)), same.take(np.arange(80, 320)), BridgeSettings(replace(FIT, epochs=1))
+    for settled in (True, False):
+        model, labelled = bridged(base, few, rest, settings, settled=settled)
+        assert labelled.share == 0 and model is not base
+        assert (model.predict(rest) == base.predict(rest)).all() == settled
+
+
+def test_a_settled_network_learns_a_difference(base):
+    new = programs(NEW)
+    drawn = np.random.default_rng(2).permutation(len(new.tasks))
+    few, rest = new.take(drawn[:80]), new.take(drawn[80:])
+    model, labelled = bridged(base, few, rest, BridgeSettings(replace(FIT, epochs=1)), settled=True)
+    assert labelled.share > 0 and (model.predict(rest) != base.predict(rest)).any()
+
+
 def test_scores_become_seconds_on_the_sources_scale():
     scores, tasks = np.linspace(0, 1, 64, dtype=np.float32), np.zeros(64, dtype=np.int32)
     seconds = 5 * np.exp(-2 * scores.astype(np.float64))

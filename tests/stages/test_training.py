@@ -155,6 +155,30 @@ def test_what_comes_with_tcl_is_learned_beside_the_first_platform(with_shipped):
     assert provenance.read(Workspace().model_folder("a"))["parameters"]["shipped"] == store.data_digest(training.reference.PREPARED)
 
 
+def test_what_knows_the_shipped_stays_as_it_is_where_few_measurements_show_no_difference(with_shipped, monkeypatch):
+    """Of fewer tasks than there are folds nothing is believed.  The model of the platform before is judged, and shown, as ever."""
+    chain, _ = with_shipped
+    chain.params = dataclasses.replace(
+        chain.params,
+        distill=dataclasses.replace(chain.params.distill, method="bridge"),
+        bridge=dataclasses.replace(chain.params.bridge, epochs=2, rehearsal=0.0),
+    )
+    few = samples("b", "records")
+    few = few.take(few.tasks < 3)
+    monkeypatch.setattr(training._Step, "measured", few)
+    monkeypatch.setattr(training._Step, "others", lambda step: (few.take(np.arange(0)), np.full(len(few), np.nan)))
+    training.train(chain)
+    report = training.distill(chain, "b")
+    kept = f"{len(few)} programs of b show no difference from a that can be believed: its model stays as it is for b"
+    assert report.kept and str(report) == kept and curve("b") == []
+    held_out, models = samples("b", "holdout"), [catalogue.load(Workspace().model_folder(p)) for p in "ab"]
+    np.testing.assert_array_equal(models[0].predict(held_out), models[1].predict(held_out))
+    assert (Workspace().model_folder("b") / "scratch").is_dir(), "what it is compared with was taught all the same"
+    chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, shipped=False))
+    report = training.distill(chain, "b")
+    assert not report.kept and report.share == 0 and len(curve("b")) == 2
+
+
 @pytest.mark.parametrize(
     ("mcpu", "design_space"),
     [("cortex-a72", "cpu"), ("", "cuda"), ("nehalem", "cuda-sm80")],
