@@ -43,6 +43,7 @@ from tcl_core.stages.workspace import Workspace, learning_curve
 
 FIGURES = "report.json"  # what a page was made of: goes with a copy of data/reports
 FORMAT = "figures of a run 1"
+KEPT = "its few measurements showed no difference to learn: its model is that of the platform before"
 KINDS = {"records": "training", "holdout": "held-out"}
 QUANTILES = np.linspace(0, 1, 21)
 AGAIN = "write it again: tcl report"
@@ -104,6 +105,7 @@ def gather(workspace: Workspace, champions: Mapping[str, int | None] | None = No
     found["stale"] = run.stale(found["evaluation"])
     found["left_out"] = [
         *([f"platform {step['platform']}", step["skipped"]] for step in found["chain"] if step["skipped"]),
+        *([f"learning curve of {name}", KEPT] for name, epochs in found["learning"].items() if not epochs),
         *found["left_out"],
         *run.left_out,
     ]

@@ -168,10 +168,12 @@ def test_what_is_missing_is_said_with_its_reason(project):
         ["tuning", "no network has been tuned yet; run: tcl tune"],
     ]
     EVALUATION.unlink()
+    write_json(Workspace().model_folder(SECOND) / "curve.json", {"epochs": []})
     (Workspace().model_folder(FIRST) / "provenance.json").unlink()
     write_json(TUNED, made_up.tuned() | {"curve": [], "left_out": 2, "compared": {"missing": {"compile": "no compiler"}}})
     (Workspace().journal / "seconds" / "tasks.json").write_text("torn")
     left_out = dict(gather(Workspace())["left_out"])
+    assert left_out[f"learning curve of {SECOND}"].endswith("its model is that of the platform before")
     assert left_out["accuracy"] == "no model has been judged yet; run: dvc repro evaluate"
     assert left_out["torch.compile"] == "no compiler" and "tcl tune --force" in left_out["milliseconds against programs measured"]
     assert "TVM's own took their place" in left_out["tuned programs of 2 tasks"]
