@@ -57,7 +57,7 @@ def code_of(model: str) -> list[Path]:
     The catalogue, which changes with every new model, and the comparison itself are not among them: after a change of how
     models are trained there, say --force.
     """
-    module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.chain.ckd"
+    module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.chain.bridge"
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
     return reached(modules, ["_datasets", *(["_lessons"] if model in TAUGHT else [])])
 

@@ -16,6 +16,7 @@ from _identity import code
 from tcl_core import store
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.per_store import with_per_store
+from tcl_core.features.tokens import with_hardware
 from tcl_core.files import replacing
 from tcl_core.platforms import pool_target, threads
 from tcl_core.programs import pool, unlabelled as drawing
@@ -44,27 +45,39 @@ class Lesson(Case):
         return pseudo_labelled(measured, self.unlabelled, seed, **teachers)
 
 
+Thinned = tuple[int | None, int | None, int]
+
+
 @dataclass(frozen=True)
 class ChainCase(Case):
-    """A case to be learned along the chain, whose first platform is taught."""
+    """A case to be learned along the chain, whose first platform is taught.
+
+    further   unlabelled programs of the training tasks, the same ones with the row of each platform up to this one, in chain order
+    hardware  the vector of each
+    """
 
     first: Lesson | None = None
+    further: tuple[Samples, ...] = ()
+    hardware: tuple[tuple[float, ...], ...] = ()
 
 
-def chain_case(reference: Reference, platform: str, thin: tuple[int | None, int | None, int]) -> ChainCase:
-    """A case of the reference data, and the first platform's lesson."""
-    case = reference.case(platform, "tokens").thinned(*thin)
-    return ChainCase(**_fields(case), first=lesson(reference, reference.platforms[0], thin=thin))
+def chain_case(reference: Reference, platform: str, thin: Thinned, split: str = "held_out") -> ChainCase:
+    """A case of the reference data, the first platform's lesson, and what later ones learn from."""
+    case = reference.case(platform, "tokens", split=split).thinned(*thin)
+    first = lesson(reference, reference.platforms[0], thin=thin, split=split)
+    vectors = [reference.hardware(p).vector() for p in reference.platforms[: len(case.before) + 1]]
+    further = tuple(with_hardware(first.unlabelled["tokens"], vector) for vector in vectors)
+    return ChainCase(**_fields(case), first=first, further=further, hardware=tuple(map(tuple, vectors)))
 
 
 def lesson(
-    reference: Reference, platform: str, tested: Sequence[str] = (), thin: tuple[int | None, int | None, int] = (None, None, 0)
+    reference: Reference, platform: str, tested: Sequence[str] = (), thin: Thinned = (None, None, 0), split: str = "held_out"
 ) -> Lesson:
     """A case of the reference data (``Reference.case``, then ``Case.thinned``), its training programs as per-store features too, and
     unlabelled programs of its training tasks.
     """
-    case = reference.case(platform, "tokens", tested).thinned(*thin)
-    per_store = reference.case(platform, "per-store features", tested).thinned(*thin).train
+    case = reference.case(platform, "tokens", tested, split).thinned(*thin)
+    per_store = reference.case(platform, "per-store features", tested, split).thinned(*thin).train
     more = unlabelled(reference, platform)
     kept = np.isin(more["tokens"].tasks, np.unique(case.train.tasks))
     return Lesson(**_fields(case), per_store=per_store, unlabelled={reads: s.take(kept) for reads, s in more.items()})

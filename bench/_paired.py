@@ -1,4 +1,4 @@
-"""Whether one model chooses better programs than another, task by task.
+"""Whether one model ranks better than another, task by task.
 
 Means over seeds and their intervals say how much a model's luck in training counts; whether another choice of networks to
 test on would give the same order of two models, they do not say.  Both models rank the same tasks, so their difference is
@@ -12,16 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core.evaluation.metrics import picks
+from tcl_core.evaluation.metrics import picks, subset_top_1, task_pairs
 
+JUDGED = {"pairs": "pairs", "u16": "U16", "top1": "top-1"}
 DRAWS = 10_000
 ENOUGH = 10  # tasks
 
+ByTask = Mapping[int, float]
 
-def task_top1(scores: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[int, float]:
-    """Task -> fastest latency / latency of the program ranked first; arguments as in ``evaluation.metrics``."""
+
+def task_figures(scores: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[str, dict[int, float]]:
+    """Figure -> task -> value, of the tasks in which programs differ; arguments as in ``evaluation.metrics``.
+
+    pairs  share ranked right;  u16  top-1 over subsets of 16 programs;  top1  fastest latency / that of the program ranked first
+    """
+    pairs, u16 = task_pairs(scores, latencies_s, tasks), subset_top_1(scores, latencies_s, tasks)
     chosen = picks(scores, latencies_s, tasks, 1)
-    return dict(zip(chosen.tasks.tolist(), (chosen.best_s / chosen.picked_s).tolist(), strict=True))
+    top1 = dict(zip(chosen.tasks.tolist(), (chosen.best_s / chosen.picked_s).tolist(), strict=True))
+    found = {"pairs": pairs, "u16": u16, "top1": top1}
+    return {name: {task: float(values[task]) for task in pairs} for name, values in found.items()}
 
 
 def against(ours: np.ndarray, theirs: np.ndarray) -> list[float | None]:
@@ -37,23 +46,25 @@ def against(ours: np.ndarray, theirs: np.ndarray) -> list[float | None]:
     return [float(difference.mean()), *(float(x) for x in np.quantile(means, [0.025, 0.975]))]
 
 
-def compared(chosen: Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]], ours: str) -> list[dict[str, Any]]:
+def compared(judged: Mapping[tuple[str, str], Mapping[int, Mapping[str, ByTask]]], ours: str) -> list[dict[str, Any]]:
     """Our model against every other on each platform, by the seeds that both have; left out where there are none.
 
-    ``chosen`` is (platform, model) -> seed -> ``task_top1``.  A task counts once, with its mean over the seeds that were
-    tested on it.
+    ``judged`` is (platform, model) -> seed -> ``task_figures``.  A task counts once, with its mean over the seeds that were
+    tested on it.  Of each figure a row has the mean over tasks, and as ``FIGURE_ours_less`` our difference (``against``).
     """
     rows = []
-    for (platform, model), theirs in chosen.items():
-        mine = chosen.get((platform, ours), {})
+    for (platform, model), theirs in judged.items():
+        mine = judged.get((platform, ours), {})
         if seeds := sorted(mine.keys() & theirs.keys()):
-            a, b = (_means([of[seed] for seed in seeds]) for of in (mine, theirs))
-            about = {"platform": platform, "model": model, "seeds": len(seeds), "tasks": len(b)}
-            rows.append(about | {"top1": float(b.mean()), "ours_less": against(a, b)})
+            row: dict[str, Any] = {"platform": platform, "model": model, "seeds": len(seeds)}
+            for name in JUDGED:
+                a, b = (_means([of[seed][name] for seed in seeds]) for of in (mine, theirs))
+                row |= {"tasks": len(b), name: float(b.mean()), f"{name}_ours_less": against(a, b)}
+            rows.append(row)
     return rows
 
 
-def _means(seeds: Sequence[Mapping[int, float]]) -> np.ndarray:
+def _means(seeds: Sequence[ByTask]) -> np.ndarray:
     """(T,) mean of each task over the seeds that have it, in order of the tasks."""
     tasks = sorted(set().union(*seeds))
     return np.array([np.mean([seed[task] for seed in seeds if task in seed]) for task in tasks])

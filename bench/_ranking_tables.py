@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from _paired import JUDGED
 from _tables import markdown, mean_interval
 
-FIGURES = {"top1": "top-1", "top5": "top-5", "pairs": "pairs ranked right", "spearman": "Spearman"}
-LEAST = {"top1": 0.0, "top5": 0.0, "pairs": 0.0, "spearman": -1.0}  # that each can be
+FIGURES = {"pairs": "pairs ranked right", "u16": "U16", "top1": "top-1", "top5": "top-5", "spearman": "Spearman"}
+LEAST = {"pairs": 0.0, "u16": 0.0, "top1": 0.0, "top5": 0.0, "spearman": -1.0}  # that each can be
 
 
 def curve_table(rows: list[list[Any]]) -> str:
-    names = ("top1", "top5", "pairs")
+    names = ("pairs", "u16", "top1")
     cells = [
         [tasks or "all", programs or "all", model, *(shown([f[name] for f in runs]) for name in names)]
         for tasks, programs, model, runs in rows
@@ -23,20 +24,25 @@ def curve_table(rows: list[list[Any]]) -> str:
 
 def overview_table(models: Sequence[str], platforms: Sequence[str], found: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
     """(model, platform) -> figures of all seeds, as a row for each model; parameters are those on the last platform."""
-    names = ("top1", "top5", "pairs")
+    names = ("pairs", "u16", "top1")
     cell = lambda runs: " / ".join(f"{np.mean([f[name] for f in runs]):.3f}" for name in names) if runs else ""  # noqa: E731
     rows = []
     for model in models:
         runs = [found.get((model, platform), []) for platform in platforms]
         size = next(np.median([f["parameters"] for f in some]) for some in reversed(runs) if some)
         rows.append([model, f"{size:,.0f}", *map(cell, runs)])
-    return markdown(["model", "parameters", *(f"{platform}: top-1 / top-5 / pairs" for platform in platforms)], rows)
+    return markdown(["model", "parameters", *(f"{platform}: pairs / U16 / top-1" for platform in platforms)], rows)
 
 
 def compared_table(ours: str, rows: list[dict[str, Any]]) -> str:
-    less = lambda row: "" if row["model"] == ours else signed(row["ours_less"])  # noqa: E731
-    cells = [[row["platform"], row["model"], row["seeds"], row["tasks"], f"{row['top1']:.3f}", less(row)] for row in rows]
-    return markdown(["platform", "model", "seeds", "tasks", "top-1, mean over tasks", f"{ours} less it"], cells)
+    """Each figure's mean over tasks, and ours less it."""
+    cells = []
+    for row in rows:
+        less = ["" if row["model"] == ours else signed(row[f"{name}_ours_less"]) for name in JUDGED]
+        figures = [cell for name, differs in zip(JUDGED, less, strict=True) for cell in (f"{row[name]:.3f}", differs)]
+        cells.append([row["platform"], row["model"], row["seeds"], row["tasks"], *figures])
+    heads = [head for name in JUDGED.values() for head in (name, f"{ours} less it")]
+    return markdown(["platform", "model", "seeds", "tasks", *heads], cells)
 
 
 def calibration_table(rows: list[dict[str, Any]]) -> str:

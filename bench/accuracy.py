@@ -1,18 +1,22 @@
 """How well every cost model ranks programs of networks that it has never seen.
 
-    python bench/accuracy.py [--quick] [--part reference|logs|curve] [--models NAME,...] [--seeds N] [--threads N]
+    python bench/accuracy.py [--quick] [--part reference|prepared|logs|curve] [--models NAME,...] [--seeds N] [--threads N]
                              [--logs FOLDER] [--force]
+    python bench/accuracy.py --part sealed --why TEXT
 
 reference   the reference data set, platform by platform: trained on the training networks' tasks, tested on the held-out
             networks', which share no task with them
+prepared    the data set of networks that were prepared as projects prepare them, likewise
+sealed      the same, tested on the ten networks on which nothing was ever chosen.  Only when it is asked for, of code that is
+            committed, and each time with a line in bench/sealed.md
 logs        imported AutoTVM and Ansor logs, device by device: trained on three quarters of the tasks, tested on the
             others' programs that were drawn uniformly, or, where a device has no such log (marked: chosen), on all that a
             tuner chose.  Logs tell no module to lower: models on per-store features or states are left out
 curve       the chain's last platform with ever more training tasks, and ever more programs of each
 
 Every model has the same programs, its own settings, and several seeds; a figure is the mean over seeds and its 95 %
-interval.  ``tcl`` is our model distilled along the chain up to the platform; what it may learn from earlier platforms,
-``mtl-tlp`` may too.  Rerun it to resume one that was broken off, and several may run beside each other: what was
+interval.  ``tcl`` is our model carried along the chain up to the platform (``distill.method: bridge``); what it may learn from
+earlier platforms, ``mtl-tlp`` may too.  Rerun it to resume one that was broken off, and several may run beside each other: what was
 computed with the same code, data and settings stands in bench/results/accuracy.json and is not computed again (--force: it
 is).  Times are processor time, which other work on the machine changes less.
 --quick: the last platform and one device, two seeds, a quarter of the unlabelled programs, and none of the slow models, our chain
@@ -26,7 +30,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,20 +41,19 @@ from _calibration import calibration
 from _curve import draw_curve
 from _datasets import Case, Logs, Reference, reads_of
 from _identity import data_identity, identity
-from _lessons import ChainCase, chain_case, lesson, log_lesson
-from _paired import compared, task_top1
+from _lessons import ChainCase, Lesson, chain_case, lesson, log_lesson
+from _paired import ByTask, compared, task_figures
 from _ranking_tables import FIGURES, LEAST, calibration_table, compared_table, curve_table, interval, overview_table, shown, sizes_and_times
+from _sealed import opened
 from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
 
 import numpy as np
 import torch
 
-from tcl_core.chain.ckd import DistillSettings, learn_next
-from tcl_core.chain.state import learn_first
+from tcl_core.chain.bridge import BridgeSettings, bridged
 from tcl_core.errors import DataError, TclError
-from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, top_k
+from tcl_core.evaluation.metrics import mean_over_tasks, spearman, top_k
 from tcl_core.features.batches import Samples
-from tcl_core.learning.fit import FitSettings
 from tcl_core.locks import wait_for_lock
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
@@ -59,7 +62,7 @@ from tcl_core.progress import progress
 from tcl_core.teaching import STUDENT
 
 COMMAND = "python bench/accuracy.py"
-REFERENCE = ROOT / "data" / "reference"
+SETS = {"reference": ROOT / "data" / "reference", "prepared": ROOT / "data" / "prepared", "sealed": ROOT / "data" / "prepared"}
 OURS, CHAINED = "mamba", "tcl"
 MODELS = ("random", "xgboost", "trees", "tenset-mlp", "tlp", "mtl-tlp", "world-model", "mamba-paper", OURS, CHAINED)
 SLOW = ("tlp", "mtl-tlp", "world-model", "mamba-paper", CHAINED)  # minutes each, of each seed
@@ -67,15 +70,15 @@ CURVE = ("xgboost", "trees", OURS, CHAINED)
 SIZES = (*((n, None) for n in (19, 38, 76)), *((None, p) for p in (8, 16, 32)))  # tasks, or programs of each
 FEW, SMALLEST = ("random", "trees", "mtl-tlp", OURS, CHAINED), ((2, None), (None, 4))  # models and sizes of the smallest form
 CALIBRATED = ("trees", OURS, CHAINED)
-DATA = {"reference": "accuracy_reference", "logs": "accuracy_logs"}  # data set -> its table
+DATA = {data: f"accuracy_{data}" for data in (*SETS, "logs")}  # data set -> its table
 FEW_UNLABELLED = 48  # for each task, of a quick run
 ALL = 10**6  # tasks or programs, when there is no bound
-EPOCHS = {("reference", "tlp"): 12, ("reference", "mtl-tlp"): 6, ("logs", "tlp"): 4}
+EPOCHS = {("logs", "tlp"): 4} | {(data, model): epochs for data in SETS for model, epochs in (("tlp", 12), ("mtl-tlp", 6))}
 """Of their own 50, which would take a day: docs/accuracy.md says what that costs."""
 PICTURE = ROOT / "docs" / "accuracy_curve.png"
 FEATURES = ROOT / "data" / "features"  # caches
-DISTILL_EPOCHS = 20  # of each phase, as in params.yaml
 TIMED = 512  # programs whose scoring is timed
+DIGITS = 4  # of a task's figures
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Run:
 
 def own_settings(run: Run) -> object:
     """What this comparison settles of how a run's model is trained, beside the model's own code."""
-    return DISTILL_EPOCHS if run.model == CHAINED else EPOCHS.get((run.data, run.model))
+    return EPOCHS.get((run.data, run.model))
 
 
 def create(run: Run) -> CostModel:
@@ -110,28 +113,35 @@ def create(run: Run) -> CostModel:
 def trained(run: Run, case: Any) -> CostModel:
     """The model, having learned all that a case allows it to."""
     if run.model == CHAINED:
-        return chained(case, run.seed)
+        return chained(run, case)
     if run.model == OURS:
-        model = MambaModel(replace(STUDENT, seed=run.seed, epochs=EPOCHS.get((run.data, OURS), STUDENT.epochs)))
-        model.fit(case.taught(run.seed))
-        return model
+        return taught(run, case)
     model = create(run)
     return model.fit(case.train, sources=case.before if model.learns_from_sources else ())
 
 
-def chained(case: ChainCase, seed: int) -> CostModel:
-    """Our model as the pipeline has it: taught on the chain's first platform, distilled along the platforms up to this one."""
-    state = learn_first(case.first.taught(seed), None, replace(STUDENT, seed=seed), measured=case.first.train)
-    settings = DistillSettings(FitSettings(seed=seed), epochs=DISTILL_EPOCHS, kd_epochs=DISTILL_EPOCHS)
-    for samples in case.before[1:]:
-        state = learn_next(state, samples, None, settings)
-    return learn_next(state, case.train, None, settings, last=True).model
+def taught(run: Run, case: Lesson) -> MambaModel:
+    model = MambaModel(replace(STUDENT, seed=run.seed, epochs=EPOCHS.get((run.data, run.model), STUDENT.epochs)))
+    model.fit(case.taught(run.seed))
+    return model
+
+
+def chained(run: Run, case: ChainCase) -> MambaModel:
+    """Our model as the pipeline has it: taught on the chain's first platform, then carried on by what each later one measured."""
+    usual = BridgeSettings()
+    settings = replace(usual, fit=replace(usual.fit, seed=run.seed, epochs=EPOCHS.get((run.data, run.model), usual.fit.epochs)))
+    model, platforms = taught(run, case.first), (*case.before, case.train)
+    for place in range(1, len(platforms)):
+        further = case.further[place]
+        source_s = np.concatenate([platforms[place - 1].latencies_s, np.full(len(further), np.nan)])
+        model, _ = bridged(model, platforms[place], further, settings, source_s=source_s, earlier=case.hardware[:place])
+    return model
 
 
 def figures(run: Run, case: Case, kept: Path | None = None) -> dict[str, Any]:
-    """Of one run: how well it ranks, how large it is, how long it took; the scores go to ``kept``.
+    """Of one run: how well it ranks, over all and of each of the ``tasks``, how large it is, how long it took.
 
-    ``task_top1`` is what networks are compared by, task by task.
+    The scores go to ``kept``.
     """
     start = time.process_time()
     model = trained(run, case)
@@ -141,12 +151,15 @@ def figures(run: Run, case: Case, kept: Path | None = None) -> dict[str, Any]:
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.savez(kept, scores=measured[0], latencies_s=test.latencies_s, tasks=test.tasks)
+    of_tasks = task_figures(*measured)
     return {
+        "pairs": mean_over_tasks(of_tasks["pairs"]),
+        "u16": mean_over_tasks(of_tasks["u16"]),
         "top1": top_k(*measured, case.networks, 1),
         "top5": top_k(*measured, case.networks, 5),
-        "pairs": pairwise_accuracy(*measured),
         "spearman": spearman(*measured),
-        "task_top1": [[task, round(ratio, 4)] for task, ratio in task_top1(*measured).items()],
+        "tasks": list(of_tasks["pairs"]),
+        "of_tasks": {name: [round(x, DIGITS) for x in values.values()] for name, values in of_tasks.items()},
         "parameters": model.parameter_count(),
         "train_s": seconds,
         "programs_per_s": rate(model.predict, test),
@@ -167,11 +180,15 @@ def rate(predict: Callable[[Samples], np.ndarray], samples: Samples) -> float:
 class Bench:
     """The runs that are asked for, of which those known already are not made again."""
 
-    def __init__(self, reference: Reference, logs: Path, force: bool, room: Path = ROOT / "data" / "bench") -> None:
-        """``room`` is a folder for imported logs, scores, and the lock of the results."""
-        self.path, self.reference, self.logs, self.room = result_file("accuracy.json"), reference, logs, room
+    def __init__(self, sets: Mapping[str, Reference], logs: Path, force: bool, room: Path = ROOT / "data" / "bench") -> None:
+        """``sets`` are data sets by name, "reference" among them; ``room`` is a folder for imported logs, scores, and the lock of
+        the results.
+        """
+        self.path, self.sets, self.logs, self.room = result_file("accuracy.json"), sets, logs, room
+        self.reference = sets["reference"]
         self.imported = functools.cache(lambda: Logs(logs, room / "logs"))
-        data = data_identity(reference.folder, logs)
+        data = dict.fromkeys(DATA, "") | {name: data_identity(of.folder, logs)["reference"] for name, of in sets.items()}
+        data["logs"] = data_identity(self.reference.folder, logs)["logs"]
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data], own_settings(run)))
         self.force, self.known = force, self._stored()
 
@@ -181,19 +198,20 @@ class Bench:
     def _stored(self) -> dict[Run, dict[str, Any]]:
         """Runs of the same code and data that are on the disk."""
         runs = ((Run(*row["run"]), row) for row in self._read("runs"))
-        return {run: row["figures"] for run, row in runs if row["identity"] == self.identity(run)}
+        return {run: row["figures"] for run, row in runs if row["identity"] == self.identity(run) and "of_tasks" in row["figures"]}
 
     def case(self, run: Run) -> Case:
         """What a run learns from and ranks; our model's with what its teacher ensemble needs."""
         if run.data == "logs":
             case = self.imported().case(run.platform, run.seed)
             return log_lesson(self.imported(), run.platform, case, run.seed) if run.model == OURS else case
-        thin = (run.tasks, run.programs, run.seed)
+        thin, split = (run.tasks, run.programs, run.seed), "sealed" if run.data == "sealed" else "held_out"
+        reference = self.sets[run.data]
         if run.model == OURS:
-            return lesson(self.reference, run.platform, thin=thin)
+            return lesson(reference, run.platform, thin=thin, split=split)
         if run.model == CHAINED:
-            return chain_case(self.reference, run.platform, thin)
-        return self.reference.case(run.platform, reads_of(run.model)).thinned(*thin)
+            return chain_case(reference, run.platform, thin, split)
+        return reference.case(run.platform, reads_of(run.model), split=split).thinned(*thin)
 
     def _untrue(self) -> list[dict[str, Any]]:
         """Rows of other code or data, which are shown nowhere but kept until their runs are made again.
@@ -235,7 +253,7 @@ class Bench:
 
     def compared(self) -> list[dict[str, Any]]:
         """Our model against each other one, task by task."""
-        return [row for data in DATA for row in compared(self.task_top1(data), OURS)]
+        return [{"data": data, **row} for data in DATA for row in compared(self.of_tasks(data), OURS)]
 
     def calibrated(self) -> list[dict[str, Any]]:
         """How far certainty can be trusted; what an earlier machine found is kept while its runs are true."""
@@ -247,12 +265,13 @@ class Bench:
             found += self.calibration_of(seeds, named) or [row for row in before if named.items() <= row.items()]
         return found
 
-    def task_top1(self, data: str) -> dict[tuple[str, str], dict[int, dict[int, float]]]:
-        """(platform or device, model) -> seed -> task -> top-1."""
-        found: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
+    def of_tasks(self, data: str) -> dict[tuple[str, str], dict[int, dict[str, ByTask]]]:
+        """(platform or device, model) -> seed -> figure -> task -> value."""
+        found: dict[tuple[str, str], dict[int, dict[str, ByTask]]] = {}
         for run, one in self.known.items():
             if run.whole and run.data == data:
-                found.setdefault((run.platform, run.model), {})[run.seed] = dict(one["task_top1"])
+                of = {name: dict(zip(one["tasks"], values, strict=True)) for name, values in one["of_tasks"].items()}
+                found.setdefault((run.platform, run.model), {})[run.seed] = of
         return found
 
     def calibration_of(self, seeds: Sequence[Run], named: dict[str, Any]) -> list[dict[str, Any]]:
@@ -267,12 +286,15 @@ class Bench:
         return [named | {"members": 1} | mean, named | {"members": len(seeds)} | together]
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """platform or device -> model -> top1, top5 as [mean, low, high], and parameters."""
+        """platform or device -> model -> figures as [mean, low, high], and parameters; a platform of another data set than the
+        reference has its name behind a comma.
+        """
         found: dict[str, dict[str, dict[str, Any]]] = {}
         key = lambda run: (run.data, run.platform, run.model) if run.whole else None  # noqa: E731
-        for (_, platform, model), runs in grouped(self.known, key):
-            entry = {key: interval([f[key] for f in runs]) for key in ("top1", "top5")}
-            found.setdefault(platform, {})[model] = entry | {"parameters": int(runs[0]["parameters"])}
+        for (data, platform, model), runs in grouped(self.known, key):
+            entry = {key: interval([f[key] for f in runs], LEAST[key]) for key in FIGURES}
+            place = platform if data in ("reference", "logs") else f"{platform}, {data}"
+            found.setdefault(place, {})[model] = entry | {"parameters": int(runs[0]["parameters"])}
         return found
 
     def table(self, data: str) -> str:
@@ -282,7 +304,7 @@ class Bench:
             [self.label(place, data), model, *(over_seeds(runs, name) for name in FIGURES), *sizes_and_times(runs)]
             for (place, model), runs in grouped(self.known, key)
         ]
-        header = ["platform" if data == "reference" else "device", "model", *FIGURES.values()]
+        header = ["device" if data == "logs" else "platform", "model", *FIGURES.values()]
         return markdown([*header, "parameters", "training, CPU s", "ranked per CPU s"], rows)
 
     def overview(self) -> str:
@@ -320,15 +342,17 @@ def grouped(known: dict[Run, Any], key: Callable[[Run], Any]) -> Iterator[tuple[
 def wanted(
     bench: Bench, part: str | None, models: Sequence[str], seeds: int, quick: bool, sizes: Sequence[tuple[int | None, int | None]]
 ) -> list[Run]:
-    """The runs of all parts or of one; ``sizes`` are those of the curve."""
+    """The runs of all parts but the sealed one, or of one; ``sizes`` are those of the curve."""
     platforms = bench.reference.platforms
     last, kept = platforms[-1], models
     runs = [
-        Run("reference", platform, model, seed)
+        Run(data, platform, model, seed)
+        for data in bench.sets
         for platform in (platforms[-1:] if quick else platforms)
-        for model in kept
         for seed in range(seeds)
+        for model in kept
         if not (model in (CHAINED, "mtl-tlp") and platform == platforms[0])
+        if data == "reference" or data == part or data == "prepared" and not quick
     ]
     if bench.logs.exists():
         on_tokens = [m for m in kept if m not in (CHAINED, "mtl-tlp") and reads_of(m) == "tokens"]
@@ -359,7 +383,8 @@ def names(text: str) -> list[str]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="one platform, one device, two seeds, no slow models")
-    parser.add_argument("--part", choices=("reference", "logs", "curve"), help="only this one")
+    parser.add_argument("--part", choices=(*DATA, "curve"), help="only this one")
+    parser.add_argument("--why", help="why the sealed networks are ranked, for the record")
     parser.add_argument("--models", type=names, help="only these, by commas")
     parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
     parser.add_argument("--seeds", type=int, choices=range(2, 11), help="how many (3; with --quick 2)")
@@ -377,14 +402,21 @@ def bench_of(given: argparse.Namespace) -> Bench:
     if given.smallest:
         import _smallest
 
-        EPOCHS.update({("reference", model): 1 for model in MODELS})
-        return Bench(_smallest.reference(), _smallest.scratch() / "logs", given.force, _smallest.scratch())
-    if not (REFERENCE / "tasks.parquet").exists():
-        raise DataError(f"there is no data set in {REFERENCE}; measure one with python bench/reference.py")
+        EPOCHS.update({(data, model): 1 for data in SETS for model in MODELS})
+        few = _smallest.reference()
+        return Bench({"reference": few, "prepared": few}, _smallest.scratch() / "logs", given.force, _smallest.scratch())
+    for folder in SETS.values():
+        if not (folder / "tasks.parquet").exists():
+            raise DataError(f"there is no data set in {folder}; measure one with python bench/reference.py")
     if given.quick:  # another model of ours, taught by fewer programs in fewer epochs: its scores lie apart
         EPOCHS.update({(data, OURS): STUDENT.epochs // 3 for data in DATA})
-        return Bench(Reference(REFERENCE, FEATURES, FEW_UNLABELLED), given.logs, given.force, ROOT / "data" / "bench" / "quick")
-    return Bench(Reference(REFERENCE, FEATURES), given.logs, given.force)
+        return Bench(_sets(FEW_UNLABELLED), given.logs, given.force, ROOT / "data" / "bench" / "quick")
+    return Bench(_sets(), given.logs, given.force)
+
+
+def _sets(*unlabelled: int) -> dict[str, Reference]:
+    of = {folder: Reference(folder, FEATURES, *unlabelled) for folder in SETS.values()}
+    return {name: of[folder] for name, folder in SETS.items()}
 
 
 def run(given: argparse.Namespace) -> None:
@@ -394,14 +426,16 @@ def run(given: argparse.Namespace) -> None:
         print(f"there is no {bench.logs}; the part on logs is left out (give their folder with --logs)")
     few = FEW if given.smallest else [model for model in MODELS if not (given.quick and model in SLOW)]
     models, sizes = given.models or few, SMALLEST if given.smallest else () if given.quick else SIZES
+    if given.part == "sealed":
+        opened(COMMAND, given.why)
     bench.compute(wanted(bench, given.part, models, given.seeds or (2 if small else 3), small, sizes))
     calibrated = bench.calibrated()
     bench.write(calibrated)
     for data, name in DATA.items():
-        if places := {place for place, _ in bench.task_top1(data)}:
+        if bench.of_tasks(data):
             _show(name, bench.table(data))
-            _show(f"{name}_compared", compared_table(OURS, [row for row in bench.compared() if row["platform"] in places]))
-    if bench.task_top1("reference"):
+            _show(f"{name}_compared", compared_table(OURS, compared(bench.of_tasks(data), OURS)))
+    if bench.of_tasks("reference"):
         into_document("accuracy", bench.overview())
         print(bench.overview())
     if calibrated:

@@ -65,6 +65,7 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _datasets import Logs, Reference
 from _identity import code_identity, data_identity
+from _paired import task_figures
 from _tables import ROOT, Quick, arguments, into_document, result_file, save
 from _transfer_data import DEVICES, FOLDS, Devices, Side, Targets
 from _transfer_rows import ROWS, TREES, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson
@@ -75,8 +76,7 @@ import torch
 
 from tcl_core.chain.bridge import BridgeSettings
 from tcl_core.chain.state import ChainState, learn_first
-from tcl_core.evaluation.metrics import pairwise_accuracy, picks, subset_top_1
-from tcl_core.features.batches import Samples, concatenate, rows_by_task
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
@@ -256,16 +256,7 @@ def lesson_of(labels: int | str, sides: Sequence[Side], state: ChainState, fit: 
 
 def judge(model: CostModel, test: Samples) -> dict[str, dict[int, float]]:
     """Figure -> task -> value, of the tasks in which programs differ."""
-    scores, found = model.predict(test), {"pairs": {}, "u16": {}, "top1": {}}
-    for rows in rows_by_task(test.tasks):
-        seconds = test.latencies_s[rows]
-        if np.isfinite(seconds).any() and len(np.unique(seconds)) > 1:
-            one = scores[rows], seconds, test.tasks[rows]
-            task, chosen = int(test.tasks[rows[0]]), picks(*one, 1)
-            found["pairs"][task] = pairwise_accuracy(*one)
-            found["u16"][task] = subset_top_1(*one)[task]
-            found["top1"][task] = float(chosen.best_s[0] / chosen.picked_s[0])
-    return found
+    return task_figures(model.predict(test), test.latencies_s, test.tasks)
 
 
 def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int) -> list[Unit]:

@@ -25,8 +25,8 @@ def made(tmp_path, monkeypatch) -> list[Run]:
     def figures(run: Run, case: object, kept: Path | None = None) -> dict:
         made.append(run)
         top1 = (0.9 if run.model == "mamba" else 0.5) + 0.01 * run.seed
-        told = {"top1": top1, "top5": 1.0, "parameters": 7}
-        return told | {"task_top1": [[task, top1] for task in range(12)]}
+        told = {"pairs": top1, "u16": top1, "top1": top1, "top5": 1.0, "spearman": 0.0, "parameters": 7}
+        return told | {"tasks": list(range(12)), "of_tasks": {name: [top1] * 12 for name in ("pairs", "u16", "top1")}}
 
     monkeypatch.setattr(accuracy, "figures", figures)
     monkeypatch.setattr(Bench, "case", lambda self, run: None)
@@ -38,7 +38,7 @@ def made(tmp_path, monkeypatch) -> list[Run]:
 
 def bench(force: bool = False) -> Bench:
     reference = SimpleNamespace(platforms=PLATFORMS, folder=Path("reference"))
-    return Bench(reference, Path("logs"), force, _tables.RESULTS)
+    return Bench({"reference": reference, "prepared": reference}, Path("logs"), force, _tables.RESULTS)
 
 
 def stored() -> dict:
@@ -102,9 +102,24 @@ def test_the_summary_has_means_intervals_and_sizes_and_models_are_compared_with_
     mean, low, high = summary["top1"]
     assert mean == pytest.approx(0.505) and low < mean < high and summary["parameters"] == 7
     rows = {(row["platform"], row["model"]): row for row in stored()["compared"]}
-    assert rows["b", "trees"]["ours_less"] == pytest.approx([0.4] * 3) and rows["b", "trees"]["seeds"] == 2
+    assert rows["b", "trees"]["u16_ours_less"] == pytest.approx([0.4] * 3) and rows["b", "trees"]["seeds"] == 2
 
 
 def test_points_of_a_curve_are_not_in_the_summary(made):
     bench().compute([*RUNS[:2], Run("reference", "a", "trees", 0, tasks=19)])
     assert stored()["summary"]["a"]["trees"]["top1"][0] == pytest.approx(0.505)
+
+
+def test_a_data_set_is_not_taken_for_another_with_the_same_platforms(made):
+    prepared = [Run("prepared", run.platform, run.model, run.seed) for run in RUNS]
+    bench().compute([*RUNS[:1], *prepared])
+    assert set(stored()["summary"]) == {"a", "a, prepared", "b, prepared"}
+    assert [row["data"] for row in stored()["compared"]] == ["prepared"] * 4
+
+
+def test_the_sealed_networks_are_ranked_only_when_asked_for(made):
+    of = bench()
+    of.sets = {"reference": of.reference, "prepared": of.reference, "sealed": of.reference}
+    asked = lambda part: {run.data for run in accuracy.wanted(of, part, ["trees"], 2, False, ())}  # noqa: E731
+    assert asked(None) == {"reference", "prepared"} and asked("prepared") == {"prepared"} and asked("sealed") == {"sealed"}
+    assert {run.data for run in accuracy.wanted(of, None, ["trees"], 2, True, ())} == {"reference"}

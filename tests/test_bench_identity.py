@@ -30,7 +30,7 @@ def test_a_models_runs_depend_on_its_own_code_and_on_its_data():
     files = {model: {path.name for path in code_of(model)} for model in ("trees", "mamba", "tlp", "tcl")}
     assert "mamba.py" in files["mamba"] and "mamba.py" not in files["trees"] | files["tlp"]
     assert {"teaching.py", "trees.py"} <= files["mamba"] & files["tcl"]  # its teacher ensemble's
-    assert {"ckd.py", "state.py"} <= files["tcl"]
+    assert {"bridge.py", "completion.py", "state.py"} <= files["tcl"]
     assert all({"metrics.py", "autotvm.py", "ansor.py"} <= found for found in files.values())
     assert "_lessons.py" in files["mamba"] & files["tcl"] and "_lessons.py" not in files["trees"]
     assert len({identity(model, data, epochs) for model in files for data in "ab" for epochs in (None, 4)}) == 16

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from _paired import against, compared, task_top1
+from _paired import JUDGED, against, compared, task_figures
 
 LATENCIES_S = np.array([1.0, 2.0, 4.0, 3.0, 3.0, 1.5])
 TASKS = np.array([0, 0, 0, 1, 1, 1], np.int32)
 
 
-def test_top1_of_each_task():
-    found = task_top1(np.array([0.1, 0.9, 0.5, 0.0, 0.2, 0.9]), LATENCIES_S, TASKS)
-    assert found == {0: pytest.approx(0.5), 1: pytest.approx(1.0)}
+def test_the_figures_of_each_task():
+    found = task_figures(np.array([0.1, 0.9, 0.5, 0.0, 0.2, 0.9]), LATENCIES_S, TASKS)
+    assert found["top1"] == {0: pytest.approx(0.5), 1: pytest.approx(1.0)}
+    assert found["pairs"] == {0: pytest.approx(1 / 3), 1: pytest.approx(1.0)}
+    assert found["u16"] == found["top1"]  # of fewer than sixteen programs
+
+
+def test_a_task_without_a_difference_has_no_figures():
+    found = task_figures(np.arange(4.0), np.array([1.0, 1.0, 2.0, np.inf]), np.array([0, 0, 1, 1], np.int32))
+    assert {name: set(values) for name, values in found.items()} == {"pairs": {1}, "u16": {1}, "top1": {1}}
+
+
+def judged(top1):
+    """The same value for every figure."""
+    return {key: {seed: dict.fromkeys(JUDGED, tasks) for seed, tasks in seeds.items()} for key, seeds in top1.items()}
 
 
 def test_a_difference_that_every_task_has_is_certain_and_one_that_tasks_disagree_on_is_not():
@@ -33,13 +45,13 @@ def test_models_are_compared_on_their_own_platform_and_by_the_seeds_that_both_ha
         ("a", "trees"): {3: best},
         ("b", "tlp"): {0: worse},
     }
-    found = compared(chosen, "mamba")
+    found = compared(judged(chosen), "mamba")
     assert [(row["platform"], row["model"], row["seeds"], row["tasks"]) for row in found] == [("a", "mamba", 2, 2), ("a", "tlp", 1, 2)]
-    assert found[1]["ours_less"][0] == pytest.approx(1.0 - (0.25 + 0.5) / 2)
+    assert found[1]["u16_ours_less"][0] == pytest.approx(1.0 - (0.25 + 0.5) / 2)
 
 
 def test_a_task_counts_once_however_many_seeds_were_tested_on_it():
     ours, theirs = {0: {7: 1.0}, 1: {7: 0.6, 8: 0.5}}, {0: {7: 0.4}, 1: {7: 0.2, 8: 0.9}}
-    row = compared({("a", "mamba"): ours, ("a", "tlp"): theirs}, "mamba")[1]
+    row = compared(judged({("a", "mamba"): ours, ("a", "tlp"): theirs}), "mamba")[1]
     assert row["tasks"] == 2 and row["top1"] == pytest.approx((0.3 + 0.9) / 2)
-    assert row["ours_less"][0] == pytest.approx((0.8 - 0.3 + 0.5 - 0.9) / 2)
+    assert row["pairs_ours_less"][0] == pytest.approx((0.8 - 0.3 + 0.5 - 0.9) / 2)

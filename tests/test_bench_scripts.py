@@ -19,10 +19,10 @@ LIMIT_S = 600  # of a script, which takes some seconds on a quiet machine
 TABLES = {
     "ablations": ("runs.default.*.*", "runs.two Mamba blocks.*.*", "runs.no network: trees on per-store features.*.*", "epochs"),
     "accuracy": (
-        *(f"summary.host-avx512.{model}.{key}" for model in ("random", "mamba", "tcl") for key in ("top1", "top5", "parameters")),
-        *(f"runs.*.figures.{key}" for key in ("top1", "top5", "pairs", "spearman", "task_top1", "train_s", "programs_per_s")),
+        *(f"summary.host-avx512.{model}.{key}" for model in ("random", "mamba", "tcl") for key in ("pairs", "u16", "top1", "parameters")),
+        *(f"runs.*.figures.{key}" for key in ("top1", "top5", "pairs", "u16", "spearman", "of_tasks", "train_s", "programs_per_s")),
         *(f"calibration.*.{key}" for key in ("platform", "model", "members", "ece", "sharp")),
-        *(f"compared.*.{key}" for key in ("platform", "model", "seeds", "tasks", "top1", "ours_less")),
+        *(f"compared.*.{key}" for key in ("platform", "model", "seeds", "tasks", "pairs", "pairs_ours_less", "u16_ours_less")),
     ),
     "collect": (
         *(f"figures.rates.*.TCL.{key}" for key in ("median", "slowest", "fastest", "start_s", "with_start", "builds_alone")),
