@@ -1,7 +1,7 @@
 """What one platform's knowledge is worth on another that few programs were measured on.
 
-    python bench/transfer.py [--quick] [--pair A>B ...] [--labels N|all ...] [--folds N] [--threads N] [--minutes M]
-                             [--logs FOLDER] [--force]
+    python bench/transfer.py [--quick] [--data NAME] [--pair A>B ...] [--labels N|all ...] [--folds N] [--threads N]
+                             [--minutes M] [--logs FOLDER] [--force]
 
 Platform A is learned from all its programs, platform B from so many of its own, drawn uniformly: only the target is thinned.
 
@@ -37,6 +37,7 @@ Where no two of B's programs are of one task, own and own-taught rank nothing, a
 were measured than the labels asked for, all are taken.  Trees read tokens, on every row.
 
 Pairs A>B of the three platforms of the reference data: grouped cross-validation over its training networks, three held out in turn.
+With --data prepared of the data set of prepared networks, whose results and tables are their own.
 A chain A>B>C goes on so, with the same programs measured on B and C, and is judged on all its platforms; rows that cannot go on learn
 C alone.  Pairs of real devices are of imported logs: programs that both measured, drawn uniformly, known by task and decisions; a
 quarter of the tasks is held out in turn.
@@ -88,6 +89,7 @@ PAIRS = (
     "host-sse42>host-avx2", "host-avx2>host-sse42", "host-avx512>host-avx2",
     "host-sse42>host-avx2>host-avx512", "ryzen-3700x>i5-1035g1", "i5-1035g1>cortex-a72",
 )  # fmt: skip
+DATA = ("reference", "prepared")
 ALL = "all"
 LABELS = (160, ALL, 16, 600, 64, 2400)  # the first are run first
 UNMEASURED = 64
@@ -228,7 +230,8 @@ class Bench:
 
     def save(self) -> None:
         rows = [{"unit": astuple(unit), "figures": found} for unit, found in self.units.items()]
-        save(self.name, {"identity": self.identity, "summary": self.summary, "units": rows}, COMMAND)
+        command = COMMAND + "".join(f" --data {data}" for data in DATA if self.name.endswith(f"_{data}"))
+        save(self.name, {"identity": self.identity, "summary": self.summary, "units": rows}, command)
 
 
 def of_devices(pair: str) -> bool:
@@ -279,6 +282,7 @@ def labels_of(text: str) -> int | str:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="one pair, one number of labels, one fold")
+    parser.add_argument("--data", choices=DATA, default=DATA[0], help=f"which data set of data/ ({DATA[0]})")
     parser.add_argument("--pair", action="append", help=f"only this one; of {', '.join(PAIRS)}")
     parser.add_argument("--labels", action="append", type=labels_of, help=f"only so many, 0 or {ALL}; several: give it again")
     parser.add_argument("--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help="so many of the folds")
@@ -289,7 +293,8 @@ def main() -> None:
     given = parser.parse_args()
     until = time.monotonic() + 60 * given.minutes
     torch.set_num_threads(given.threads)
-    reference = Reference(ROOT / "data" / "reference", ROOT / "data" / "features", UNMEASURED)
+    name = "transfer" if given.data == DATA[0] else f"transfer_{given.data}"
+    reference = Reference(ROOT / "data" / given.data, ROOT / "data" / "features", UNMEASURED)
     pairs, labels, folds, epochs, room = given.pair, given.labels or LABELS, given.folds, None, ROOT / "data" / "bench"
     if given.quick:
         reference.unlabelled, pairs, labels, folds, epochs = UNMEASURED // 4, pairs or PAIRS[:1], given.labels or (160,), 1, QUICK_EPOCHS
@@ -298,18 +303,18 @@ def main() -> None:
 
         reference, epochs, pairs, labels, folds, room = _smallest.reference(), 1, [PAIRS[0], PAIRS[6]], (12,), 1, _smallest.scratch()
     if pairs is None:
-        pairs = [pair for pair in PAIRS if given.logs.exists() or not of_devices(pair)]
+        pairs = [pair for pair in PAIRS if not of_devices(pair) or given.data == DATA[0] and given.logs.exists()]
     if unknown := [pair for pair in pairs if not (is_chain(pair, reference.platforms) or is_chain(pair, DEVICES))]:
         names = ", ".join([*reference.platforms, *DEVICES])
         sys.exit(f"transfer: no such pair: {', '.join(unknown)}; write A>B or A>B>C with platforms of one kind, of {names}")
     units = planned(pairs, labels, folds)
-    bench = Bench(reference, given.logs, room, epochs=epochs, force=given.force)
+    bench = Bench(reference, given.logs, room, name=name, epochs=epochs, force=given.force)
     bench.run(units, until)
     asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}
     known = {pair: {n: row for n, row in by.items() if n in counts} for pair, by in bench.summary.items() if pair in asked}
     print(tables(known))
     if not (given.quick or given.smallest):
-        into_document("transfer", tables(bench.summary))
+        into_document(name, tables(bench.summary))
 
 
 def is_chain(pair: str, platforms: Sequence[str]) -> bool:
