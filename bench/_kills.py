@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,8 +76,8 @@ def kill(shop: Workshop, lane: Lane, wanted: Kill) -> Result:
     if wanted.later and processes_left(lane.folder, PATIENCE_S):
         findings.append(Finding(PART, wanted.name, "leftovers", "a process outlived the kill"))
     again = lane.run(*ready.command.argv, limit_s=limit)
-    dvcs_lock = again.code == DVC_FAILED and remove_torn_lock(lane.project)
-    if dvcs_lock:
+    mended = again.code == DVC_FAILED and (remove_torn_lock(lane.project) or restore_damaged_lock(lane, ready.snapshot))
+    if mended:
         again = lane.run(*ready.command.argv, limit_s=limit)
     findings += judged(again, PART, wanted.name)
     if processes_left(lane.folder):
@@ -84,7 +85,7 @@ def kill(shop: Workshop, lane: Lane, wanted: Kill) -> Result:
     if not findings:
         findings = compared(lane, ready, wanted.name, PART)
     where = killed.hit.partition(" ")[0] or ("moment" if isinstance(wanted.at, float) else "not reached")
-    where = "DVC's list of locks, removed by hand" if dvcs_lock else where
+    where = "a file of DVC's own, mended by hand" if mended else where
     return Result(wanted.name, where, [Finding(f.part, f.name, f.kind, f"{killed.hit}: {f.said}") for f in findings])
 
 
@@ -99,6 +100,15 @@ def remove_torn_lock(project: Path) -> bool:
         path.unlink()
         return True
     return False
+
+
+def restore_damaged_lock(lane: Lane, snapshot: Path) -> bool:
+    """Take dvc.lock back, as from Git, where a kill left DVC one that it cannot read; whether it was so."""
+    said = lane.run(tiny.DVC, "status").said
+    if "dvc.lock' is invalid" not in said and "dvc.lock' validation failed" not in said:
+        return False
+    shutil.copy(snapshot / "project/dvc.lock", lane.project / "dvc.lock")
+    return True
 
 
 def _harm(wanted: Kill, ready: Ready) -> Harm:

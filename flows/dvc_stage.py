@@ -19,6 +19,7 @@ from typing import IO
 
 import psutil
 
+from flows import dvc_lock
 from tcl_core.errors import DataError, TclError, UsageError
 from tcl_core.files import shown, writing
 from tcl_core.locks import try_lock
@@ -34,11 +35,14 @@ class Busy(UsageError):
 
 
 class StageFailed(TclError):
-    """A child process failed; carries its own sentence and its exit code."""
+    """A child process failed; carries its own sentence and its exit code.
 
-    def __init__(self, name: str, sentence: str, exit_code: int) -> None:
+    of_lock  DVC cannot read its dvc.lock, or fails in a way that it did not foresee, as it does with some damaged ones
+    """
+
+    def __init__(self, name: str, sentence: str, exit_code: int, of_lock: bool = False) -> None:
         super().__init__(f"{name}: {sentence}")
-        self.exit_code = exit_code
+        self.exit_code, self.of_lock = exit_code, of_lock
 
 
 def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool = False) -> str:
@@ -46,7 +50,20 @@ def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None]
 
     settings  environment variables for the stage; ``watch`` is called a few times a second while it runs
     force     run it even if nothing changed, and measure anew what was measured before
+
+    Where a kill cut dvc.lock short, the last whole one takes its place first.
     """
+    dvc_lock.keep()
+    try:
+        return _reproduce(stage, settings, watch, force)
+    except StageFailed as failed:
+        if not (failed.of_lock and dvc_lock.put_back()):
+            raise
+    said = f"dvc.lock was damaged ({dvc_lock.DAMAGED}); as it was before the last stage it takes its place again"
+    return "\n".join(filter(None, (said, _reproduce(stage, settings, watch, force))))
+
+
+def _reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool) -> str:
     command = [sys.executable, "-m", "dvc", "repro", "--quiet", "--single-item", stage]
     if force:
         return _run(stage, [*command, "--force"], {**settings, "TCL_FORCE": "1"}, watch, _check_begins)
@@ -164,8 +181,9 @@ def _check_begins(stage: str) -> None:
     missing = [file for change in changes for file, what in change.get("changed deps", {}).items() if what == "deleted"]
     if files := shown(", ".join(missing)):
         raise StageFailed(stage, f"what it needs is not there ({files}); run the stages before it: dvc repro {stage}", DataError.exit_code)
-    if error := re.search(r"^ERROR: (.+)|^(.+ is invalid)", asked.stderr, re.MULTILINE):
-        raise StageFailed(stage, f"DVC cannot begin it ({shown(error[1] or error[2])}); mend that, and see: dvc status", 1)
+    if error := re.search(r"^ERROR: (.+)|^(.+ is invalid|.+ validation failed)", asked.stderr, re.MULTILINE):
+        of_lock = "dvc.lock'" in (error[2] or "") or error[1] == "unexpected error"
+        raise StageFailed(stage, f"DVC cannot begin it ({shown(error[1] or error[2])}); mend that, and see: dvc status", 1, of_lock)
 
 
 def _answer(file: Path) -> tuple[str, int]:

@@ -145,8 +145,9 @@ def delete_files(location: str, name: str | None = None) -> None:
     elif folder.is_relative_to(local_store.beside_store()):
         if name:
             (folder / name).unlink(missing_ok=True)
-        elif folder.exists():
-            shutil.rmtree(folder)
+        else:
+            with suppress(FileNotFoundError):  # who was killed between two folders made the outer one alone
+                shutil.rmtree(folder)
             with suppress(OSError):  # MLflow puts them one folder lower, which has no other use
                 folder.parent.rmdir()
 

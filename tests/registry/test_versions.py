@@ -109,6 +109,16 @@ def test_only_runs_of_ours_are_removed(fresh, tmp_path):
     assert stages == ["active", "active", "deleted"]
 
 
+@pytest.mark.parametrize("made", ["m-1", "m-1/artifacts", "m-1/artifacts/model.json", None])
+def test_however_far_a_killed_registration_came_its_folder_goes(fresh, made):
+    models = fresh / "mlruns" / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    if made:
+        (models / made).mkdir(parents=True)
+    runs.delete_files(str(models / "m-1" / "artifacts"))
+    assert models.is_dir() and not (models / "m-1").exists()
+
+
 def test_files_elsewhere_on_this_machine_are_never_removed(fresh, tmp_path):
     runs.delete_files(str(tmp_path / "code"))
     runs.delete_files(f"file://{tmp_path}/code")
