@@ -123,7 +123,7 @@ COMMANDS = (
     Command("first register", ("register",), without("mlflow.db", "mlruns"), share=0.7),
     Command("register", ("register", "-p", tiny.LAST), without_last_version, share=2.0),
     Command("promote", ("promote",), without_champions, share=1.5),
-    Command("tune", ("tune",), without("data/reports/tuned.json"), measured=True, share=0.15),
+    Command("tune", ("tune",), without("data/reports/tuned.json"), measured=True, share=0.15, limit_s=300),
     Command("import", ("import", tiny.LOG, "-p", tiny.IMPORTED), without("data/imported"), share=2.0),
     Command("evaluate", ("evaluate",), without(*STAGE_OUTPUTS), share=1.5),
     Command("dvc repro", (tiny.DVC, "repro", "-q", "-s", "--no-run-cache", "evaluate"), without(*STAGE_OUTPUTS), share=0.3),
