@@ -22,7 +22,7 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _datasets import VALIDATION, Case, Reference, reads_of
 from _lessons import Lesson, lesson
-from _ranking_tables import LEAST, shown
+from _ranking_tables import FIGURES, LEAST, shown
 from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
 
 import numpy as np
@@ -41,7 +41,7 @@ from tcl_core.progress import progress
 from tcl_core.teaching import STUDENT, Member
 
 COMMAND = "python bench/ablations.py"
-FIGURES = ("top-1", "top-5", "pairs ranked right", "Spearman")
+RANKED = ("top1", "top5", "pairs", "spearman")  # in the order in which a run keeps them
 ALONE_EPOCHS = 4  # times as many without unlabelled programs, which makes as many steps
 
 
@@ -171,7 +171,7 @@ class Bench:
 
 
 def ranked(model: CostModel, case: Case) -> list[float]:
-    """``FIGURES`` of a model on the case's tested programs."""
+    """``RANKED`` of a model on the case's tested programs."""
     found = model.predict(case.test), case.test.latencies_s, case.test.tasks
     return [top_k(*found, case.networks, 1), top_k(*found, case.networks, 5), pairwise_accuracy(*found), spearman(*found)]
 
@@ -187,9 +187,9 @@ def _share(tasks: np.ndarray, share: float) -> np.ndarray:
 
 def table(found: dict[str, list[list[float]]]) -> str:
     known = [name for name in (*TREES, *VARIANTS) if name in found]
-    figures = lambda runs: (shown([run[k] for run in runs], least) for k, least in enumerate(LEAST.values()))  # noqa: E731
+    figures = lambda runs: (shown([run[k] for run in runs], LEAST[name]) for k, name in enumerate(RANKED))  # noqa: E731
     rows = [[name, len(found[name]), *figures(found[name])] for name in known]
-    return markdown(["", "seeds", *FIGURES], rows)
+    return markdown(["", "seeds", *(FIGURES[name] for name in RANKED)], rows)
 
 
 def main() -> None:
@@ -229,7 +229,11 @@ def run(given: argparse.Namespace) -> None:
     with progress("training without one thing", len(todo)) as bar:
         for row, seed in todo:
             found.setdefault(row, []).append(bench.figures(row, seed))
-            save("ablations", {"epochs": bench.epochs, "figures": FIGURES, "runs": found}, COMMAND + " --quick" * given.quick)
+            save(
+                "ablations",
+                {"epochs": bench.epochs, "figures": [FIGURES[name] for name in RANKED], "runs": found},
+                COMMAND + " --quick" * given.quick,
+            )
             bar.advance(f"{row}: {found[row][-1][2]:.3f} of pairs right")
     if not given.quick:
         into_document("ablations", table(found))

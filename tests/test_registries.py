@@ -135,7 +135,6 @@ def test_the_library_trains_as_params_yaml_does(project):
 
 
 def test_the_library_and_the_comparisons_count_as_params_yaml_does(project):
-    import accuracy
     from _datasets import Reference
     from _transfer_rows import FEW_EPOCHS
 
@@ -143,6 +142,6 @@ def test_the_library_and_the_comparisons_count_as_params_yaml_does(project):
     from tcl_core.programs.graph import PREPARED
 
     params = project.params
-    assert params.distill.epochs == params.distill.kd_epochs == accuracy.DISTILL_EPOCHS == FEW_EPOCHS
+    assert params.distill.epochs == params.distill.kd_epochs == FEW_EPOCHS
     assert inspect.signature(Reference).parameters["unlabelled"].default == params.train.unlabelled
     assert params.tune.trials == DEFAULT_TRIALS and asdict(params.graph) == asdict(PREPARED)

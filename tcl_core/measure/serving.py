@@ -71,8 +71,9 @@ def start_server(host: str, port: int, key: str, tracker: tuple[str, int]) -> Se
 
 
 def _run_tracker(host: str, port: str) -> Any:
-    from tvm.rpc.tracker import PopenTrackerServerState
+    from tvm.rpc.tracker import PopenTrackerServerState, logger
 
+    logger.addFilter(lambda record: not any(isinstance(about, ConnectionError) for about in record.args or ()))  # of peers that left
     return PopenTrackerServerState(host, int(port), int(port) + 1, silent=True)
 
 

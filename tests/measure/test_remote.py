@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -347,6 +349,22 @@ def test_when_no_device_is_left_what_was_recorded_is_kept(tracker, collection):
 def test_a_port_that_is_taken(tracker):
     with pytest.raises(PlatformError, match="^the tracker exited with 1 at its start; is the port taken?"):
         start_tracker(HERE, tracker)
+
+
+def test_a_tracker_says_nothing_of_a_peer_that_left(capfd):
+    from tvm.rpc.base import RPC_TRACKER_MAGIC
+
+    served = start_tracker(HERE, free_port())
+    try:
+        with socket.create_connection((HERE, served.port), timeout=20) as peer:
+            peer.sendall(struct.pack("<i", RPC_TRACKER_MAGIC))
+            assert peer.recv(4) == struct.pack("<i", RPC_TRACKER_MAGIC)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets the connection
+        for _ in range(3):
+            assert list_devices(HERE, served.port) == {}
+    finally:
+        served.stop()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_server_dies_with_whoever_started_it(tracker):
