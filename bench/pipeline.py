@@ -13,16 +13,20 @@ import sys
 
 from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
 
+ALONE = ("zero-shot", "own data only")
+
 
 def table(summary: dict) -> str:
     rows = []
     for name, p in summary["platforms"].items():
         if "skipped" in p:
-            rows.append([name, f"skipped: {p['skipped']}", "", "", "", ""])
+            rows.append([name, f"skipped: {p['skipped']}", *[""] * (2 + len(ALONE) + 2)])
             continue
-        figures = [f"{p[key]:.3f}" for key in ("top1", "top5", "random_top1", "pairwise_accuracy")]
-        rows.append([name, p["programs_measured"], *figures])
-    ranking = markdown(["platform", "programs measured", "top-1", "top-5", "top-1 of a random ranking", "pairs ranked right"], rows)
+        alone = [f"{p['peers'][peer]:.3f}" if peer in p["peers"] else "" for peer in ALONE]
+        known = [f"{p[key]:.3f}" for key in ("pairwise_accuracy", "top1")]
+        rows.append([name, p["programs_measured"], *known, *alone, f"{p['random_top1']:.3f}", f"{p['top5']:.3f}"])
+    tops = ("top-1", *(f"top-1 of {peer}" for peer in (*ALONE, "a random ranking")), "top-5")
+    ranking = markdown(["platform", "programs measured", "pairs ranked right", *tops], rows)
     tuned = summary["tuned"]
     known = ("untuned_ms", "tuned_ms", "pytorch_ms", "compile_ms")
     times = [f"{tuned[key]:.2f} ms" if tuned.get(key) else "-" for key in known]
