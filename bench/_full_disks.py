@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import _tiny_project as tiny
 from _kills import DVC_FAILED, compared, remove_torn_lock
 from _lanes import DISK_FULL, Harm, Lane, Outcome
-from _state import DVCS, differences, processes_left, state
+from _state import differences, processes_left, state
 from _trials import SENTENCES, Finding, Result, Workshop, judged
 
 PART = "full-disk"
 SIZES = (0, 300, 4096, 30_000)  # bytes
+STAGE_FAILED = re.compile("^tcl: |exited with", re.MULTILINE)  # what a stage, or DVC of it, says
 NAMES_A_FILE = re.compile(r"\S*[/.]\w+")
 
 
@@ -82,11 +83,11 @@ def fill(shop: Workshop, lane: Lane, wanted: FullDisk) -> Result:
 def said_well(full: Outcome, name: str) -> list[Finding]:
     """DVC has its own words and exit code for it, and its stage's sentence is among them.
 
-    Where it is DVC itself that found no room, for its locks or a link of its own, it may say nothing of where.
+    Where no stage failed, it is DVC itself that found no room, for a lock, a link or its dvc.lock, and it may say nothing of where.
     """
     codes = (*SENTENCES, 1, 255) if name.startswith("dvc") else SENTENCES
     findings = judged(full, PART, name, also=codes)
-    its_own = name.startswith("dvc") and (" .dvc/" in full.hit or DVCS.fullmatch(full.hit.rpartition("/")[2]))
+    its_own = name.startswith("dvc") and not STAGE_FAILED.search(full.said)
     if full.code and not findings and not its_own and not NAMES_A_FILE.search(full.sentence):
         findings.append(Finding(PART, name, "unforeseen", f"no file is named: {full.sentence}"))
     return findings

@@ -60,7 +60,7 @@ def test_it_ranks_networks_that_it_never_saw(few_trees, data):
     for platform in data.platforms:
         case = data.case(platform)
         right = tcl.figures(tcl.pretrained().predict(case.test), case.test)
-        assert len(case.test) == 352 and right["pairs"] > 0.7 and right["u16"] > 0.7
+        assert len(case.test) >= 16 * 30 and right["pairs"] > 0.7 and right["u16"] > 0.7
 
 
 def test_it_is_grown_once(few_trees):

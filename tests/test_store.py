@@ -250,6 +250,7 @@ def test_digest_depends_on_names_and_contents(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("1")
+    (tmp_path / "b" / "README.md").write_text("words about it")
     assert data_digest(tmp_path / "a") == data_digest(tmp_path / "b")
     (tmp_path / "b" / "x").rename(tmp_path / "b" / "y")
     assert data_digest(tmp_path / "a") != data_digest(tmp_path / "b")
