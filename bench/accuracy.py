@@ -138,14 +138,22 @@ def chained(run: Run, case: ChainCase) -> MambaModel:
     return model
 
 
-def figures(run: Run, case: Case, kept: Path | None = None) -> dict[str, Any]:
+def figures(run: Run, case: Case, kept: Path | None = None, folder: Path | None = None) -> dict[str, Any]:
     """Of one run: how well it ranks, over all and of each of the ``tasks``, how large it is, how long it took.
 
-    The scores go to ``kept``.
+    The scores go to ``kept``, the model to ``folder``.
     """
     start = time.process_time()
     model = trained(run, case)
-    seconds = time.process_time() - start
+    took = {"train_s": time.process_time() - start, "trained_programs": len(case.train)}
+    if folder:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        model.save(folder)
+    return ranked(model, case, kept) | took
+
+
+def ranked(model: CostModel, case: Case, kept: Path | None) -> dict[str, Any]:
+    """What a trained model makes of the tested programs."""
     test = case.test
     measured = model.predict(test), test.latencies_s, test.tasks
     if kept:
@@ -161,9 +169,7 @@ def figures(run: Run, case: Case, kept: Path | None = None) -> dict[str, Any]:
         "tasks": list(of_tasks["pairs"]),
         "of_tasks": {name: [round(x, DIGITS) for x in values.values()] for name, values in of_tasks.items()},
         "parameters": model.parameter_count(),
-        "train_s": seconds,
         "programs_per_s": rate(model.predict, test),
-        "trained_programs": len(case.train),
         "tested_programs": len(test),
     }
 
@@ -225,7 +231,8 @@ class Bench:
         todo = [run for run in runs if self.force or run not in self.known]
         with progress("training and ranking", len(todo)) as shown:
             for run in todo:
-                self.known[run] = figures(run, self.case(run), self.scores_of(run) if run.whole else None)
+                kept = (self.scores_of(run), self.model_of(run)) if run.whole else ()
+                self.known[run] = self.ranked_again(run) or figures(run, self.case(run), *kept)
                 self.write()
                 shown.advance(f"{run.model}: top-1 {self.known[run]['top1']:.3f}")
 
@@ -250,6 +257,22 @@ class Bench:
         """Where a run's scores of the tested programs lie: other code or data, another file."""
         name = f"{run.model}-{run.seed}-{self.identity(run)}.npz"
         return self.room / "scores" / run.data / run.platform / name
+
+    def model_of(self, run: Run) -> Path:
+        """Where the trained model lies."""
+        return self.room / "models" / run.data / run.platform / f"{run.model}-{run.seed}-{self.identity(run)}"
+
+    def ranked_again(self, run: Run) -> dict[str, Any] | None:
+        """A sealed run's figures by the model that was trained for the prepared networks, since both learn the same programs; None
+        where that is not at hand.
+        """
+        twin = replace(run, data="prepared")
+        if run.data != "sealed" or twin not in self.known or not self.model_of(twin).exists():
+            return None
+        reads = "tokens" if run.model == CHAINED else reads_of(run.model)
+        case = self.sets[run.data].case(run.platform, reads, split="sealed")
+        found = ranked(catalogue.load(self.model_of(twin)), case, self.scores_of(run))
+        return found | {name: self.known[twin][name] for name in ("train_s", "trained_programs")}
 
     def compared(self) -> list[dict[str, Any]]:
         """Our model against each other one, task by task."""

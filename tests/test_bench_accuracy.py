@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import _tables
 import accuracy
+import numpy as np
 import pytest
 from accuracy import Bench, Run
+
+from tcl_core.features.batches import Samples
+from tcl_core.reference import Case
 
 PLATFORMS = ["a", "b"]
 RUNS = [Run("reference", platform, model, seed) for platform in PLATFORMS for model in ("trees", "mamba") for seed in (0, 1)]
@@ -22,7 +26,7 @@ def made(tmp_path, monkeypatch) -> list[Run]:
     """Results and scores below ``tmp_path``; the runs that are really made, each with figures that follow from it."""
     made: list[Run] = []
 
-    def figures(run: Run, case: object, kept: Path | None = None) -> dict:
+    def figures(run: Run, case: object, *_: Path) -> dict:
         made.append(run)
         top1 = (0.9 if run.model == "mamba" else 0.5) + 0.01 * run.seed
         told = {"pairs": top1, "u16": top1, "top1": top1, "top5": 1.0, "spearman": 0.0, "parameters": 7}
@@ -58,10 +62,10 @@ def test_a_run_is_made_once(made):
 def test_a_comparison_that_is_broken_off_goes_on(made, monkeypatch):
     whole = accuracy.figures
 
-    def dies(run, case, kept=None):
+    def dies(run, case, *kept):
         if len(made) == 3:
             raise KeyboardInterrupt
-        return whole(run, case, kept)
+        return whole(run, case, *kept)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(accuracy, "figures", dies)
@@ -123,3 +127,22 @@ def test_the_sealed_networks_are_ranked_only_when_asked_for(made):
     asked = lambda part: {run.data for run in accuracy.wanted(of, part, ["trees"], 2, False, ())}  # noqa: E731
     assert asked(None) == {"reference", "prepared"} and asked("prepared") == {"prepared"} and asked("sealed") == {"sealed"}
     assert {run.data for run in accuracy.wanted(of, None, ["trees"], 2, True, ())} == {"reference"}
+
+
+def test_a_model_that_was_trained_for_the_prepared_networks_ranks_the_sealed_ones(made, monkeypatch):
+    twins = [Run("prepared", "a", "trees", seed) for seed in (0, 1)]
+    sealed = [replace(run, data="sealed") for run in twins]
+    of = bench()
+    of.compute(twins)
+    for twin in twins:
+        of.known[twin] |= {"train_s": 5.0, "trained_programs": 80}
+    of.model_of(twins[0]).mkdir(parents=True)  # the other's is not at hand
+    seconds, tasks = np.tile([1.0, 2.0, 3.0, 4.0], 2), np.repeat([0, 1], 4).astype(np.int32)
+    tested = Samples(np.zeros((8, 1, 1), np.float32), np.ones(8, np.int32), tasks, seconds)
+    of.sets = {"sealed": SimpleNamespace(case=lambda platform, reads, split: Case(tested, tested, {"net": {0: 1.0, 1: 1.0}}))}
+    slowest_first = SimpleNamespace(predict=lambda samples: samples.latencies_s, parameter_count=lambda: 3)
+    monkeypatch.setattr(accuracy.catalogue, "load", lambda folder: slowest_first)
+    of.compute(sealed)
+    assert made == [*twins, sealed[1]]
+    found = of.known[sealed[0]]
+    assert (found["pairs"], found["top1"], found["train_s"], found["tested_programs"]) == (0, 0.25, 5.0, 8)
