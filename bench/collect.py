@@ -72,7 +72,7 @@ class Size:
 
 
 FULL = Size(24, 16, 5, 8)
-QUICK = Size(12, 13, 2, 2)
+QUICK = Size(12, 10, 2, 2, (48, SMALL))
 
 
 def smallest() -> Size:
@@ -348,11 +348,11 @@ def compare(setup: Setup, size: Size) -> dict[str, Any]:
 
 
 def summary_of(found: dict[str, Any]) -> dict[str, float]:
-    large, small = found["rates"].values()
+    (of_large, large), (of_small, small) = found["rates"].items()
     agreed = found["agreement"][f"{OURS} / {STOCK}"]
     return {
-        "ratio_batch64": large[OURS]["median"] / large[STOCK]["median"],
-        "ratio_batch8": small[OURS]["median"] / small[STOCK]["median"],
+        f"ratio_batch{of_large}": large[OURS]["median"] / large[STOCK]["median"],
+        f"ratio_batch{of_small}": small[OURS]["median"] / small[STOCK]["median"],
         "spearman": agreed["spearman"],
         "median_latency_ratio": agreed["median_ratio"],
         "programs_per_s": large[OURS]["median"],

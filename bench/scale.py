@@ -33,7 +33,7 @@ from tcl_core.measure.runner import WORKERS_PER_DEVICE
 from tcl_core.params import Params, load_params
 
 COMMAND = "python bench/scale.py"
-SYSTEM, BATCH, LENGTH = "TCL, early stop", "64", "48"  # what `tcl collect` does; tokens of the longest programs
+SYSTEM, LENGTH = "TCL, early stop", "48"  # what `tcl collect` does; tokens of the longest programs
 RECORDS = 1_000  # that stand for a journal's line
 HOUR = 3600.0
 PARTS = ("measure", "refit", "choose", "write", "learn the chain")
@@ -62,7 +62,8 @@ class Rates:
     @classmethod
     def measured(cls, records: int = RECORDS, results: Path = RESULTS) -> Rates:
         collected, stored, speed = (json.loads((results / f"{name}.json").read_text()) for name in ("collect", "store", "model_speed"))
-        rate, model = collected["figures"]["rates"][BATCH][SYSTEM], speed["programs_per_s"][LENGTH]["mamba"]
+        by_batch = collected["figures"]["rates"]
+        rate, model = by_batch[max(by_batch, key=int)][SYSTEM], speed["programs_per_s"][LENGTH]["mamba"]
         cores = int(re.search(r" x(\d+) ", collected["host"])[1])
         return cls(
             cores=cores,

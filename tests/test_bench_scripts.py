@@ -28,7 +28,7 @@ TABLES = {
         *(f"figures.rates.*.TCL.{key}" for key in ("median", "slowest", "fastest", "start_s", "with_start", "builds_alone")),
         *(f"figures.shares.*.TVM.{key}" for key in ("build", "time", "sentinel", "rest", "retimed", "disturbed")),
         *(f"figures.agreement.*.{key}" for key in ("programs", "spearman", "spearman_within_tasks", "median_ratio")),
-        "summary.ratio_batch64",
+        "summary.ratio_batch3",  # of the smallest form
     ),
     "faults": (
         *(f"summary.{key}" for key in ("injected", "recorded", "candidates", "lost", "doubled", "misjudged", "leftovers")),
