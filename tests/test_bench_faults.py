@@ -135,18 +135,25 @@ def test_a_kill_at_a_moment(lane):
     assert outcome.code == -9 and outcome.seconds < 10
 
 
+OUR_SENTENCE = "tcl: no room"
+OF_A_STAGE = "ERROR: failed to reproduce 'train': failed to run: python -m tcl_core.cli train, exited with 4"
+OF_DVC = "ERROR: unexpected error - [Errno 28] No space left on device"
+
+
 @pytest.mark.parametrize(
-    ("name", "hit", "kinds"),
+    ("name", "said", "kinds"),
     [
-        ("evaluate, call 7", "write data/reports/evaluation.json", ["unforeseen"]),
-        ("dvc repro, call 7", "write data/reports/evaluation.json", ["unforeseen"]),
-        ("dvc repro, call 7", "open .dvc/tmp/rwlock.lock", []),
-        ("dvc repro, call 7", "rename data/reports/.s3cr3t-Name_of_22_char.tmp", []),
-        ("evaluate, call 7", "open .dvc/tmp/rwlock.lock", ["unforeseen"]),
+        ("evaluate, call 7", OUR_SENTENCE, ["unforeseen"]),
+        ("evaluate, call 7", f"{OUR_SENTENCE} for data/reports/evaluation.json", []),
+        ("dvc repro, call 7", OUR_SENTENCE, ["unforeseen"]),
+        ("dvc repro, call 7", f"ERROR: no room, exited with 4\n{OUR_SENTENCE}", ["unforeseen"]),
+        ("dvc repro, call 7", OF_A_STAGE, []),
+        ("dvc repro, call 7", OF_DVC, []),
+        ("evaluate, call 7", OF_DVC, ["unforeseen"]),
     ],
 )
-def test_only_where_dvc_itself_found_no_room_no_file_needs_a_name(name, hit, kinds):
-    full = _lanes.Outcome(code=4, said="tcl: no room", seconds=1.0, hit=hit)
+def test_only_where_dvc_itself_found_no_room_no_file_needs_a_name(name, said, kinds):
+    full = _lanes.Outcome(code=4, said=said, seconds=1.0, hit="write data/reports/evaluation.json")
     assert [finding.kind for finding in _full_disks.said_well(full, name)] == kinds
 
 
