@@ -114,11 +114,8 @@ def test_the_summary_holds_real_figures(project, platforms):
         assert 0 < figures["top1"] <= figures["top5"] <= 1 and 0 < figures["random_top1"] <= 1
         assert figures["programs_measured"] >= 4
     assert {"tasks", "candidates", "train", "baseline@trees", "evaluate"} <= set(summary["seconds"])
-    # Two epochs on a dozen programs may rank worse than chance: then nothing is promoted, and nothing tuned.
-    if summary["platforms"][platforms[-1]]["champion_version"] is None:
-        assert summary["tuned"] == {} and summary["tuned_ms"] is None
-    else:
-        assert min(summary["tuned_ms"], summary["untuned_ms"], summary["pytorch_ms"]) > 0
+    # Two epochs on a dozen programs may rank worse than chance: then nothing is promoted, and what comes with TCL ranks for the tuning.
+    assert min(summary["tuned_ms"], summary["untuned_ms"], summary["pytorch_ms"]) > 0
 
 
 def test_the_page_of_the_run_is_there_and_beside_each_version(project, platforms):
