@@ -10,7 +10,7 @@ best that each had found on the way, as it was read then.
 
 The model is the one that comes with TCL (``tcl.pretrained``: boosted trees of data/prepared), unless --model names another one; the
 tasks are of networks that it has not seen.  Each task and seed is a unit; what is finished is kept in the results file, and a run that was stopped
-goes on with the same command.  --quick: four tasks, one seed, 16 programs; its results are a file of their own.
+goes on with the same command, a finished one with more --seeds.  --quick: four tasks, one seed, 16 programs; its results are a file of their own.
 """
 
 from __future__ import annotations
@@ -332,10 +332,11 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     about = {
         "platform": platform,
         "model": str(folder or NAME),
-        "size": asdict(size),
+        "data": store.data_digest(reference.folder),
+        "size": {name: value for name, value in asdict(size).items() if name != "seeds"},
         "protocol": setting.protocol_json(),
     }
-    units = unfinished(about)
+    units = unfinished(about, size.seeds)
     done = {(unit["task"], unit["seed"]) for unit in units}
     todo = [(task, seed) for seed in range(size.seeds) for task in tasks_of(reference, size)]
     left = [(task, seed) for task, seed in todo if (task.key, seed) not in done]
@@ -345,7 +346,8 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
         bench = Bench(runner, setting, model, hardware, size)
         for task, seed in left:
             units.append(bench.unit(task, seed))
-            save("search", {**about, "finished": len(units) == len(todo), **figures(units), "units": units}, command)
+            state = {"seeds": size.seeds, "finished": len(units) == len(todo)}
+            save("search", {**about, **state, **figures(units), "units": units}, command)
             shown.advance(f"{task.operator}, seed {seed}")
     found = figures(units)
     summary = found["summary"]
@@ -355,12 +357,14 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     print(text)
 
 
-def unfinished(about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Units of a run with just these settings, on this host, that was stopped; none of a finished one."""
+def unfinished(about: Mapping[str, Any], seeds: int) -> list[dict[str, Any]]:
+    """Units of a run with just these settings, on this host, that was stopped or had fewer seeds; none of a finished one."""
     file = result_file("search.json")
     found = json.loads(file.read_text()) if file.exists() else {}
-    same = all(found.get(key) == value for key, value in {**about, "host": host_fingerprint(), "finished": False}.items())
-    return found["units"] if same else []
+    same = all(found.get(key) == value for key, value in {**about, "host": host_fingerprint()}.items())
+    if not same or (found["finished"] and found["seeds"] >= seeds):
+        return []
+    return [unit for unit in found["units"] if unit["seed"] < seeds]
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 
 import _tables
@@ -49,14 +48,15 @@ def test_the_summary_and_its_rows():
     ]
 
 
-def test_only_a_stopped_run_of_the_same_settings_goes_on(tmp_path, monkeypatch):
+def test_only_a_stopped_run_of_the_same_settings_or_one_of_fewer_seeds_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "result_file", lambda name: tmp_path / name)
     monkeypatch.setattr(_tables, "RESULTS", tmp_path)
-    about = {"platform": "host-avx2", "size": {"seeds": 5}}
-    assert unfinished(about) == []
-    for finished, wanted in ((False, [{"task": "a"}]), (True, [])):
-        _tables.save("search", {**about, "finished": finished, "units": [{"task": "a"}]}, "python bench/search.py")
-        assert unfinished(about) == wanted
-    kept = json.loads((tmp_path / "search.json").read_text()) | {"finished": False}
-    (tmp_path / "search.json").write_text(json.dumps(kept))
-    assert unfinished(about) == [{"task": "a"}] and unfinished({**about, "size": {"seeds": 2}}) == []
+    about, units = {"platform": "host-avx2", "size": {"trials": 64}}, [{"task": "a", "seed": 0}, {"task": "a", "seed": 1}]
+    assert unfinished(about, 2) == []
+    _tables.save("search", {**about, "seeds": 2, "finished": False, "units": units}, "python bench/search.py")
+    assert unfinished(about, 2) == unfinished(about, 5) == units
+    assert unfinished(about, 1) == units[:1]
+    assert unfinished({**about, "size": {"trials": 32}}, 2) == []
+    _tables.save("search", {**about, "seeds": 2, "finished": True, "units": units}, "python bench/search.py")
+    assert unfinished(about, 2) == unfinished(about, 1) == []
+    assert unfinished(about, 3) == units
