@@ -57,7 +57,9 @@ class Trained:
 
         Raises DataError for samples of another width than the model's, and for a model that predicts NaN.
         """
-        scores = self.model.predict(samples)
+        return self._checked(self.model.predict(samples))
+
+    def _checked(self, scores: np.ndarray) -> np.ndarray:
         if np.isnan(scores).any():
             raise DataError(f"{self.origin} predicts values that are not numbers; train it again")
         return scores
@@ -65,6 +67,11 @@ class Trained:
     def embed(self, samples: Samples) -> np.ndarray:
         """(N, E) float32: programs that the model sees alike lie close together."""
         return self.model.embed(samples)
+
+    def predict_and_embed(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """Both, of programs that are read once; raises as ``predict``."""
+        scores, places = self.model.predict_and_embed(samples)
+        return self._checked(scores), places
 
     def save(self, path: str | Path) -> Path:
         """Write the model with its hardware: as one file where the name ends in .safetensors, else as a folder.

@@ -86,6 +86,10 @@ class CostModel(ABC):
         """(N, E) float32: programs that the model sees alike lie close together; here each at its score, (N, 1)."""
         return self.predict(samples)[:, None]
 
+    def predict_and_embed(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """``predict`` and ``embed`` at once, for a model that reads the programs only once for both; a search asks for nothing else."""
+        return self.predict(samples), self.embed(samples)
+
     def parameter_count(self) -> int:
         """Numbers that it has learned and needs to predict; 0 before the first ``fit``, and of a model that learns none."""
         return 0

@@ -131,7 +131,8 @@ def views_of(model: CostModel | None, samples: Samples) -> Views:
     rows, _ = TreesModel.rows(samples)
     if model is None:
         return Views(np.zeros(len(samples)), (rows,))
-    return Views(model.predict(samples), (model.embed(samples), rows))
+    scores, places = model.predict_and_embed(samples)
+    return Views(scores, (places, rows))
 
 
 def _unroll(sketches: Sequence[Sketch], workload: Workload) -> Callable[[Candidate], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -89,12 +90,24 @@ def test_contract_and_round_trip(name, tmp_path):
     assert scores.shape == (192,) and scores.dtype == np.float32 and np.ptp(scores) > 0
     places = model.embed(fresh)
     assert places.shape == (192, 32)
-    np.testing.assert_allclose(places.sum(1), scores, atol=1e-4)
+    both = model.predict_and_embed(fresh)
+    np.testing.assert_allclose(both[0], scores, atol=1e-4)
+    np.testing.assert_array_equal(both[1], places)
     model.save(tmp_path / "model")
     loaded = catalogue.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict(fresh), scores)
     assert json.loads((tmp_path / "model" / "model.json").read_text())["training"]["programs"] == 192
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.json", "weights.safetensors"}
+
+
+def test_a_place_is_what_each_run_of_trees_adds():
+    model, fresh = fitted("trees", FitSettings(epochs=8)), SAMPLES["trees"](1)
+    rows, _ = TreesModel.rows(fresh)
+    runs = pairwise(np.linspace(0, 80, 33).astype(int))
+    added = [model.trees.inplace_predict(rows[:, model.columns], iteration_range=run, predict_type="margin") for run in runs]
+    np.testing.assert_allclose(model.embed(fresh), np.stack(added, axis=1), atol=1e-6)
+    model.fit(SAMPLES["trees"](2))  # grown on: the new trees' leaves are others
+    np.testing.assert_allclose(model.embed(fresh).sum(1), model.predict(fresh), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -13,6 +13,7 @@ import pytest
 from _bad_programs import ABORTS, COPIES
 from conftest import matmul_module
 
+from tcl_core.models.cost_model import CostModel
 from tcl_core.compat import load_tvm, make_target, meta_schedule
 from tcl_core.errors import UsageError
 from tcl_core.features.layout import ALL_OPERATORS, KINDS, WIDTH, WORKLOAD, numbers_of
@@ -45,6 +46,8 @@ class SumModel:
 
     def embed(self, samples):
         return samples.features.sum(axis=1)
+
+    predict_and_embed = CostModel.predict_and_embed
 
 
 def known(model):

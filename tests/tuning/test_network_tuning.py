@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import FakeRunner, onnx_model
 
+from tcl_core.models.cost_model import CostModel
 from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.programs.network_files import load_onnx, random_inputs
@@ -33,6 +34,7 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 import conftest
 from tcl_core.errors import TclError
+from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.graph import PREPARED
 from tcl_core.tuning import network
 
@@ -42,6 +44,8 @@ class Sum:
         return samples.features.sum(axis=(1, 2)).astype("float32")
     def embed(self, samples):
         return samples.features.sum(axis=1)
+
+    predict_and_embed = CostModel.predict_and_embed
 
 cores = os.sched_getaffinity(0)
 print(json.dumps(asdict(network.tune_network(sys.argv[1], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0, out=Path(sys.argv[3])))))
@@ -101,6 +105,8 @@ class Sum:
 
     def embed(self, samples):
         return samples.features.sum(axis=1)
+
+    predict_and_embed = CostModel.predict_and_embed
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), PlatformError("the measuring process hung")])

@@ -76,13 +76,13 @@ def way(request, monkeypatch):
 
         monkeypatch.setattr(adapters, "ScheduleSearch", Listed)
         return {"strategy": search_strategy(P, SearchSettings(population=32)), "cost_model": "none"}, ours
-    ranked = TreesModel.predict
+    ranked = TreesModel.predict_and_embed
 
     def listed(model, samples):
         ours.append(len(samples))
         return ranked(model, samples)
 
-    monkeypatch.setattr(TreesModel, "predict", listed)
+    monkeypatch.setattr(TreesModel, "predict_and_embed", listed)
     evolution = meta_schedule().search_strategy.EvolutionarySearch(
         population_size=8, init_measured_ratio=0.0, init_min_unmeasured=4, genetic_num_iters=1, max_fail_count=10
     )

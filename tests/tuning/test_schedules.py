@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import conv_module, matmul_module
 
+from tcl_core.models.cost_model import CostModel
 from tcl_core.compat import load_tvm, make_target
 from tcl_core.features.encode import Encoder
 from tcl_core.features.states import with_states
@@ -58,6 +59,8 @@ class Weak:
 
     def embed(self, samples):
         return np.zeros((len(samples), 1), np.float32)
+
+    predict_and_embed = CostModel.predict_and_embed
 
 
 @pytest.mark.parametrize("model", [None, Weak()])
