@@ -10,7 +10,8 @@ best that each had found on the way, as it was read then.
 
 The model is the one that comes with TCL (``tcl.pretrained``: boosted trees of data/prepared), unless --model names another one; the
 tasks are of networks that it has not seen.  Each task and seed is a unit; what is finished is kept in the results file, and a run that was stopped
-goes on with the same command, a finished one with more --seeds.  --quick: four tasks, one seed, 16 programs; its results are a file of their own.
+goes on with the same command, a finished one with more --seeds, also on another machine: ratios are within a unit.  --quick: four tasks,
+one seed, 16 programs; its results are a file of their own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
-from tcl_core.platforms import host_fingerprint, kind_of, read_saved_hardware, why_not
+from tcl_core.platforms import USABLE_CORES, host_fingerprint, kind_of, read_saved_hardware, why_not
 from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
@@ -112,6 +113,7 @@ class Bench:
             "task": task.key,
             "operator": task.operator,
             "seed": seed,
+            "host": host_fingerprint(),
             "best_s": self._side_by_side({system: found.best() for system, found in searched.items()}),
             "candidates": {system: found.candidates for system, found in searched.items()},
             "search_s": {system: found.search_s for system, found in searched.items()},
@@ -154,7 +156,7 @@ class Bench:
             search_strategy=ms.search_strategy.EvolutionarySearch(**self.size.stock),
             task_name=task.name,
             rand_state=seed + 1,
-            num_threads=1,
+            num_threads=len(USABLE_CORES),
         )
         model, database, found = _counting_xgboost(), open_database(None), Searched([], [], 0, 0.0)
         shelf = Shelf(database, module, target)
@@ -203,7 +205,7 @@ def _counting_xgboost() -> Any:
     class Counting(ms.cost_model.PyCostModel):
         def __init__(self) -> None:
             super().__init__()
-            self.model = ms.cost_model.XGBModel(num_warmup_samples=1, num_tuning_cores=1)
+            self.model = ms.cost_model.XGBModel(num_warmup_samples=1, num_tuning_cores=len(USABLE_CORES))
             self.candidates = 0
 
         def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
@@ -270,17 +272,21 @@ def _fastest(units: Sequence[Mapping[str, Any]], system: str, count: int) -> flo
 
 
 def figures(units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary over all tasks, and rows per operator type."""
-    of_type = {op: [unit for unit in units if unit["operator"] == op] for op in OPERATORS}
+    """The summary over all tasks, and rows per operator type, and per machine where there are several."""
     rates = {"candidates_per_s": rate(units, OURS), "stock_candidates_per_s": rate(units, STOCK)}
     x = rates["candidates_per_s"] / rates["stock_candidates_per_s"]
-    rows = [{"operator": op, "units": len(some), **compared(some)} for op, some in of_type.items() if some]
+    hosts = sorted({unit["host"] for unit in units})
+    groups = [(op, [unit for unit in units if unit["operator"] == op]) for op in OPERATORS]
+    if len(hosts) > 1:
+        groups += [(f"all, {host}", [unit for unit in units if unit["host"] == host]) for host in hosts]
+    rows = [{"operator": name, "units": len(some), **compared(some)} for name, some in groups if some]
     return {"summary": {"candidates_x": x, **rates, **compared(units)}, "rows": rows, "after": on_the_way(units)}
 
 
 def table(found: Mapping[str, Any]) -> str:
     header = ("operator", "tasks x seeds", "ours / MetaSchedule", "ours / random", "from scratch / MetaSchedule", "from scratch / random")
-    rows = [*found["rows"], {"operator": "all", "units": sum(row["units"] for row in found["rows"]), **found["summary"]}]
+    everything = sum(row["units"] for row in found["rows"] if row["operator"] in OPERATORS)
+    rows = [*found["rows"], {"operator": "all", "units": everything, **found["summary"]}]
     names = ("best_vs_stock", "best_vs_random", "scratch_vs_stock", "scratch_vs_random")
     return markdown(header, [[row["operator"], row["units"], *(_interval(row[name]) for name in names)] for row in rows])
 
@@ -358,11 +364,10 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
 
 
 def unfinished(about: Mapping[str, Any], seeds: int) -> list[dict[str, Any]]:
-    """Units of a run with just these settings, on this host, that was stopped or had fewer seeds; none of a finished one."""
+    """Units of a run with just these settings that was stopped or had fewer seeds; none of a finished one."""
     file = result_file("search.json")
     found = json.loads(file.read_text()) if file.exists() else {}
-    same = all(found.get(key) == value for key, value in {**about, "host": host_fingerprint()}.items())
-    if not same or (found["finished"] and found["seeds"] >= seeds):
+    if any(found.get(key) != value for key, value in about.items()) or (found["finished"] and found["seeds"] >= seeds):
         return []
     return [unit for unit in found["units"] if unit["seed"] < seeds]
 

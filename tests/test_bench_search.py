@@ -8,11 +8,12 @@ import search
 from search import OURS, RANDOM, SCRATCH, STOCK, figures, ratio, unfinished
 
 
-def unit(task, seed, ours, stock, operator="conv2d"):
+def unit(task, seed, ours, stock, operator="conv2d", host="a"):
     return {
         "task": task,
         "operator": operator,
         "seed": seed,
+        "host": host,
         "best_s": {OURS: ours, STOCK: stock, RANDOM: 4e-3, SCRATCH: None},
         "candidates": {OURS: 6000, STOCK: 1000},
         "search_s": {OURS: 2.0, STOCK: 4.0},
@@ -46,6 +47,14 @@ def test_the_summary_and_its_rows():
         ("conv2d", pytest.approx(0.5)),
         ("matmul", pytest.approx(1.5)),
     ]
+
+
+def test_several_machines_have_a_row_each():
+    units = [unit("a", 0, 1e-3, 2e-3), unit("a", 1, 1e-3, 4e-3, host="b")]
+    rows = figures(units)["rows"]
+    assert [(row["operator"], row["units"]) for row in rows] == [("conv2d", 2), ("all, a", 1), ("all, b", 1)]
+    assert [row["best_vs_stock"][0] for row in rows] == pytest.approx([math.sqrt(1 / 2 * 1 / 4), 1 / 2, 1 / 4])
+    assert "| all | 2 |" in search.table(figures(units))
 
 
 def test_only_a_stopped_run_of_the_same_settings_or_one_of_fewer_seeds_goes_on(tmp_path, monkeypatch):
