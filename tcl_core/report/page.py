@@ -64,6 +64,7 @@ def chain(run: Run) -> list[Step]:
             steps.append(Step(p["platform"], [*facts, f"skipped: {p['skipped']}"], "skipped"))
             continue
         facts.append(f"{count(p['measured'])} programs measured" + (f", {count(p['held_out'])} held out" if p["held_out"] else ""))
+        facts += [f"model: version {version}"] if (version := p.get("version")) and version != p["champion"] else []
         facts += [f"champion: version {p['champion']}"] if p["champion"] else []
         steps.append(Step(p["platform"], facts))
     return steps

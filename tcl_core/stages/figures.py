@@ -3,7 +3,7 @@
 Of a project's folder, this one or another, or of a copy of its data/reports.  Writes nothing, and needs no compiler.
 
     name, target     the project's folder; the last platform of the chain that ran
-    chain            [{platform, kind, hardware, previous, skipped, measured, held_out, champion}]
+    chain            [{platform, kind, hardware, previous, skipped, measured, held_out, champion, version}]
     evaluation       as the stage evaluate wrote it
     learning         platform -> [{phase, epoch, loss, ...}]
     collection       platform -> what the stage collect wrote, and progress, coverage {operator: [measured, pool]}, tasks
@@ -77,18 +77,17 @@ def _saved(file: Path) -> dict[str, Any]:
     return found
 
 
-def gather(workspace: Workspace, champions: Mapping[str, int | None] | None = None) -> dict[str, Any]:
-    """The figures of a project; without ``champions``, platform -> version, those of its last summary.
+def gather(workspace: Workspace, standing: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """The figures of a project; without ``standing``, platform -> ``promotion.standing``, that of its last summary.
 
     Raises DataError for a damaged file and where nothing has been run yet, UsageError for parameters that are wrong.
     """
     run, root = _Run(workspace), workspace.root
     found = _of_reports(workspace.reports)
-    if champions is None:
-        champions = {name: p.get("champion_version") for name, p in _summary(workspace).items()}
+    standing = _summary(workspace) if standing is None else standing
     found |= {
         "name": root.absolute().name,
-        "chain": [run.platform(name, champions.get(name)) for name in run.params.chain_order],
+        "chain": [run.platform(name, standing.get(name, {})) for name in run.params.chain_order],
         "learning": {name: learning_curve(workspace.model_folder(name)) for name in run.trained},
         "collection": {
             name: run.collected(name, found["collection"][name]) for name in run.params.chain_order if name in found["collection"]
@@ -133,7 +132,7 @@ def _of_reports(reports: Path) -> dict[str, Any]:
     tuned = tuning.last_tuned(reports)
     names = dict.fromkeys([*evaluation.get("chain", {}).get("platforms", evaluation.get("platforms", {})), *collection])
     ran = [name for name in names if not collection.get(name, {}).get("skipped")]
-    unknown = dict.fromkeys(("kind", "hardware", "previous", "held_out", "champion"))
+    unknown = dict.fromkeys(("kind", "hardware", "previous", "held_out", "champion", "version"))
     chain = [
         {
             **unknown,
@@ -254,7 +253,7 @@ class _Run:
         }
         self.trained = [name for name in self.params.chain_order if (self.workspace.model_folder(name) / "model.json").is_file()]
 
-    def platform(self, name: str, champion: int | None) -> dict[str, Any]:
+    def platform(self, name: str, standing: Mapping[str, Any]) -> dict[str, Any]:
         spec, counts = self.params.platforms[name], {kind: self.records.get((name, kind)) for kind in KINDS}
         return {
             "platform": name,
@@ -264,7 +263,8 @@ class _Run:
             "skipped": self.workspace.skipped(name),
             "measured": _length(counts["records"]),
             "held_out": _length(counts["holdout"]),
-            "champion": champion,
+            "champion": standing.get("champion_version"),
+            "version": standing.get("version"),
         }
 
     def collected(self, name: str, report: Mapping[str, Any]) -> dict[str, Any]:

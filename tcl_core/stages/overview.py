@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tcl_core import registry
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
 from tcl_core.params import Params
@@ -43,7 +42,7 @@ def _figures(workspace: Workspace, evaluation: Mapping[str, Any], platform: str)
             "pairwise_accuracy": figures["pairwise_accuracy"],
             "forgetting": evaluation["chain"]["forgetting"][platform],
             "programs_measured": sum(len(workspace.records(platform, kind)) for kind in MEASURED_BY),
-            "champion_version": registry.champion_version(platform),
+            **promotion.standing(workspace, platform),
             "peers": {name: by[platform]["top_1"]["value"] for name, by in evaluation.get("baselines", {}).items() if platform in by},
             **_collected(workspace, platform),
         }
@@ -85,6 +84,8 @@ def summary_text(summary: Mapping[str, Any], reports: Path) -> str:
             lines.append(f"- {name}: skipped, {p['skipped']}")
             continue
         champion = f"champion is version {p['champion_version']}" if p["champion_version"] else "no champion yet"
+        if p.get("version") not in (None, p["champion_version"]):
+            champion = f"version {p['version']}, {champion}"
         top5 = "" if p["top5"] is None else f", top-5 {p['top5']:.3f}"
         lines.append(
             f"- {name}: top-1 {p['top1']:.3f}{top5} on held-out networks (a random ranking: {p['random_top1']:.3f}), "

@@ -101,15 +101,24 @@ def keep_page(workspace: Workspace) -> list[Registered]:
     """Keep the page of the last run with the versions as which the present models are registered; which these are."""
     kept = []
     for platform in workspace.platforms_that_ran():
-        folder = workspace.model_folder(platform)
         try:
             check_judged(workspace, evaluation(workspace.reports), platform)
-            version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
-        except (DataError, RegistryError):  # not judged or not registered since it was made: the page is of no version
+        except DataError:  # not judged since it was made: the page is of no version
             continue
-        registry.attach(platform, version, workspace.reports / PAGE)
-        kept.append(Registered(platform, version))
+        if version := standing(workspace, platform)["version"]:
+            registry.attach(platform, version, workspace.reports / PAGE)
+            kept.append(Registered(platform, version))
     return kept
+
+
+def standing(workspace: Workspace, platform: str) -> dict[str, int | None]:
+    """The version as which a platform's present model is registered, and that of its champion; None for what there is not."""
+    folder = workspace.model_folder(platform)
+    try:
+        version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
+    except (DataError, RegistryError):
+        version = None
+    return {"version": version, "champion_version": registry.champion_version(platform)}
 
 
 @with_registry

@@ -39,8 +39,7 @@ def write_report(workspace: Workspace, to: Path | None = None, overwrite: bool =
     from tcl_core.report.render import render
 
     there = registry.is_there()
-    champions = {name: registry.champion_version(name) if there else None for name in workspace.params.chain_order}
-    figures = gather(workspace, champions)
+    figures = gather(workspace, {name: promotion.standing(workspace, name) if there else {} for name in workspace.params.chain_order})
     page, place = render(page_of(figures)), to or workspace.reports / promotion.PAGE
     _write(place, page, overwrite or to is None)
     if to is not None:

@@ -114,7 +114,7 @@ def project(finished, tmp_path, monkeypatch) -> Path:
 
 
 def test_the_figures_of_a_run_by_hand(project):
-    found = gather(Workspace(), {FIRST: 3})
+    found = gather(Workspace(), {FIRST: {"version": 3, "champion_version": 3}})
     assert (found["name"], found["target"]) == ("project", SECOND)
     first, second, third = found["chain"]
     assert (first["measured"], first["held_out"], first["champion"], first["skipped"]) == (5, 2, 3, None)
@@ -322,6 +322,10 @@ def test_champions_come_from_the_registry_here_and_from_the_summary_elsewhere(pr
     kept = []
     monkeypatch.setattr(registry, "attach", lambda *given: kept.append(given))
     assert tcl("report") == f"wrote {PAGE}, also kept with tcl-{FIRST} version 2, tcl-{SECOND} version 2"
-    assert kept == [(FIRST, 2, PAGE), (SECOND, 2, PAGE)] and "champion: version 2" in PAGE.read_text()
+    assert kept == [(FIRST, 2, PAGE), (SECOND, 2, PAGE)]
+    first, second, _ = gather(Workspace(), {name: promotion.standing(Workspace(), name) for name in (FIRST, SECOND)})["chain"]
+    assert (first["champion"], first["version"], second["champion"], second["version"]) == (2, 2, 1, 2)
+    page = PAGE.read_text()  # only a model that is not the champion is named beside it
+    assert [page.count(said) for said in ("champion: version 2", "champion: version 1", "model: version 2")] == [1, 1, 1]
     write_json(EVALUATION, read_json(EVALUATION, "") | {"judged": {}})  # of other models: their versions get no page
     assert tcl("report") == f"wrote {PAGE}" and len(kept) == 2

@@ -361,6 +361,12 @@ def test_the_summary_names_what_was_measured_learned_and_promoted(project):
     assert saved["platforms"][P]["champion_version"] == 1 and saved["platforms"]["b"] == {"skipped": "no AVX-512 here"}
 
 
+def test_the_summary_tells_a_candidate_from_the_champion(project, monkeypatch):
+    made_and_promoted(project, "best")
+    monkeypatch.setattr(registry, "version_of", lambda platform, folder, tags: 2)
+    assert "20 programs measured, version 2, champion is version 1\n" in summary(project)
+
+
 def test_the_summary_says_what_top_1_is_to_be_read_with(project):
     known = evaluation(P, "b")
     known["platforms"][P] = known["platforms"][P] | {"top_1": {"value": 0.9, "low": 0.75, "high": 0.98}, "pairwise_accuracy": None}
