@@ -84,6 +84,7 @@ class Graph:
     fold      batch norms and zero padding become part of the convolution beside them
     pack      a program may want weights in the order in which it reads them: they are reordered when the network is built
     vector_math  exponentials, error functions and hyperbolic tangents are arithmetic, not calls of the C library
+    round_up  products whose rows or columns no tile divides, such as 197, are computed on a few more
     """
 
     simplify: bool
@@ -91,6 +92,7 @@ class Graph:
     fold: bool
     pack: bool
     vector_math: bool
+    round_up: bool
 
 
 @dataclass(frozen=True)

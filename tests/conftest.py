@@ -162,12 +162,12 @@ def tiny_network(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def output(module, x: np.ndarray) -> np.ndarray:  # type: ignore[no-untyped-def]
-    """The first output of a Relax module of one input, built for this machine without vectors of its own."""
+def output(module, *inputs: np.ndarray) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """The first output of a Relax module, built for this machine without vectors of its own."""
     tvm = load_tvm()
     with quiet_compiler():
         machine = tvm.relax.VirtualMachine(tvm.compile(module, make_target({"kind": "llvm", "num-cores": 1})), tvm.cpu())
-        found = machine["main"](tvm.runtime.tensor(x))
+        found = machine["main"](*map(tvm.runtime.tensor, inputs))
     return (found if hasattr(found, "numpy") else found[0]).numpy()
 
 

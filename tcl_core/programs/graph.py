@@ -5,14 +5,15 @@ All that decides which tasks a network has, in one place; measuring and tuning b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tcl_core.compat import load_tvm, structural_key
 from tcl_core.params import Graph
+from tcl_core.programs import rounding, vector_math
 from tcl_core.programs.booleans import spell_out_booleans
 from tcl_core.programs.rewriting import relax_and_patterns, rewritten
 from tcl_core.programs.simplify import simplify
-from tcl_core.programs.vector_math import legalizations
 
 WEIGHTS = {"NHWC": "HWIO"}  # how weights lie where data lies so
 
@@ -22,8 +23,8 @@ FREE = "layout_free_buffers"  # TVM's attribute of a function: the numbers of th
 COMMUTATIVE = ("relax.add", "relax.multiply")
 ELEMENTWISE = (*COMMUTATIVE, "relax.subtract", "relax.divide")
 
-AS_GIVEN = Graph(simplify=False, layout="NCHW", fold=False, pack=False, vector_math=False)  # as the network's author wrote it
-PREPARED = Graph(simplify=True, layout="NHWC", fold=True, pack=True, vector_math=True)  # as params.yaml comes
+AS_GIVEN = Graph(simplify=False, layout="NCHW", fold=False, pack=False, vector_math=False, round_up=False)  # as the network's author wrote it
+PREPARED = Graph(simplify=True, layout="NHWC", fold=True, pack=True, vector_math=True, round_up=True)  # as params.yaml comes
 
 
 def fuse(module: Any, target: Any, graph: Graph) -> Any:
@@ -42,7 +43,7 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
         transform.FoldConstant(),
-        transform.LegalizeOps(legalizations() if graph.vector_math else None),
+        transform.LegalizeOps(_legalizations(graph)),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.FuseOps(),
@@ -54,6 +55,11 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
         for each in passes:
             module = each(module)
     return module
+
+
+def _legalizations(graph: Graph) -> dict[str, Callable[[Any, Any], Any]]:
+    """Operators that become something else than TVM's own ``LegalizeOps`` would make of them."""
+    return (vector_math.legalizations() if graph.vector_math else {}) | (rounding.legalizations() if graph.round_up else {})
 
 
 def apply_database(fused: Any, target: Any, database: Any) -> Any:

@@ -16,6 +16,11 @@ def relax_and_patterns() -> tuple[Any, Any]:
     return relax, dpl
 
 
+def as_always(name: str, builder: Any, call: Any) -> Any:
+    """What TVM's own ``LegalizeOps`` makes of an operator."""
+    return load_tvm().ir.Op.get(name).get_attr("FLegalize")(builder, call)
+
+
 def rewritten(module: Any, pattern: Any, function: Callable[[Any, Any], Any]) -> Any:
     """A copy of the module in which what the pattern matches is what ``function(call, matched)`` makes of it."""
     relax, dpl = relax_and_patterns()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tcl_core.compat import load_tvm
+from tcl_core.programs.rewriting import as_always
 
 # Cephes: exp(r) is about 1 + r + r^2 P(r) for |r| <= ln(2) / 2, highest power first.
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -85,7 +86,7 @@ def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
 def _elementwise(name: str, function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     def legalized(builder: Any, call: Any) -> Any:
         if str(call.ty.dtype) != "float32":
-            return _as_always(name, builder, call)
+            return as_always(name, builder, call)
         te = load_tvm().te
         hint = name.rpartition(".")[2]
 
@@ -99,7 +100,7 @@ def _elementwise(name: str, function: Callable[[Any], Any]) -> Callable[[Any, An
 
 def _softmax(builder: Any, call: Any) -> Any:
     if str(call.ty.dtype) != "float32":
-        return _as_always("relax.nn.softmax", builder, call)
+        return as_always("relax.nn.softmax", builder, call)
     return builder.call_te(softmax, call.args[0], int(call.attrs.axis) % call.ty.ndim, primfunc_name_hint="softmax")
 
 
@@ -120,10 +121,6 @@ def softmax(x: Any, axis: int) -> Any:
     powers = te.compute(shape, lambda *at: exp(x[at] - most[row(at)]), name="T_softmax_exp")
     total = reduced(powers, te.sum, "T_softmax_expsum")
     return te.compute(shape, lambda *at: powers[at] / total[row(at)], name="T_softmax_norm")
-
-
-def _as_always(name: str, builder: Any, call: Any) -> Any:
-    return load_tvm().ir.Op.get(name).get_attr("FLegalize")(builder, call)
 
 
 def _odd_rational(x: Any, bound: float, numerator: Sequence[float], denominator: Sequence[float]) -> Any:

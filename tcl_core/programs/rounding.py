@@ -1,0 +1,101 @@
+"""Products of matrices whose extents leave a tiling no choice, computed on somewhat larger ones.
+
+The factors of a tiling divide its extent.  The 197 tokens of a vision transformer, a prime number, can be cut into 1 or 197: no block
+of a few rows stays in registers, and no vector fits a row of as many columns.  Rounded up, both do, for a few products in a hundred more;
+what was added is zeros, and is cut off before what follows the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tcl_core.compat import load_tvm
+from tcl_core.programs.rewriting import as_always
+
+ROWS, COLUMNS = 8, 16  # multiples up to which rows and columns are rounded: rows in registers at a time, floats of the widest vectors
+FEW = 16  # rows or columns up to which an extent stays as it is
+MOST = 1.125  # times as many products as there were, at most
+
+NAME = "relax.matmul"
+
+
+def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
+    """For TVM's ``LegalizeOps``: products of float32 with awkward extents are rounded up, others are what they always are."""
+    return {NAME: _matmul}
+
+
+def rounded(rows: int, columns: int) -> tuple[int, int]:
+    """To what the rows and columns of a product are rounded up."""
+    more_rows, more_columns = -(-rows // ROWS) * ROWS, -(-columns // COLUMNS) * COLUMNS
+    rows_to = more_rows if rows > FEW and not any(rows % few == 0 for few in range(ROWS // 2, 2 * ROWS + 1)) else rows
+    columns_to = more_columns if columns > FEW and columns % 4 else columns
+    if rows_to * columns_to > MOST * rows * columns:
+        return rows, columns
+    return rows_to, columns_to
+
+
+def _matmul(builder: Any, call: Any) -> Any:
+    """The product of (..., rows, k) and (..., k, columns), whose leading extents are broadcast."""
+    left, right = call.args
+    shapes = [_fixed_shape(each) for each in (left, right)]
+    if None in shapes or any(len(shape) < 2 for shape in shapes) or str(call.ty.dtype) != "float32":
+        return as_always(NAME, builder, call)
+    rows, columns = shapes[0][-2], shapes[1][-1]
+    to = rounded(rows, columns)
+    if to == (rows, columns):
+        return as_always(NAME, builder, call)
+    if isinstance(right, load_tvm().ir.GenericConst):  # a weight is rounded once, here
+        array = right.value.numpy()
+        right = load_tvm().relax.const(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, to[1] - columns)]))
+    return builder.call_te(_product, left, right, columns, to, primfunc_name_hint="matmul")
+
+
+def _fixed_shape(given: Any) -> list[int] | None:
+    """The extents of a tensor; None where they are not numbers."""
+    try:
+        return [int(extent) for extent in given.ty.shape]
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
+def _product(left: Any, right: Any, columns: int, to: tuple[int, int]) -> Any:
+    te = load_tvm().te
+    rows, length = (int(extent) for extent in left.shape[-2:])
+    left, right = _widened(left, -2, to[0]), _widened(right, -1, to[1])
+    leading = _broadcast(left.shape[:-2], right.shape[:-2])
+    k = te.reduce_axis((0, length), name="k")
+
+    def products(*at: Any) -> Any:
+        *outer, row, column = at
+        return te.sum(left[(*_of(left, outer), row, k)] * right[(*_of(right, outer), k, column)], axis=k)
+
+    whole = te.compute((*leading, *to), products, name="matmul")
+    return te.compute((*leading, rows, columns), lambda *at: whole[at], name="matmul_cut")
+
+
+def _widened(tensor: Any, axis: int, extent: int) -> Any:
+    """The tensor with zeros behind what there is along the axis."""
+    tvm, there = load_tvm(), int(tensor.shape[axis])
+    if there == extent:
+        return tensor
+    shape = list(tensor.shape)
+    shape[axis] = extent
+
+    def value(*at: Any) -> Any:
+        return tvm.tirx.if_then_else(at[axis] < there, tensor[at], tvm.tirx.const(0, tensor.dtype))
+
+    return tvm.te.compute(shape, value, name="matmul_pad")
+
+
+def _broadcast(left: Any, right: Any) -> list[int]:
+    """Leading extents of a product, as numpy has them."""
+    return list(np.broadcast_shapes(*(tuple(int(extent) for extent in shape) for shape in (left, right))))
+
+
+def _of(tensor: Any, outer: list[Any]) -> list[Any]:
+    """Where a tensor's leading axes are read for a place of the product's."""
+    extents = [int(extent) for extent in tensor.shape[:-2]]
+    return [0 if extent == 1 else at for extent, at in zip(extents, outer[len(outer) - len(extents) :], strict=True)]
