@@ -85,6 +85,7 @@ class Graph:
     pack      a program may want weights in the order in which it reads them: they are reordered when the network is built
     vector_math  exponentials, error functions and hyperbolic tangents are arithmetic, not calls of the C library
     round_up  products whose rows or columns no tile divides, such as 197, are computed on a few more
+    winograd  convolutions of 3x3 that gain by it multiply less, by Winograd's algorithm
     """
 
     simplify: bool
@@ -93,6 +94,7 @@ class Graph:
     pack: bool
     vector_math: bool
     round_up: bool
+    winograd: bool
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tcl_core.compat import load_tvm, structural_key
 from tcl_core.params import Graph
-from tcl_core.programs import rounding, vector_math
+from tcl_core.programs import rounding, vector_math, winograd
 from tcl_core.programs.booleans import spell_out_booleans
 from tcl_core.programs.rewriting import relax_and_patterns, rewritten
 from tcl_core.programs.simplify import simplify
@@ -23,8 +23,9 @@ FREE = "layout_free_buffers"  # TVM's attribute of a function: the numbers of th
 COMMUTATIVE = ("relax.add", "relax.multiply")
 ELEMENTWISE = (*COMMUTATIVE, "relax.subtract", "relax.divide")
 
-AS_GIVEN = Graph(simplify=False, layout="NCHW", fold=False, pack=False, vector_math=False, round_up=False)  # as the network's author wrote it
-PREPARED = Graph(simplify=True, layout="NHWC", fold=True, pack=True, vector_math=True, round_up=True)  # as params.yaml comes
+# as the network's author wrote it, and as params.yaml comes
+AS_GIVEN = Graph(simplify=False, layout="NCHW", fold=False, pack=False, vector_math=False, round_up=False, winograd=False)
+PREPARED = Graph(simplify=True, layout="NHWC", fold=True, pack=True, vector_math=True, round_up=True, winograd=True)
 
 
 def fuse(module: Any, target: Any, graph: Graph) -> Any:
@@ -59,7 +60,8 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
 
 def _legalizations(graph: Graph) -> dict[str, Callable[[Any, Any], Any]]:
     """Operators that become something else than TVM's own ``LegalizeOps`` would make of them."""
-    return (vector_math.legalizations() if graph.vector_math else {}) | (rounding.legalizations() if graph.round_up else {})
+    chosen = {vector_math: graph.vector_math, rounding: graph.round_up, winograd: graph.winograd}
+    return {name: function for way, wanted in chosen.items() if wanted for name, function in way.legalizations().items()}
 
 
 def apply_database(fused: Any, target: Any, database: Any) -> Any:

@@ -20,7 +20,9 @@ from tcl_core.programs.sketches import DesignSpace
 from tcl_core.programs.tasks import argument_types, describe
 
 TARGET = {"kind": "llvm", "num-cores": 1}
-WAYS = [Graph(*way) for way in product((False, True), ("NCHW", "NHWC"), (False, True), (False, True), (True,), (True,))] + [AS_GIVEN]
+WAYS = [Graph(*way) for way in product((False, True), ("NCHW", "NHWC"), (False, True), (False, True), (True,), (True,), (True,))] + [
+    AS_GIVEN
+]
 
 
 class Network(torch.nn.Module):

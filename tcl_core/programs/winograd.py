@@ -1,0 +1,134 @@
+"""Convolutions of 3x3 by Winograd's algorithm: fewer multiplications for each output, by sums before and behind.
+
+F(m, 3) computes m x m outputs from a tile of (m + 2) x (m + 2) inputs: in place of 9 m^2 multiplications for each pair of channels
+(m + 2)^2, so a quarter of them for m = 4 and four ninths for m = 2. Tile, filter and products are transformed by
+
+    Y = A^T [ (G g G^T) * (B^T d B) ] A
+
+with one product of matrices for each of the (m + 2)^2 places between: tiles x input channels by input channels x output channels.  The
+filters are transformed when the network is built.  The schedules are those of MetaSchedule's own rules for such stages.
+
+Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", arXiv 1509.09308; the points of interpolation are those of
+the smallest error for float32 in Barabasz et al., arXiv 1803.10986.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tcl_core.compat import load_tvm
+from tcl_core.programs.rewriting import as_always
+
+NAME = "relax.nn.conv2d"
+POINTS = {4: (0.0, -1.0, 1.0, 0.5, -2.0), 2: (0.0, -1.0, 1.0)}  # of F(m, 3), beside infinity
+# Channels from which on F(m, 3) is faster than the convolution as it is: the sums are as many whatever the channels.
+CHANNELS = {4: 64, 2: 256}
+# Tiles that a transformed filter, four or two times as large as before, must serve: with fewer, reading filters takes the time.
+TILES = 32
+
+
+def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
+    """For TVM's ``LegalizeOps``: convolutions in NHWC that gain by it become Winograd's, others are what they always are."""
+    return {NAME: _conv2d}
+
+
+def tile_of(height: int, width: int, channels: int, filters: int) -> int | None:
+    """The m of F(m, 3) for a convolution of stride 1 with that many outputs; None where it is better left as it is."""
+    for m, least in CHANNELS.items():
+        if -(-height // m) * -(-width // m) >= TILES and min(channels, filters) >= least:
+            return m
+    return None
+
+
+@cache
+def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A (m + 2, m), B (m + 2, m + 2) and G (m + 2, 3) of F(m, 3), by Toom and Cook: the last row of A and G is infinity's."""
+    points = np.array(POINTS[m])
+    others = [np.delete(points, at) for at in range(len(points))]
+    scale = [np.prod(point - rest) for point, rest in zip(points, others, strict=True)]
+    a, g = (np.vstack([points[:, None] ** np.arange(width), np.eye(width)[-1]]) for width in (m, 3))
+    g[:-1] /= np.array(scale)[:, None]
+    rows = [np.append(np.poly(rest)[::-1], 0.0) for rest in others] + [np.poly(points)[::-1]]
+    return a, np.array(rows).T, g
+
+
+def _conv2d(builder: Any, call: Any) -> Any:
+    data, weight = call.args
+    m = _tile_of_call(call)
+    if m is None:
+        return as_always(NAME, builder, call)
+    _, _, g = matrices(m)
+    filters = np.einsum("er,ns,rsio->enio", g, g, weight.value.numpy().astype(np.float64)).astype(np.float32)
+    padding = [int(width) for width in call.attrs.padding]
+    return builder.call_te(_convolved, data, load_tvm().relax.const(filters), padding, m, primfunc_name_hint="conv2d_winograd")
+
+
+def _tile_of_call(call: Any) -> int | None:
+    attributes, weight = call.attrs, call.args[1]
+    is_plain = (
+        attributes.data_layout == attributes.out_layout == "NHWC"
+        and attributes.kernel_layout == "HWIO"
+        and str(call.ty.dtype) == "float32"
+        and all(int(number) == 1 for number in (*attributes.strides, *attributes.dilation, attributes.groups))
+        and isinstance(weight, load_tvm().ir.GenericConst)
+    )
+    if not is_plain:
+        return None
+    rows, columns, channels, filters = (int(extent) for extent in weight.ty.shape)
+    _, height, width, _ = (int(extent) for extent in call.ty.shape)
+    return tile_of(height, width, channels, filters) if (rows, columns) == (3, 3) else None
+
+
+def _convolved(data: Any, filters: Any, padding: Sequence[int], m: int) -> Any:
+    """(batch, height, width, channels) and (m + 2, m + 2, channels, outputs) -> (batch, height', width', outputs)."""
+    tvm = load_tvm()
+    te, topi = tvm.te, tvm.topi
+    a, b, _ = (each.astype(np.float32) for each in matrices(m))
+    a, b = topi.utils.const_matrix(a, "A"), topi.utils.const_matrix(b, "B")
+    size, outputs = m + 2, int(filters.shape[3])
+    batch, height, width, channels = (int(extent) for extent in data.shape)
+    top, left, bottom, right = padding
+    height, width = height + top + bottom - 2, width + left + right - 2  # of the output, from here on
+    down, across = -(-height // m), -(-width // m)
+    tiles = batch * down * across
+    behind = (0, bottom + down * m - height, right + across * m - width, 0)
+    padded = topi.nn.pad(data, (0, top, left, 0), behind, name="data_pad", attrs={"schedule_rule": "None"})
+
+    def summed(extent: int, *names: str) -> list[Any]:
+        return [te.reduce_axis((0, extent), name) for name in names]
+
+    tile = te.compute(
+        (size, size, tiles, channels),
+        lambda i, j, t, c: padded[t // (down * across), t // across % down * m + i, t % across * m + j, c],
+        name="input_tile",
+        attrs={"schedule_rule": "None"},
+    )
+    p, q = summed(size, "p", "q")
+    transformed = te.compute(
+        (size, size, tiles, channels),
+        lambda i, j, t, c: te.sum(tile[p, q, t, c] * b[p, i] * b[q, j], axis=[p, q]),
+        name="data_pack",
+        attrs={"schedule_rule": "conv2d_nhwc_winograd_data_pack"},
+    )
+    (k,) = summed(channels, "k")
+    products = te.compute(
+        (size, size, tiles, outputs),
+        lambda i, j, t, o: te.sum(transformed[i, j, t, k] * filters[i, j, k, o], axis=k),
+        name="bgemm",
+    )
+    p, q = summed(size, "p", "q")
+    inverse = te.compute(
+        (m, m, tiles, outputs),
+        lambda i, j, t, o: te.sum(products[p, q, t, o] * a[p, i] * a[q, j], axis=[p, q]),
+        name="inverse",
+        attrs={"schedule_rule": "conv2d_nhwc_winograd_inverse"},
+    )
+    return te.compute(
+        (batch, height, width, outputs),
+        lambda n, y, x, o: inverse[y % m, x % m, (n * down + y // m) * across + x // m, o],
+        name="conv2d_winograd",
+    )
