@@ -275,5 +275,7 @@ SYSTEMS = {
     "random, graph as given": System(ours(model=False, explore=1.0), AS_GIVEN),
     "random, not simplified": System(ours(model=False, explore=1.0), replace(PREPARED, simplify=False)),
     "random, not packed": System(ours(model=False, explore=1.0), replace(PREPARED, pack=False)),
+    "TCL, without Winograd": System(ours(), replace(PREPARED, winograd=False)),
+    "TCL, not rounded up": System(ours(), replace(PREPARED, round_up=False)),
     "random, C library's exponentials": System(ours(model=False, explore=1.0), replace(PREPARED, vector_math=False)),
 }

@@ -18,7 +18,8 @@ OURS, RANDOM, STOCK, TENSET, SCRATCH = "TCL", "random", "MetaSchedule", "TenSet 
 LONG = 1000  # programs
 
 Part = dict[str, dict[str, Any]]
-"""``units``, how each went, and ``compared``, the milliseconds of each group's systems: of one machine and one champion."""
+"""``graph``, as params.yaml has it, ``units``, how each went, and ``compared``, the milliseconds of each group's systems: of one machine,
+one champion and one graph."""
 
 Curve = Sequence[Sequence[float]]
 """Programs measured, seconds, the network's milliseconds."""
@@ -165,7 +166,7 @@ def _scaled(system: str, compared: Mapping[str, Any], curves: Mapping[str, Curve
 
 
 def table(parts: Mapping[str, Part]) -> str:
-    """A row for each network on each machine, with the champion of it; then the geometric means over a machine's networks.
+    """A row for each network on each machine, with its champion and graph; then the geometric means over a machine's networks.
 
     What was measured nowhere has no column.
     """
@@ -182,8 +183,9 @@ def table(parts: Mapping[str, Part]) -> str:
         "time to TenSet's": "time_to_tenset_x",
     }
     rows, means = [], []
+    newest = list(parts.values())[-1].get("graph")
     for here, part in parts.items():
-        machine, summary = machine_name(here), summary_of([part])
+        machine, summary = machine_name(here) + ", earlier graph" * (part.get("graph") != newest), summary_of([part])
         for network, found in summary.items():
             cells = [*(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
             rows.append([network, machine, *cells])

@@ -9,20 +9,22 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
     long       TCL with 1,000 programs on all four
     stock      MetaSchedule with its XGBoost and with a pretrained TenSet MLP, on its own engine and on ours, one seed, for each takes
                up to an hour
-    factors    on resnet-18, where the gain comes from, one thing at a time: the graph, packing, tasks that lend to one another
+    factors    on resnet-18 and deit-small, where the gain comes from, one thing at a time: what is done to the graph, packing, tasks
+               that lend to one another
     warm       all four, timed with warm weights
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
 
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
-seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, or with
-another champion, all begin anew beside what was found before: the table has a row for each; ratios of the summary are over seeds,
-machines and champions, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 32 programs, four
+seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, with
+another champion or another graph, all begin anew beside what was found before: the table has a row for each; ratios of the summary are
+over seeds, machines, champions and graphs, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 32 programs, four
 systems, one seed; its results are a file of their own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -49,7 +51,7 @@ from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel, read_description
 from tcl_core.params import Graph
 from tcl_core.platforms import host_fingerprint, read_saved_hardware
-from tcl_core.programs.graph import apply_database, fuse
+from tcl_core.programs.graph import PREPARED, apply_database, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.progress import progress
 from tcl_core.stages.baselines import baseline_folder, train_baseline
@@ -70,7 +72,10 @@ PLAIN = (OURS, RANDOM, SCRATCH)
 STOCKS = (TENSET, STOCK, f"{TENSET}, our engine", f"{STOCK}, our engine")
 WARM = "TCL, warm weights"
 DONATED = ("Transfer-Tuning", "TCL, warm start")
-FACTORS = ("random, graph as given", "random, not simplified", "random, not packed", "random, C library's exponentials", "TCL, tasks apart")
+FACTORS = {
+    "resnet-18": ("TCL, without Winograd", "TCL, tasks apart", "random, graph as given", "random, not packed"),
+    "deit-small": ("TCL, not rounded up", "random, graph as given", "random, not simplified", "random, C library's exponentials"),
+}
 TUNED = ROOT / "data" / "tuning" / "bench"  # what each unit found
 
 
@@ -110,7 +115,7 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
     if part == "warm":
         return [Unit(network, WARM, seed) for seed in range(SEEDS) for network in NETWORKS]
     if part == "factors":
-        return [Unit("resnet-18", system, seed) for seed in range(SEEDS) for system in FACTORS]
+        return [Unit(network, system, seed) for seed in range(SEEDS) for network, systems in FACTORS.items() for system in systems]
     return [Unit(network, OURS, 0, LONG) for network in NETWORKS]
 
 
@@ -137,15 +142,17 @@ class Machine:
 class Bench:
     """The units done so far, in the results file; what they found lies below ``TUNED``."""
 
-    def __init__(self, machine: Machine, here: str, about: Mapping[str, Any], name: str, command: str, force: bool) -> None:
-        """``here`` names machine and champion; ``about`` what must be one and the same in all of the results file ``name``."""
+    def __init__(
+        self, machine: Machine, here: str, graph: Mapping[str, Any], about: Mapping[str, Any], name: str, command: str, force: bool
+    ) -> None:
+        """``here`` names machine, champion and ``graph``; ``about`` is what must be one and the same in all of the results file ``name``."""
         self.machine, self.about, self.name, self.command = machine, dict(about), name, command
         file = result_file(f"{name}.json")
         found = json.loads(file.read_text()) if file.exists() and not force else {}
         if found and (other := [key for key, value in self.about.items() if found.get(key) != value]):
             raise DataError(f"{file} has results of another {', '.join(other)}; give --force to begin anew, or move the file away")
         self.parts: dict[str, Part] = found.get("parts", {})
-        mine = self.parts.setdefault(here, {"units": {}, "compared": {}})
+        mine = self.parts.setdefault(here, {"graph": dict(graph), "units": {}, "compared": {}})
         self.units, self.compared = mine["units"], mine["compared"]
 
     def run(self, units: Sequence[Unit], until: float) -> None:
@@ -250,8 +257,8 @@ def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
 # --- what it needs ---
 
 
-def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, dict[str, Any]]:
-    """The best platform's champion and its rival; the machine's and the champion's name; and what all results must share."""
+def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, dict[str, Any], dict[str, Any]]:
+    """The best platform's champion and its rival; the machine's, the champion's and the graph's name; the graph; what all results share."""
     params = workspace.params
     if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
         sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
@@ -264,8 +271,10 @@ def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, d
         tenset = catalogue.load(rival)
     setup = setup_of(workspace, platform)
     machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), tenset, params.networks.train)
-    here = f"{host_fingerprint()}, champion {read_description(folder)['weights_sha256'][:12]}"
-    return machine, here, {"platform": platform, "graph": asdict(params.graph), "protocol": setup.protocol_json()}
+    graph = asdict(params.graph)
+    digest = hashlib.sha256(json.dumps(graph).encode()).hexdigest()[:8]
+    here = f"{host_fingerprint()}, champion {read_description(folder)['weights_sha256'][:12]}, graph {digest}"
+    return machine, here, graph, {"platform": platform, "protocol": setup.protocol_json()}
 
 
 def main() -> None:
@@ -282,8 +291,8 @@ def main() -> None:
             return
         workspace = Workspace()
         units = QUICK if given.quick else wanted(given.part or PARTS, workspace.params.networks.train)
-        machine, here, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
-        bench = Bench(machine, here, about, "tune", COMMAND + " --quick" * given.quick, given.force)
+        machine, here, graph, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
+        bench = Bench(machine, here, graph, about, "tune", COMMAND + " --quick" * given.quick, given.force)
         with measuring_alone():
             bench.run(units, until)
     except TclError as error:
@@ -306,7 +315,7 @@ def run_smallest() -> None:
     donor = Unit(network, OURS, 0, 4)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
-    bench = Bench(machine, host_fingerprint(), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
+    bench = Bench(machine, host_fingerprint(), asdict(PREPARED), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
     systems = (RANDOM, SCRATCH, "TenSet MLP, our engine", *DONATED, "random, graph as given")
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
     show()

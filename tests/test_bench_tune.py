@@ -53,13 +53,13 @@ def test_a_network_that_we_did_not_tune_has_no_row():
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(_tables, "_apart", tmp_path)
-    about = {"graph": {"layout": "NHWC"}, "protocol": "{}"}
+    about = {"platform": "host", "protocol": "{}"}
     (tmp_path / "tune.json").write_text(json.dumps({**about, "summary": {}, "parts": {"elsewhere": SLOW}}))
     return SimpleNamespace(about=about, file=tmp_path / "tune.json")
 
 
 def bench(results, about: dict[str, object], force: bool = False) -> tune.Bench:
-    return tune.Bench(None, "here", about, "tune", tune.COMMAND, force)
+    return tune.Bench(None, "here", {"layout": "NHWC"}, about, "tune", tune.COMMAND, force)
 
 
 def test_what_another_machine_found_stays_in_the_file(results):
@@ -71,20 +71,24 @@ def test_what_another_machine_found_stays_in_the_file(results):
     assert saved["summary"]["net"]["groups"] == 2
 
 
-def test_results_of_another_graph_are_neither_mixed_nor_dropped(results):
+def test_results_by_another_protocol_are_neither_mixed_nor_dropped(results):
     kept = results.file.read_bytes()
-    with pytest.raises(DataError, match=r"results of another graph; give --force"):
-        bench(results, {**results.about, "graph": {"layout": "NCHW"}})
+    with pytest.raises(DataError, match=r"results of another protocol; give --force"):
+        bench(results, {**results.about, "protocol": "{1}"})
     assert results.file.read_bytes() == kept
-    assert list(bench(results, {**results.about, "graph": {}}, force=True).parts) == ["here"]
+    assert list(bench(results, {**results.about, "protocol": "{1}"}, force=True).parts) == ["here"]
 
 
 def test_a_row_for_each_network_and_machine():
-    parts = {"AMD EPYC x2 0123abcd, champion 1": SLOW, "Intel(R) Xeon(R) Processor x2 4567ef89, champion 2": FAST}
+    slow, fast = {"graph": {"layout": "NCHW"}, **SLOW}, {"graph": {"layout": "NHWC"}, **FAST}
+    parts = {"AMD EPYC x2 0123abcd, champion 1, graph 2": slow, "Intel(R) Xeon(R) Processor x2 4567ef89, champion 2, graph 3": fast}
     header, _, *rows = tables.table(parts).split("\n\n")[0].splitlines()
     rows = [dict(zip(*([cell.strip() for cell in line.split("|")[1:-1]] for line in (header, row)), strict=True)) for row in rows]
     shown = [[row[name] for name in ("network", "machine", "TCL", "TCL, 1,000 programs", "random", "eager / TCL")] for row in rows]
-    assert shown == [["net", "AMD EPYC", "10.00 ms", "-", "20.00 ms", "3.00x"], ["net", "Intel Xeon", "1.00 ms", "0.50 ms", "-", "2.00x"]]
+    assert shown == [
+        ["net", "AMD EPYC, earlier graph", "10.00 ms", "-", "20.00 ms", "3.00x"],
+        ["net", "Intel Xeon", "1.00 ms", "0.50 ms", "-", "2.00x"],
+    ]
 
 
 def test_a_table_of_all_systems_beside_ours():
