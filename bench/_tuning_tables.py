@@ -42,9 +42,11 @@ MEANS = {
 def show() -> None:
     """The tables, and the curves."""
     found = json.loads(result_file("tune.json").read_text())
-    summary, parts, text = found["summary"], list(found["parts"].values()), table(found["parts"])
-    print(text)
-    into_document("tune", text)
+    summary, parts = found["summary"], list(found["parts"].values())
+    present, earlier = by_graph(found["parts"])
+    print(table(present))
+    into_document("tune", table(present))
+    into_document("tune-earlier", table(earlier) if earlier else "")
     into_document("tune-systems", table_of_systems(summary))
     curves = {
         network: {
@@ -62,6 +64,12 @@ def show() -> None:
         for network, found in summary.items()
     }  # fmt: skip
     draw({network: found for network, found in curves.items() if found}, lines, result_file("tune_curves.png"))
+
+
+def by_graph(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
+    """Parts of the graph that the last one has, and all others."""
+    present = [here for here, part in parts.items() if part.get("graph") == list(parts.values())[-1].get("graph")]
+    return {here: parts[here] for here in present}, {here: part for here, part in parts.items() if here not in present}
 
 
 def summary_of(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
@@ -166,7 +174,7 @@ def _scaled(system: str, compared: Mapping[str, Any], curves: Mapping[str, Curve
 
 
 def table(parts: Mapping[str, Part]) -> str:
-    """A row for each network on each machine, with its champion and graph; then the geometric means over a machine's networks.
+    """A row for each network on each machine, with its champion; then the geometric means over a machine's networks.
 
     What was measured nowhere has no column.
     """
@@ -183,9 +191,8 @@ def table(parts: Mapping[str, Part]) -> str:
         "time to TenSet's": "time_to_tenset_x",
     }
     rows, means = [], []
-    newest = list(parts.values())[-1].get("graph")
     for here, part in parts.items():
-        machine, summary = machine_name(here) + ", earlier graph" * (part.get("graph") != newest), summary_of([part])
+        machine, summary = machine_name(here), summary_of([part])
         for network, found in summary.items():
             cells = [*(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
             rows.append([network, machine, *cells])

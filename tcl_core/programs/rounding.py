@@ -7,7 +7,7 @@ what was added is zeros, and is cut off before what follows the product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,16 +41,16 @@ def _matmul(builder: Any, call: Any) -> Any:
     """The product of (..., rows, k) and (..., k, columns), whose leading extents are broadcast."""
     left, right = call.args
     shapes = [_fixed_shape(each) for each in (left, right)]
-    if None in shapes or any(len(shape) < 2 for shape in shapes) or str(call.ty.dtype) != "float32":
+    if None in shapes or any(len(shape) < 2 for shape in shapes) or {str(each.ty.dtype) for each in (left, right, call)} != {"float32"}:
         return as_always(NAME, builder, call)
     rows, columns = shapes[0][-2], shapes[1][-1]
     to = rounded(rows, columns)
     if to == (rows, columns):
         return as_always(NAME, builder, call)
-    if isinstance(right, load_tvm().ir.GenericConst):  # a weight is rounded once, here
+    if to[1] != columns and isinstance(right, load_tvm().ir.GenericConst):  # a weight is widened once, here
         array = right.value.numpy()
         right = load_tvm().relax.const(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, to[1] - columns)]))
-    return builder.call_te(_product, left, right, columns, to, primfunc_name_hint="matmul")
+    return builder.call_te(_product, left, right, [rows, columns], to, primfunc_name_hint="matmul")
 
 
 def _fixed_shape(given: Any) -> list[int] | None:
@@ -61,9 +61,10 @@ def _fixed_shape(given: Any) -> list[int] | None:
         return None
 
 
-def _product(left: Any, right: Any, columns: int, to: tuple[int, int]) -> Any:
+def _product(left: Any, right: Any, extents: Sequence[int], to: Sequence[int]) -> Any:
+    """The product on ``to`` rows and columns, of which the first ``extents`` are kept."""
     te = load_tvm().te
-    rows, length = (int(extent) for extent in left.shape[-2:])
+    length = int(left.shape[-1])
     left, right = _widened(left, -2, to[0]), _widened(right, -1, to[1])
     leading = _broadcast(left.shape[:-2], right.shape[:-2])
     k = te.reduce_axis((0, length), name="k")
@@ -73,7 +74,7 @@ def _product(left: Any, right: Any, columns: int, to: tuple[int, int]) -> Any:
         return te.sum(left[(*_of(left, outer), row, k)] * right[(*_of(right, outer), k, column)], axis=k)
 
     whole = te.compute((*leading, *to), products, name="matmul")
-    return te.compute((*leading, rows, columns), lambda *at: whole[at], name="matmul_cut")
+    return te.compute((*leading, *extents), lambda *at: whole[at], name="matmul_cut")
 
 
 def _widened(tensor: Any, axis: int, extent: int) -> Any:

@@ -72,7 +72,7 @@ def _tile_of_call(call: Any) -> int | None:
     is_plain = (
         attributes.data_layout == attributes.out_layout == "NHWC"
         and attributes.kernel_layout == "HWIO"
-        and str(call.ty.dtype) == "float32"
+        and {str(each.ty.dtype) for each in (*call.args, call)} == {"float32"}
         and all(int(number) == 1 for number in (*attributes.strides, *attributes.dilation, attributes.groups))
         and isinstance(weight, load_tvm().ir.GenericConst)
     )
