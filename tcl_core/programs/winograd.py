@@ -87,7 +87,7 @@ def _convolved(data: Any, filters: Any, padding: Sequence[int], m: int) -> Any:
     """(batch, height, width, channels) and (m + 2, m + 2, channels, outputs) -> (batch, height', width', outputs)."""
     tvm = load_tvm()
     te, topi = tvm.te, tvm.topi
-    a, b = (_constant(matrix, name) for matrix, name in zip(matrices(m), "AB", strict=False))
+    a, b, _ = matrices(m)
     size, outputs = m + 2, int(filters.shape[3])
     batch, height, width, channels = (int(extent) for extent in data.shape)
     top, left, bottom, right = padding
@@ -97,39 +97,37 @@ def _convolved(data: Any, filters: Any, padding: Sequence[int], m: int) -> Any:
     behind = (0, bottom + down * m - height, right + across * m - width, 0)
     padded = topi.nn.pad(data, (0, top, left, 0), behind, name="data_pad", attrs={"schedule_rule": "None"})
 
-    def summed(extent: int, *names: str) -> list[Any]:
-        return [te.reduce_axis((0, extent), name) for name in names]
-
     tile = te.compute(
         (size, size, tiles, channels),
         lambda i, j, t, c: padded[t // (down * across), t // across % down * m + i, t % across * m + j, c],
         name="input_tile",
         attrs={"schedule_rule": "None"},
     )
-    p, q = summed(size, "p", "q")
-    transformed = te.compute(
-        (size, size, tiles, channels),
-        lambda i, j, t, c: te.sum(tile[p, q, t, c] * b[p, i] * b[q, j], axis=[p, q]),
-        name="data_pack",
-        attrs={"schedule_rule": "conv2d_nhwc_winograd_data_pack"},
-    )
-    (k,) = summed(channels, "k")
+    transformed = _both_sides(tile, _constant(b, "B"), "data_pack")
+    k = te.reduce_axis((0, channels), name="k")
     products = te.compute(
         (size, size, tiles, outputs),
         lambda i, j, t, o: te.sum(transformed[i, j, t, k] * filters[i, j, k, o], axis=k),
         name="bgemm",
     )
-    p, q = summed(size, "p", "q")
-    inverse = te.compute(
-        (m, m, tiles, outputs),
-        lambda i, j, t, o: te.sum(products[p, q, t, o] * a[p, i] * a[q, j], axis=[p, q]),
-        name="inverse",
-        attrs={"schedule_rule": "conv2d_nhwc_winograd_inverse"},
-    )
+    inverse = _both_sides(products, _constant(a, "A"), "inverse")
     return te.compute(
         (batch, height, width, outputs),
         lambda n, y, x, o: inverse[y % m, x % m, (n * down + y // m) * across + x // m, o],
         name="conv2d_winograd",
+    )
+
+
+def _both_sides(given: Any, matrix: Any, name: str) -> Any:
+    """M^T X M for the (size, size) matrix X of each tile and channel; TVM has a rule by this name for how to schedule it."""
+    te = load_tvm().te
+    size, to = (int(extent) for extent in matrix.shape)
+    p, q = (te.reduce_axis((0, size), name=axis) for axis in "pq")
+    return te.compute(
+        (to, to, *given.shape[2:]),
+        lambda i, j, t, c: te.sum(given[p, q, t, c] * matrix[p, i] * matrix[q, j], axis=[p, q]),
+        name=name,
+        attrs={"schedule_rule": f"conv2d_nhwc_winograd_{name}"},
     )
 
 
