@@ -80,16 +80,21 @@ class System:
 
 
 def ours(
-    model: bool = True, explore: float | None = None, searches: bool = True, shares: bool = True, cold: bool = True
+    model: bool = True,
+    explore: float | None = None,
+    lean: float = SearchSettings.lean,
+    searches: bool = True,
+    shares: bool = True,
+    cold: bool = True,
 ) -> Callable[[Given], Spent]:
     """TCL's tuner: with the champion or from scratch, by search or at random (``explore`` 1), or with donors' programs alone.
 
     ``shares``: tasks of the network lend to one another, but never where programs are drawn at random.  Without ``cold`` all programs are
-    timed with warm weights.
+    timed with warm weights.  ``lean`` 0: draws are uniform over the design space, whatever fits in registers.
     """
 
     def tune(given: Given) -> Spent:
-        settings = SearchSettings(seed=given.seed, **({} if explore is None else {"explore": explore}))
+        settings = SearchSettings(seed=given.seed, lean=lean, **({} if explore is None else {"explore": explore}))
         champion = given.champion if model else None
         database, began, spent, measured = meta_schedule().database.MemoryDatabase(), time.monotonic(), Spent(), 0
         with quiet_compiler(), Runner(given.setup) as runner:
@@ -119,6 +124,11 @@ def ours(
         return spent
 
     return tune
+
+
+def drawn(lean: float = 0.0) -> Callable[[Given], Spent]:
+    """Programs drawn at random, by our engine and budget."""
+    return ours(model=False, explore=1.0, lean=lean)
 
 
 # --- MetaSchedule's ---
@@ -265,17 +275,19 @@ SYSTEMS = {
     "MetaSchedule, our engine": System(stock(our_engine=True)),
     "TenSet MLP": System(stock(tenset=True)),
     "TenSet MLP, our engine": System(stock(tenset=True, our_engine=True)),
-    "random": System(ours(model=False, explore=1.0)),
+    "random": System(drawn()),
     "from scratch": System(ours(model=False)),
     "TCL": System(ours()),
+    "TCL, uniform draws": System(ours(lean=0.0)),
+    "random, in registers": System(drawn(SearchSettings.lean)),
     "TCL, warm weights": System(ours(cold=False)),
     "TCL, tasks apart": System(ours(shares=False)),
     "Transfer-Tuning": System(ours(searches=False)),
     "TCL, warm start": System(ours()),
-    "random, graph as given": System(ours(model=False, explore=1.0), AS_GIVEN),
-    "random, not simplified": System(ours(model=False, explore=1.0), replace(PREPARED, simplify=False)),
-    "random, not packed": System(ours(model=False, explore=1.0), replace(PREPARED, pack=False)),
+    "random, graph as given": System(drawn(), AS_GIVEN),
+    "random, not simplified": System(drawn(), replace(PREPARED, simplify=False)),
+    "random, not packed": System(drawn(), replace(PREPARED, pack=False)),
     "TCL, without Winograd": System(ours(), replace(PREPARED, winograd=False)),
     "TCL, not rounded up": System(ours(), replace(PREPARED, round_up=False)),
-    "random, C library's exponentials": System(ours(model=False, explore=1.0), replace(PREPARED, vector_math=False)),
+    "random, C library's exponentials": System(drawn(), replace(PREPARED, vector_math=False)),
 }

@@ -18,8 +18,8 @@ OURS, RANDOM, STOCK, TENSET, SCRATCH = "TCL", "random", "MetaSchedule", "TenSet 
 LONG = 1000  # programs
 
 Part = dict[str, dict[str, Any]]
-"""``graph``, as params.yaml has it, ``units``, how each went, and ``compared``, the milliseconds of each group's systems: of one machine,
-one champion and one graph."""
+"""``graph``, as params.yaml has it, ``search``, our search's settings, ``units``, how each went, and ``compared``, the milliseconds of
+each group's systems: of one machine, one champion, one graph and one search."""
 
 Curve = Sequence[Sequence[float]]
 """Programs measured, seconds, the network's milliseconds."""
@@ -43,7 +43,7 @@ def show() -> None:
     """The tables, and the curves."""
     found = json.loads(result_file("tune.json").read_text())
     summary, parts = found["summary"], list(found["parts"].values())
-    present, earlier = by_graph(found["parts"])
+    present, earlier = by_age(found["parts"])
     print(table(present))
     into_document("tune", table(present))
     into_document("tune-earlier", table(earlier) if earlier else "")
@@ -66,9 +66,10 @@ def show() -> None:
     draw({network: found for network, found in curves.items() if found}, lines, result_file("tune_curves.png"))
 
 
-def by_graph(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
-    """Parts of the graph that the last one has, and all others."""
-    present = [here for here, part in parts.items() if part.get("graph") == list(parts.values())[-1].get("graph")]
+def by_age(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
+    """Parts of the graph and the search that the last one has, and all others."""
+    last = list(parts.values())[-1]
+    present = [here for here, part in parts.items() if all(part.get(key) == last.get(key) for key in ("graph", "search"))]
     return {here: parts[here] for here in present}, {here: part for here, part in parts.items() if here not in present}
 
 

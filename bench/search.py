@@ -124,7 +124,7 @@ class Bench:
     def _search(self, system: str, task: Task, seed: int) -> Searched:
         if system == STOCK:
             return self._stock(task, seed)
-        settings = SearchSettings(**{**self.size.ours, "seed": seed, **({"explore": 1.0} if system == RANDOM else {})})
+        settings = SearchSettings(**{**self.size.ours, "seed": seed, **({"explore": 1.0, "lean": 0.0} if system == RANDOM else {})})
         return self._ours(task, self.model if system == OURS else None, settings)
 
     def _ours(self, task: Task, model: CostModel | None, settings: SearchSettings) -> Searched:

@@ -11,14 +11,15 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
                up to an hour
     factors    on resnet-18 and deit-small, where the gain comes from, one thing at a time: what is done to the graph, packing, tasks
                that lend to one another
+    registers  all four, with draws that are uniform over the design space, and random programs that add up in registers
     warm       all four, timed with warm weights
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
 
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
 seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, with
-another champion or another graph, all begin anew beside what was found before: the table has a row for each; ratios of the summary are
-over seeds, machines, champions and graphs, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 32 programs, four
+another champion, another graph or another search, all begin anew beside what was found before: the table has a row for each; ratios of the summary are
+over seeds, machines, champions, graphs and searches, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 32 programs, four
 systems, one seed; its results are a file of their own.
 """
 
@@ -62,6 +63,7 @@ from tcl_core.tuning.database import open_database
 from tcl_core.tuning.latency import PYTORCH, Latencies, compare
 from tcl_core.tuning.library import export
 from tcl_core.tuning.network import tunables_of
+from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.transfer import Donors
 
 COMMAND = "python bench/tune.py"
@@ -71,6 +73,7 @@ SEEDS = 3
 PLAIN = (OURS, RANDOM, SCRATCH)
 STOCKS = (TENSET, STOCK, f"{TENSET}, our engine", f"{STOCK}, our engine")
 WARM = "TCL, warm weights"
+REGISTERS = ("TCL, uniform draws", "random, in registers")
 DONATED = ("Transfer-Tuning", "TCL, warm start")
 FACTORS = {
     "resnet-18": ("TCL, without Winograd", "TCL, tasks apart", "random, graph as given", "random, not packed"),
@@ -112,6 +115,8 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
     if part == "donors":
         donors = [Unit(network, OURS, 0) for network in training]
         return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
+    if part == "registers":
+        return [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in REGISTERS]
     if part == "warm":
         return [Unit(network, WARM, seed) for seed in range(SEEDS) for network in NETWORKS]
     if part == "factors":
@@ -124,7 +129,7 @@ def wanted(parts: Sequence[str], training: Sequence[str]) -> list[Unit]:
     return sorted((unit for part in parts for unit in units_of(part, training)), key=lambda unit: unit.seed)
 
 
-PARTS = (*NETWORKS, "warm", "long", "stock", "factors", "donors")
+PARTS = (*NETWORKS, "registers", "warm", "long", "stock", "factors", "donors")
 QUICK = [Unit("bert-tiny", system, 0, 32) for system in (OURS, RANDOM, SCRATCH, STOCK)]
 
 
@@ -143,16 +148,16 @@ class Bench:
     """The units done so far, in the results file; what they found lies below ``TUNED``."""
 
     def __init__(
-        self, machine: Machine, here: str, graph: Mapping[str, Any], about: Mapping[str, Any], name: str, command: str, force: bool
+        self, machine: Machine, here: str, choices: Mapping[str, Any], about: Mapping[str, Any], name: str, command: str, force: bool
     ) -> None:
-        """``here`` names machine, champion and ``graph``; ``about`` is what must be one and the same in all of the results file ``name``."""
+        """``here`` names machine, champion and ``choices``, those of the graph and of the search; ``about`` is what must be one and the same in all of the results file ``name``."""
         self.machine, self.about, self.name, self.command = machine, dict(about), name, command
         file = result_file(f"{name}.json")
         found = json.loads(file.read_text()) if file.exists() and not force else {}
         if found and (other := [key for key, value in self.about.items() if found.get(key) != value]):
             raise DataError(f"{file} has results of another {', '.join(other)}; give --force to begin anew, or move the file away")
         self.parts: dict[str, Part] = found.get("parts", {})
-        mine = self.parts.setdefault(here, {"graph": dict(graph), "units": {}, "compared": {}})
+        mine = self.parts.setdefault(here, {**choices, "units": {}, "compared": {}})
         self.units, self.compared = mine["units"], mine["compared"]
 
     def run(self, units: Sequence[Unit], until: float) -> None:
@@ -258,7 +263,7 @@ def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, dict[str, Any], dict[str, Any]]:
-    """The best platform's champion and its rival; the machine's, the champion's and the graph's name; the graph; what all results share."""
+    """The best platform's champion and its rival; a name of machine, champion and choices; the choices; what all results share."""
     params = workspace.params
     if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
         sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
@@ -271,10 +276,15 @@ def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, d
         tenset = catalogue.load(rival)
     setup = setup_of(workspace, platform)
     machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), tenset, params.networks.train)
-    graph = asdict(params.graph)
-    digest = hashlib.sha256(json.dumps(graph).encode()).hexdigest()[:8]
-    here = f"{host_fingerprint()}, champion {read_description(folder)['weights_sha256'][:12]}, graph {digest}"
-    return machine, here, graph, {"platform": platform, "protocol": setup.protocol_json()}
+    choices = choices_of(params.graph)
+    named = ", ".join(f"{what} {hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:8]}" for what, chosen in choices.items())
+    here = f"{host_fingerprint()}, champion {read_description(folder)['weights_sha256'][:12]}, {named}"
+    return machine, here, choices, {"platform": platform, "protocol": setup.protocol_json()}
+
+
+def choices_of(graph: Graph) -> dict[str, dict[str, Any]]:
+    """How the graph is prepared, and how TCL searches."""
+    return {"graph": asdict(graph), "search": {name: value for name, value in asdict(SearchSettings()).items() if name != "seed"}}
 
 
 def main() -> None:
@@ -291,8 +301,8 @@ def main() -> None:
             return
         workspace = Workspace()
         units = QUICK if given.quick else wanted(given.part or PARTS, workspace.params.networks.train)
-        machine, here, graph, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
-        bench = Bench(machine, here, graph, about, "tune", COMMAND + " --quick" * given.quick, given.force)
+        machine, here, choices, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
+        bench = Bench(machine, here, choices, about, "tune", COMMAND + " --quick" * given.quick, given.force)
         with measuring_alone():
             bench.run(units, until)
     except TclError as error:
@@ -315,7 +325,7 @@ def run_smallest() -> None:
     donor = Unit(network, OURS, 0, 4)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
-    bench = Bench(machine, host_fingerprint(), asdict(PREPARED), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
+    bench = Bench(machine, host_fingerprint(), choices_of(PREPARED), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
     systems = (RANDOM, SCRATCH, "TenSet MLP, our engine", *DONATED, "random, graph as given")
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
     show()

@@ -19,7 +19,6 @@ import numpy as np
 
 from tcl_core import registry
 from tcl_core.checked import read_tensors, write_tensors
-from tcl_core.compat import load_tvm
 from tcl_core.errors import DataError, RegistryError, UsageError, naming_extras, unknown_name
 from tcl_core.features.batches import Samples
 from tcl_core.features.layout import WIDTH
@@ -27,9 +26,8 @@ from tcl_core.files import shown, whole_folder
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import AGAIN, CostModel, read_description, read_weights, write_model
-from tcl_core.platforms import CPUS, Hardware, read_saved_hardware, save_hardware, saved_hardware
+from tcl_core.platforms import Hardware, read_saved_hardware, save_hardware, saved_hardware, simd_bytes, target_cpu
 
-WIDER, NARROWEST = {"avx512f": 64, "avx": 32, "sve": 32}, 16  # bytes of vectors: with such features, and without
 ELSE = "or give the folder of a saved model"
 FILE = ".safetensors"  # how the name of a model in one file ends
 
@@ -122,19 +120,6 @@ class Trained:
                 f"{self.origin} ranks programs for vectors of {wanted:g} bytes, and those of the target "
                 f"({target_cpu(target) or 'no mcpu'}) have {found}; give the mcpu of the model's platform, or a model of this target's"
             )
-
-
-def target_cpu(target: Any) -> str:
-    """LLVM's name of a target's CPU; empty where the target does not say."""
-    return str(target.attrs.get("mcpu", ""))
-
-
-def simd_bytes(target: Any) -> int:
-    """Bytes of a vector register of an LLVM target's CPU: by its name where that is known, else by its features."""
-    if cpu := CPUS.get(target_cpu(target)):
-        return cpu.simd_bytes
-    has = load_tvm().target.codegen.target_has_features
-    return next((width for feature, width in WIDER.items() if has([feature], target)), NARROWEST)
 
 
 def load(source: str | Path) -> Trained:

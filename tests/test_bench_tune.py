@@ -59,7 +59,7 @@ def results(tmp_path, monkeypatch):
 
 
 def bench(results, about: dict[str, object], force: bool = False) -> tune.Bench:
-    return tune.Bench(None, "here", {"layout": "NHWC"}, about, "tune", tune.COMMAND, force)
+    return tune.Bench(None, "here", {"graph": {"layout": "NHWC"}, "search": {"lean": 0.5}}, about, "tune", tune.COMMAND, force)
 
 
 def test_what_another_machine_found_stays_in_the_file(results):
@@ -92,7 +92,7 @@ def test_a_row_for_each_network_and_machine():
 
 def test_graphs_of_before_are_told_apart():
     parts = {name: {"graph": {"layout": layout}, **FAST} for name, layout in {"a": "NCHW", "b": "NHWC", "c": "NHWC"}.items()}
-    present, earlier = tables.by_graph(parts)
+    present, earlier = tables.by_age(parts)
     assert (list(present), list(earlier)) == (["b", "c"], ["a"])
 
 

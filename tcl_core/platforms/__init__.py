@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tcl_core.platforms.cpus import CPUS as CPUS, cpu_named as cpu_named, target_of as target_of
+from tcl_core.platforms.cpus import (
+    CPUS as CPUS,
+    cpu_named as cpu_named,
+    simd_bytes as simd_bytes,
+    target_cpu as target_cpu,
+    target_of as target_of,
+)
 from tcl_core.platforms.cuda import Cuda
 from tcl_core.platforms.hardware import (
     Hardware as Hardware,

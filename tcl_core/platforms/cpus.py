@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tcl_core.compat import load_tvm
 from tcl_core.errors import unknown_name
 
 
@@ -38,6 +39,22 @@ def cpu_named(mcpu: str) -> Cpu:
     if mcpu not in CPUS:
         raise unknown_name("CPU", mcpu, CPUS, "platforms of params.yaml")
     return CPUS[mcpu]
+
+
+WIDER, NARROWEST = {"avx512f": 64, "avx": 32, "sve": 32}, 16  # bytes of vectors: with such features, and without
+
+
+def target_cpu(target: Any) -> str:
+    """LLVM's name of a target's CPU; empty where the target does not say."""
+    return str(target.attrs.get("mcpu", ""))
+
+
+def simd_bytes(target: Any) -> int:
+    """Bytes of a vector register of an LLVM target's CPU: by its name where that is known, else by its features."""
+    if cpu := CPUS.get(target_cpu(target)):
+        return cpu.simd_bytes
+    has = load_tvm().target.codegen.target_has_features
+    return next((width for feature, width in WIDER.items() if has([feature], target)), NARROWEST)
 
 
 def target_of(mcpu: str, threads: int) -> dict[str, Any]:

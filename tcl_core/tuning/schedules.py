@@ -13,15 +13,18 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import TreesModel
+from tcl_core.platforms import simd_bytes
 from tcl_core.programs.gpu_threads import launchable
 from tcl_core.programs.primitives import Hole, sketch_primitives
+from tcl_core.programs.registers import blocks_of, in_registers
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.workload import Workload
 from tcl_core.tuning.belief import Views
-from tcl_core.tuning.search import Candidate, DecisionSearch, View
+from tcl_core.tuning.search import Candidate, DecisionSearch, Fits, View
 
 UNROLL = "unroll_explicit"
+PROBED = 2048  # vectors of a sketch that show whether any adds up in registers
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class SearchSettings:
     population: int = 256
     generations: int = 3
     explore: float = 0.1
+    lean: float = 0.9
     seed: int = 0
 
 
@@ -64,6 +68,8 @@ class ScheduleSearch(DecisionSearch):
         super().__init__(sketches, view, rng, *shape, _unroll(sketches, encoder.workload(task.key)))
         if target["kind"] == "cuda":
             self.fits = launchable
+        else:
+            self.leans, self.lean = _leaning(sketches, simd_bytes(self.space.target)), settings.lean
 
     def _counted(self, view: View) -> View:
         def counted(candidates: Sequence[Candidate]) -> Views:
@@ -119,6 +125,13 @@ class ScheduleSearch(DecisionSearch):
             if str(sketch.trace_with(decisions)) == str(bare):  # sketches may differ in arguments alone
                 return sketch.index, tuple(decisions.tolist())
         return None
+
+
+def _leaning(sketches: Sequence[Sketch], vector_bytes: int) -> Fits:
+    """Programs that add up in registers; of a sketch that has hardly any, all."""
+    drawn = {sketch.index: (blocks_of(sketch), sketch.sample(PROBED, np.random.default_rng(0))) for sketch in sketches}
+    blocks = {index: found if in_registers(found, rows, vector_bytes).any() else [] for index, (found, rows) in drawn.items()}
+    return lambda sketch, decisions: in_registers(blocks[sketch.index], decisions, vector_bytes)
 
 
 def _view(task: Task, encoder: Encoder, model: CostModel | None, hardware: Sequence[float]) -> View:

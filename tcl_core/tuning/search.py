@@ -18,13 +18,13 @@ Candidate = tuple[int, tuple[int, ...]]
 """(sketch index, decisions)."""
 View = Callable[[Sequence[Candidate]], Views]
 Fits = Callable[[Sketch, np.ndarray], np.ndarray]
-"""Which of (N, width) decision vectors of a sketch may be programs at all: (N,) truth values."""
+"""Which of (N, width) decision vectors of a sketch are of a kind: (N,) truth values."""
 
 CURIOSITY = 1.0  # standard deviations of a belief that count as gain
 FOUNDERS = 4  # of the fastest measured programs, that have children whatever the others promise
 # Programs that unroll so many steps take several times as long to build as others: one in ten may.
 COSTLY_UNROLL, COSTLY_SHARE = 512, 0.1
-REDRAWS = 16  # vectors drawn anew for one that was wanted, where some of the first ones do not fit
+REDRAWS = 32  # vectors drawn anew for one that was wanted, where some of the first ones are not of the kind
 
 
 @dataclass
@@ -36,7 +36,9 @@ class DecisionSearch:
     generations  rounds of mutation and crossover per proposal
     explore      share of proposals that are drawn at random, so that the model's blind spots get measured too
     unroll       steps that a candidate unrolls: what its build costs
-    fits         tells vectors that are no programs without a replay; these are never met
+    fits         tells vectors that may be programs, without a replay; others are never met
+    leans, lean  tells vectors that are more likely to be fast; this share of what is drawn at random is of them, as far as
+                 there are such, and of the children that are not this share goes
     measured     candidate -> seconds, inf where it failed
     excluded     candidates that are no programs, or others' by another name
     """
@@ -49,6 +51,8 @@ class DecisionSearch:
     explore: float = 0.1
     unroll: Callable[[Candidate], int] = lambda candidate: 0
     fits: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
+    leans: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
+    lean: float = 0.0
     measured: dict[Candidate, float] = field(default_factory=dict)
     excluded: set[Candidate] = field(default_factory=set)
     _scale: Scale | None = None
@@ -165,13 +169,18 @@ class DecisionSearch:
         return [distinct[row] for row in self.rng.permutation(len(distinct))]
 
     def _drawn(self, sketch: Sketch, count: int) -> np.ndarray:
-        """(count, width) vectors that fit, drawn uniformly; fewer where few do."""
+        """(count, width) vectors that fit, drawn uniformly but for those that are to lean; fewer where few fit."""
+        leaning = self._of_kind(sketch, round(self.lean * count), lambda *given: self.fits(*given) & self.leans(*given))
+        return np.concatenate([leaning, self._of_kind(sketch, count - len(leaning), self.fits)])
+
+    def _of_kind(self, sketch: Sketch, count: int, kind: Fits) -> np.ndarray:
+        """Up to (count, width) vectors of a kind, drawn uniformly among these."""
         drawn = sketch.sample(count, self.rng)
-        fitting = drawn[self.fits(sketch, drawn)]
-        if len(fitting) == count:
-            return fitting
+        found = drawn[kind(sketch, drawn)]
+        if len(found) == count:
+            return found
         more = sketch.sample(REDRAWS * count, self.rng)
-        return np.concatenate([fitting, more[self.fits(sketch, more)]])[:count]
+        return np.concatenate([found, more[kind(sketch, more)]])[:count]
 
     def _children(self, alive: Sequence[Candidate]) -> list[Candidate]:
         """Parents drawn by rank; all children are mutated, half of them after a cross with a parent of their sketch.
@@ -191,7 +200,9 @@ class DecisionSearch:
             partners = matrix[self.rng.integers(len(matrix), size=half)]
             crossed = sketch.crossover(matrix[:half], partners, self.rng)
             mutated = sketch.mutate(np.concatenate([crossed, matrix[half:]]), self.rng)
-            children += _candidates(sketch, mutated[self.fits(sketch, mutated)])
+            spared = self.rng.random(len(mutated)) >= self.lean
+            kept = self.fits(sketch, mutated) & (self.leans(sketch, mutated) | spared)
+            children += _candidates(sketch, mutated[kept])
         return children
 
 
