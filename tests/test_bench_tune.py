@@ -90,10 +90,12 @@ def test_a_row_for_each_network_and_machine():
     ]
 
 
-def test_graphs_of_before_are_told_apart():
-    parts = {name: {"graph": {"layout": layout}, **FAST} for name, layout in {"a": "NCHW", "b": "NHWC", "c": "NHWC"}.items()}
+def test_graphs_and_searches_of_before_are_told_apart():
+    """The first searches are not named in their parts."""
+    kinds = {"a": ("NCHW", None), "b": ("NHWC", 0.9), "c": ("NHWC", 0.5), "d": ("NHWC", 0.9)}
+    parts = {name: {"graph": {"layout": layout}, "search": lean and {"lean": lean}, **FAST} for name, (layout, lean) in kinds.items()}
     present, earlier = tables.by_age(parts)
-    assert (list(present), list(earlier)) == (["b", "c"], ["a"])
+    assert (list(present), list(earlier)) == (["b", "d"], ["a", "c"])
 
 
 def test_a_table_of_all_systems_beside_ours():
