@@ -340,6 +340,7 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
         "model": str(folder or NAME),
         "data": store.data_digest(reference.folder),
         "size": {name: value for name, value in asdict(size).items() if name != "seeds"},
+        "search": asdict(SearchSettings()),
         "protocol": setting.protocol_json(),
     }
     units = unfinished(about, size.seeds)

@@ -18,9 +18,10 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
 seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, with
-another champion, another graph or another search, all begin anew beside what was found before: the table has a row for each; ratios of the summary are
-over seeds, machines, champions, graphs and searches, geometric means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 32 programs, four
-systems, one seed; its results are a file of their own.
+another champion, graph or search, all begin anew beside what was found before: README's table has a row for each machine and champion
+of the last graph and search, docs/tuning.md those of the others; ratios of the summary are over all of them and over seeds, geometric
+means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 32 programs, four systems, one seed; its results are
+a file of their own.
 """
 
 from __future__ import annotations
@@ -150,7 +151,9 @@ class Bench:
     def __init__(
         self, machine: Machine, here: str, choices: Mapping[str, Any], about: Mapping[str, Any], name: str, command: str, force: bool
     ) -> None:
-        """``here`` names machine, champion and ``choices``, those of the graph and of the search; ``about`` is what must be one and the same in all of the results file ``name``."""
+        """``here`` names machine, champion and ``choices``, those of the graph and of the search; ``about`` is what must be one and the
+        same in all of the results file ``name``.
+        """
         self.machine, self.about, self.name, self.command = machine, dict(about), name, command
         file = result_file(f"{name}.json")
         found = json.loads(file.read_text()) if file.exists() and not force else {}
