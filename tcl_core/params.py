@@ -103,6 +103,7 @@ class Candidates:
     max_held_out_tasks: CountOrZero
     programs_per_task: Count
     held_out_programs_per_task: Count
+    lean: Share = 0.0
     design_space: Annotated[str, OneOf(DESIGN_SPACES)] = "cpu"
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tcl_core.platforms import pool_target
 from tcl_core.programs.gpu_threads import draw
+from tcl_core.programs.registers import Fits, leaning
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tasks import Task, argument_types
 
@@ -25,6 +26,9 @@ from tcl_core.programs.tasks import Task, argument_types
 SMALL = 0.01
 # Draws per wanted program before a design space counts as exhausted; a GPU's rules reject seven of eight.
 DRAWS = {"llvm": 8, "cuda": 40}
+# Bytes of a vector: for each width in turn the pool leans to programs that add up in registers, since it serves every CPU.
+WIDTHS = 16, 32, 64
+REDRAWN = 64  # vectors among which one that adds up in registers is looked for; of 100 on AVX-512 three to five do
 
 
 @dataclass(frozen=True)
@@ -87,18 +91,22 @@ def sample_programs(
     seed: int,
     stream: Sequence[int] = (),
     known: Collection[tuple[int, tuple[int, ...]]] = (),
+    lean: float = 0.0,
 ) -> list[Program]:
     """Up to ``count`` distinct valid programs, drawn uniformly over sketches; fewer from a small design space.
 
     The draw depends on the seed and the task alone, not on which other tasks are in the pool.  Another ``stream`` than the
-    pool's, of positive numbers, is another draw of the same seed; ``known`` are (sketch, decisions) to leave out.
+    pool's, of positive numbers, is another draw of the same seed; ``known`` are (sketch, decisions) to leave out.  So large a
+    share as ``lean`` is drawn, of a CPU's sketches, among those that add up in registers (``registers``).
     """
     rng = np.random.default_rng([seed, zlib.crc32(task.key.encode()), *stream])
+    kinds = [leaning(sketches, width) for width in WIDTHS] if lean and space.target.kind.name == "llvm" else []
     found: dict[tuple[int, tuple[int, ...]], None] = {}
     for _ in range(DRAWS[space.target.kind.name] * count):
         sketch = sketches[rng.integers(len(sketches))]
         try:
-            decisions = space.canonical(sketch, draw(sketch, rng))
+            leans = kinds and rng.random() < lean
+            decisions = space.canonical(sketch, _of_kind(kinds[rng.integers(len(kinds))], sketch, rng) if leans else draw(sketch, rng))
         except InvalidProgram:
             continue
         program = sketch.index, tuple(int(d) for d in decisions)
@@ -110,6 +118,12 @@ def sample_programs(
     return [Program(task.key, number, *program) for number, program in enumerate(ordered)]
 
 
+def _of_kind(kind: Fits, sketch: Sketch, rng: np.random.Generator) -> np.ndarray:
+    """A (width,) vector of the kind; where none is found, any."""
+    drawn = sketch.sample(REDRAWN, rng)
+    return drawn[kind(sketch, drawn).argmax()]
+
+
 def build_pool(
     tasks: Sequence[Task],
     limit: int,
@@ -118,10 +132,12 @@ def build_pool(
     cores: int,
     on_task: Callable[[Task], Any] = lambda task: None,
     design_space: str = "cpu",
+    lean: float = 0.0,
 ) -> tuple[list[dict[str, Any]], list[Program]]:
     """The sketches (rows of the sketches table) and ``count`` programs each of the first ``limit`` (0: all) tasks.
 
-    ``cores`` bounds the parallel loops of the sketches; ``design_space`` is cpu or one of ``gpu.DESIGN_SPACES``.
+    ``cores`` bounds the parallel loops of the sketches; ``design_space`` is cpu or one of ``gpu.DESIGN_SPACES``; ``lean`` as
+    of ``sample_programs``.
     A task whose design space is a single program needs no model and is passed over.
     """
     rows: list[dict[str, Any]] = []
@@ -132,7 +148,7 @@ def build_pool(
             break
         space = DesignSpace(task.key, task.module(), pool_target(design_space, cores))
         sketches = space.sketches()
-        drawn = sample_programs(task, sketches, space, count, seed) if _has_choice(sketches) else []
+        drawn = sample_programs(task, sketches, space, count, seed, lean=lean) if _has_choice(sketches) else []
         if len(drawn) > 1:
             used += 1
             programs += drawn

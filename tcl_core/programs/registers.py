@@ -8,6 +8,7 @@ multiply wait for each other, with more the sums go to memory and back.  So libr
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,12 @@ MANY, FEW = 32, 16  # vector registers of CPUs with vectors of 64 bytes, and of 
 WIDEST = 64  # bytes
 OPERANDS = 4  # registers that hold no sum
 SLACK = 4  # a block of a SLACK-th of the registers still keeps the units busy
+PROBED = 2048  # vectors of a sketch that show whether any adds up in registers
 
 Block = tuple[int, ...]
 """Columns of the decision vector that hold the innermost factors of a nest's spatial axes; along the last one run the vectors."""
+Fits = Callable[[Sketch, np.ndarray], np.ndarray]
+"""Which of (N, width) decision vectors of a sketch are of a kind: (N,) truth values."""
 
 
 def blocks_of(sketch: Sketch) -> list[Block]:
@@ -52,3 +56,10 @@ def in_registers(blocks: list[Block], decisions: np.ndarray, simd_bytes: int) ->
         vectors = columns // lanes * np.prod(rows, axis=0, dtype=np.int64)
         fits &= (columns % lanes == 0) & (vectors >= registers // SLACK) & (vectors <= registers - OPERANDS)
     return fits
+
+
+def leaning(sketches: Sequence[Sketch], simd_bytes: int) -> Fits:
+    """Programs that add up in registers; of a sketch that has hardly any, all."""
+    drawn = {sketch.index: (blocks_of(sketch), sketch.sample(PROBED, np.random.default_rng(0))) for sketch in sketches}
+    blocks = {index: found if in_registers(found, rows, simd_bytes).any() else [] for index, (found, rows) in drawn.items()}
+    return lambda sketch, decisions: in_registers(blocks[sketch.index], decisions, simd_bytes)

@@ -16,15 +16,14 @@ from tcl_core.models.trees import TreesModel
 from tcl_core.platforms import simd_bytes
 from tcl_core.programs.gpu_threads import launchable
 from tcl_core.programs.primitives import Hole, sketch_primitives
-from tcl_core.programs.registers import blocks_of, in_registers
+from tcl_core.programs.registers import leaning
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.workload import Workload
 from tcl_core.tuning.belief import Views
-from tcl_core.tuning.search import Candidate, DecisionSearch, Fits, View
+from tcl_core.tuning.search import Candidate, DecisionSearch, View
 
 UNROLL = "unroll_explicit"
-PROBED = 2048  # vectors of a sketch that show whether any adds up in registers
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class ScheduleSearch(DecisionSearch):
         if target["kind"] == "cuda":
             self.fits = launchable
         else:
-            self.leans, self.lean = _leaning(sketches, simd_bytes(self.space.target)), settings.lean
+            self.leans, self.lean = leaning(sketches, simd_bytes(self.space.target)), settings.lean
 
     def _counted(self, view: View) -> View:
         def counted(candidates: Sequence[Candidate]) -> Views:
@@ -125,13 +124,6 @@ class ScheduleSearch(DecisionSearch):
             if str(sketch.trace_with(decisions)) == str(bare):  # sketches may differ in arguments alone
                 return sketch.index, tuple(decisions.tolist())
         return None
-
-
-def _leaning(sketches: Sequence[Sketch], vector_bytes: int) -> Fits:
-    """Programs that add up in registers; of a sketch that has hardly any, all."""
-    drawn = {sketch.index: (blocks_of(sketch), sketch.sample(PROBED, np.random.default_rng(0))) for sketch in sketches}
-    blocks = {index: found if in_registers(found, rows, vector_bytes).any() else [] for index, (found, rows) in drawn.items()}
-    return lambda sketch, decisions: in_registers(blocks[sketch.index], decisions, vector_bytes)
 
 
 def _view(task: Task, encoder: Encoder, model: CostModel | None, hardware: Sequence[float]) -> View:

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tcl_core.programs.registers import Fits
 from tcl_core.programs.sketches import Sketch
 from tcl_core.tuning.belief import Belief, Picker, Points, Scale, Views, gains_of, joined, worth_learning
 
 Candidate = tuple[int, tuple[int, ...]]
 """(sketch index, decisions)."""
 View = Callable[[Sequence[Candidate]], Views]
-Fits = Callable[[Sketch, np.ndarray], np.ndarray]
-"""Which of (N, width) decision vectors of a sketch are of a kind: (N,) truth values."""
 
 CURIOSITY = 1.0  # standard deviations of a belief that count as gain
 FOUNDERS = 4  # of the fastest measured programs, that have children whatever the others promise

@@ -4,13 +4,15 @@ import hashlib
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from conftest import matmul_module
 
 from tcl_core.compat import load_tvm
 from tcl_core.platforms import pool_target
 from tcl_core.programs import pool
-from tcl_core.programs.pool import Program, build_pool, cost, rank_tasks, sample_programs
+from tcl_core.programs.pool import WIDTHS, Program, build_pool, cost, rank_tasks, sample_programs
+from tcl_core.programs.registers import leaning
 from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import Task, describe
 from tcl_core.programs.unlabelled import draw_unlabelled
@@ -88,6 +90,43 @@ def test_the_draw_depends_on_seed_and_task_alone(matmul, conv):
     assert sample_programs(matmul.task, matmul.sketches, matmul.space, 8, seed=1) != first
     alone, together = build_pool([matmul.task], 0, 8, 0, 1)[1], build_pool([conv.task, matmul.task], 0, 8, 0, 1)[1]
     assert alone == first == [p for p in together if p.task_key == matmul.task.key]
+
+
+def share_in_registers(tiny, programs):
+    """Of (sketch, decisions): those that add up in the registers of some width of vectors."""
+    kinds = [leaning(tiny.sketches, width) for width in WIDTHS]
+    fits = [any(kind(tiny.sketches[sketch], np.array([decisions]))[0] for kind in kinds) for sketch, decisions in programs]
+    return np.mean(fits)
+
+
+def test_a_leaning_pool_is_of_programs_that_add_up_in_registers(matmul):
+    uniform, half, most = (
+        share_in_registers(matmul, [(p.sketch, p.decisions) for p in sample_programs(*of_matmul(matmul), 60, seed=0, lean=lean)])
+        for lean in (0.0, 0.5, 1.0)
+    )
+    assert uniform < 0.35 < half < 0.8 < most
+
+
+def test_it_leans_to_each_width_of_vectors(matmul):
+    programs = [(p.sketch, p.decisions) for p in sample_programs(*of_matmul(matmul), 60, seed=0, lean=1.0)]
+    for width in WIDTHS:
+        kind = leaning(matmul.sketches, width)
+        assert sum(kind(matmul.sketches[sketch], np.array([decisions]))[0] for sketch, decisions in programs) >= 12
+
+
+def test_a_space_without_blocks_in_registers_is_drawn_uniformly(tiny_tasks):
+    softmax = tiny_tasks["softmax"]
+    programs = sample_programs(softmax.task, softmax.sketches, softmax.space, 6, seed=0, lean=1.0)
+    assert len(programs) == 6
+
+
+def test_further_programs_lean_as_the_pool_does(matmul):
+    drawn = draw_unlabelled([matmul.task], texts_of(matmul), (), 40, 0, pool_target("cpu", 2), 1.0)
+    assert share_in_registers(matmul, [program for _, *program in drawn]) > 0.8
+
+
+def of_matmul(matmul):
+    return matmul.task, matmul.sketches, matmul.space
 
 
 def test_a_small_space_gives_fewer_programs():
