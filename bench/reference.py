@@ -1,6 +1,6 @@
 """Measure a reference data set: many tasks, the same programs of each on every platform of the chain.
 
-    python bench/reference.py [--edition reference|prepared] [--minutes M] [--to data/EDITION]
+    python bench/reference.py [--edition reference|prepared|registers] [--minutes M] [--to data/EDITION]
 
 The networks, sizes and protocol are those of bench/EDITION.yaml over params.yaml.  Programs are measured in passes over
 all tasks, a few programs of each on every platform; so a run that is stopped, or ends with its minutes, has as large a
@@ -40,7 +40,7 @@ from tcl_core.stages.machine import hardware_here, measuring_alone
 from tcl_core.stages.workspace import Workspace
 
 BENCH = Path(__file__).parent
-EDITIONS = ("reference", "prepared")  # as networks' authors wrote them, and as params.yaml prepares them
+EDITIONS = ("reference", "prepared", "registers")  # as networks' authors wrote them, as params.yaml prepares them, and programs as searched
 SPLITS = ("train", "held_out", "sealed")
 SEALED_TASKS = 80  # in all; of the other splits params.yaml says how many
 PASS = 16  # programs of a task that are measured before those of the next; to turn to a task costs as much as some of its builds
@@ -71,7 +71,7 @@ def write_pool(params: Params, folder: Path) -> None:
     for split, (limit, count) in sizes.items():
         ranked = rank_tasks(split_tasks[split], others[split])
         with progress(f"sampling {split.replace('_', '-')} programs", limit) as shown:
-            found, drawn = build_pool(ranked, limit, count, params.seed, threads(), lambda task: shown.advance(task.name[:40]))
+            found, drawn = build_pool(ranked, limit, count, params.seed, threads(), lambda task: shown.advance(task.name[:40]), lean=c.lean)
         drawn_from = {program.task_key for program in drawn}
         tasks |= {task.key: task for task in ranked if task.key in drawn_from}
         sketches += found
@@ -211,6 +211,10 @@ def main() -> None:
         with measuring_alone():  # which another run may hold: what it measures is known to this one afterwards
             collections = collections_of(workspace, given.to)
             done = measure(collections, params.measure.check_fraction, given.minutes)
+        if not done:
+            sys.exit(
+                f"reference: the programs are drawn, and nothing is measured of all of {', '.join(collections)} yet; give more --minutes"
+            )
         for line in write_records(workspace, collections, done, given.to):
             print(line)
     except TclError as error:

@@ -16,10 +16,10 @@ from tcl_core.features.batches import Samples, concatenate
 from tcl_core.files import place, shown
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, open_log
-from tcl_core.reference import PACKAGED, PREPARED, Case, Reference, cache_of_features, drawn
+from tcl_core.reference import PACKAGED, PREPARED, REGISTERS, Case, Reference, cache_of_features, drawn
 from tcl_core.stages.exchange import Refused, encoder_of
 
-__all__ = ["PACKAGED", "PREPARED", "Case", "Reference", "drawn", "log", "prepared", "reference"]
+__all__ = ["PACKAGED", "PREPARED", "REGISTERS", "Case", "Reference", "drawn", "log", "prepared", "reference", "registers"]
 
 
 def reference(folder: str | Path | None = None, features: str | Path | None = None) -> Reference:
@@ -33,6 +33,11 @@ def reference(folder: str | Path | None = None, features: str | Path | None = No
 def prepared(features: str | Path | None = None) -> Reference:
     """Programs of networks whose graph is prepared as params.yaml comes, on the same three targets; ``data/prepared/README.md`` tells how many."""
     return reference(PREPARED, features)
+
+
+def registers(features: str | Path | None = None) -> Reference:
+    """The same networks' programs as a search draws them: most add up in registers; ``data/registers/README.md`` tells how many."""
+    return reference(REGISTERS, features)
 
 
 def log(path: str | Path, hardware: Sequence[float] = (), target: str = "") -> Samples:

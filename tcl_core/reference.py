@@ -1,10 +1,13 @@
 """The reference data that come with TCL: tasks of many networks, the same programs of each measured on several platforms.
 
-PACKAGED  networks as their authors wrote them;  PREPARED  as params.yaml prepares them: the tasks that projects have
+PACKAGED   networks as their authors wrote them
+PREPARED   as params.yaml prepares them: the tasks that projects have
+REGISTERS  likewise, and nine in ten programs are of the kind among which a search has to choose (``programs.registers``)
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -27,6 +30,9 @@ from tcl_core.programs.tasks import Task
 
 PACKAGED = Path(__file__).parent / "package_data" / "reference"
 PREPARED = PACKAGED.with_name("prepared")
+REGISTERS = PACKAGED.with_name("registers")
+LEARNED = PREPARED, REGISTERS
+"""What projects learn beside their own measurements, and those who have none (``shipped``)."""
 
 
 def cache_of_features() -> Path:
@@ -59,6 +65,23 @@ def drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int) 
     groups = [rows for rows in rows_by_task(samples.tasks) if int(samples.tasks[rows[0]]) in kept]
     draws = [np.random.default_rng([seed, samples.tasks[rows[0]]]).permutation(rows)[:programs] for rows in groups]
     return np.sort(np.concatenate(draws))
+
+
+def shipped(heap: Callable[[Reference], Samples]) -> Samples:
+    """What ``heap`` takes of each data set that is learned, each one's tasks numbered apart: the same task's by the same number
+    in every heap.
+    """
+    parts, first = [], 0
+    for data in (Reference(folder, cache_of_features()) for folder in LEARNED):
+        part = heap(data)
+        parts.append(replace(part, tasks=part.tasks + np.int32(first), task_names=()))
+        first += len(data.platforms) * len(data.encoder.numbers)
+    return concatenate(parts)
+
+
+def digest() -> str:
+    """Of the data sets that are learned."""
+    return hashlib.sha256(" ".join(map(store.data_digest, LEARNED)).encode()).hexdigest()
 
 
 def _of(samples: Samples, tasks: Collection[int]) -> Samples:

@@ -2,10 +2,10 @@
 
     tcl.tune("net.onnx", tcl.pretrained(), minutes=10)
 
-Boosted trees that read tokens learn the measured programs of ``reference.PREPARED`` in under a minute, when they are asked for: no
+Boosted trees that read tokens learn the measured programs of ``reference.LEARNED`` in under a minute, when they are asked for: no
 weights come with TCL that could be of other data or another version than it.  What was grown is kept in the user's cache
 (``pretrained/``), under a name of all that it was made of.  The data are of x86 CPUs with vectors of three widths.
-What the data set's own held-out and sealed networks have was not learned, so tables of these stay true; of a project's held-out ones it
+What the data sets' own held-out and sealed networks have was not learned, so tables of these stay true; of a project's held-out ones it
 may know some (resnet-18), which ``train.shipped`` leaves out.
 """
 
@@ -16,14 +16,13 @@ import logging
 from functools import lru_cache
 from pathlib import Path
 
-from tcl_core import store
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import user_cache
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import cpu_named, hardware_under, host_fields, widest_cpu
 from tcl_core.progress import progress
-from tcl_core.reference import PREPARED, Reference, cache_of_features
+from tcl_core.reference import Reference, digest, shipped
 from tcl_core.trained import Trained
 
 NAME = "the model that comes with TCL"
@@ -52,11 +51,6 @@ def why_unknown(mcpu: str) -> str | None:
     return None if machine == MACHINE else f"{mcpu} is {machine}"
 
 
-def digest() -> str:
-    """Of the data that it learns."""
-    return store.data_digest(PREPARED)
-
-
 @lru_cache(maxsize=1)
 def _learned() -> CostModel:
     """The trees, grown once in a process, or by an earlier one; a cache that is of no use is no error."""
@@ -67,7 +61,7 @@ def _learned() -> CostModel:
             return catalogue.load(kept)
         except TclError as error:
             log.warning("what was learned before cannot be read and is learned again (%s)", error)
-    samples = Reference(PREPARED, cache_of_features()).pooled()
+    samples = shipped(Reference.pooled)
     with progress("learning the measurements that come with TCL", model.settings.epochs) as shown:
         model.fit(samples, on_epoch=lambda *_: shown.advance())
     if kept:

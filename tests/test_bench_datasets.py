@@ -12,6 +12,10 @@ from _datasets import VALIDATION, Case, Logs, Reference
 from synthetic import ranking_problem
 
 from tcl_core import store
+from tcl_core.programs.pool import WIDTHS
+from tcl_core.programs.registers import blocks_of, in_registers
+from tcl_core.programs.sketches import read_sketch, trace_from_json
+from tcl_core.reference import shipped
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "reference"
 
@@ -72,6 +76,35 @@ def test_what_no_platform_measured_is_a_heap_of_the_same_tasks(prepared):
     for place, platform in enumerate(prepared.platforms):
         (row,) = np.unique(more.features[more.tasks // count == place, 0], axis=0)
         np.testing.assert_array_equal(row, prepared.samples(platform).features[0, 0])
+
+
+def test_what_comes_with_tcl_is_two_data_sets_whose_tasks_are_numbered_apart(prepared):
+    """However many of its tasks a heap has, the other data set's are behind all of the first one's."""
+    few, asked = ranking_problem(tasks=2, programs=3), []
+    heap = shipped(lambda data: (asked.append(data.folder.name), few)[1])
+    first = len(prepared.platforms) * len(prepared.encoder.numbers)
+    assert asked == ["prepared", "registers"]
+    assert heap.tasks.tolist() == [*few.tasks, *(few.tasks + first)]
+    np.testing.assert_array_equal(heap.latencies_s, [*few.latencies_s, *few.latencies_s])
+
+
+def test_the_second_data_set_is_mostly_of_programs_that_add_up_in_registers(prepared):
+    uniform, leaning = (share_in_registers(folder) for folder in (prepared.folder, FOLDER.with_name("registers")))
+    assert uniform < 0.3 < 0.6 < leaning
+
+
+def share_in_registers(folder: Path, tasks: int = 20) -> float:
+    """Of the programs of some tasks, where a sketch has blocks: those that add up in the registers of some width of vectors."""
+    encoder, fit = Reference(folder, folder).encoder, []
+    programs: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+    for record in store.read_records(folder / "platform=host-avx512"):
+        if encoder.numbers[record.task_key] < tasks:
+            programs.setdefault((record.task_key, record.sketch_id), []).append(tuple(record.decisions))
+    for (key, number), decisions in programs.items():
+        trace = trace_from_json(encoder.trace_json(key, number), encoder.tasks[key].module())
+        if blocks := blocks_of(read_sketch(key, number, trace)):
+            fit += np.any([in_registers(blocks, np.array(decisions), width) for width in WIDTHS], axis=0).tolist()
+    return float(np.mean(fit))
 
 
 def test_a_task_belongs_to_one_split(reference, monkeypatch):

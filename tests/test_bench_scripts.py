@@ -47,6 +47,12 @@ TABLES = {
     ),
     "reference": (),
     "samplers": tuple(f"summary.uniform.*.*.{key}" for key in ("pairs", "u16", "found", "labels", "pairs_less_random", "u16_less_random")),
+    "pools": tuple(
+        f"summary.{pool}.{row}.{figure}"
+        for pool in ("uniform", "leaning")
+        for row in ("uniform", "leaning", "half each", "both")
+        for figure in ("pairs", "u16", "pairs_less_uniform")
+    ),
     "scale": (
         *(f"rates.{key}" for key in ("build_core_s", "device_s", "learned_per_s", "scored_per_s", "record_bytes", "line_bytes")),
         *(

@@ -208,6 +208,7 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
     own = {
         "train": {
             "data/prepared",
+            "data/registers",
             "tcl_core/reference.py",
             "tcl_core/chain/state.py",
             "tcl_core/learning",

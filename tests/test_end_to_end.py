@@ -22,6 +22,7 @@ COPIED = (
     "profiles",
     "networks",
     "data/prepared",
+    "data/registers",
     ".dvc/config",
     ".dvcignore",
     "dvc.yaml",

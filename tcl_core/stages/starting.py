@@ -73,4 +73,4 @@ def without_sources(dvc: str) -> str:
     """dvc.yaml's text without dependencies on TCL's own code and data, which an installed package has elsewhere: after an
     upgrade say ``dvc repro --force``.
     """
-    return re.sub(r"^ *- (tcl_core/\S+|data/prepared\b).*\n", "", dvc, flags=re.MULTILINE)
+    return re.sub(r"^ *- (tcl_core/\S+|data/(?:prepared|registers)\b).*\n", "", dvc, flags=re.MULTILINE)

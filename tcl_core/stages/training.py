@@ -123,8 +123,8 @@ def _shipped(workspace: Workspace) -> _Shipped | None:
     if not _learns_shipped(workspace.params):
         return None
     held_out = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
-    data, first = reference.Reference(reference.PREPARED, reference.cache_of_features()), np.int32(len(workspace.tasks))
-    heaps = (data.pooled(held_out), data.unmeasured(held_out))
+    first = np.int32(len(workspace.tasks))
+    heaps = (reference.shipped(heap) for heap in (lambda data: data.pooled(held_out), lambda data: data.unmeasured(held_out)))
     return _Shipped(*(replace(heap, tasks=heap.tasks + first, task_names=()) for heap in heaps))
 
 
@@ -263,7 +263,7 @@ def _origin(workspace: Workspace, stage: str, platforms: Sequence[str], *section
     before its training, for all of it may change meanwhile.  Raises DataError for a damaged hardware row of theirs.
     """
     params, sections = workspace.params, (*sections, "collect", "measure")
-    shipped = {"shipped": store.data_digest(reference.PREPARED)} if stage == "train" and _learns_shipped(params) else {}
+    shipped = {"shipped": reference.digest()} if stage == "train" and _learns_shipped(params) else {}
     for platform in platforms:
         read_saved_hardware(workspace.records_folder(platform))  # else a damaged one would be a model's origin, read or not
     return provenance.collect(

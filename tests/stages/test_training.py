@@ -134,7 +134,7 @@ class Shipped:
 def with_shipped(folder, monkeypatch) -> tuple[TinyWorkspace, Shipped]:
     chain, shipped = project(), Shipped()
     chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, shipped=True))
-    monkeypatch.setattr(training.reference, "Reference", lambda *folders: shipped)
+    monkeypatch.setattr(training.reference, "shipped", lambda heap: heap(shipped))
     chain.tasks = [None] * 8  # of which no name is asked
     chain.networks = [{"split": "train", "task_key": "mine"}, {"split": "held_out", "task_key": "judged"}]
     return chain, shipped
@@ -152,7 +152,7 @@ def test_what_comes_with_tcl_is_learned_beside_the_first_platform(with_shipped):
     beside.fit(both)
     learned = catalogue.load(Workspace().model_folder("a"))
     np.testing.assert_array_equal(learned.predict(held_out), beside.predict(held_out))
-    assert provenance.read(Workspace().model_folder("a"))["parameters"]["shipped"] == store.data_digest(training.reference.PREPARED)
+    assert provenance.read(Workspace().model_folder("a"))["parameters"]["shipped"] == training.reference.digest()
 
 
 def test_what_knows_the_shipped_stays_as_it_is_where_few_measurements_show_no_difference(with_shipped, monkeypatch):

@@ -1,0 +1,171 @@
+"""Which programs a cost model should learn from: those of a uniform draw, or those among which a search chooses.
+
+    python bench/pools.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
+
+uniform   data/prepared: programs drawn uniformly over their sketches
+leaning   data/registers: nine in ten add up in registers, as the draws of a search do (``programs.registers``)
+half each, both   half of the records of either, and all of both; the first three rows learn equally many
+
+Boosted trees on tokens, those that label what others learn, learn the records of all targets in one heap, without the tasks of three
+training networks at a time; of these networks they rank the programs of either pool, platform by platform.
+
+pairs  share of pairs ranked right; u16  top-1 of sixteen.  Mean over tasks, and the 95 % interval of the difference from `uniform` over
+draws of the tasks.  --quick: one fold, one seed.  What was computed with the same code and data is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from _tables import Quick, arguments, into_document, markdown, result_file, save
+
+from tcl_core import environment, store  # noqa: F401  (before torch is imported)
+
+import numpy as np
+import torch
+from _identity import code_identity
+from _paired import against
+from _transfer_data import FOLDS
+
+from tcl_core import datasets
+from tcl_core.errors import TclError
+from tcl_core.evaluation.metrics import subset_top_1, task_pairs
+from tcl_core.features.batches import Samples, concatenate
+from tcl_core.models import catalogue
+from tcl_core.progress import progress
+from tcl_core.reference import Reference
+
+COMMAND = "python bench/pools.py"
+UNIFORM, LEANING, HALVES, BOTH = ROWS = "uniform", "leaning", "half each", "both"
+FIGURES = {"pairs": task_pairs, "u16": subset_top_1}
+DIGITS = 5
+
+Figures = dict[str, dict[str, dict[str, float]]]
+"""Pool -> figure -> "platform, task" -> value."""
+
+
+class Bench:
+    """Two pools whose networks are split alike."""
+
+    def __init__(self, pools: Mapping[str, Reference], folds: Sequence[Sequence[str]]) -> None:
+        self.pools, self.folds = pools, folds
+
+    def unit(self, fold: int, seed: int) -> dict[str, Figures]:
+        """Row -> its figures."""
+        tested = self.folds[fold]
+        apart = {use["task_key"] for data in self.pools.values() for use in data.uses if use["network"] in tested}
+        heaps = {name: data.pooled(apart) for name, data in self.pools.items()}
+        count = min(map(len, heaps.values()))
+        rng = np.random.default_rng([seed, fold])
+        few = {name: heap.take(np.sort(rng.permutation(len(heap))[:count])) for name, heap in heaps.items()}
+        halves = [heap.take(np.sort(rng.permutation(count)[: count // 2])) for heap in few.values()]
+        learned = {UNIFORM: few[UNIFORM], LEANING: few[LEANING], HALVES: _joined(halves), BOTH: _joined(list(heaps.values()))}
+        return {row: self._judged(samples, tested, seed) for row, samples in learned.items()}
+
+    def _judged(self, learned: Samples, tested: Sequence[str], seed: int) -> Figures:
+        model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
+        model.fit(learned)
+        found: Figures = {}
+        for pool, data in self.pools.items():
+            of_pool = found.setdefault(pool, {name: {} for name in FIGURES})
+            for platform in data.platforms:
+                test = data.case(platform, tested=tested).test
+                scores = model.predict(test)
+                for name, figure in FIGURES.items():
+                    by_task = figure(scores, test.latencies_s, test.tasks)
+                    of_pool[name] |= {f"{platform}, {task}": round(float(value), DIGITS) for task, value in by_task.items()}
+        return found
+
+
+def _joined(parts: Sequence[Samples]) -> Samples:
+    """In one heap, each part's tasks numbered apart."""
+    first, renumbered = 0, []
+    for part in parts:
+        renumbered.append(replace(part, tasks=part.tasks + np.int32(first), task_names=()))
+        first += int(part.tasks.max()) + 1
+    return concatenate(renumbered)
+
+
+def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
+    """Pool -> row -> figure -> [mean, low, high], and the figure less that of `uniform`; a task counts once, with its mean."""
+    pools = next(iter(units.values()))[UNIFORM]
+    found: dict[str, Any] = {}
+    for pool in pools:
+        for row in ROWS:
+            of_row = found.setdefault(pool, {}).setdefault(row, {})
+            for name in FIGURES:
+                mine, base = (_by_task(units, which, pool, name) for which in (row, UNIFORM))
+                of_row[name] = against(mine, np.zeros(len(mine)))
+                of_row[f"{name}_less_uniform"] = against(mine, base)
+    return found
+
+
+def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, pool: str, name: str) -> np.ndarray:
+    """(T,) each task's mean over platforms and seeds, in order of the tasks."""
+    values: dict[int, list[float]] = {}
+    for unit in units.values():
+        for place, value in unit[row][pool][name].items():
+            values.setdefault(int(place.split(", ")[1]), []).append(value)
+    return np.array([np.mean(values[task]) for task in sorted(values)])
+
+
+def table(found: Mapping[str, Any]) -> str:
+    def cell(row: str, of: Mapping[str, Any], name: str) -> str:
+        _, low, high = of[f"{name}_less_uniform"]
+        return f"{of[name][0]:.3f}" + ("" if row == UNIFORM or low is None else f" ({low:+.3f} to {high:+.3f})")
+
+    header = ["learned", *(f"{pool} programs, {name}" for pool in found for name in ("pairs right", "U16"))]
+    return markdown(header, [[row, *(cell(row, of[row], name) for of in found.values() for name in FIGURES)] for row in ROWS])
+
+
+def run(given: Any) -> None:
+    bench, folds, seeds = Bench({UNIFORM: datasets.prepared(), LEANING: datasets.registers()}, FOLDS), given.folds, given.seeds
+    if given.quick:
+        folds, seeds = 1, 1
+    if given.smallest:
+        from _smallest import reference
+
+        bench, folds, seeds = Bench({UNIFORM: reference(), LEANING: reference()}, FOLDS), 1, 1
+    data = "-".join(store.data_digest(each.folder)[:12] for each in bench.pools.values())
+    identity = f"{code_identity(['tcl_core.models.trees', 'tcl_core.reference'], [])}-{data}"
+    file = result_file("pools.json")
+    before = json.loads(file.read_text()) if file.exists() else {}
+    units = before["units"] if before.get("identity") == identity else {}
+    todo = [(fold, seed) for seed in range(seeds) for fold in range(folds)]
+    until = time.monotonic() + 60 * given.minutes
+    with progress("learning", len(todo)) as shown:
+        for fold, seed in todo:
+            if f"{fold}, {seed}" not in units and time.monotonic() < until:
+                units[f"{fold}, {seed}"] = bench.unit(fold, seed)
+                save("pools", {"identity": identity, "summary": summary(units), "units": units}, COMMAND + " --quick" * given.quick)
+            shown.advance(f"fold {fold}, seed {seed}")
+    text = table(summary(units))
+    into_document("pools", text)
+    print(text)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action=Quick, help="one fold, one seed")
+    parser.add_argument(
+        "--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help=f"groups of networks ({len(FOLDS)})"
+    )
+    parser.add_argument("--seeds", type=int, choices=range(1, 51), metavar="N", default=3, help="of each fold (3)")
+    parser.add_argument("--threads", type=int, default=2, help="of training (2)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    try:
+        run(given)
+    except TclError as error:
+        sys.exit(f"pools: {error}")
+
+
+if __name__ == "__main__":
+    main()
