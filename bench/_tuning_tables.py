@@ -192,8 +192,8 @@ def table(parts: Mapping[str, Part]) -> str:
         "time to TenSet's": "time_to_tenset_x",
     }
     rows, means = [], []
-    for here, part in parts.items():
-        machine, summary = machine_name(here), summary_of([part])
+    for machine, part in zip(names_of(list(parts)), parts.values(), strict=True):
+        summary = summary_of([part])
         for network, found in summary.items():
             cells = [*(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
             rows.append([network, machine, *cells])
@@ -202,12 +202,17 @@ def table(parts: Mapping[str, Part]) -> str:
     header = ["network", "machine", *columns, *ratios]
     known = [place for place in range(len(header)) if any(row[place] != "-" for row in rows)]
     told = markdown([header[place] for place in known], [[row[place] for place in known] for row in rows])
-    return f"{told}\n\n{' '.join(means)}"
+    return "\n\n".join([told, *means])
 
 
-def machine_name(here: str) -> str:
-    """What people call the machine of a part."""
-    return re.sub(r"\((R|TM)\)| Processor\b| x\d+ [0-9a-f]+, champion .*", "", here)
+def names_of(parts: Sequence[str]) -> list[str]:
+    """What people call each part's machine; of a machine with several champions these too, by their first digits."""
+    machines = [re.sub(r"\((R|TM)\)| Processor\b| x\d+ [0-9a-f]+, champion .*", "", here) for here in parts]
+    champions = [re.search(r", champion [0-9a-f]{1,4}", here) for here in parts]
+    return [
+        machine + (champion[0] if champion and machines.count(machine) > 1 else "")
+        for machine, champion in zip(machines, champions, strict=True)
+    ]
 
 
 def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:

@@ -90,6 +90,14 @@ def test_a_row_for_each_network_and_machine():
     ]
 
 
+def test_a_machine_with_two_champions_names_them():
+    here = [
+        "AMD EPYC x2 0123abcd, champion aaaa11112222, graph 2",
+        *(f"Intel(R) Xeon(R) Processor x2 45ef, champion {c}" for c in ("b1b2b3", "c4")),
+    ]
+    assert tables.names_of(here) == ["AMD EPYC", "Intel Xeon, champion b1b2", "Intel Xeon, champion c4"]
+
+
 def test_graphs_and_searches_of_before_are_told_apart():
     """The first searches are not named in their parts."""
     kinds = {"a": ("NCHW", None), "b": ("NHWC", 0.9), "c": ("NHWC", 0.5), "d": ("NHWC", 0.9)}
