@@ -27,7 +27,7 @@ def draw_unlabelled(
     """Up to ``count`` distinct valid programs of each task, drawn as the pool is, none of them ``measured``.
 
     ``sketches`` are the pool's, (task key, number) -> trace as JSON, and ``target`` is that of the pool
-    (``platforms.pool_target``).; ``lean`` is that of ``sample_programs``.  A small design space has fewer, or none.
+    (``platforms.pool_target``); ``lean`` is that of ``sample_programs``.  A small design space has fewer, or none.
     """
     tasks = list(tasks)
     known: dict[str, set[tuple[int, tuple[int, ...]]]] = {task.key: set() for task in tasks}
