@@ -63,8 +63,9 @@ def test_platforms_differ_in_what_is_fast(records):
     assert (wide > narrow).any()
 
 
-def test_the_prepared_edition_is_what_its_readme_says():
-    folder = FOLDER.with_name("prepared")
+@pytest.mark.parametrize("edition", ["prepared", "registers"])
+def test_an_edition_is_what_its_readme_says(edition):
+    folder = FOLDER.with_name(edition)
     keys, told = {}, (folder / "README.md").read_text()
     for name in PLATFORMS:
         found = store.read_records(folder / f"platform={name}")
@@ -79,6 +80,18 @@ def test_the_prepared_edition_is_what_its_readme_says():
     of = {split: {use["task_key"] for use in uses if use["split"] == split} & measured for split in ("train", "held_out", "sealed")}
     trained, sealed = of["train"] - of["held_out"] - of["sealed"], of["sealed"] - of["held_out"]
     assert f"{len(trained)} of the training networks, {len(of['held_out'])} of the held-out ones, {len(sealed)} of the sealed ones" in told
+
+
+def test_what_one_edition_holds_out_the_other_does_not_train_on():
+    """Both are learned in one heap, and their tasks were cut from graphs that differ a little."""
+    uses = {name: store.read_table(FOLDER.with_name(name) / "networks.parquet", "networks") for name in ("prepared", "registers")}
+    of = {
+        name: {split: {use["task_key"] for use in rows if use["split"] == split} for split in ("train", "held_out", "sealed")}
+        for name, rows in uses.items()
+    }
+    for mine, other in (("prepared", "registers"), ("registers", "prepared")):
+        apart = of[mine]["held_out"] | of[mine]["sealed"]
+        assert not (of[other]["train"] - of[other]["held_out"] - of[other]["sealed"]) & apart
 
 
 def test_it_is_small():
