@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from tcl_core import datasets
 from tcl_core.datasets import Case, drawn
-from tcl_core.features.batches import concatenate
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.models import catalogue
+from tcl_core.platforms import Hardware
 from tcl_core.programs.tuning_logs.opening import log_name
+from tcl_core.reference import apart
 from tcl_core.stages import exchange
 from tcl_core.stages.workspace import Workspace
 
@@ -36,10 +41,49 @@ LOG_PROGRAMS_PER_TASK = 256  # that are trained on, at most
 class Reference(datasets.Reference):
     """The data set that comes with TCL, or another of its form."""
 
-    def __init__(self, folder: Path, features: Path, unlabelled: int = 192) -> None:
-        """``unlabelled`` is how many programs of each task the teacher ensemble labels (192 in params.yaml)."""
+    def __init__(self, folder: Path, features: Path, unlabelled: int = 192, lean: float = 0.0) -> None:
+        """``unlabelled`` is how many programs of each task the teacher ensemble labels (192 in params.yaml), of which the share ``lean``
+        is drawn as ``tcl_core.programs.pool`` says.
+        """
         super().__init__(folder, features)
-        self.unlabelled = unlabelled
+        self.unlabelled, self.lean = unlabelled, lean
+
+    @property
+    def sets(self) -> tuple[Reference, ...]:
+        """Those that are learned."""
+        return (self,)
+
+    def heap(self, of: Callable[[Reference], Samples]) -> Samples:
+        """What each of those has, in one task numbering."""
+        return of(self)
+
+
+class Learned:
+    """Several data sets of the same platforms that are learned together, one of which is ranked; asked as ``Reference`` is."""
+
+    def __init__(self, sets: Sequence[Reference], ranked: Reference) -> None:
+        self.sets, self.ranked, self.platforms = tuple(sets), ranked, ranked.platforms
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        return [len(each.encoder.numbers) for each in self.sets]
+
+    def heap(self, of: Callable[[Reference], Samples]) -> Samples:
+        """What each has, their tasks numbered apart."""
+        return apart(list(map(of, self.sets)), self._counts)
+
+    def hardware(self, platform: str) -> Hardware:
+        return self.ranked.hardware(platform)
+
+    def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = (), split: str = "held_out") -> Case:
+        """As ``Reference.case``: all sets' training tasks, and of the ranked one what is tested, in its own numbering."""
+        cases = {each: each.case(platform, reads, tested, split) for each in self.sets}
+        before = range(self.platforms.index(platform))
+        return replace(
+            cases[self.ranked],
+            train=self.heap(lambda each: cases[each].train),
+            before=tuple(self.heap(lambda each, place=place: cases[each].before[place]) for place in before),
+        )
 
 
 class Logs:

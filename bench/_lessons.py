@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 import numpy as np
-from _datasets import LOG_PROGRAMS_PER_TASK, Case, Logs, Reference, drawn
+from _datasets import LOG_PROGRAMS_PER_TASK, Case, Learned, Logs, Reference, drawn
 from _identity import code
 
 from tcl_core import store
@@ -61,7 +61,7 @@ class ChainCase(Case):
     hardware: tuple[tuple[float, ...], ...] = ()
 
 
-def chain_case(reference: Reference, platform: str, thin: Thinned, split: str = "held_out") -> ChainCase:
+def chain_case(reference: Reference | Learned, platform: str, thin: Thinned, split: str = "held_out") -> ChainCase:
     """A case of the reference data, the first platform's lesson, and what later ones learn from."""
     case = reference.case(platform, "tokens", split=split).thinned(*thin)
     first = lesson(reference, reference.platforms[0], thin=thin, split=split)
@@ -71,14 +71,15 @@ def chain_case(reference: Reference, platform: str, thin: Thinned, split: str = 
 
 
 def lesson(
-    reference: Reference, platform: str, tested: Sequence[str] = (), thin: Thinned = (None, None, 0), split: str = "held_out"
+    reference: Reference | Learned, platform: str, tested: Sequence[str] = (), thin: Thinned = (None, None, 0), split: str = "held_out"
 ) -> Lesson:
     """A case of the reference data (``Reference.case``, then ``Case.thinned``), its training programs as per-store features too, and
     unlabelled programs of its training tasks.
     """
     case = reference.case(platform, "tokens", tested, split).thinned(*thin)
     per_store = reference.case(platform, "per-store features", tested, split).thinned(*thin).train
-    more = unlabelled(reference, platform)
+    views = ("tokens", "per-store features")
+    more = {reads: reference.heap(lambda each, reads=reads: unlabelled(each, platform)[reads]) for reads in views}
     kept = np.isin(more["tokens"].tasks, np.unique(case.train.tasks))
     return Lesson(**_fields(case), per_store=per_store, unlabelled={reads: s.take(kept) for reads, s in more.items()})
 
@@ -99,21 +100,28 @@ def unlabelled(reference: Reference, platform: str) -> dict[str, Samples]:
     return {"tokens": samples, "per-store features": with_per_store(samples, keys, encoder, reference.features / "per-store features")}
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _drawn_keys(reference: Reference) -> list[ProgramKey]:
     """Drawn once for a data set: finding valid programs takes TVM a minute or two.  All of its programs were measured."""
     drawer = hashlib.sha256("".join(code(inspect.getsource(part)) for part in (pool, drawing)).encode()).hexdigest()
-    path = reference.features / f"unlabelled-{store.data_digest(reference.folder)[:12]}-{drawer[:12]}-{reference.unlabelled}.json"
+    path = (
+        reference.features
+        / f"unlabelled-{store.data_digest(reference.folder)[:12]}-{drawer[:12]}-{reference.unlabelled}{_leaning(reference)}.json"
+    )
     if not path.exists():
         train, _ = reference._split(())
         tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in train]
         rows = store.read_table(reference.folder / "programs.parquet", "programs")
         measured = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows]
         target = pool_target("cpu", threads())
-        drawn = drawing.draw_unlabelled(tasks, reference.encoder.texts, measured, reference.unlabelled, 0, target)
+        drawn = drawing.draw_unlabelled(tasks, reference.encoder.texts, measured, reference.unlabelled, 0, target, reference.lean)
         with replacing(path) as file:
             file.write(json.dumps(drawn).encode())
     return [(task, sketch, tuple(decisions)) for task, sketch, decisions in json.loads(path.read_text())]
+
+
+def _leaning(reference: Reference) -> str:
+    return f"-{reference.lean}" if reference.lean else ""
 
 
 def _fields(case: Case) -> dict[str, object]:

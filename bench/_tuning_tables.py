@@ -15,6 +15,7 @@ from _tuners import SYSTEMS
 from _tuning_curves import draw
 
 OURS, RANDOM, STOCK, TENSET, SCRATCH = "TCL", "random", "MetaSchedule", "TenSet MLP", "from scratch"
+DONORS, WARM_START = "Transfer-Tuning", "TCL, warm start"
 LONG = 1000  # programs
 
 Part = dict[str, dict[str, Any]]
@@ -48,6 +49,7 @@ def show() -> None:
     into_document("tune", table(present))
     into_document("tune-earlier", table(earlier) if earlier else "")
     into_document("tune-systems", table_of_systems(summary))
+    into_document("tune-donors", table_of_donors(parts))
     curves = {
         network: {
             system: found
@@ -226,6 +228,35 @@ def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [[system, *(_shown(row["systems_x"].get(system), "x") for row in summary.values()), mean(system)] for system in systems]
     groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())
     return f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\nSeeds and machines: {groups}."
+
+
+def table_of_donors(parts: Sequence[Part]) -> str:
+    """What other networks' schedules are worth on each network: with nothing measured but these, and as a search's first programs."""
+    rows = []
+    for part in parts:
+        for group, compared in part["compared"].items():
+            rounds, unit = compared["rounds_ms"], lambda system, group=group, part=part: part["units"][f"{group}: {system}"]
+            if not {OURS, DONORS, WARM_START} <= rounds.keys():
+                continue
+            ratio = lambda system, rounds=rounds: statistics.median(a / b for a, b in zip(rounds[OURS], rounds[system], strict=True))  # noqa: E731
+            curves = {system: unit(system)["curve"] for system in (OURS, WARM_START)}
+            end = compared["systems_ms"][DONORS]
+            reached = next((seconds for _, seconds, ms in _scaled(OURS, compared, curves) if ms <= end), None)
+            rows.append(
+                [
+                    compared["network"],
+                    f"{unit(DONORS)['seconds']:.0f} s",
+                    f"{ratio(DONORS):.0%}",
+                    "-" if reached is None else f"{reached:.0f} s",
+                    f"{unit(OURS)['seconds']:.0f} s",
+                    f"{unit(WARM_START)['seconds']:.0f} s",
+                    f"{ratio(WARM_START):.0%}",
+                ]
+            )
+    if not rows:
+        return ""
+    header = ["network", "donors alone", "speed of it", "TCL as fast after", "TCL", "TCL with donors", "speed of it"]
+    return markdown(header, rows)
 
 
 def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | None:

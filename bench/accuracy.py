@@ -6,9 +6,10 @@
 
 reference   the reference data set, platform by platform: trained on the training networks' tasks, tested on the held-out
             networks', which share no task with them
-prepared    the data set of networks that were prepared as projects prepare them, likewise
-sealed      the same, tested on the ten networks on which nothing was ever chosen.  Only when it is asked for, of code that is
-            committed, and each time with a line in bench/sealed.md
+prepared    the two data sets of networks that were prepared as projects prepare them, learned together; tested on the uniform programs of
+            the one and, as ``registers``, on those of the other, among which a search chooses
+sealed      the same models, tested on both data sets' programs of ten networks on which nothing was ever chosen.  Only when it is asked
+            for, of code that is committed, and each time with a line in bench/sealed.md
 logs        imported AutoTVM and Ansor logs, device by device: trained on three quarters of the tasks, tested on the
             others' programs that were drawn uniformly, or, where a device has no such log (marked: chosen), on all that a
             tuner chose.  Logs tell no module to lower: models on per-store features or states are left out
@@ -39,7 +40,7 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _calibration import calibration
 from _curve import draw_curve
-from _datasets import Case, Logs, Reference, reads_of
+from _datasets import Case, Learned, Logs, Reference, reads_of
 from _identity import data_identity, identity
 from _lessons import ChainCase, Lesson, chain_case, lesson, log_lesson
 from _paired import ByTask, compared, task_figures
@@ -62,7 +63,10 @@ from tcl_core.progress import progress
 from tcl_core.teaching import STUDENT
 
 COMMAND = "python bench/accuracy.py"
-SETS = {"reference": ROOT / "data" / "reference", "prepared": ROOT / "data" / "prepared", "sealed": ROOT / "data" / "prepared"}
+FOLDERS = {name: ROOT / "data" / name for name in ("reference", "prepared", "registers")}
+TWINS = {name: "prepared" for name in ("registers", "sealed", "sealed-registers")}  # learned alike
+SETS = "reference", "prepared", *TWINS
+PARTS = {"reference": ("reference",), "prepared": ("prepared", "registers"), "sealed": ("sealed", "sealed-registers"), "logs": ("logs",)}
 OURS, CHAINED = "mamba", "tcl"
 MODELS = ("random", "xgboost", "trees", "tenset-mlp", "tlp", "mtl-tlp", "world-model", "mamba-paper", OURS, CHAINED)
 SLOW = ("tlp", "mtl-tlp", "world-model", "mamba-paper", CHAINED)  # minutes each, of each seed
@@ -71,7 +75,7 @@ SIZES = (*((n, None) for n in (19, 38, 76)), *((None, p) for p in (8, 16, 32))) 
 FEW, SMALLEST = ("random", "trees", "mtl-tlp", OURS, CHAINED), ((2, None), (None, 4))  # models and sizes of the smallest form
 CALIBRATED = ("trees", OURS, CHAINED)
 DATA = {data: f"accuracy_{data}" for data in (*SETS, "logs")}  # data set -> its table
-FEW_UNLABELLED = 48  # for each task, of a quick run
+UNLABELLED, FEW_UNLABELLED = 192, 48  # for each task; of a quick run
 ALL = 10**6  # tasks or programs, when there is no bound
 EPOCHS = {("logs", "tlp"): 4} | {(data, model): epochs for data in SETS for model, epochs in (("tlp", 12), ("mtl-tlp", 6))}
 """Of their own 50, which would take a day: docs/accuracy.md says what that costs."""
@@ -186,14 +190,15 @@ def rate(predict: Callable[[Samples], np.ndarray], samples: Samples) -> float:
 class Bench:
     """The runs that are asked for, of which those known already are not made again."""
 
-    def __init__(self, sets: Mapping[str, Reference], logs: Path, force: bool, room: Path = ROOT / "data" / "bench") -> None:
+    def __init__(self, sets: Mapping[str, Reference | Learned], logs: Path, force: bool, room: Path = ROOT / "data" / "bench") -> None:
         """``sets`` are data sets by name, "reference" among them; ``room`` is a folder for imported logs, scores, and the lock of
         the results.
         """
         self.path, self.sets, self.logs, self.room = result_file("accuracy.json"), sets, logs, room
         self.reference = sets["reference"]
         self.imported = functools.cache(lambda: Logs(logs, room / "logs"))
-        data = dict.fromkeys(DATA, "") | {name: data_identity(of.folder, logs)["reference"] for name, of in sets.items()}
+        digest = lambda of: " ".join(data_identity(each.folder, logs)["reference"] for each in of.sets)  # noqa: E731
+        data = dict.fromkeys(DATA, "") | {name: digest(of) for name, of in sets.items()}
         data["logs"] = data_identity(self.reference.folder, logs)["logs"]
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data], own_settings(run)))
         self.force, self.known = force, self._stored()
@@ -211,7 +216,7 @@ class Bench:
         if run.data == "logs":
             case = self.imported().case(run.platform, run.seed)
             return log_lesson(self.imported(), run.platform, case, run.seed) if run.model == OURS else case
-        thin, split = (run.tasks, run.programs, run.seed), "sealed" if run.data == "sealed" else "held_out"
+        thin, split = (run.tasks, run.programs, run.seed), _split(run)
         reference = self.sets[run.data]
         if run.model == OURS:
             return lesson(reference, run.platform, thin=thin, split=split)
@@ -263,14 +268,14 @@ class Bench:
         return self.room / "models" / run.data / run.platform / f"{run.model}-{run.seed}-{self.identity(run)}"
 
     def ranked_again(self, run: Run) -> dict[str, Any] | None:
-        """A sealed run's figures by the model that was trained for the prepared networks, since both learn the same programs; None
-        where that is not at hand.
+        """Figures by the model that was trained for the prepared networks, where a run learns the same programs; None where that is not
+        at hand.
         """
-        twin = replace(run, data="prepared")
-        if run.data != "sealed" or twin not in self.known or not self.model_of(twin).exists():
+        twin = replace(run, data=TWINS.get(run.data, run.data))
+        if run.data not in TWINS or twin not in self.known or not self.model_of(twin).exists():
             return None
         reads = "tokens" if run.model == CHAINED else reads_of(run.model)
-        case = self.sets[run.data].case(run.platform, reads, split="sealed")
+        case = self.sets[run.data].case(run.platform, reads, split=_split(run))
         found = ranked(catalogue.load(self.model_of(twin)), case, self.scores_of(run))
         return found | {name: self.known[twin][name] for name in ("train_s", "trained_programs")}
 
@@ -353,6 +358,11 @@ class Bench:
         return sorted(found, key=lambda row: (row[0] or ALL, row[1] or ALL))
 
 
+def _split(run: Run) -> str:
+    """Which networks a run's model ranks."""
+    return "sealed" if run.data.startswith("sealed") else "held_out"
+
+
 def grouped(known: dict[Run, Any], key: Callable[[Run], Any]) -> Iterator[tuple[Any, list[Any]]]:
     """What belongs to the runs of each key, in the order in which it first comes; runs whose key is None are left out."""
     groups: dict[Any, list[dict[str, Any]]] = {}
@@ -368,16 +378,17 @@ def wanted(
     """The runs of all parts but the sealed one, or of one; ``sizes`` are those of the curve."""
     platforms = bench.reference.platforms
     last, kept = platforms[-1], models
+    asked = PARTS.get(part, ()) if part else ("reference", "logs") if quick else ("reference", "prepared", "registers", "logs")
     runs = [
         Run(data, platform, model, seed)
         for data in bench.sets
+        if data in asked
         for platform in (platforms[-1:] if quick else platforms)
         for seed in range(seeds)
         for model in kept
         if not (model in (CHAINED, "mtl-tlp") and platform == platforms[0])
-        if data == "reference" or data == part or data == "prepared" and not quick
     ]
-    if bench.logs.exists():
+    if "logs" in asked and bench.logs.exists():
         on_tokens = [m for m in kept if m not in (CHAINED, "mtl-tlp") and reads_of(m) == "tokens"]
         devices = list(bench.imported().devices)
         runs += [
@@ -386,14 +397,14 @@ def wanted(
             for model in on_tokens
             for seed in range(seeds)
         ]
-    runs += [
+    return runs + [
         Run("reference", last, m, s, *size)
         for size in sizes
         for m in (m for m in CURVE if m in kept)
         for s in range(seeds)
+        if part in (None, "curve")
         if not (m == CHAINED and size[0])  # what a chain is worth shows where programs of a platform are few
     ]
-    return [run for run in runs if part in (None, "curve" if not run.whole else run.data)]
 
 
 def names(text: str) -> list[str]:
@@ -406,7 +417,7 @@ def names(text: str) -> list[str]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="one platform, one device, two seeds, no slow models")
-    parser.add_argument("--part", choices=(*DATA, "curve"), help="only this one")
+    parser.add_argument("--part", choices=(*PARTS, "curve"), help="only this one")
     parser.add_argument("--why", help="why the sealed networks are ranked, for the record")
     parser.add_argument("--models", type=names, help="only these, by commas")
     parser.add_argument("--threads", type=int, default=2, help="of training and ranking (2)")
@@ -427,19 +438,29 @@ def bench_of(given: argparse.Namespace) -> Bench:
 
         EPOCHS.update({(data, model): 1 for data in SETS for model in MODELS})
         few = _smallest.reference()
-        return Bench({"reference": few, "prepared": few}, _smallest.scratch() / "logs", given.force, _smallest.scratch())
-    for folder in SETS.values():
+        both = Learned([few, few], few)
+        return Bench(
+            {"reference": few, "prepared": both, "registers": both}, _smallest.scratch() / "logs", given.force, _smallest.scratch()
+        )
+    for folder in FOLDERS.values():
         if not (folder / "tasks.parquet").exists():
             raise DataError(f"there is no data set in {folder}; measure one with python bench/reference.py")
     if given.quick:  # another model of ours, taught by fewer programs in fewer epochs: its scores lie apart
         EPOCHS.update({(data, OURS): STUDENT.epochs // 3 for data in DATA})
         return Bench(_sets(FEW_UNLABELLED), given.logs, given.force, ROOT / "data" / "bench" / "quick")
-    return Bench(_sets(), given.logs, given.force)
+    return Bench(_sets(UNLABELLED), given.logs, given.force)
 
 
-def _sets(*unlabelled: int) -> dict[str, Reference]:
-    of = {folder: Reference(folder, FEATURES, *unlabelled) for folder in SETS.values()}
-    return {name: of[folder] for name, folder in SETS.items()}
+def _sets(unlabelled: int) -> dict[str, Reference | Learned]:
+    """By name; of those that are learned together each gives half of the further programs, drawn as its own."""
+    reference = Reference(FOLDERS["reference"], FEATURES, unlabelled)
+    uniform, leaning = (Reference(FOLDERS[name], FEATURES, unlabelled // 2, lean) for name, lean in (("prepared", 0.0), ("registers", 0.9)))
+    of = {each: Learned((uniform, leaning), each) for each in (uniform, leaning)}
+    return {
+        "reference": reference,
+        "prepared": of[uniform], "registers": of[leaning],
+        "sealed": of[uniform], "sealed-registers": of[leaning],
+    }  # fmt: skip
 
 
 def run(given: argparse.Namespace) -> None:

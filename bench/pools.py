@@ -36,10 +36,10 @@ from _transfer_data import FOLDS
 from tcl_core import datasets
 from tcl_core.errors import TclError
 from tcl_core.evaluation.metrics import subset_top_1, task_pairs
-from tcl_core.features.batches import Samples, concatenate
+from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.progress import progress
-from tcl_core.reference import Reference
+from tcl_core.reference import Reference, apart
 
 COMMAND = "python bench/pools.py"
 UNIFORM, LEANING, HALVES, BOTH = ROWS = "uniform", "leaning", "half each", "both"
@@ -59,13 +59,15 @@ class Bench:
     def unit(self, fold: int, seed: int) -> dict[str, Figures]:
         """Row -> its figures."""
         tested = self.folds[fold]
-        apart = {use["task_key"] for data in self.pools.values() for use in data.uses if use["network"] in tested}
-        heaps = {name: data.pooled(apart) for name, data in self.pools.items()}
+        ranked = {use["task_key"] for data in self.pools.values() for use in data.uses if use["network"] in tested}
+        heaps = {name: data.pooled(ranked) for name, data in self.pools.items()}
         count = min(map(len, heaps.values()))
         rng = np.random.default_rng([seed, fold])
         few = {name: heap.take(np.sort(rng.permutation(len(heap))[:count])) for name, heap in heaps.items()}
         halves = [heap.take(np.sort(rng.permutation(count)[: count // 2])) for heap in few.values()]
-        learned = {UNIFORM: few[UNIFORM], LEANING: few[LEANING], HALVES: _joined(halves), BOTH: _joined(list(heaps.values()))}
+        counts = [len(data.platforms) * len(data.encoder.numbers) for data in self.pools.values()]
+        both = [apart(samples, counts) for samples in (halves, list(heaps.values()))]
+        learned = {UNIFORM: few[UNIFORM], LEANING: few[LEANING], HALVES: both[0], BOTH: both[1]}
         return {row: self._judged(samples, tested, seed) for row, samples in learned.items()}
 
     def _judged(self, learned: Samples, tested: Sequence[str], seed: int) -> Figures:
@@ -81,15 +83,6 @@ class Bench:
                     by_task = figure(scores, test.latencies_s, test.tasks)
                     of_pool[name] |= {f"{platform}, {task}": round(float(value), DIGITS) for task, value in by_task.items()}
         return found
-
-
-def _joined(parts: Sequence[Samples]) -> Samples:
-    """In one heap, each part's tasks numbered apart."""
-    first, renumbered = 0, []
-    for part in parts:
-        renumbered.append(replace(part, tasks=part.tasks + np.int32(first), task_names=()))
-        first += int(part.tasks.max()) + 1
-    return concatenate(renumbered)
 
 
 def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:

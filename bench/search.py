@@ -1,6 +1,6 @@
 """Searching: TCL's search over decision vectors beside random programs and TVM's own evolutionary search.
 
-    python bench/search.py [--quick] [--tasks N] [--seeds N] [--programs N] [--model FOLDER]
+    python bench/search.py [--quick] [--tasks N] [--seeds N] [--programs N] [--model FOLDER] [--minutes M]
 
 Four systems spend equally many measured programs on each task, in equal rounds, measured by the same runner: random programs
 of the design space; our search with a model; our search from scratch, without one; MetaSchedule's EvolutionarySearch with its
@@ -8,8 +8,8 @@ XGBoost model, which learns from the first round on (by default only after 100 p
 the best programs of all four are measured once more, side by side, twice, and these latencies are compared.  A second table has the
 best that each had found on the way, as it was read then.
 
-The model is the one that comes with TCL (``tcl.pretrained``: boosted trees of data/prepared), unless --model names another one; the
-tasks are of networks that it has not seen.  Each task and seed is a unit; what is finished is kept in the results file, and a run that was stopped
+The model is the one that comes with TCL (``tcl.pretrained``: boosted trees), unless --model names another one; the tasks are of
+networks that it has not seen.  Each task and seed is a unit, of which none begins after --minutes; what is finished is kept in the results file, and a run that was stopped
 goes on with the same command, a finished one with more --seeds, also on another machine: ratios are within a unit.  --quick: four tasks,
 one seed, 16 programs; its results are a file of their own.
 """
@@ -38,12 +38,13 @@ from tcl_core.errors import TclError
 from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.models import catalogue
+from tcl_core.features.batches import Samples
 from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import USABLE_CORES, host_fingerprint, kind_of, read_saved_hardware, why_not
 from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
-from tcl_core.reference import Reference
+from tcl_core.reference import Reference, digest, shipped
 from tcl_core.shipped_model import NAME
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
@@ -317,28 +318,33 @@ def best_platform(workspace: Workspace, reference: Reference) -> str:
 
 
 def tasks_of(reference: Reference, size: Size) -> list[Task]:
-    """The costliest tasks of each type that only held-out networks have."""
+    """The costliest tasks of each type that only held-out networks have: of each type the costliest, then the next ones."""
     numbers = set(reference.case(reference.platforms[-1], "tokens").test.tasks.tolist())
     tasks = [task for task in reference.encoder.tasks.values() if reference.encoder.numbers[task.key] in numbers]
     there = [op for op in OPERATORS if any(task.operator == op for task in tasks)][: size.operators]
     by_cost = sorted(tasks, key=lambda task: (-cost(task), task.key))
-    return [task for op in there for task in [t for t in by_cost if t.operator == op][: size.per_operator]]
+    of = {op: [task for task in by_cost if task.operator == op] for op in there}
+    return [task for place in range(size.per_operator) for tasks in of.values() for task in tasks[place : place + 1]]
 
 
-def model_of(folder: Path | None, reference: Reference) -> CostModel:
-    if folder is not None:
-        return catalogue.load(folder)
-    return catalogue.create("trees").fit(reference.pooled())
-
-
-def run(size: Size, command: str, folder: Path | None, reference: Reference, setup: Callable[[Setup], Setup]) -> None:
+def run(
+    size: Size,
+    command: str,
+    folder: Path | None,
+    reference: Reference,
+    learned: Callable[[], Samples],
+    setup: Callable[[Setup], Setup],
+    minutes: float = math.inf,
+) -> None:
+    """``reference`` has the tasks; the model is of ``folder``, or of what ``learned`` gives trees to learn."""
+    until = time.monotonic() + 60 * minutes
     workspace = Workspace()
     platform = best_platform(workspace, reference)
     setting = setup(setup_of(workspace, platform))
     about = {
         "platform": platform,
         "model": str(folder or NAME),
-        "data": store.data_digest(reference.folder),
+        "data": " ".join([store.data_digest(reference.folder), digest()]),
         "size": {name: value for name, value in asdict(size).items() if name != "seeds"},
         "search": asdict(SearchSettings()),
         "protocol": setting.protocol_json(),
@@ -348,10 +354,12 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     todo = [(task, seed) for seed in range(size.seeds) for task in tasks_of(reference, size)]
     left = [(task, seed) for task, seed in todo if (task.key, seed) not in done]
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
-    model = model_of(folder, reference)
+    model = catalogue.load(folder) if folder else catalogue.create("trees").fit(learned())
     with measuring_alone(), Runner(setting) as runner, progress("searching", len(left)) as shown, quiet_compiler():
         bench = Bench(runner, setting, model, hardware, size)
         for task, seed in left:
+            if time.monotonic() > until:
+                break
             units.append(bench.unit(task, seed))
             state = {"seeds": size.seeds, "finished": len(units) == len(todo)}
             save("search", {**about, **state, **figures(units), "units": units}, command)
@@ -393,6 +401,7 @@ def main() -> None:
         default=FULL.trials,
         help=f"measured by each system for each task ({FULL.trials})",
     )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no task after that; rerun for the others")
     parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else the one that comes with TCL")
     given = parser.parse_args()
     try:
@@ -401,7 +410,7 @@ def main() -> None:
             return
         size = QUICK if given.quick else replace(FULL, per_operator=given.tasks, seeds=given.seeds, trials=given.programs)
         command = " ".join([COMMAND, *sys.argv[1:]])
-        run(size, command, given.model, datasets.prepared(), lambda setup: setup)
+        run(size, command, given.model, datasets.prepared(), lambda: shipped(Reference.pooled), lambda setup: setup, given.minutes)
     except TclError as error:
         sys.exit(f"search: {error}")
 
@@ -410,7 +419,8 @@ def run_smallest() -> None:
     from _smallest import reference
 
     fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
-    run(SMALLEST, f"{COMMAND} --smallest", None, reference(), lambda setup: replace(setup, protocol=fast))
+    few = reference()
+    run(SMALLEST, f"{COMMAND} --smallest", None, few, few.pooled, lambda setup: replace(setup, protocol=fast))
 
 
 if __name__ == "__main__":

@@ -71,12 +71,14 @@ def shipped(heap: Callable[[Reference], Samples]) -> Samples:
     """What ``heap`` takes of each data set that is learned, each one's tasks numbered apart: the same task's by the same number
     in every heap.
     """
-    parts, first = [], 0
-    for data in (Reference(folder, cache_of_features()) for folder in LEARNED):
-        part = heap(data)
-        parts.append(replace(part, tasks=part.tasks + np.int32(first), task_names=()))
-        first += len(data.platforms) * len(data.encoder.numbers)
-    return concatenate(parts)
+    sets = [Reference(folder, cache_of_features()) for folder in LEARNED]
+    return apart(list(map(heap, sets)), [len(data.platforms) * len(data.encoder.numbers) for data in sets])
+
+
+def apart(heaps: Sequence[Samples], counts: Sequence[int]) -> Samples:
+    """All in one heap, each one's tasks numbered behind those of the ones before; ``counts``: how many numbers each one's may have."""
+    firsts = np.cumsum([0, *counts[:-1]], dtype=np.int32)
+    return concatenate([replace(heap, tasks=heap.tasks + first, task_names=()) for heap, first in zip(heaps, firsts, strict=True)])
 
 
 def digest() -> str:
@@ -165,9 +167,7 @@ class Reference:
 
     def _heap(self, of: Callable[[str], Samples]) -> Samples:
         """The samples of all platforms, each one's tasks numbered apart."""
-        parts = [of(platform) for platform in self.platforms]
-        apart = [number * len(self.encoder.numbers) for number in range(len(parts))]
-        return concatenate([replace(part, tasks=part.tasks + np.int32(first)) for part, first in zip(parts, apart, strict=True)])
+        return apart([of(platform) for platform in self.platforms], [len(self.encoder.numbers)] * len(self.platforms))
 
     def _split(self, tested: Sequence[str], split: str = "held_out") -> tuple[set[int], dict[str, dict[int, float]]]:
         """Numbers of the tasks to train on; tested network -> task -> weight.

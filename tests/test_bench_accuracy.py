@@ -42,6 +42,7 @@ def made(tmp_path, monkeypatch) -> list[Run]:
 
 def bench(force: bool = False) -> Bench:
     reference = SimpleNamespace(platforms=PLATFORMS, folder=Path("reference"))
+    reference.sets = (reference,)
     return Bench({"reference": reference, "prepared": reference}, Path("logs"), force, _tables.RESULTS)
 
 
@@ -123,9 +124,10 @@ def test_a_data_set_is_not_taken_for_another_with_the_same_platforms(made):
 
 def test_the_sealed_networks_are_ranked_only_when_asked_for(made):
     of = bench()
-    of.sets = {"reference": of.reference, "prepared": of.reference, "sealed": of.reference}
+    of.sets = dict.fromkeys(accuracy.SETS, of.reference)
     asked = lambda part: {run.data for run in accuracy.wanted(of, part, ["trees"], 2, False, ())}  # noqa: E731
-    assert asked(None) == {"reference", "prepared"} and asked("prepared") == {"prepared"} and asked("sealed") == {"sealed"}
+    both = {"prepared", "registers"}
+    assert asked(None) == {"reference", *both} and asked("prepared") == both and asked("sealed") == {"sealed", "sealed-registers"}
     assert {run.data for run in accuracy.wanted(of, None, ["trees"], 2, True, ())} == {"reference"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _datasets import VALIDATION, Case, Logs, Reference
+from _datasets import VALIDATION, Case, Learned, Logs, Reference
 from synthetic import ranking_problem
 
 from tcl_core import store
@@ -86,6 +86,19 @@ def test_what_comes_with_tcl_is_two_data_sets_whose_tasks_are_numbered_apart(pre
     assert asked == ["prepared", "registers"]
     assert heap.tasks.tolist() == [*few.tasks, *(few.tasks + first)]
     np.testing.assert_array_equal(heap.latencies_s, [*few.latencies_s, *few.latencies_s])
+
+
+def test_of_data_sets_that_are_learned_together_one_is_ranked(prepared, tmp_path):
+    registers = Reference(FOLDER.with_name("registers"), tmp_path)
+    case = Learned((prepared, registers), registers).case("host-avx2")
+    first, second = (each.case("host-avx2") for each in (prepared, registers))
+    behind = second.train.tasks + len(prepared.encoder.numbers)
+    assert case.train.tasks.tolist() == [*first.train.tasks, *behind]
+    np.testing.assert_array_equal(case.train.latencies_s, [*first.train.latencies_s, *second.train.latencies_s])
+    (before,) = case.before
+    assert len(before) == len(first.before[0]) + len(second.before[0]) and set(before.tasks) == set(case.train.tasks)
+    assert case.networks == second.networks
+    np.testing.assert_array_equal(case.test.latencies_s, second.test.latencies_s)
 
 
 def test_the_second_data_set_is_mostly_of_programs_that_add_up_in_registers(prepared):
