@@ -199,7 +199,7 @@ def table(parts: Mapping[str, Part]) -> str:
         for network, found in summary.items():
             cells = [*(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
             rows.append([network, machine, *cells])
-        said = "; ".join(f"{said}: {mean:.2f}" for key, said in MEANS.items() if (mean := geometric(summary, key)))
+        said = "; ".join(f"{said}: {mean}" for key, said in MEANS.items() if (mean := _mean_over_networks(part, summary, key)))
         means.append(f"Geometric means over the networks, {machine}. {said}.")
     header = ["network", "machine", *columns, *ratios]
     known = [place for place in range(len(header)) if any(row[place] != "-" for row in rows)]
@@ -257,6 +257,18 @@ def table_of_donors(parts: Sequence[Part]) -> str:
         return ""
     header = ["network", "donors alone", "speed of it", "TCL as fast after", "TCL", "TCL with donors", "speed of it"]
     return markdown(header, rows)
+
+
+def _mean_over_networks(part: Part, summary: Mapping[str, Mapping[str, Any]], key: str) -> str:
+    """Geometric mean over the networks, with its 95 % interval over the seeds that have them all."""
+    seeds = {compared["seed"] for compared in part["compared"].values()}
+    alone = [
+        summary_of([part | {"compared": {group: of for group, of in part["compared"].items() if of["seed"] == seed}}]) for seed in seeds
+    ]
+    networks = [network for network, found in summary.items() if found[key]]
+    whole = [found for found in alone if all(found.get(network, {}).get(key) for network in networks)]
+    mean, ends = geometric(summary, key), _over_ratios(geometric(found, key) for found in whole)
+    return _shown([mean, *(ends[1:] if ends else (None, None))], "") if mean else ""
 
 
 def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | None:

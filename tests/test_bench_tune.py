@@ -106,6 +106,26 @@ def test_graphs_and_searches_of_before_are_told_apart():
     assert (list(present), list(earlier)) == (["b", "d"], ["a", "c"])
 
 
+def test_a_mean_over_networks_has_an_interval_over_the_seeds_that_have_them_all():
+    eager = {"a, seed 0": 2.0, "b, seed 0": 8.0, "a, seed 1": 2.0, "b, seed 1": 2.0, "a, seed 2": 2.0}
+    compared = {name: group(name[0], TCL=[1.0], eager=[ms]) | {"seed": int(name[-1])} for name, ms in eager.items()}
+    text = tables.table({"Xeon x2 45ef, champion 1": {"units": {}, "compared": compared}})
+    mean, low, high = tables._over_ratios([4.0, 2.0])
+    assert f"PyTorch eager's time / TCL's: {mean:.2f} ({low:.2f} to {high:.2f})" in text
+    alone = {"units": {}, "compared": {name: of for name, of in compared.items() if of["seed"] == 0}}
+    assert "PyTorch eager's time / TCL's: 4.00." in tables.table({"Xeon x2 45ef, champion 1": alone})
+
+
+def test_what_donors_are_worth():
+    curve = [[8, 10.0, 8.0], [16, 50.0, 4.0]]  # its end is what was then measured as 2 ms
+    spent = {"TCL": (100.0, curve), "Transfer-Tuning": (5.0, [[4, 5.0, 8.0]]), "TCL, warm start": (60.0, curve)}
+    units = {f"net, seed 0: {system}": {"seconds": seconds, "curve": of} for system, (seconds, of) in spent.items()}
+    compared = {"net, seed 0": group("net", eager=[9.0], TCL=[2.0], **{"Transfer-Tuning": [4.0], "TCL, warm start": [1.6]})}
+    (row,) = tables.table_of_donors([{"units": units, "compared": compared}, SLOW]).splitlines()[2:]
+    assert row == "| net | 5 s | 50% | 10 s | 100 s | 60 s | 125% |"
+    assert tables.table_of_donors([SLOW]) == ""
+
+
 def test_a_table_of_all_systems_beside_ours():
     summary = {"net": tables.figures("net", [SLOW, FAST]), "other": tables.figures("net", [FAST])}
     assert tables.table_of_systems(summary).splitlines() == [
