@@ -43,18 +43,18 @@ MEANS = {
 def show() -> None:
     """The tables, and the curves."""
     found = json.loads(result_file("tune.json").read_text())
-    summary, parts = found["summary"], list(found["parts"].values())
-    present, earlier = by_age(found["parts"])
+    summary, (present, earlier) = found["summary"], by_age(found["parts"])
+    last = list(present.values())
     print(table(present))
     into_document("tune", table(present))
     into_document("tune-earlier", table(earlier) if earlier else "")
     into_document("tune-systems", table_of_systems(summary))
-    into_document("tune-donors", table_of_donors(parts))
+    into_document("tune-donors", table_of_donors(last))
     curves = {
         network: {
             system: found
             for system in SYSTEMS
-            if (found := [c for group in _groups(network, [fullest(network, parts)], False) if (c := _scaled(system, *group))])
+            if (found := [c for group in _groups(network, [fullest(network, last)], False) if (c := _scaled(system, *group))])
         }
         for network in summary
     }
@@ -69,29 +69,35 @@ def show() -> None:
 
 
 def by_age(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
-    """Parts of the graph and the search that the last one has, and all others."""
+    """Parts of the graph and the search that the last one has, of each machine its last champion's, and all others."""
     last = list(parts.values())[-1]
-    present = [here for here, part in parts.items() if all(part.get(key) == last.get(key) for key in ("graph", "search"))]
+    alike = [here for here, part in parts.items() if all(part.get(key) == last.get(key) for key in ("graph", "search"))]
+    present = {here.partition(", champion ")[0]: here for here in alike}.values()
     return {here: parts[here] for here in present}, {here: part for here, part in parts.items() if here not in present}
 
 
-def summary_of(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+def summary_of(parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str, dict[str, Any]]:
     """Network -> its figures."""
-    networks = dict.fromkeys(compared["network"] for part in parts for compared in part["compared"].values())
-    return {network: found for network in networks if (found := figures(network, parts))}
+    networks = dict.fromkeys(compared["network"] for part in (*parts, *earlier) for compared in part["compared"].values())
+    return {network: found for network in networks if (found := figures(network, parts, earlier) or figures(network, earlier))}
 
 
-def figures(network: str, parts: Sequence[Part]) -> dict[str, Any] | None:
+def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str, Any] | None:
     """The network's row of the summary; each figure as [mean, low, high] over the groups, the ends None for a single one.
 
-    Ratios are over all parts; milliseconds are of the part with most systems, the last of equals, for another machine has others.
+    Ratios are over ``parts``, those beside a system that none of these has over ``earlier`` ones (``earlier_systems`` names it);
+    milliseconds are of the part with most systems, the last of equals, for another machine has others.
     """
     short, long = (_groups(network, parts, is_long) for is_long in (False, True))
+    before = _groups(network, earlier, False)
     if not any(OURS in compared["systems_ms"] for compared, _ in (*short, *long)):
         return None
     here, here_long = (_groups(network, [fullest(network, parts)], is_long) for is_long in (False, True))
     ms = lambda system: _over(compared["systems_ms"].get(system) for compared, _ in here)  # noqa: E731
-    times = lambda other: _over_ratios(_times_ours(other, compared) for compared, _ in short)  # noqa: E731
+    has = lambda system: any(system in compared["rounds_ms"] for compared, _ in short)  # noqa: E731
+    of = lambda system: short if has(system) else before  # noqa: E731
+    times = lambda other: _over_ratios(_times_ours(other, compared) for compared, _ in of(other))  # noqa: E731
+    systems_x = {system: found for system in SYSTEMS if system != OURS and (found := times(system))}
     return {
         "groups": len(short),
         "ours_ms": ms(OURS),
@@ -108,9 +114,10 @@ def figures(network: str, parts: Sequence[Part]) -> dict[str, Any] | None:
         "equal_trials_stock_x": times(STOCK),
         "equal_trials_random_x": times(RANDOM),
         "equal_trials_scratch_x": times(SCRATCH),
-        "systems_x": {system: found for system in SYSTEMS if system != OURS and (found := times(system))},
-        "time_to_tenset_x": _over_ratios(time_to(TENSET, *group) for group in short),
-        "time_to_stock_x": _over_ratios(time_to(STOCK, *group) for group in short),
+        "systems_x": systems_x,
+        "earlier_systems": [system for system in systems_x if not has(system)],
+        "time_to_tenset_x": _over_ratios(time_to(TENSET, *group) for group in of(TENSET)),
+        "time_to_stock_x": _over_ratios(time_to(STOCK, *group) for group in of(STOCK)),
         "long_ms": _over(compared["systems_ms"].get(OURS) for compared, _ in here_long),
         "long_speedup_over_eager": _over_ratios(_times_ours("eager", compared) for compared, _ in long),
         "long_speedup_over_compile": _over_ratios(_times_ours("compile", compared) for compared, _ in long),
@@ -225,9 +232,15 @@ def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
         means = [row["systems_x"][system][0] for row in summary.values() if system in row["systems_x"]]
         return f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(summary) else f" of {len(means)}")
 
-    rows = [[system, *(_shown(row["systems_x"].get(system), "x") for row in summary.values()), mean(system)] for system in systems]
+    def cell(row: Mapping[str, Any], system: str) -> str:
+        return _shown(row["systems_x"].get(system), "x") + "*" * (system in row["earlier_systems"])
+
+    rows = [[system, *(cell(row, system) for row in summary.values()), mean(system)] for system in systems]
     groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())
-    return f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\nSeeds and machines: {groups}."
+    return (
+        f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\n"
+        f"A star: with graphs and searches of before, or another champion. Seeds and machines of the others: {groups}."
+    )
 
 
 def table_of_donors(parts: Sequence[Part]) -> str:

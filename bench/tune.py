@@ -18,9 +18,9 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
 TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
 seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, with
-another champion, graph or search, all begin anew beside what was found before: README's table has a row for each machine and champion
-of the last graph and search, docs/tuning.md those of the others; ratios of the summary are over all of them and over seeds, geometric
-means, its milliseconds are of the one with most systems.  --quick: bert-tiny with 32 programs, four systems, one seed; its results are
+another champion, graph or search, all begin anew beside what was found before: README's table has a row for each machine with the last
+graph, search and champion, docs/tuning.md those of the others.  Ratios of the summary are geometric means over these machines and their
+seeds, or, of a system that was not run there, over what was found before; its milliseconds are of the machine with most systems.  --quick: bert-tiny with 32 programs, four systems, one seed; its results are
 a file of their own.
 """
 
@@ -43,7 +43,7 @@ from _tables import ROOT, Quick, arguments, result_file, save
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
 from _tuners import SYSTEMS, Given, Spent
-from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, show, summary_of
+from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, by_age, show, summary_of
 
 from tcl_core import registry
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
@@ -85,12 +85,13 @@ TUNED = ROOT / "data" / "tuning" / "bench"  # what each unit found
 
 @dataclass(frozen=True)
 class Unit:
-    """``trials`` None: 16 for each task.  ``group``: what is run side by side."""
+    """``trials`` None: 16 for each task.  ``group``: what is run side by side, unless its networks only lend (``lends``)."""
 
     network: str
     system: str
     seed: int
     trials: int | None = None
+    lends: bool = False
 
     @property
     def group(self) -> str:
@@ -114,7 +115,7 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
     if part == "stock":
         return [Unit(network, system, 0) for system in STOCKS for network in NETWORKS]
     if part == "donors":
-        donors = [Unit(network, OURS, 0) for network in training]
+        donors = [Unit(network, OURS, 0, lends=True) for network in training]
         return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
     if part == "registers":
         return [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in REGISTERS]
@@ -173,7 +174,7 @@ class Bench:
                     break
                 self._unit(unit)
                 shown.advance(_name(unit))
-                if unit.group not in {later.group for later in todo[place + 1 :]}:
+                if not unit.lends and unit.group not in {later.group for later in todo[place + 1 :]}:
                     self._compare(unit)
         for unit in units:  # of groups that an earlier run left in the middle
             if _name(unit) in self.units and not self._is_compared(unit):
@@ -208,7 +209,8 @@ class Bench:
         return [each for each in known if _name(each) in self.units]
 
     def _is_compared(self, unit: Unit) -> bool:
-        return {each.system for each in self._in_group(unit)} <= set(self.compared.get(unit.group, {}).get("systems_ms", {}))
+        there = self.compared.get(unit.group, {}).get("systems_ms", {})
+        return unit.lends or {each.system for each in self._in_group(unit)} <= set(there)
 
     def _compare(self, unit: Unit) -> None:
         """Build what each system of the group found, and run all side by side."""
@@ -224,7 +226,11 @@ class Bench:
         self.save()
 
     def save(self) -> None:
-        save(self.name, {**self.about, "summary": summary_of(list(self.parts.values())), "parts": self.parts}, self.command)
+        save(
+            self.name,
+            {**self.about, "summary": summary_of(*(list(part.values()) for part in by_age(self.parts))), "parts": self.parts},
+            self.command,
+        )
 
 
 @cache
@@ -325,7 +331,7 @@ def run_smallest() -> None:
         models[name].fit(reference.case(platform, reads).train)
     fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
     setup = replace(setup_of(Workspace(), platform), protocol=fast)
-    donor = Unit(network, OURS, 0, 4)
+    donor = Unit(network, OURS, 0, 4, lends=True)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
     bench = Bench(machine, host_fingerprint(), choices_of(PREPARED), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)

@@ -40,6 +40,16 @@ def test_ratios_are_over_machines_and_milliseconds_of_the_one_with_most_systems(
     assert found["long_ms"] is None and found["long_speedup_over_eager"] == [pytest.approx(4.0), None, None]  # measured elsewhere
 
 
+def test_what_the_last_search_was_not_compared_with_is_told_of_before():
+    found = tables.figures("net", [FAST], [SLOW])
+    assert found["speedup_over_eager"] == [pytest.approx(2.0), None, None] and found["systems_x"] == {"random": [2.0, None, None]}
+    assert found["earlier_systems"] == ["random"] and found["random_ms"] is None
+    assert tables.summary_of([FAST], [{"units": {}, "compared": {"other": group("other", TCL=[2.0], eager=[4.0])}}]).keys() == {
+        "net",
+        "other",
+    }
+
+
 def test_of_two_machines_with_as_many_systems_the_later_is_shown():
     few = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[7.0], eager=[14.0])}}
     assert tables.figures("net", [few, FAST])["ours_ms"] == [1.0, None, None]
@@ -68,7 +78,7 @@ def test_what_another_machine_found_stays_in_the_file(results):
     mine.save()
     saved = json.loads(results.file.read_text())
     assert saved["parts"]["elsewhere"] == SLOW and list(saved["parts"]) == ["elsewhere", "here"]
-    assert saved["summary"]["net"]["groups"] == 2
+    assert saved["summary"]["net"]["groups"] == 1 and saved["summary"]["net"]["earlier_systems"] == ["random"]
 
 
 def test_results_by_another_protocol_are_neither_mixed_nor_dropped(results):
@@ -104,6 +114,9 @@ def test_graphs_and_searches_of_before_are_told_apart():
     parts = {name: {"graph": {"layout": layout}, "search": lean and {"lean": lean}, **FAST} for name, (layout, lean) in kinds.items()}
     present, earlier = tables.by_age(parts)
     assert (list(present), list(earlier)) == (["b", "d"], ["a", "c"])
+    champions = {f"Xeon, champion {n}": FAST for n in (1, 2)} | {"EPYC, champion 3": FAST}
+    present, earlier = tables.by_age(champions)
+    assert (list(present), list(earlier)) == (["Xeon, champion 2", "EPYC, champion 3"], ["Xeon, champion 1"])
 
 
 def test_a_mean_over_networks_has_an_interval_over_the_seeds_that_have_them_all():
@@ -127,11 +140,11 @@ def test_what_donors_are_worth():
 
 
 def test_a_table_of_all_systems_beside_ours():
-    summary = {"net": tables.figures("net", [SLOW, FAST]), "other": tables.figures("net", [FAST])}
+    summary = {"net": tables.figures("net", [FAST], [SLOW]), "other": tables.figures("net", [FAST])}
     assert tables.table_of_systems(summary).splitlines() == [
         "| system / TCL | net | other | geometric mean |",
         "| --- | --- | --- | --- |",
-        "| random | 2.00x | - | 2.00x of 1 |",
+        "| random | 2.00x* | - | 2.00x of 1 |",
         "",
-        "Seeds and machines: net 2, other 1.",
+        "A star: with graphs and searches of before, or another champion. Seeds and machines of the others: net 1, other 1.",
     ]
