@@ -16,7 +16,7 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
 
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
-TenSet MLP learns from the same records.  A unit is one system on one network with one seed.  When a network's units of a
+TenSet MLP learns what the platform measured of the champion's programs, own ones and those that come with TCL.  A unit is one system on one network with one seed.  When a network's units of a
 seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, with
 another champion, graph or search, all begin anew beside what was found before: README's table has a row for each machine with the last
 graph, search and champion, docs/tuning.md those of the others.  Ratios of the summary are geometric means over these machines and their
@@ -42,10 +42,11 @@ from _tables import ROOT, Quick, arguments, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
+from _datasets import Learned
 from _tuners import SYSTEMS, Given, Spent
 from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, by_age, show, summary_of
 
-from tcl_core import registry
+from tcl_core import datasets, registry
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError, TclError
 from tcl_core.measure.job import Protocol, Setup
@@ -56,7 +57,7 @@ from tcl_core.platforms import host_fingerprint, read_saved_hardware
 from tcl_core.programs.graph import PREPARED, apply_database, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.progress import progress
-from tcl_core.stages.baselines import baseline_folder, train_baseline
+from tcl_core.reference import apart
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace
@@ -278,17 +279,23 @@ def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, d
         sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
     platform = workspace.platforms_that_ran()[-1]
     _, folder = registry.champion(platform)
-    rival, tenset = baseline_folder(workspace, "tenset-mlp", platform), None
-    if with_tenset:
-        if not rival.exists():
-            print(*train_baseline(workspace, "tenset-mlp", platform), sep="\n")
-        tenset = catalogue.load(rival)
+    tenset = tenset_mlp(workspace, platform) if with_tenset else None
     setup = setup_of(workspace, platform)
     machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), tenset, params.networks.train)
     choices = choices_of(params.graph)
     named = ", ".join(f"{what} {hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:8]}" for what, chosen in choices.items())
     here = f"{host_fingerprint()}, champion {read_description(folder)['weights_sha256'][:12]}, {named}"
     return machine, here, choices, {"platform": platform, "protocol": setup.protocol_json()}
+
+
+def tenset_mlp(workspace: Workspace, platform: str) -> CostModel:
+    """The champion's rival: it reads lowered programs, which takes a minute or two before it learns."""
+    sets = datasets.prepared(), datasets.registers()
+    shipped = Learned(sets, sets[0])
+    known = workspace.samples_for("tenset-mlp", platform), shipped.case(platform, "per-store features").train
+    samples = apart(known, [len(workspace.tasks), 0])
+    print(f"the TenSet MLP learns {len(known[0])} programs of this project and {len(known[1])} that come with TCL", flush=True)
+    return catalogue.create("tenset-mlp").fit(samples)
 
 
 def choices_of(graph: Graph) -> dict[str, dict[str, Any]]:
