@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -16,7 +17,7 @@ from tcl_core.programs.sketches import DesignSpace, InvalidProgram, trace_to_jso
 from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
 from tcl_core.tuning.database import INSIDE, RECORDS, Shelf, open_database
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
-from tcl_core.tuning.transfer import FEW, TRANSFERRED, Donors, adapted, retiled, structure, transferred
+from tcl_core.tuning.transfer import FEW, TRANSFERRED, Donors, adapted, nearest, retiled, structure, transferred
 from tcl_core.tuning.tuner import Tunable, Tuner
 from tests.conftest import TinyTask, matmul_module
 
@@ -90,6 +91,20 @@ def test_inner_factors_stay_as_far_as_they_divide(factors, extent, expected):
     assert retiled(factors, extent) == expected and np.prod(expected) == extent
 
 
+@pytest.mark.parametrize(
+    "factors, extent, expected",
+    [
+        ((2, 4, 2, 8), 128, (2, 4, 2, 8)),
+        ((25, 1, 1, 8), 198, (22, 1, 1, 9)),
+        ((5, 1, 5, 8), 198, (2, 1, 11, 9)),  # of the 22 left 11 is nearer to 5 than 2 is
+        ((1, 2, 7, 4), 7, (1, 1, 1, 7)),
+    ],
+)
+def test_where_factors_do_not_divide_the_nearest_that_do_are_tried_too(factors, extent, expected):
+    choices = [row for row in itertools.product(*[[d for d in range(1, extent + 1) if extent % d == 0]] * 4) if np.prod(row) == extent]
+    assert nearest(factors, np.array(choices)) == expected
+
+
 def decisions_by_hand(tiny, number, tilings, unroll):
     """Decisions of a sketch with these tilings in order; its parallel constant as it is."""
     values, found = iter(tilings), []
@@ -102,8 +117,9 @@ def decisions_by_hand(tiny, number, tilings, unroll):
 def test_tilings_follow_the_extents_and_all_else_is_kept(cubes):
     given = decisions_by_hand(cubes[128], 0, [(2, 4, 2, 8), (1, 2, 1, 64), (32, 4)], unroll=2)
     expected = decisions_by_hand(cubes[96], 0, [(3, 2, 2, 8), (3, 1, 1, 32), (24, 4)], unroll=2)
-    assert adapted(given, cubes[96].sketches[0]) == expected
-    assert adapted(given, cubes[128].sketches[0]) == given
+    near = decisions_by_hand(cubes[96], 0, [(2, 3, 2, 8), (2, 1, 1, 48), (24, 4)], unroll=2)
+    assert adapted(given, cubes[96].sketches[0]) == [expected, near]
+    assert adapted(given, cubes[128].sketches[0]) == [given]
 
 
 # --- who is a donor of whom ---
@@ -192,8 +208,9 @@ def test_without_a_champion_the_nearest_extents_come_first(cubes, tmp_path):
     fill(tmp_path, cubes[128], some(cubes[128], 0, 2, (1e-6,)))
     fill(tmp_path, cubes[112], some(cubes[112], 0, 2, (1.0,)))
     search, donors = search_of(cubes[96]), donors_of(tmp_path)
-    near = {adapted(d.decisions, cubes[96].sketches[0]) for d in donors.of(cubes[96].sketches[0]) if d.task_key == cubes[112].task.key}
-    assert {decisions for _, decisions in transferred(search, donors)[:2]} == near
+    sketch = cubes[96].sketches[0]
+    near = {way for d in donors.of(sketch) if d.task_key == cubes[112].task.key for way in adapted(d.decisions, sketch)}
+    assert len(near) > 1 and {decisions for _, decisions in transferred(search, donors)[:2]} <= near
     assert len(transferred(search, donors_of(tmp_path, most=1))) == 1
 
 
@@ -201,7 +218,7 @@ def test_the_champion_ranks_the_donors(cubes, tmp_path):
     fill(tmp_path, cubes[128], some(cubes[128], 0, 4))
     fill(tmp_path, cubes[112], some(cubes[112], 0, 4))
     search, donors = search_of(cubes[96], Sum()), donors_of(tmp_path)
-    offered = sorted({(0, adapted(d.decisions, cubes[96].sketches[0])) for d in donors.of(cubes[96].sketches[0])})
+    offered = sorted({(0, way) for d in donors.of(cubes[96].sketches[0]) for way in adapted(d.decisions, cubes[96].sketches[0])})
     scores = dict(zip(offered, search.view(offered).scores.tolist(), strict=True))
     assert len(set(scores.values())) > TRANSFERRED
     assert transferred(search, donors) == sorted(offered, key=lambda c: -scores[c])[:TRANSFERRED]
@@ -357,7 +374,7 @@ def test_tasks_of_one_network_lend_to_those_that_come_later(cubes):
     big, small = runner.batches[:2]
     assert {job.task_key for job in big} == {cubes[128].task.key} and {job.task_key for job in small} == {cubes[96].task.key}
     fastest = sorted(tuner._run(1).readings, key=tuner._run(1).latency_s)[:FEW]
-    offered = {(index, adapted(decisions, tuner._run(0).search.sketches[index])) for index, decisions in fastest}
+    offered = {(index, way) for index, decisions in fastest for way in adapted(decisions, tuner._run(0).search.sketches[index])}
     given = tuner._run(0).donated
     assert given and set(given) <= offered and {job.decisions for job in small} >= {decisions for _, decisions in given[: len(small)]}
     assert tuner.donated_tasks() == 0  # by networks that were tuned before
