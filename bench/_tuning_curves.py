@@ -15,13 +15,14 @@ Curve = Sequence[Sequence[float]]
 def draw(curves: Mapping[str, Mapping[str, Sequence[Curve]]], lines: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """A column of panels for each network: milliseconds against programs above, against seconds below.
 
-    curves  network -> system -> a curve for each seed
+    curves  network -> system -> a curve for each seed; no more systems than ``COLOURS``
     lines   network -> what was not tuned -> its milliseconds
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     systems = list(dict.fromkeys(system for found in curves.values() for system in found))
-    colour = dict(zip(systems, COLOURS * 2, strict=False))
+    colour = dict(zip(systems, COLOURS, strict=False))
     figure = Figure(figsize=(3.2 * len(curves), 6), layout="constrained")
     panels = figure.subplots(2, len(curves), squeeze=False)
     for column, (network, found) in enumerate(curves.items()):
@@ -37,6 +38,10 @@ def draw(curves: Mapping[str, Mapping[str, Sequence[Curve]]], lines: Mapping[str
             axes.grid(alpha=0.3, which="both")
             if place:
                 axes.set_xscale("log")
+            for axis in (axes.yaxis, *([axes.xaxis] if place else [])):
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.set_major_formatter("{x:g}")
+                axis.set_minor_formatter(NullFormatter())
     handles = {label: handle for panel in panels.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=100, metadata={"Software": None})
