@@ -36,7 +36,8 @@ from tcl_core.params import Graph
 from tcl_core.platforms import host_fingerprint, read_saved_hardware
 from tcl_core.programs.tasks import extract_tasks
 from tcl_core.progress import progress
-from tcl_core.reference import Reference
+from tcl_core.features.batches import Samples
+from tcl_core.reference import Reference, shipped
 from tcl_core.shipped_model import NAME
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
@@ -113,7 +114,14 @@ def _cells(row: Mapping[str, Any]) -> list[Any]:
 # --- the whole comparison ---
 
 
-def run(size: Size, command: str, folder: Path | None, reference: Reference, setup: Callable[[Setup], Setup]) -> None:
+def run(
+    size: Size,
+    command: str,
+    folder: Path | None,
+    reference: Reference,
+    learned: Callable[[], Samples],
+    setup: Callable[[Setup], Setup],
+) -> None:
     workspace = Workspace()
     platform = best_platform(workspace, reference)
     setting = setup(setup_of(workspace, platform))
@@ -128,7 +136,7 @@ def run(size: Size, command: str, folder: Path | None, reference: Reference, set
     done = {row["network"] for row in rows}
     left = [kind for kind in size.networks if kind not in done]
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
-    model = model_of(folder, reference)
+    model = model_of(folder, learned)
     tuning = Tuning(workspace.params.graph, model, hardware, setting, size.trials, workspace.params.seed)
     with measuring_alone(), progress("networks", len(left)) as shown, quiet_compiler():
         for kind in left:
@@ -174,7 +182,7 @@ def main() -> None:
             run_smallest()
         else:
             options = " --quick" * given.quick + (f" --model {given.model}" if given.model else "")
-            run(size, COMMAND + options, given.model, datasets.prepared(), lambda setup: setup)
+            run(size, COMMAND + options, given.model, datasets.prepared(), lambda: shipped(Reference.pooled), lambda setup: setup)
     except TclError as error:
         sys.exit(f"networks: {error}")
 
@@ -183,7 +191,8 @@ def run_smallest() -> None:
     from _smallest import reference
 
     fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
-    run(Size(tuple(DENSE), 2), f"{COMMAND} --smallest", None, reference(), lambda setup: replace(setup, protocol=fast))
+    few = reference()
+    run(Size(tuple(DENSE), 2), f"{COMMAND} --smallest", None, few, few.pooled, lambda setup: replace(setup, protocol=fast))
 
 
 if __name__ == "__main__":

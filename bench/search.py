@@ -327,6 +327,11 @@ def tasks_of(reference: Reference, size: Size) -> list[Task]:
     return [task for place in range(size.per_operator) for tasks in of.values() for task in tasks[place : place + 1]]
 
 
+def model_of(folder: Path | None, learned: Callable[[], Samples]) -> CostModel:
+    """The model of a folder, or trees that learn these programs."""
+    return catalogue.load(folder) if folder else catalogue.create("trees").fit(learned())
+
+
 def run(
     size: Size,
     command: str,
@@ -354,7 +359,7 @@ def run(
     todo = [(task, seed) for seed in range(size.seeds) for task in tasks_of(reference, size)]
     left = [(task, seed) for task, seed in todo if (task.key, seed) not in done]
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
-    model = catalogue.load(folder) if folder else catalogue.create("trees").fit(learned())
+    model = model_of(folder, learned)
     with measuring_alone(), Runner(setting) as runner, progress("searching", len(left)) as shown, quiet_compiler():
         bench = Bench(runner, setting, model, hardware, size)
         for task, seed in left:
