@@ -231,7 +231,7 @@ def nearest(factors: Sequence[int], choices: np.ndarray) -> tuple[int, ...]:
     """
     left = choices
     for level in reversed(range(1, len(factors))):
-        ratios = np.abs(np.log(left[:, level] / factors[level]))
+        ratios = np.abs(np.log(left[:, level] / max(factors[level], 1)))  # a database may hold any number
         left = left[ratios <= ratios.min() + 1e-9]
     return tuple(left[0].tolist())
 

@@ -98,6 +98,7 @@ def test_inner_factors_stay_as_far_as_they_divide(factors, extent, expected):
         ((25, 1, 1, 8), 198, (22, 1, 1, 9)),
         ((5, 1, 5, 8), 198, (2, 1, 11, 9)),  # of the 22 left 11 is nearer to 5 than 2 is
         ((1, 2, 7, 4), 7, (1, 1, 1, 7)),
+        ((0, 0, -3, 8), 16, (2, 1, 1, 8)),  # no tiling at all
     ],
 )
 def test_where_factors_do_not_divide_the_nearest_that_do_are_tried_too(factors, extent, expected):
