@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +25,11 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.cache import Cache
 from tcl_core.features.encode import Encoder
 from tcl_core.platforms import threads
-from tcl_core.process import die_with_parent
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.progress import progress
 from tcl_core.records import ProgramKey
+from tcl_core.side_by_side import side_by_side
 
 log = logging.getLogger(__name__)
 WIDTH = 172  # numbers per store; TVM: 164 of the store, 8 of the workload
@@ -112,27 +108,13 @@ def _jobs(missing: Mapping[bytes, ProgramKey], encoder: Encoder, chunk: int) -> 
 
 def _extracted(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.ndarray]]]:
     """Each job with the features of its programs, in the order in which they are done."""
-    todo, processes = list(jobs), threads()
-    if processes == 1 or sum(len(job.programs) for job in todo) <= FEW:
-        yield from ((job, extract(job)) for job in todo)
-        return
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_start_process)
-    try:
-        futures = {pool.submit(extract, job): job for job in todo}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BrokenProcessPool:
-        raise PlatformError(
-            "a process that lowers programs died; what was done is kept: run again, on one CPU (taskset -c 0) to see it"
-        ) from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    todo = list(jobs)
+    processes = 1 if sum(len(job.programs) for job in todo) <= FEW else threads()
+    died = PlatformError("a process that lowers programs died; what was done is kept: run again, on one CPU (taskset -c 0) to see it")
+    yield from side_by_side(extract, todo, processes, _without_torch, died)
 
 
-def _start_process() -> None:
-    """Die with the parent, leave Ctrl-C to it, and load no torch."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _without_torch() -> None:
     load_tvm(without_torch=True)
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tcl_core import store
+from tcl_core.compat import load_tvm
+from tcl_core.errors import PlatformError
 from tcl_core.platforms import threads
 from tcl_core.programs.graph import Graph
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
 from tcl_core.programs.tasks import Task, extract_tasks
 from tcl_core.progress import progress
+from tcl_core.side_by_side import side_by_side
 from tcl_core.stages.workspace import Workspace
+
+MOST_AT_ONCE = 4  # networks cut at a time: each may take some gigabytes
 
 
 @dataclass(frozen=True)
@@ -32,17 +38,31 @@ def cut_tasks(workspace: Workspace) -> TasksReport:
     splits = {**dict.fromkeys(networks.train, "train"), **dict.fromkeys(networks.held_out, "held_out")}
     tasks: dict[str, Task] = {}
     uses: list[dict[str, Any]] = []
-    with workspace.timed("tasks"), progress("extracting tasks", len(splits)) as shown:
+    with workspace.timed("tasks"):
+        found = _cut(workspace, list(splits))
         for network, split in splits.items():
-            for task, weight in extract_tasks(workspace.network(network), workspace.params.graph):
+            for task, weight in found[network]:
                 tasks.setdefault(task.key, task)
                 uses.append({"network": network, "split": split, "task_key": task.key, "weight": weight})
-            shown.advance(network)
         rows = [vars(t) | {"task_key": t.key, "op_type": t.operator} for t in tasks.values()]
         columns = store.SCHEMAS["tasks"].names
         store.write_table(workspace.task_tables / "tasks.parquet", "tasks", [{c: row[c] for c in columns} for row in rows])
         store.write_table(workspace.task_tables / "networks.parquet", "networks", uses)
     return TasksReport(len(tasks), len(splits))
+
+
+def _cut(workspace: Workspace, networks: Sequence[str]) -> dict[str, list[tuple[Task, int]]]:
+    """network -> its tasks and their weights.  Several are cut at a time, at least two by each process, for it starts in seconds."""
+    processes = min(threads(), max(1, len(networks) // 2), MOST_AT_ONCE)
+    files = {network: workspace.network(network) for network in networks}
+    cut = partial(extract_tasks, graph=workspace.params.graph)
+    died = PlatformError("a process that cuts networks into tasks died; nothing was written, run the same command again")
+    found = {}
+    with progress("extracting tasks", len(networks)) as shown:
+        for file, tasks in side_by_side(cut, list(files.values()), processes, load_tvm, died):
+            found[file] = tasks
+            shown.advance(file)
+    return {network: found[file] for network, file in files.items()}
 
 
 def tasks_of(network: str, graph: Graph) -> list[tuple[Task, int]]:
