@@ -1,8 +1,8 @@
 """The supervisor: builds programs in several worker processes, times them one by one, never fails because of a program.
 
 Building takes most of the time and one core a program, so workers build a batch at once; then they time it, one
-program after the other, and nothing is built meanwhile: both would use the same cores (``bench/collect.py`` shows what
-that does to latencies).  Where programs run elsewhere (a GPU, a board), workers build while others time.
+program after the other, and nothing is built or checked meanwhile: both would use the same cores (``bench/collect.py``
+shows what that does to latencies).  Where programs run elsewhere (a GPU, a board), workers build while others time.
 
 A *sentinel* program frames each batch of timings.  When it is slower than the session's quiet level, the batch is timed
 again, and if that helps not, its outcomes are marked as disturbed.  A program that is late after such a reading may try
@@ -16,7 +16,7 @@ import math
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import islice
@@ -58,6 +58,7 @@ class Runner:
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()
         self._watches = {worker: Watch() for worker in self.workers} if remote else dict.fromkeys(self.workers, Watch())
         self._best_s: dict[str, float] = {}
+        self._marking = threading.Lock()
 
     def __enter__(self) -> Runner:
         return self
@@ -136,8 +137,8 @@ class Runner:
             self._each(workers, lambda worker: self._build_and_time(worker, batch, todo))
             return
         self._each(workers, lambda worker: self._build(worker, batch, todo))
-        for worker in workers:
-            self._time_all(worker, batch)
+        timed = {worker: self._time_all(worker, batch) for worker in workers}
+        self._each(workers, lambda worker: self._finish_all(worker, batch, timed[worker]))
 
     def _each(self, workers: list[WorkerHandle], work: Callable[[WorkerHandle], Any]) -> None:
         """``work`` on every worker at once; whatever interrupts the wait ends the workers, and with them their threads."""
@@ -154,7 +155,7 @@ class Runner:
         while todo and worker.is_alive:
             self._build(worker, batch, todo, most=max(1, PER_WORKER // 2))
             with self._device_free:
-                self._time_all(worker, batch)
+                self._finish_all(worker, batch, self._time_all(worker, batch))
 
     def _build(self, worker: WorkerHandle, batch: _Batch, todo: deque[int], most: float = math.inf) -> None:
         limit_s = self.setup.limits.build_s
@@ -170,8 +171,8 @@ class Runner:
                 quiet = self._overlap or self._watches[worker].was_quiet  # a sentinel elsewhere tells nothing of builds
                 batch.fail(number, _failure(error, "build", f"not built within {limit_s:g} s"), quiet)
 
-    def _time_all(self, worker: WorkerHandle, batch: _Batch) -> None:
-        """Time what the worker has built, again if the machine was not quiet; then check and drop it."""
+    def _time_all(self, worker: WorkerHandle, batch: _Batch) -> dict[int, Outcome]:
+        """Time what the worker has built, again if the machine was not quiet: the outcomes of what ran."""
         numbers = sorted(worker.held)
         timed: dict[int, Outcome] = {}
         for _ in range(1 + RETRIES):
@@ -179,9 +180,14 @@ class Runner:
             timed |= latest  # where the worker died on the way, what was timed before it stands
             if not any(outcome.disturbed for outcome in latest.values()):
                 break
+        return {number: outcome for number, outcome in timed.items() if number not in batch.outcomes}
+
+    def _finish_all(self, worker: WorkerHandle, batch: _Batch, timed: Mapping[int, Outcome]) -> None:
+        """Check and drop what was timed.  A check runs the task untuned, on one thread and maybe for seconds: workers do it side by side."""
+        if worker.held and not worker.is_alive:
+            worker.stop()  # it died while it waited for the others, at no program's fault: what it held is checked by another
         for number, outcome in timed.items():
-            if number not in batch.outcomes:
-                self._finish(worker, batch, number, outcome)
+            self._finish(worker, batch, number, outcome)
         worker.held.clear()
         with contextlib.suppress(Failed, Late, Died):
             if self._remote and worker.is_alive:
@@ -232,8 +238,9 @@ class Runner:
 
     def _mark(self, job: Job, latencies_s: Sequence[float]) -> None:
         """Programs of the task that are far behind this one are not repeated; so a wrong one must not come here."""
-        best_s = self._best_s.get(job.task_key, math.inf)
-        self._best_s[job.task_key] = min(statistics.median(latencies_s), best_s)
+        with self._marking:
+            best_s = self._best_s.get(job.task_key, math.inf)
+            self._best_s[job.task_key] = min(statistics.median(latencies_s), best_s)
 
     def _finish(self, worker: WorkerHandle, batch: _Batch, number: int, outcome: Outcome) -> None:
         if batch.jobs[number].check:

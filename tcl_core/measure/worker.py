@@ -13,6 +13,7 @@ It does one thing at a time and answers before it takes the next, so that the su
     ("release",)        ("done", None): nothing will be run for a while
     ("describe",)       ("done", what a remote device tells of its host)
 
+Requests are pickled, answers JSON, for the supervisor must take what comes from here for data.
 n is a number that the supervisor gives a built program.  ("failed", message) is the answer to what raised;
 ("crashed", message) and ("late", "") are a remote device's, which outlives the program; ("impossible", message) to what
 no program is to blame for.  While it waits for a device it says ("waiting", None) now and then.
@@ -20,6 +21,7 @@ no program is to blame for.  While it waits for a device it says ("waiting", Non
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import resource
@@ -142,11 +144,15 @@ class Worker:
         built = self.built[number]
         job = built.job
         expected = self.device.run(lambda: self.reference(job.task_key, job.module_json))
-        arguments = self._inputs(job.task_key, job.module_json)
-        reordered = packed(built.module, [tensor.numpy() for tensor in arguments])
-        for argument, array in reordered.items():
-            arguments[argument] = self.device.tensor(array)
-        found = self.device.run(lambda: self._results(built.function, arguments))
+
+        def results() -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
+            arguments = self._inputs(job.task_key, job.module_json)
+            reordered = packed(built.module, [tensor.numpy() for tensor in arguments])
+            for argument, array in reordered.items():
+                arguments[argument] = self.device.tensor(array)
+            return self._results(built.function, arguments), reordered
+
+        found, reordered = self.device.run(results)
         expected = [reordered.get(argument, array) for argument, array in enumerate(expected)]
         return max(_relative_difference(f, e) for f, e in zip(found, expected, strict=True))
 
@@ -204,15 +210,16 @@ def _relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 def serve(connection: Connection) -> None:
     """Answer requests until the supervisor closes its end."""
-    worker = Worker(connection.recv(), lambda: connection.send(("waiting", None)))
-    connection.send(("ready", worker.tvm.__version__))
+    say = lambda *answer: connection.send_bytes(json.dumps(answer).encode())  # noqa: E731
+    worker = Worker(connection.recv(), lambda: say("waiting", None))
+    say("ready", worker.tvm.__version__)
     actions = {name: getattr(worker, name) for name in ACTIONS}
     while True:
         try:
             action, *arguments = connection.recv()
         except EOFError:
             return
-        connection.send(_answer(actions[action], arguments))
+        say(*_answer(actions[action], arguments))
 
 
 def _answer(action: Callable[..., Any], arguments: Sequence[Any]) -> tuple[str, Any]:

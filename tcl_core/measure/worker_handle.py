@@ -1,11 +1,15 @@
 """A worker process as its supervisor sees it: asked one thing at a time, given up when it is late, started again.
 
 PDEATHSIG ties a worker to the thread that started it, so all workers are started from one and the same thread.
+
+What a worker says is data, JSON of a known form: a program that it runs may write to its socket as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import signal
 import socket
@@ -41,6 +45,8 @@ class Stopped(Exception):
     """This process stopped the worker, at no program's fault."""
 
 
+LONGEST_ANSWER = 1 << 20  # bytes
+
 # What a worker answers instead of a result.
 RAISED = {"failed": Failed, "crashed": Died, "late": Late, "impossible": PlatformError}
 
@@ -64,6 +70,11 @@ class WorkerHandle:
         try:
             self._connection.send(request)
             answer = self._receive(timeout_s)
+            if answer is not None and not _is_answer(*answer, action=request[0]):
+                raise ValueError
+        except ValueError:
+            self.stop()
+            raise Died("the process gave an answer that is none") from None
         except (EOFError, OSError, AttributeError):  # no connection: another thread stopped this worker
             process = self.process
             if process is None:
@@ -79,12 +90,17 @@ class WorkerHandle:
             raise RAISED[kind](said)
         return said
 
-    def _receive(self, timeout_s: float) -> tuple[Any, ...] | None:
-        """None where nothing comes in time, in which waiting for a remote device does not count."""
+    def _receive(self, timeout_s: float) -> tuple[str, Any] | None:
+        """None where nothing comes in time, in which waiting for a remote device does not count.  Raises ValueError for no answer."""
         while self._connection.poll(timeout_s):
-            answer = self._connection.recv()
-            if answer[0] != "waiting":
-                return answer
+            try:
+                kind, said = json.loads(self._connection.recv_bytes(LONGEST_ANSWER))
+            except (TypeError, RecursionError):
+                raise ValueError from None
+            if not isinstance(kind, str):
+                raise ValueError
+            if kind != "waiting":
+                return kind, said
         return None
 
     @property
@@ -121,10 +137,10 @@ class WorkerHandle:
         """Raises PlatformError where the worker cannot start (a broken installation)."""
         if self.tvm_version:
             return
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError, ValueError):
             self._connection.send(self.setup)
             ready = self._receive(START_S)
-            if ready is not None:
+            if ready is not None and isinstance(ready[1], str):
                 self.tvm_version = ready[1]
                 return
         death = _death(self.process)
@@ -159,6 +175,21 @@ class WorkerHandle:
         self._log.close()
         if self._scratch:
             self._scratch.cleanup()
+
+
+def _is_answer(kind: str, said: Any, action: str) -> bool:
+    """Whether it is one to a request of this action: seconds of builds and readings, of each repeat, the difference found by a check."""
+    if kind in RAISED:
+        return isinstance(said, str)
+    if action == "time":
+        there = isinstance(said, list) and bool(said) and all(_is_number(each) and 0 < each < math.inf for each in said)
+    else:
+        there = action not in ("build", "sentinel", "check") or _is_number(said)
+    return kind == "done" and there
+
+
+def _is_number(said: Any) -> bool:
+    return isinstance(said, int | float) and not isinstance(said, bool) and not math.isnan(said)
 
 
 def _death(process: subprocess.Popen) -> str:

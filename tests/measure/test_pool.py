@@ -119,6 +119,15 @@ def test_two_boards_run_two_programs_at_once(measured, machine):
     assert errors(outcomes) == ["ok"] * len(keys)
 
 
+def test_workers_check_side_by_side_once_all_is_timed(measured, machine):
+    """Each waits for the other, with its builds too, so that both have as many programs."""
+    machine.meeting |= {action: threading.Barrier(2, timeout=20) for action in ("build", "check")}
+    outcomes = measured(*[str(n) for n in range(2 * PER_WORKER)], workers=2, check=True)
+    assert errors(outcomes) == ["ok"] * len(outcomes) and all(outcome.checked for outcome in outcomes)
+    order = [action for _, action, *_ in machine.asked if action in ("time", "check")]
+    assert order == ["time"] * (2 * PER_WORKER) + ["check"] * (2 * PER_WORKER)
+
+
 # --- early stop ---
 
 

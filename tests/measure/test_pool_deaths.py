@@ -117,3 +117,20 @@ def test_only_deaths_in_a_row_are_too_many(measured, machine, batches_of):
     batches_of(2)
     machine.kills = [True, True, False, False] * 5
     assert errors(measured(*"abcdefghij")) == ["ok"] * 10
+
+
+def test_a_worker_that_dies_while_it_waits_for_the_others_costs_nothing(measured, machine, monkeypatch):
+    """Its programs were timed and still had to be checked: another checks them, and none is blamed."""
+    machine.meeting["build"] = threading.Barrier(2, timeout=20)  # so that both have programs
+    time_all, (first, second) = Runner._time_all, (0, 1)
+
+    def then_the_first_dies(self, worker, batch):
+        timed = time_all(self, worker, batch)
+        if worker.number == second and machine.workers[first].starts == 1:
+            machine.workers[first].is_alive = False
+        return timed
+
+    monkeypatch.setattr(Runner, "_time_all", then_the_first_dies)
+    outcomes = measured("a", "b", "c", "d", workers=2, check=True)
+    assert errors(outcomes) == ["ok"] * 4 and all(outcome.checked for outcome in outcomes)
+    assert machine.workers[first].starts == 2

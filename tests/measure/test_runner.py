@@ -286,7 +286,7 @@ def killing(runner, monkeypatch, times):
         if left and left.pop():
             os.kill(worker.process.pid, signal.SIGKILL)
             os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
-        real(worker, batch)
+        return real(worker, batch)
 
     monkeypatch.setattr(runner, "_time_all", time_all)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import resource
@@ -303,11 +304,11 @@ def test_a_session_of_requests(make_setup, job):
     thread = Thread(target=serve, args=(theirs,))
     thread.start()
     ours.send(make_setup())
-    assert ours.recv()[0] == "ready"
+    assert json.loads(ours.recv_bytes())[0] == "ready"
     answers = []
     for request in [("build", 0, job), ("sentinel",), ("time", 0, math.inf), ("time", 1, math.inf), ("check", 0), ("drop", 0)]:
         ours.send(request)
-        answers.append(ours.recv())
+        answers.append(json.loads(ours.recv_bytes()))
     ours.close()
     thread.join(timeout=60)
     assert not thread.is_alive()

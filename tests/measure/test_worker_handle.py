@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from threading import Timer
@@ -18,31 +19,34 @@ from tcl_core.measure.worker_handle import Died, Failed, WorkerHandle, Late, Sto
 from tcl_core.platforms import USABLE_CORES
 
 STAND_IN = f"""#!{sys.executable}
-import os, resource, signal, subprocess, sys, time
+import json, os, resource, signal, subprocess, sys, time
 from multiprocessing.connection import Connection
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 connection = Connection(int(sys.argv[-3]))
 setup = connection.recv()
-connection.send(("ready", "9.9"))
+say = lambda *answer: connection.send_bytes(json.dumps(answer).encode())
+say("ready", "9.9")
 while True:
     action, *arguments = connection.recv()
     if action == "echo":
-        connection.send(("done", arguments))
+        say("done", arguments)
     if action == "tell":
-        connection.send(("done", (sys.argv[1:-3], sys.argv[-2:], setup.limits.memory_bytes, sys.stdin.read())))
+        say("done", (sys.argv[1:-3], sys.argv[-2:], setup.limits.memory_bytes, sys.stdin.read()))
     if action == "answers":
-        connection.send(arguments)
+        say(*arguments)
+    if action in ("bytes", "time", "build"):
+        connection.send_bytes(arguments[-1])
     if action == "waits":
         for _ in range(5):
             time.sleep(0.5)
-            connection.send(("waiting", None))
-        connection.send(("done", "at last"))
+            say("waiting", None)
+        say("done", "at last")
     if action == "exits":
         os._exit(3)
     if action == "is killed":
         os.kill(os.getpid(), *arguments)
     if action == "compiles":
-        connection.send(("done", subprocess.Popen(["sleep", "60"]).pid))
+        say("done", subprocess.Popen(["sleep", "60"]).pid)
     if action == "hangs":
         signal.pause()
 """
@@ -71,7 +75,7 @@ def test_a_request_and_its_answer(worker):
     assert worker.ask(20, "echo", 1, "two") == [1, "two"]
     cores = ",".join(map(str, sorted(USABLE_CORES)))
     command = sandbox.command("tcl_core.measure.worker", sandbox.Rights())[1:]
-    assert worker.ask(20, "tell") == (command, ["12345", cores], 12345, "")
+    assert worker.ask(20, "tell") == [command, ["12345", cores], 12345, ""]
 
 
 @pytest.mark.parametrize(("kind", "error"), [("failed", Failed), ("crashed", Died), ("late", Late), ("impossible", PlatformError)])
@@ -81,6 +85,50 @@ def test_a_failure_that_the_worker_tells_of_keeps_it(worker, kind, error):
     with pytest.raises(error, match="^why$"):
         worker.ask(20, "answers", kind, "why")
     assert worker.is_alive and worker.process.pid == before and worker.held == {7}
+
+
+PICKLED = pickle.dumps(("done", [0.1]))
+NO_ANSWERS = [
+    b"",
+    b"7",
+    b"[]",
+    b'["done"]',
+    b'["done", 1, 2]',
+    b"\xff",
+    b"[" * 100_000,
+    b'[["done"], 1]',
+    b'["over", 1]',
+    PICKLED,
+    b'["failed", 7]',
+]
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        *(("bytes", text) for text in NO_ANSWERS),
+        *(
+            ("time", text)
+            for text in (b'["done", []]', b'["done", ["1"]]', b'["done", [0.0]]', b'["done", [NaN]]', b'["done", [true]]', b'["done", 1.0]')
+        ),
+        ("build", b'["done", "soon"]'),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_what_a_program_writes_in_its_workers_name_is_data(worker, action, said):
+    """Unpickled, it could have done anything here."""
+    with pytest.raises(Died, match="^the process gave an answer that is none$"):
+        worker.ask(20, action, said)
+    assert not worker.is_alive
+
+
+def test_repeats_and_seconds(worker):
+    assert worker.ask(20, "time", b'["done", [0.5, 1e-6]]') == [0.5, 1e-6] and worker.ask(20, "build", b'["done", 2]') == 2
+
+
+def test_an_answer_of_a_megabyte_is_none(worker):
+    with pytest.raises(Died):
+        worker.ask(20, "bytes", b'"' + b"a" * (1 << 20) + b'"')
 
 
 def test_waiting_for_a_device_does_not_count(worker):
