@@ -183,6 +183,7 @@ def tune(
     TVM cannot build the network.
     """
     from tcl_core.programs.graph import PREPARED
+    from tcl_core.stages.machine import measuring_alone
     from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
     from tcl_core.tuning.network import tune_network
     from tcl_core.tuning.transfer import Donors
@@ -199,7 +200,7 @@ def tune(
     if trials is None and minutes is None:
         trials = DEFAULT_TRIALS
     donors = Donors([Path(folder) for folder in warm_start], setup.target) if warm_start else None
-    with nullcontext() if out is None else tuned_folder(Path(out), overwrite) as aside:
+    with nullcontext() if out is None else tuned_folder(Path(out), overwrite) as aside, measuring_alone():
         tuned = tune_network(
             str(network), PREPARED, model=trained.model if trained else None, hardware=trained.hardware_vector if trained else (),
             setup=setup, trials=trials, seed=seed, folder=aside and aside / "database", out=aside, minutes=minutes, donors=donors,

@@ -113,15 +113,19 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     file = request.network or workspace.network(network)
     ranking, load = _ranking(workspace, platform, request.model)
     trials = request.trials or (None if request.minutes else workspace.params.tune.trials)
+    setup = setup_of(workspace, platform)
     asked = {"network": network, "platform": platform, **ranking, "minutes": request.minutes}
-    asked |= {} if trials is None else {"trials": trials}
+    asked |= {} if trials is None else {"trials_asked": trials}
+    asked |= {"seed": workspace.params.seed, "host": host_fingerprint(), "measured": f"{setup.protocol_json()}, {TIMED}"}
     asked |= _bytes_of(file) | {"graph": asdict(workspace.params.graph), "donors": _digests_of(request.warm_start)}
     last = kept(workspace.reports / TUNED, "it is tuned anew")
     if not request.force and request.out is None and asked.items() <= last.items():
         return TuneReport(last, unchanged=True)
     with nullcontext() if request.out is None else tuned_folder(request.out, request.overwrite) as aside:
-        tuned = _tune(workspace, asked, file, load(), aside, request.warm_start)
+        folder = _unfinished(workspace, asked)
+        tuned = _tune(workspace, asked, setup, file, load(), aside, request.warm_start, folder)
     write_json(workspace.reports / TUNED, tuned)
+    shutil.rmtree(folder, ignore_errors=True)  # only now: whatever stops it before, the same command goes on
     return TuneReport(tuned, out=request.out)
 
 
@@ -169,16 +173,21 @@ def _local(workspace: Workspace) -> list[str]:
 
 
 def _tune(
-    workspace: Workspace, asked: Mapping[str, Any], file: str, trained: Trained, out: Path | None, warm_start: Sequence[Path]
+    workspace: Workspace,
+    asked: Mapping[str, Any],
+    setup: Setup,
+    file: str,
+    trained: Trained,
+    out: Path | None,
+    warm_start: Sequence[Path],
+    folder: Path,
 ) -> dict[str, Any]:
-    """Tune, or go on where the same was stopped; what there is to report."""
+    """Tune, or go on where the same was stopped and left ``folder``; what there is to report."""
     from tcl_core.tuning.network import tune_network
     from tcl_core.tuning.transfer import Donors
 
-    setup = setup_of(workspace, asked["platform"])
     trained.check_target(make_target(setup.target))
     donors = Donors(warm_start, setup.target) if warm_start else None
-    folder = _unfinished(workspace, asked, setup)
     with measuring_alone(), workspace.timed("tune"):
         result = tune_network(
             file,
@@ -186,8 +195,8 @@ def _tune(
             model=trained.model,
             hardware=trained.hardware.vector(),
             setup=setup,
-            trials=asked.get("trials"),
-            seed=workspace.params.seed,
+            trials=asked.get("trials_asked"),
+            seed=asked["seed"],
             folder=folder,
             out=out,
             minutes=asked["minutes"],
@@ -195,12 +204,11 @@ def _tune(
         )
         report = {**asdict(result), "refused": donors.refused if donors else 0, **asked}
         if out is not None:
-            fill(out, folder, {**report, **_circumstances(workspace, setup, result)})
-        shutil.rmtree(folder, ignore_errors=True)
+            fill(out, folder, {**report, **_circumstances(setup, result)})
     return report
 
 
-def _circumstances(workspace: Workspace, setup: Setup, result: Any) -> dict[str, Any]:
+def _circumstances(setup: Setup, result: Any) -> dict[str, Any]:
     """What else a folder with a tuned network tells: of the machine, the compiler and the way it was measured."""
     return {
         "tasks_ms": tasks_ms(asdict(result)["task_times"]),
@@ -208,19 +216,16 @@ def _circumstances(workspace: Workspace, setup: Setup, result: Any) -> dict[str,
         "threads": setup.protocol.threads,
         "pin_threads": setup.protocol.pin_threads,
         "protocol": asdict(setup.protocol),
-        "seed": workspace.params.seed,
-        "host": host_fingerprint(),
         "tvm_version": TVM_VERSION,
     }
 
 
-def _unfinished(workspace: Workspace, asked: Mapping[str, Any], setup: Setup) -> Path:
-    """The folder of what was measured for just that, by this host and protocol; however many trials were asked for.
+def _unfinished(workspace: Workspace, asked: Mapping[str, Any]) -> Path:
+    """The folder of what was measured for just that; however many trials were asked for.
 
     A run that ends well leaves nothing there.
     """
-    what = {name: value for name, value in asked.items() if name not in ("trials", "minutes")}
-    told = json.dumps([what, setup.protocol_json(), TIMED, host_fingerprint()], sort_keys=True)
+    told = json.dumps({name: value for name, value in asked.items() if name not in ("trials_asked", "minutes")}, sort_keys=True)
     return workspace.data / "tuning" / hashlib.sha256(told.encode()).hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 
 Timed in a loop of its own, a program finds its weights where its last run left them.  In a network it comes milliseconds later: all
 other weights were read since, and whoever shares a cache of the machine has used it.  What is fastest with warm weights need not be with
-cold ones (docs/tuning.md); so programs with large weights are timed with cold ones, unless the weights of the whole network fit what
+cold ones (docs/experiments.md); so programs with large weights are timed with cold ones, unless the weights of the whole network fit what
 the cores have to themselves.
 """
 

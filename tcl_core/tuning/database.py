@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +70,34 @@ def _kept() -> Iterator[None]:
         raise PlatformError(f"what was measured cannot be kept ({shown(reason)}); free some space and run again") from error
 
 
+@contextmanager
+def _appended(file: str | None) -> Iterator[None]:
+    """Within, TVM appends a line, and takes no notice of a disk that has no room for it: then PlatformError, the file as it was."""
+    if file is None:  # in memory
+        yield
+        return
+    before = os.path.getsize(file) if os.path.exists(file) else 0
+    yield
+    with open(file, "r+b") as written:
+        whole = written.seek(0, os.SEEK_END) > before and written.seek(-1, os.SEEK_END) >= 0 and written.read() == b"\n"
+        if not whole:
+            written.truncate(before)
+            raise PlatformError(f"what was measured cannot be kept ({shown(file)} takes no more); free some space and run again")
+
+
+def _order(file: str | None) -> dict[tuple[str, ...], int]:
+    """The latencies of each line of records -> its place: TVM has them in order of their means."""
+    if file is None:
+        return {}
+    with open(file, encoding="utf-8") as lines:
+        return {_name(json.loads(line)[1][1] or ()): place for place, line in enumerate(lines)}
+
+
+def _name(latencies_s: Sequence[Any]) -> tuple[str, ...]:
+    """Alike for what the two readers of a file made of the same digits."""
+    return tuple(f"{float(seconds):.9e}" for seconds in latencies_s)
+
+
 class Shelf:
     """One task's records in a database; PlatformError where its files cannot be written.
 
@@ -76,7 +106,8 @@ class Shelf:
 
     def __init__(self, database: Any, module: Any, target: Any) -> None:
         self._database, self._target = database, target
-        with _kept():
+        self._records, workloads = (getattr(database, name, None) for name in ("path_tuning_record", "path_workload"))
+        with _kept(), _appended(None if database.has_workload(module) else workloads):
             self._workload = database.commit_workload(module)
         self._arguments = meta_schedule().arg_info.ArgInfo.from_entry_func(module, remove_preproc=True)
 
@@ -85,14 +116,13 @@ class Shelf:
         record = meta_schedule().database.TuningRecord(
             trace, self._workload, list(latencies_s) or [FAILED_S], self._target, self._arguments
         )
-        with _kept():
+        with _kept(), _appended(self._records):
             self._database.commit_tuning_record(record)
 
     def programs(self) -> list[tuple[Any, tuple[float, ...]]]:
         """Traces and latencies in the order in which they were added; no latencies: it failed."""
-        found = []
-        for record in self._database.get_all_tuning_records():
-            if record.workload.same_as(self._workload):
-                seconds = tuple(float(s) for s in record.run_secs or ())
-                found.append((record.trace, () if not seconds or max(seconds) >= FAILED_S else seconds))
-        return found
+        found = [record for record in self._database.get_all_tuning_records() if record.workload.same_as(self._workload)]
+        if found and (places := _order(self._records)):
+            found.sort(key=lambda record: places.get(_name(record.run_secs or ()), len(places)))
+        seconds = [tuple(float(s) for s in record.run_secs or ()) for record in found]
+        return [(r.trace, () if not s or max(s) >= FAILED_S else s) for r, s in zip(found, seconds, strict=True)]

@@ -8,13 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tcl_core.compat import make_target, quiet_compiler
+from tcl_core.compat import make_target, quiet_compiler, structural_key
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Setup
 from tcl_core.measure.runner import Runner
@@ -104,6 +104,7 @@ def tune_network(
         database, times, donated = search_tasks(module, model, hardware, setup, trials, seed, folder, minutes, donors, on_trial=curve.add)
         search_s = time.monotonic() - start
         left_out = workshop.build_tuned(database)
+        times = _as_built(times, workshop.kept)
         threads, pin = setup.protocol.threads, setup.protocol.pin_threads
         compared = latency.compare(network, {"tuned": workshop.tuned}, threads, pin, inputs=imported.inputs)
         if out is not None:
@@ -115,6 +116,12 @@ def tune_network(
         workshop.difference, search_s, compared.ms("compile"), times, left_out, asdict(compared), donated,
         curve.points,
     )  # fmt: skip
+
+
+def _as_built(times: Sequence[TaskTime], kept: Sequence[Any]) -> list[TaskTime]:
+    """The tasks' latencies by the programs that the network is built of, which may be others than the fastest."""
+    built = {structural_key(record.workload.mod): float(record.run_secs[0]) * 1e3 for record in kept}
+    return [replace(time, latency_ms=built.get(time.key)) for time in times]
 
 
 class _Curve:
@@ -135,9 +142,12 @@ class _Workshop:
 
     untuned_ms  of one round: nobody compares systems by it, and it may take seconds a run
     difference  of the tuned library's output to the reference's
+    kept        the tuning records of which the tuned library is built, one of a task
     """
 
     untuned_ms = difference = math.nan
+    kept: Sequence[Any] = ()
+    _why = ""  # the latest library could not be built, or did not run
 
     def __init__(
         self, network: str, module: Any, target: Any, setup: Setup, inputs: Sequence[np.ndarray], expected: np.ndarray | None, folder: Path
@@ -157,20 +167,35 @@ class _Workshop:
             )
 
     def build_tuned(self, database: Any) -> int:
-        """Apply each task's best program with which the network does not fail; how many tasks have none."""
+        """Apply each task's best program with which the network does not fail; how many tasks have none.
+
+        Raises PlatformError where it fails without any: no program is to blame for a full disk.
+        """
         tasks = by_task(database.get_all_tuning_records())
-        kept = without_spoilers(tasks, self._is_sound)
-        if not kept:
-            self._is_sound(kept)
-        return len(tasks) - len(kept)
+        self.kept = [alternatives[0] for alternatives in tasks]
+        if not self._is_sound(self.kept):
+            self._check_that_none_is_sound()
+            self.kept = without_spoilers(tasks, self._is_sound)
+            if not self.kept:
+                self._check_that_none_is_sound()
+        return len(tasks) - len(self.kept)
+
+    def _check_that_none_is_sound(self) -> None:
+        if not self._is_sound(()):
+            raise PlatformError(
+                f"{self.network}, which was built and run before it was tuned, cannot be now ({self._why}); "
+                "what was measured is kept: run the same command again"
+            )
 
     def _is_sound(self, records: Sequence[Any]) -> bool:
         try:
             self._apply(records)
             with self._running(self.tuned) as process:
                 self.difference = latency.difference(process.output, self.expected)
-        except PlatformError:
+        except PlatformError as error:
+            self._why = str(error)
             return False
+        self._why = f"its output differs from the reference's by {self.difference:.2g} of its magnitude"
         return self.difference <= TOLERANCE
 
     def _apply(self, records: Sequence[Any]) -> None:

@@ -51,7 +51,7 @@ class Tunable:
 class TaskTime:
     """What tuning made of one task: latency of its best program that was found right in milliseconds, None where TVM's own stays.
 
-    ``cold``: timed with cold weights (``coldness``).
+    ``cold``: timed with cold weights (``coldness``);  ``key`` is the task's.
     """
 
     name: str
@@ -59,6 +59,7 @@ class TaskTime:
     latency_ms: float | None
     trials: int
     cold: bool = False
+    key: str = ""
 
 
 class TaskRun:
@@ -188,8 +189,8 @@ class Tuner:
         self._donated: set[int] = set()  # tasks that ``donors`` fit
         self._gain = 0.0  # share of the network's time that went with the latest turn that made it faster
         if len(database):
-            for number in range(len(self.tunables)):
-                if told := self._run(number).recall():
+            for number, tunable in enumerate(self.tunables):
+                if Shelf(database, tunable.module, self._target).programs() and (told := self._run(number).recall()):
                     self.budget.tell(number, told)
                     self._lend(number)
 
@@ -281,7 +282,10 @@ class Tuner:
         """What each task got, in the order of the tasks."""
         won = {number: latency_s * 1e3 for number, (_, latency_s) in self._won()}
         accounts = zip(self.tunables, self.budget.accounts, strict=True)
-        return [TaskTime(t.task.name, t.weight, won.get(number), account.trials, t.cold) for number, (t, account) in enumerate(accounts)]
+        return [
+            TaskTime(t.task.name, t.weight, won.get(number), account.trials, t.cold, t.task.key)
+            for number, (t, account) in enumerate(accounts)
+        ]
 
     def _won(self) -> Iterator[tuple[int, tuple[Any, float]]]:
         found = ((number, run.winner()) for number, run in self._runs.items())

@@ -122,6 +122,36 @@ def test_what_a_stopped_run_measured_is_found_again(project, tuner):
     assert tuner.folders[-1] == mine and not mine.exists() and other.exists()
 
 
+def test_what_was_measured_is_kept_until_the_report_is_written(project, tuner, monkeypatch):
+    """Else a full disk at the very end would cost all of it."""
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuning, "write_json", full)
+    with pytest.raises(OSError, match="No space"):
+        tune(project, "resnet-18", P, 200)
+    assert [file.name for file in tuner.folders[0].iterdir()] == ["measured-1"]
+
+
+@pytest.mark.parametrize("change", ["seed", "measure"])
+def test_another_seed_or_protocol_is_another_tuning(project, tuner, change):
+    """Neither answered with the last one's figures nor begun with its programs."""
+    tune(project, "resnet-18", P, 200)
+    changed = {"seed": 7} if change == "seed" else {"measure": dataclasses.replace(project.params.measure, repeats=5)}
+    tune(TinyWorkspace(params=dataclasses.replace(project.params, **changed)), "resnet-18", P, 200)
+    assert len(tuner.calls) == 2 and tuner.folders[0] != tuner.folders[1]
+
+
+def test_the_report_has_the_programs_that_were_measured(project, tuner):
+    """Which may be fewer than were asked for, of small design spaces, or more, of a run that was stopped with more to do."""
+    usual = type(tuner).__call__
+    fewer = lambda self, *args, **more: dataclasses.replace(usual(self, *args, **more), trials=151)  # noqa: E731
+    type(tuner).__call__ = fewer
+    assert "; 151 programs measured, " in tune(project, "resnet-18", P, 200)
+    assert tune(project, "resnet-18", P, 200).startswith("unchanged")
+
+
 def saved_elsewhere(how: str = "best") -> Path:
     write_model("elsewhere", how)
     save_hardware(Workspace().model_folder("elsewhere"), Hardware(cores=3))

@@ -20,6 +20,7 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import network
 from tcl_core.tuning.database import Shelf
 from tcl_core.tuning.library import by_task, database_of, export, without_spoilers
+from tcl_core.tuning.tuner import TaskTime
 
 
 @pytest.mark.parametrize("spoilers", ["", "d", "a", "be", "abcdefg", "g"])
@@ -149,6 +150,40 @@ def test_a_wrong_winner_never_spoils_the_rest(monkeypatch, make_setup, broken, w
     monkeypatch.setattr(workshop, "_running", ran)
     assert workshop.build_tuned(Records("abcd")) == left_out
     assert applied == [name for name in "abcd" if name not in broken + wrong] and workshop.difference == 0.0
+
+
+def test_where_nothing_can_be_built_any_more_no_program_is_blamed(monkeypatch, make_setup):
+    """A full disk, say: the network was built before it was tuned, and what was measured is good."""
+    workshop = network._Workshop("net", None, None, make_setup(), [], np.ones(2), Path("folder"))
+
+    def full(records):
+        raise PlatformError("no space left on device")
+
+    monkeypatch.setattr(workshop, "_apply", full)
+    said = r"net, which was built and run before it was tuned, cannot be now \(no space left on device\); what was measured is kept"
+    with pytest.raises(PlatformError, match=said):
+        workshop.build_tuned(Records("abcd"))
+
+
+def test_one_failure_that_does_not_come_again_costs_no_program(monkeypatch, make_setup):
+    workshop = network._Workshop("net", None, None, make_setup(), [], np.ones(2), Path("folder"))
+    failures = [PlatformError("killed for memory")]
+
+    def apply(records):
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(workshop, "_apply", apply)
+    monkeypatch.setattr(workshop, "_running", lambda library: nullcontext(SimpleNamespace(output=np.ones(2))))
+    assert workshop.build_tuned(Records("abcd")) == 0 and workshop.kept == list("abcd")
+
+
+def test_tasks_are_told_as_they_were_built(monkeypatch):
+    """The first by another program than its fastest, the second by TVM's own."""
+    monkeypatch.setattr(network, "structural_key", lambda module: module)
+    times = [TaskTime("conv", 1.0, 2.0, 8, key="c"), TaskTime("matmul", 2.0, 3.0, 8, key="m"), TaskTime("mean", 1.0, None, 1, key="n")]
+    kept = [SimpleNamespace(workload=SimpleNamespace(mod="c"), run_secs=[2.5e-3])]
+    assert [time.latency_ms for time in network._as_built(times, kept)] == [2.5, None, None]
 
 
 def test_records_are_told_apart_by_their_task():

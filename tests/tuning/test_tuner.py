@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+import resource
 import shutil
 import zlib
 from collections import Counter
@@ -317,3 +318,34 @@ def test_a_database_that_cannot_be_written_is_a_sentence(matmul, tmp_path):
     shutil.rmtree(folder)  # a disk that takes nothing more
     with pytest.raises(PlatformError, match=r"cannot be kept \(.*database_tuning_record\.json.*; free some space"):
         shelf.put(trace, [1e-3])
+
+
+def test_a_disk_that_takes_nothing_more_loses_no_record_silently(matmul, tmp_path):
+    """TVM appends a line without a look at whether it arrived."""
+    target = make_target(EXTRACTION_TARGET)
+    shelf = Shelf(open_database(tmp_path), matmul.module, target)
+    traces = [matmul.space.materialise(matmul.sketches[0], decisions).trace for decisions in matmul.sample(matmul.sketches[0], 2)]
+    shelf.put(traces[0], [1e-3])
+    kept = (tmp_path / RECORDS).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(kept) + 10, limits[1]))  # Python ignores the signal
+    try:
+        with pytest.raises(PlatformError, match=r"cannot be kept \(.*database_tuning_record\.json takes no more\); free some space"):
+            shelf.put(traces[1], [2e-3])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / RECORDS).read_bytes() == kept
+    shelf.put(traces[1], [5e-4])
+    again = Shelf(open_database(tmp_path), matmul.module, target)
+    assert [seconds for _, seconds in again.programs()] == [(1e-3,), (5e-4,)], "in the order in which they came, not TVM's"
+
+
+def test_a_run_that_goes_on_prepares_what_was_measured_alone(tasks, tmp_path):
+    """The others borrow from all tasks when their turn comes."""
+    stopping = FakeRunner(stopped_after(9))
+    with pytest.raises(Stopped):
+        tuner_of(tasks, 40, open_database(tmp_path)).run(stopping)
+    assert len(stopping.batches) == 2
+    first = stopping.batches[0][0].task_key
+    goes_on = tuner_of(tasks, 40, open_database(tmp_path))
+    assert [run.task.key for run in goes_on._runs.values()] == [first]
