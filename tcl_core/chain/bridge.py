@@ -32,6 +32,7 @@ from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, in_phase
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.features.tokens import with_hardware
+from tcl_core.learning.batches_by_task import any_usable
 from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models.mamba import MambaModel
@@ -75,12 +76,13 @@ class Bridge(Method):
         others, source_s = step.others()
         model, labelled = bridged(
             step.state.knowledge_base, step.measured, others, BridgeSettings.of(step.params),
-            source_s=source_s, settled=step.begins_with_shipped, earlier=step.state.hardware,
+            source_s=source_s, settled=step.state.shipped, earlier=step.state.hardware,
             on_epoch=in_phase("bridge", on_epoch), checkpoint=step.checkpoint,
         )  # fmt: skip
-        fisher = fisher_diagonal(model.network, step.measured)
-        state = ChainState(model, copy.deepcopy(model), fisher, (*step.state.hardware, tuple(step.hardware)))
-        return Learned(state, labelled.share, labelled.left)
+        # Programs that are alone in their tasks taught it, but tell no Fisher diagonal.
+        fisher = fisher_diagonal(model.network, step.measured) if any_usable(step.measured) else step.state.fisher
+        state = ChainState(model, copy.deepcopy(model), fisher, step.state.hardware, step.state.shipped)
+        return Learned(state.with_platform(step.hardware), labelled.share, labelled.left)
 
 
 def bridged(
@@ -120,11 +122,11 @@ def bridged(
 def source_seconds(scores: np.ndarray, programs: Samples, source_s: np.ndarray | None = None) -> np.ndarray:
     """(N,) seconds that ``scores`` stand for; measured ones where ``source_s`` has them.
 
-    What a score is worth in log(seconds) is told by the source's measurements, else by the target's; and so is a task's level,
-    of which scores say nothing.  (Without it the correction would learn levels, which rank no program.)
+    What a score is worth in log(seconds) is told by the source's measurements, else by the target's, and is 1 where both are too
+    few; and so is a task's level, of which scores say nothing.  (Without it the correction would learn levels, which rank no program.)
     """
-    known_s = programs.latencies_s if source_s is None else source_s
-    guess = -score_scale(scores, known_s, programs.tasks) * scores.astype(np.float64)
+    scales = (score_scale(scores, known_s, programs.tasks) for known_s in (source_s, programs.latencies_s) if known_s is not None)
+    guess = -next((scale for scale in scales if scale is not None), 1.0) * scores.astype(np.float64)
     for task in rows_by_task(programs.tasks):
         for seconds in (source_s, programs.latencies_s):
             mine = task[:0] if seconds is None else task[np.isfinite(seconds[task])]
@@ -137,8 +139,8 @@ def source_seconds(scores: np.ndarray, programs: Samples, source_s: np.ndarray |
     return np.exp(guess)
 
 
-def score_scale(scores: np.ndarray, seconds: np.ndarray, tasks: np.ndarray) -> float:
-    """Least squares slope of minus log(seconds) on the scores within tasks; 1 where too few programs tell."""
+def score_scale(scores: np.ndarray, seconds: np.ndarray, tasks: np.ndarray) -> float | None:
+    """Least squares slope of minus log(seconds) on the scores within tasks; None where too few programs tell."""
     x, y = [], []
     for task in rows_by_task(tasks):
         known = task[np.isfinite(seconds[task])]
@@ -146,7 +148,7 @@ def score_scale(scores: np.ndarray, seconds: np.ndarray, tasks: np.ndarray) -> f
             x.append(scores[known] - scores[known].mean())
             y.append(-np.log(seconds[known]) + np.log(seconds[known]).mean())
     if sum(map(len, x)) < LEAST:
-        return 1.0
+        return None
     x, y = np.concatenate(x).astype(np.float64), np.concatenate(y)
     return float(np.clip(x @ y / max(x @ x, 1e-12), *SCALES))
 

@@ -125,7 +125,13 @@ class Ckd(Method):
 
     def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
         settings = DistillSettings.of(step.params)
-        return Learned(learn_next(step.state, *step.own, settings, last=step.is_last, on_epoch=on_epoch, checkpoint=step.checkpoint))
+        state = learn_next(step.state, *step.own, settings, last=step.is_last, on_epoch=on_epoch, checkpoint=step.checkpoint)
+        return self._learned(step, state)
+
+    @staticmethod
+    def _learned(step: Step, state: ChainState) -> Learned:
+        """KB has heard of the platform, unless it is the last, whose KD phase is left out."""
+        return Learned(state if step.is_last else state.with_platform(step.hardware))
 
 
 class CkdMended(Ckd):
@@ -137,7 +143,7 @@ class CkdMended(Ckd):
             step.state, train, valid, settings,
             pseudo_labelled=step.labelled(train), last=step.is_last, on_epoch=on_epoch, checkpoint=step.checkpoint,
         )  # fmt: skip
-        return Learned(state)
+        return self._learned(step, state)
 
 
 def learn_next(
@@ -172,7 +178,7 @@ def learn_next(
     student = distill(
         state, model.network, train, settings, pseudo_labelled=pseudo_labelled, on_epoch=in_phase("KD", on_epoch), checkpoint=folder
     )
-    return ChainState(model, student, fisher_diagonal(student.network, train, settings.fit.sigma), state.hardware)
+    return replace(state, model=model, knowledge_base=student, fisher=fisher_diagonal(student.network, train, settings.fit.sigma))
 
 
 def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaModel:

@@ -40,10 +40,6 @@ class Step(Protocol):
         """Of the chain: no platform goes on from this one."""
 
     @property
-    def begins_with_shipped(self) -> bool:
-        """Whether the chain's first platform learns what comes with TCL."""
-
-    @property
     def checkpoint(self) -> Path:
         """A folder from which an interrupted step goes on, as in ``fit_network``."""
 

@@ -6,8 +6,8 @@ KB is the knowledge base: the network that goes along the chain.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import save
@@ -17,6 +17,7 @@ from tcl_core.checked import read_json, write_json, write_tensors
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.files import shown
+from tcl_core.learning.batches_by_task import any_usable
 from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models import catalogue
@@ -34,12 +35,18 @@ class ChainState:
     """What one platform hands to the next: its deployable model, and KB with its Fisher diagonal.
 
     hardware  the hardware vector of each platform that KB has learned, in the chain's order
+    shipped   KB has learned what comes with TCL
     """
 
     model: MambaModel | LateralMambaModel
     knowledge_base: MambaModel
     fisher: dict[str, Tensor]
     hardware: tuple[tuple[float, ...], ...] = ()
+    shipped: bool = False
+
+    def with_platform(self, hardware: Sequence[float]) -> ChainState:
+        """KB has learned one more."""
+        return replace(self, hardware=(*self.hardware, tuple(hardware)))
 
     def write_into(self, folder: Path) -> None:
         """Write the model into an existing folder; ``knowledge_base/``, ``fisher.safetensors`` and ``learned.json`` beside it."""
@@ -47,21 +54,22 @@ class ChainState:
         self.knowledge_base.save(folder / "knowledge_base")
         tensors = {name: value.contiguous().cpu() for name, value in self.fisher.items()}
         write_tensors(folder / "fisher.safetensors", save, tensors)
-        write_json(folder / "learned.json", {"hardware": self.hardware})
+        write_json(folder / "learned.json", {"hardware": self.hardware, "shipped": self.shipped})
 
     @classmethod
     def load(cls, folder: Path) -> ChainState:
         """Read what ``write_into`` wrote.  Raises DataError when the folder is missing or damaged."""
         folder = Path(folder)
         try:
-            learned = read_json(folder / "learned.json", AGAIN)["hardware"]
+            learned = read_json(folder / "learned.json", AGAIN)
         except FileNotFoundError:
             raise DataError(f"'{shown(folder)}' does not say which platforms its model has learned (learned.json); {AGAIN}") from None
         return cls(
             catalogue.load(folder),
             MambaModel.load(folder / "knowledge_base"),
             read_weights(folder / "fisher.safetensors"),
-            tuple(map(tuple, learned)),
+            tuple(map(tuple, learned["hardware"])),
+            learned.get("shipped", False),
         )
 
 
@@ -93,14 +101,15 @@ def learn_first(
     """Train the chain's first platform: a plain Mamba, whose copy becomes KB.
 
     ``measured`` are the measured programs, where ``train`` holds others too (``teaching``): the Fisher diagonal is of
-    theirs.  A task's ranking loss sums over pairs, so that of ten times the programs would hold KB a thousand times as
+    theirs, unless each is alone in its task.  A task's ranking loss sums over pairs, so that of ten times the programs would hold KB a thousand times as
     firmly, and it could learn nothing more.
     ``checkpoint`` is a folder from which an interrupted call goes on; the caller removes it after saving the
     state. Raises DataError when there is nothing to learn from.
     """
     model = MambaModel(settings)
     model.fit(train, valid, in_phase("CL", on_epoch), checkpoint=checkpoint)
-    fisher = fisher_diagonal(model.network, measured if measured is not None else train, settings.sigma)
+    told = measured if measured is not None and any_usable(measured) else train
+    fisher = fisher_diagonal(model.network, told, settings.sigma)
     return ChainState(model, copy.deepcopy(model), fisher)
 
 

@@ -44,6 +44,11 @@ class Batch:
         return values[self.index]
 
 
+def any_usable(samples: Samples) -> bool:
+    """Whether some task has two programs to compare."""
+    return any(len(rows) >= 2 for rows in rows_by_task(samples.tasks))
+
+
 def usable_tasks(samples: Samples) -> list[np.ndarray]:
     """Rows of each task that has two programs to compare; the others are left out, which is logged.
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from tcl_core import provenance, reference, registry, shipped_model, store
 from tcl_core.chain import named
-from tcl_core.chain.bridge import BridgeSettings
 from tcl_core.chain.state import ChainState, fit_settings, learn_first
 from tcl_core.checked import write_contents, write_json
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.files import whole_folder
+from tcl_core.learning.batches_by_task import any_usable
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
@@ -94,12 +94,12 @@ def train(workspace: Workspace) -> TrainReport:
     with training_alone(checkpoint), workspace.timed("train"):
         origin = _origin(workspace, "train", [platform], "train")
         measured, valid = workspace.split_by_task(workspace.samples(platform), workspace.params.train.validation_share)
-        shipped = _shipped(workspace)
+        shipped = _shipped(workspace, valid)
         labelled = _with_unlabelled(workspace, platform, measured, shipped)
         with progress(f"training on {platform}", workspace.params.train.epochs) as shown:
             curve = _Curve(shown)
             state = learn_first(labelled, valid, fit_settings(workspace.params), measured=measured, on_epoch=curve, checkpoint=checkpoint)
-        state = replace(state, hardware=(tuple(read_saved_hardware(workspace.records_folder(platform)).vector()),))
+        state = replace(state, shipped=shipped is not None).with_platform(read_saved_hardware(workspace.records_folder(platform)).vector())
         _save(workspace, platform, state, curve, checkpoint, origin)
     more = len(shipped.measured) if shipped else 0
     return TrainReport(catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured) - more, more)
@@ -118,13 +118,18 @@ class _Shipped:
     further: Samples
 
 
-def _shipped(workspace: Workspace) -> _Shipped | None:
-    """If params.yaml wants it and the chain begins with such CPUs as it was measured on; of no task that a held-out network has."""
+def _shipped(workspace: Workspace, valid: Samples | None) -> _Shipped | None:
+    """If params.yaml wants it and the chain begins with such CPUs as it was measured on; of no task that a held-out network has, and
+    of none of ``valid``.
+    """
     if not _learns_shipped(workspace.params):
         return None
-    held_out = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
+    apart = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
+    if valid is not None:
+        kept_apart = set(valid.tasks.tolist())
+        apart |= {key for key, number in workspace.encoder.numbers.items() if number in kept_apart}
     first = np.int32(len(workspace.tasks))
-    heaps = (reference.shipped(heap) for heap in (lambda data: data.pooled(held_out), lambda data: data.unmeasured(held_out)))
+    heaps = (reference.shipped(heap) for heap in (lambda data: data.pooled(apart), lambda data: data.unmeasured(apart)))
     return _Shipped(*(replace(heap, tasks=heap.tasks + first, task_names=()) for heap in heaps))
 
 
@@ -179,7 +184,7 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
         records = [name for name in (platform, before) if name == platform or method.reads_both and workspace.seconds(name)]
         origin = _origin(workspace, f"distill@{platform}", records, *method.sections, before=folder)
         step = _Step(workspace, before, platform, ChainState.load(folder), checkpoint)
-        with progress(f"distilling {before} -> {platform}", method.epochs(step) + workspace.params.bridge.epochs) as shown:
+        with progress(f"distilling {before} -> {platform}", method.epochs(step) + workspace.params.train.epochs) as shown:
             curve = _Curve(shown)
             learned = method.learn(step, curve)
             alone = _own_data_only(step, shown)
@@ -220,10 +225,6 @@ class _Step:
         """Of the chain, whatever this machine skips: no other stage's doing."""
         return self.platform == self.params.chain_order[-1]
 
-    @property
-    def begins_with_shipped(self) -> bool:
-        return _learns_shipped(self.params)
-
     @cached_property
     def measured(self) -> Samples:
         return self.workspace.samples(self.platform)
@@ -246,13 +247,15 @@ class _Step:
         return workspace.encoder.encode(others, self.hardware), source_s
 
 
-def _own_data_only(step: _Step, shown: Progress) -> MambaModel:
-    """What the chain is compared with: a network that knows this platform's records and nothing else.
+def _own_data_only(step: _Step, shown: Progress) -> MambaModel | None:
+    """What the chain is compared with: a network that knows this platform's records and nothing else; None where no task has two.
 
-    It is taught as the chain's first platform is, by the trees that read tokens alone, for as many epochs as the bridge's.  That
-    one rehearses earlier platforms beside, and so takes more steps.
+    It is taught as the chain's first platform is, by the trees that read tokens alone.  As params.yaml comes those are as many steps as
+    the bridge's, which has half the epochs and rehearses as many programs of earlier platforms beside.
     """
-    model = MambaModel(BridgeSettings.of(step.params).fit)
+    if not any_usable(step.measured):
+        return None
+    model = MambaModel(fit_settings(step.params))
     note = lambda epoch, loss, metrics: shown.advance(f"for comparison, own data only: loss {loss:.4f}")  # noqa: E731
     model.fit(step.labelled(step.measured), None, note, checkpoint=step.checkpoint / "scratch")
     return model

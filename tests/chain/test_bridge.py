@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from tcl_core.chain.bridge import BridgeSettings, bridged, rehearsed, score_scale, source_seconds
+from tcl_core.chain.bridge import Bridge, BridgeSettings, bridged, rehearsed, score_scale, source_seconds
+from tcl_core.chain.state import ChainState
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
@@ -91,7 +94,7 @@ def test_scores_become_seconds_on_the_sources_scale():
     scores, tasks = np.linspace(0, 1, 64, dtype=np.float32), np.zeros(64, dtype=np.int32)
     seconds = 5 * np.exp(-2 * scores.astype(np.float64))
     assert score_scale(scores, seconds, tasks) == pytest.approx(2.0)
-    assert score_scale(scores[:8], seconds[:8], tasks[:8]) == 1.0  # too few to tell
+    assert score_scale(scores[:8], seconds[:8], tasks[:8]) is None  # too few to tell
     assert score_scale(scores, seconds[::-1], tasks) == 0.25  # never backward
     whole = Samples(np.zeros((64, 1, 1), np.float32), np.ones(64, np.int32), tasks, np.full(64, np.nan))
     known = np.where(np.arange(64) % 2, np.nan, seconds)
@@ -99,6 +102,31 @@ def test_scores_become_seconds_on_the_sources_scale():
     found = source_seconds(scores, whole, known)
     assert found[0] == np.inf and found[1:] == pytest.approx(seconds[1:], rel=1e-4)
     assert source_seconds(scores, replace(whole, latencies_s=seconds)) == pytest.approx(seconds)  # the target's level, then
+
+
+def test_a_source_that_measured_nothing_is_as_none():
+    """Or too few: the target's own measurements then tell what a score is worth."""
+    scores, tasks = np.linspace(0, 1, 64, dtype=np.float32), np.zeros(64, dtype=np.int32)
+    seconds = 5 * np.exp(-2 * scores.astype(np.float64))
+    target = Samples(np.zeros((64, 1, 1), np.float32), np.ones(64, np.int32), tasks, np.where(np.arange(64) < 40, seconds, np.nan))
+    assert source_seconds(scores, target, np.full(64, np.nan)) == pytest.approx(seconds)
+    few = np.where(np.arange(64) < 8, 3 * seconds, np.nan)
+    assert source_seconds(scores, target, few) == pytest.approx(3 * seconds, rel=1e-4)  # of the source's level
+
+
+def test_programs_alone_in_their_tasks_leave_the_fisher_diagonal_as_it_was(base, monkeypatch):
+    new = programs(NEW)
+    lone, rest = new.take(np.arange(0, len(new), EACH)), new.take(np.flatnonzero(np.arange(len(new)) % EACH))
+    params = SimpleNamespace(
+        bridge=SimpleNamespace(epochs=1, batch_size=64, learning_rate=1e-3, rehearsal=0.0),
+        train=SimpleNamespace(weight_decay=0.0, gradient_clip=0.5),
+        seed=0,
+    )
+    state = ChainState(base, base, {"w": torch.ones(1)}, (OLD,), shipped=True)
+    others = rest, np.full(len(new), np.nan)
+    step = SimpleNamespace(params=params, state=state, measured=lone, hardware=NEW, checkpoint=None, others=lambda: others)
+    learned = Bridge().learn(step, None)
+    assert learned.state.fisher is state.fisher and learned.state.hardware == (OLD, NEW) and learned.state.shipped
 
 
 def test_a_task_that_the_source_did_not_measure_stands_at_the_targets_level():

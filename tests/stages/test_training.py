@@ -7,13 +7,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tcl_core import provenance, store
 from tcl_core.chain import ckd
-from tcl_core.chain.bridge import BridgeSettings
 from tcl_core.chain.ckd import DistillSettings
 from tcl_core.chain.state import fit_settings
 from tcl_core.errors import DataError
@@ -106,6 +106,8 @@ def test_a_model_folder_holds_all_that_its_readers_want(folder):
     for platform, files in FILES.items():
         assert {path.name for path in Workspace().model_folder(platform).iterdir()} == files
         assert json.loads((Workspace().model_folder(platform) / "hardware.json").read_text())["cores"] == ord(platform)
+    learned = [json.loads((Workspace().model_folder(p) / "learned.json").read_text())["hardware"] for p in "abc"]
+    assert [[row[0] for row in rows] for rows in learned] == [[97.0], [97.0, 98.0], [97.0, 98.0]], "nothing goes on from the last"
     assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
     assert [e["epoch"] for e in curve("c")] == [1, 2, 3, 4, 5, 6]
     assert {path.name for path in (folder / "data" / "models").iterdir()} == {"a", "b", "c"}
@@ -175,8 +177,20 @@ def test_what_knows_the_shipped_stays_as_it_is_where_few_measurements_show_no_di
     np.testing.assert_array_equal(models[0].predict(held_out), models[1].predict(held_out))
     assert (Workspace().model_folder("b") / "scratch").is_dir(), "what it is compared with was taught all the same"
     chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, shipped=False))
+    assert training.distill(chain, "b").kept, "what the model has learned counts, not what one would learn today"
+    training.train(chain)
     report = training.distill(chain, "b")
     assert not report.kept and report.share == 0 and len(curve("b")) == 2
+
+
+def test_tasks_kept_apart_for_validation_are_not_learned_from_what_comes_with_tcl(with_shipped):
+    chain, shipped = with_shipped
+    chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, validation_share=0.25))
+    keys = [f"task {number}" for number in range(8)]
+    chain.encoder = SimpleNamespace(numbers={key: number for number, key in enumerate(keys)})
+    report = training.train(chain)
+    apart = shipped.without - {"judged"}
+    assert len(apart) == 2 and apart < set(keys) and report.measured == 48
 
 
 @pytest.mark.parametrize(
@@ -215,7 +229,7 @@ def test_a_teacher_ensemble_learns_what_comes_with_tcl_beside_the_measured(with_
 def test_the_scratch_model_is_a_plain_one_of_this_platforms_records(folder):
     chain = project()
     run_chain(chain)
-    alone = MambaModel(BridgeSettings.of(chain.params).fit)
+    alone = MambaModel(fit_settings(chain.params))
     alone.fit(samples("b", "records"))  # no further programs here, and so no teacher ensemble
     saved, held_out = catalogue.load(Workspace().model_folder("b") / "scratch"), samples("b", "holdout")
     np.testing.assert_array_equal(saved.predict(held_out), alone.predict(held_out))
