@@ -17,6 +17,7 @@ from tcl_core.programs.tuning_logs.dialects import DIALECTS
 # Of tcl_core: what figures depend on.
 CODE = (
     "models", "learning", "learning_names.py", "features", "programs", "evaluation", "teaching.py", "chain", "store",
+    "reference.py", "datasets.py",
 )  # fmt: skip
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # what teaches those

@@ -33,17 +33,25 @@ def task_figures(scores: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray)
     return {name: {task: float(values[task]) for task in pairs} for name, values in found.items()}
 
 
-def against(ours: np.ndarray, theirs: np.ndarray) -> list[float | None]:
+def against(ours: np.ndarray, theirs: np.ndarray, folds: np.ndarray | None = None) -> list[float | None]:
     """[mean, low, high] of our (T,) ``task_top1`` less theirs of the same tasks; 95 % over draws of the tasks.
 
+    (T,) ``folds``: tasks of one share a training and its luck, so folds are drawn first, and then tasks of each.
     Low and high are None for fewer than ``ENOUGH`` tasks, of which draws say nothing.
     """
     difference = ours - theirs
     if len(difference) < ENOUGH:
         return [float(difference.mean()), None, None]
     draw = np.random.default_rng(0)
-    means = difference[draw.integers(0, len(difference), (DRAWS, len(difference)))].mean(axis=1)
-    return [float(difference.mean()), *(float(x) for x in np.quantile(means, [0.025, 0.975]))]
+    groups = [difference] if folds is None else [difference[folds == fold] for fold in np.unique(folds)]
+    total, count = np.zeros(DRAWS), np.zeros(DRAWS)
+    for _ in groups:
+        drawn = draw.integers(0, len(groups), DRAWS)
+        for number, group in enumerate(groups):
+            rows = np.flatnonzero(drawn == number)
+            total[rows] += group[draw.integers(0, len(group), (len(rows), len(group)))].sum(axis=1)
+            count[rows] += len(group)
+    return [float(difference.mean()), *(float(x) for x in np.quantile(total / count, [0.025, 0.975]))]
 
 
 def compared(judged: Mapping[tuple[str, str], Mapping[int, Mapping[str, ByTask]]], ours: str) -> list[dict[str, Any]]:

@@ -15,6 +15,11 @@ from _transfer_rows import OURS, ROWS, ZERO_SHOT
 
 FIGURES = ("pairs", "u16", "top1")
 METHODS = (ZERO_SHOT, *ROWS)
+TITLES = {
+    "pairs": "Pairs ranked right",
+    "u16": "U16, the speed of the program chosen among sixteen",
+    "forgetting": "Pairs forgotten before",
+}
 
 
 class Unit(Protocol):
@@ -39,7 +44,7 @@ def best_variant(units: Units, pair: str, labels: int | str, method: str) -> str
 
 
 def summary(units: Units) -> dict[str, Any]:
-    """pair -> labels -> method -> figure -> [mean, low, high] over the tasks of all folds, as ``transfer.py`` says.
+    """pair -> labels -> method -> figure -> [mean, low, high] over the folds and their tasks, as ``transfer.py`` says.
 
     Beside them ``on``, platform -> pairs there; ``variant``, ``steps`` and ``folds``.
     """
@@ -72,28 +77,27 @@ def _folds(units: Units, pair: str, labels: int | str, method: str) -> dict[int,
     return {unit.fold: found for unit, found in units.items() if (unit.pair, unit.labels, unit.method, unit.variant) == named}
 
 
-def _by_task(folds: Sequence[Mapping[str, Any]], name: str) -> dict[int, float]:
-    """Each task's mean over the folds that tested it."""
-    values: dict[int, list[float]] = {}
-    for fold in folds:
-        for task, value in zip(fold["tasks"], fold[name], strict=True):
-            values.setdefault(task, []).append(value)
-    return {task: float(np.mean(found)) for task, found in sorted(values.items())}
+def _by_task(folds: Mapping[int, Mapping[str, Any]], name: str) -> dict[tuple[int, int], float]:
+    """(fold, task) -> its figure there."""
+    return {(fold, task): value for fold, found in folds.items() for task, value in zip(found["tasks"], found[name], strict=True)}
 
 
 def _over_tasks(folds: Mapping[int, Mapping[str, Any]], name: str) -> list[float | None]:
-    values = np.array(list(_by_task(list(folds.values()), name).values()))
-    return against(values, np.zeros(len(values)))
+    return _against(_by_task(folds, name), {})
+
+
+def _against(mine: Mapping[tuple[int, int], float], theirs: Mapping[tuple[int, int], float]) -> list[float | None]:
+    """``_paired.against`` of what both have, or of ours alone; of one fold over its tasks."""
+    both = sorted(mine.keys() & theirs.keys()) if theirs else sorted(mine)
+    ours, others = (np.array([of.get(key, 0.0) for key in both]) for of in (mine, theirs))
+    return against(ours, others, np.array([fold for fold, _ in both]))
 
 
 def _less(folds: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]], name: str) -> list[float | None]:
     """Task by task, over the folds that both have."""
-    both = sorted(folds.keys() & other.keys())
-    if not both:
+    if not folds.keys() & other.keys():
         return [None, None, None]
-    mine, theirs = (_by_task([of[fold] for fold in both], name) for of in (folds, other))
-    tasks = sorted(mine.keys() & theirs.keys())
-    return against(np.array([mine[task] for task in tasks]), np.array([theirs[task] for task in tasks]))
+    return _against(_by_task(folds, name), _by_task(other, name))
 
 
 def _on(folds: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
@@ -111,11 +115,13 @@ def tables(found: Mapping[str, Any]) -> str:
         return _of_pairs(found, "0", "pairs")
     usual = max(sorted(set(counts), key=_size), key=counts.count)
     parts = []
-    for name, title in (("pairs", "Pairs ranked right"), ("u16", "Top-1 of 16 programs"), ("forgetting", "Pairs forgotten before")):
+    for name, title in TITLES.items():
         parts.append(f"{title}, {usual} labels:\n\n{_of_pairs(found, usual, name)}")
         if len(found) > 1 or len(set(counts)) > 1:  # else it would say the same once more
             parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=_size), name)}")
-    return "\n\n".join([*parts, "A star: the difference from ours is beyond its 95 % interval, task by task."])
+    return "\n\n".join(
+        [*parts, "A star: the difference from ours is beyond its 95 % interval, over draws of the folds and of their tasks."]
+    )
 
 
 def _of_pairs(found: Mapping[str, Any], labels: str, name: str) -> str:

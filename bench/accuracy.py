@@ -55,6 +55,7 @@ from tcl_core.chain.bridge import BridgeSettings, bridged
 from tcl_core.errors import DataError, TclError
 from tcl_core.evaluation.metrics import mean_over_tasks, spearman, top_k
 from tcl_core.features.batches import Samples
+from tcl_core.learning.fit_settings import FitSettings
 from tcl_core.locks import wait_for_lock
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
@@ -125,15 +126,17 @@ def trained(run: Run, case: Any) -> CostModel:
 
 
 def taught(run: Run, case: Lesson) -> MambaModel:
-    model = MambaModel(replace(STUDENT, seed=run.seed, epochs=EPOCHS.get((run.data, run.model), STUDENT.epochs)))
-    model.fit(case.taught(run.seed))
-    return model
+    return MambaModel(_ours(run, STUDENT)).fit(case.taught(run.seed))
+
+
+def _ours(run: Run, usual: FitSettings) -> FitSettings:
+    epochs = EPOCHS.get((run.data, run.model), usual.epochs)
+    return replace(usual, seed=run.seed, epochs=epochs, period=epochs)
 
 
 def chained(run: Run, case: ChainCase) -> MambaModel:
     """Our model as the pipeline has it: taught on the chain's first platform, then carried on by what each later one measured."""
-    usual = BridgeSettings()
-    settings = replace(usual, fit=replace(usual.fit, seed=run.seed, epochs=EPOCHS.get((run.data, run.model), usual.fit.epochs)))
+    settings = BridgeSettings(_ours(run, BridgeSettings().fit))
     model, platforms = taught(run, case.first), (*case.before, case.train)
     for place in range(1, len(platforms)):
         further = case.further[place]

@@ -119,7 +119,9 @@ class Bench:
         c = replace(self.workspace.params.collect, sampler=unit.sampler)
         workspace = Workspace(params=replace(self.workspace.params, collect=c, seed=unit.seed))
         budget = round(unit.share * len(pool.programs))
-        plan = Plan(unit.sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, unit.seed)
+        # Another draw on each platform: their pools are one, and a sampler that knows no platform would choose the same on all.
+        draw = unit.seed * len(self.reference.platforms) + self.reference.platforms.index(unit.platform)
+        plan = Plan(unit.sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, draw)
         models = [member(workspace, number) for number in range(c.ensemble)]
         before = self.before(unit) if unit.sampler in LEARNED_ELSEWHERE else None
         collect(pool, plan, models, lambda step: None, lambda record: None, before)

@@ -205,7 +205,8 @@ class Bench:
         when_learned = [judge(state.model, side.test) for side in sides[:-1]]
         for place in range(1, len(sides)):
             if row and (row.sequential or place == len(sides) - 1):
-                fit = replace(BridgeSettings().fit, seed=unit.fold, epochs=self.epochs or BridgeSettings().fit.epochs)
+                epochs = self.epochs or BridgeSettings().fit.epochs
+                fit = replace(BridgeSettings().fit, seed=unit.fold, epochs=epochs, period=epochs)
                 lesson = lesson_of(unit.labels, sides[: place + 1], learned.state, fit)
                 learned = row.variants[unit.variant](lesson)
                 if place < len(sides) - 1:
@@ -217,7 +218,8 @@ class Bench:
         known = self._data(chain).known_from(chain), fold
         if known not in self.firsts:
             side = self.sides(chain, fold)[0]
-            settings = replace(STUDENT, seed=fold, epochs=self.epochs or STUDENT.epochs)
+            epochs = self.epochs or STUDENT.epochs
+            settings = replace(STUDENT, seed=fold, epochs=epochs, period=epochs)
             labelled = pseudo_labelled({"tokens": side.train}, {"tokens": side.drawn}, fold, TREES)
             self.firsts[known] = learn_first(labelled, None, settings, measured=side.train)
         return self.firsts[known]

@@ -37,6 +37,15 @@ def test_of_a_handful_of_tasks_no_interval_is_claimed():
     assert against(np.full(9, 0.9), np.full(9, 0.5)) == [pytest.approx(0.4), None, None]
 
 
+def test_the_tasks_of_a_fold_share_its_luck():
+    """Twenty tasks of each of two folds: one is ahead by .1 in all of them, the other by .3."""
+    ours, folds = np.repeat([0.1, 0.3], 20), np.repeat([0, 1], 20)
+    mean, low, high = against(ours, np.zeros(40), folds)
+    assert (mean, low, high) == pytest.approx((0.2, 0.1, 0.3))
+    assert against(ours, np.zeros(40))[1] > 0.15  # as if each task were a training of its own
+    assert against(ours, np.zeros(40), np.zeros(40)) == against(ours, np.zeros(40))
+
+
 def test_models_are_compared_on_their_own_platform_and_by_the_seeds_that_both_have():
     best, worse, none = {0: 1.0, 1: 1.0}, {0: 0.25, 1: 0.5}, {0: 0.0, 1: 0.0}
     chosen = {
