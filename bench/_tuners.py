@@ -12,7 +12,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,17 +33,19 @@ from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import Tuner
 
 ROUND = 8
+CHAMPION = "champion"
+TENSET, WORLD = "tenset-mlp", "world-model"  # its rivals
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a system gets: the fused network, the champion, its rival's model, donors' databases, and the machine."""
+    """What a system gets: the fused network, the champion, its rivals by their names in the catalogue, donors' databases, and the machine."""
 
     fused: Any
     setup: Setup
     hardware: Sequence[float]
     champion: CostModel
-    tenset: CostModel | None
+    rivals: Mapping[str, CostModel]
     donors: Donors | None
     trials: int
     seed: int
@@ -70,24 +72,25 @@ class Spent:
 
 @dataclass(frozen=True)
 class System:
-    """How one tunes, and how the network's graph is prepared for it."""
+    """How one tunes, how the network's graph is prepared for it, and which of the champion's rivals it needs."""
 
     tune: Callable[[Given], Spent]
     graph: Graph = PREPARED
+    rival: str | None = None
 
 
 # --- ours ---
 
 
 def ours(
-    model: bool = True,
+    model: str | None = CHAMPION,
     explore: float | None = None,
     lean: float = SearchSettings.lean,
     searches: bool = True,
     shares: bool = True,
     cold: bool = True,
 ) -> Callable[[Given], Spent]:
-    """TCL's tuner: with the champion or from scratch, by search or at random (``explore`` 1), or with donors' programs alone.
+    """TCL's tuner: with the champion, a rival of its or no ``model``, from scratch; by search or at random (``explore`` 1), or with donors' programs alone.
 
     ``shares``: tasks of the network lend to one another, but never where programs are drawn at random.  Without ``cold`` all programs are
     timed with warm weights.  ``lean`` 0: draws are uniform over the design space, whatever fits in registers.
@@ -95,14 +98,14 @@ def ours(
 
     def tune(given: Given) -> Spent:
         settings = SearchSettings(seed=given.seed, lean=lean, **({} if explore is None else {"explore": explore}))
-        champion = given.champion if model else None
+        ranking = given.champion if model == CHAMPION else given.rivals[model] if model else None
         database, began, spent, measured = meta_schedule().database.MemoryDatabase(), time.monotonic(), Spent(), 0
         with quiet_compiler(), Runner(given.setup) as runner:
             tunables = tunables_of(given.fused, given.setup.target)
             tunables = tunables if cold else [replace(tunable, cold=False) for tunable in tunables]
             tuner = Tuner(
                 tunables,
-                champion,
+                ranking,
                 given.hardware,
                 given.setup.target,
                 given.trials,
@@ -128,7 +131,7 @@ def ours(
 
 def drawn(lean: float = 0.0) -> Callable[[Given], Spent]:
     """Programs drawn at random, by our engine and budget."""
-    return ours(model=False, explore=1.0, lean=lean)
+    return ours(model=None, explore=1.0, lean=lean)
 
 
 # --- MetaSchedule's ---
@@ -153,7 +156,7 @@ def stock(tenset: bool = False, our_engine: bool = False) -> Callable[[Given], S
                 max_trials_global=given.trials,
                 num_trials_per_iter=ROUND,
                 database="memory",
-                cost_model=_tenset_ranker(given.tenset) if tenset else "xgb",
+                cost_model=_tenset_ranker(given.rivals[TENSET]) if tenset else "xgb",
                 measure_callbacks=[callbacks.AddToDatabase(), callbacks.UpdateCostModel(), curve.callback(), *engine.pop("clean_up")],
                 **engine,
             )
@@ -273,11 +276,12 @@ def _tenset_ranker(model: CostModel) -> Any:
 SYSTEMS = {
     "MetaSchedule": System(stock()),
     "MetaSchedule, our engine": System(stock(our_engine=True)),
-    "TenSet MLP": System(stock(tenset=True)),
-    "TenSet MLP, our engine": System(stock(tenset=True, our_engine=True)),
+    "TenSet MLP": System(stock(tenset=True), rival=TENSET),
+    "TenSet MLP, our engine": System(stock(tenset=True, our_engine=True), rival=TENSET),
     "random": System(drawn()),
-    "from scratch": System(ours(model=False)),
+    "from scratch": System(ours(model=None)),
     "TCL": System(ours()),
+    "TCL, world model": System(ours(WORLD), rival=WORLD),
     "TCL, uniform draws": System(ours(lean=0.0)),
     "random, in registers": System(drawn(SearchSettings.lean)),
     "TCL, warm weights": System(ours(cold=False)),

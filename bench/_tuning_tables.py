@@ -44,11 +44,10 @@ MEANS = {
 def show() -> None:
     """The tables, and the curves."""
     found = json.loads(result_file("tune.json").read_text())
-    summary, (present, earlier) = found["summary"], by_age(found["parts"])
+    summary, (present, _) = found["summary"], by_age(found["parts"])
     last = list(present.values())
     print(table(present))
     into_document("tune", table(present))
-    into_document("tune-earlier", table(earlier) if earlier else "")
     into_document("tune-systems", table_of_systems(summary))
     into_document("tune-donors", table_of_donors(last))
     curves = {
@@ -186,29 +185,26 @@ def _scaled(system: str, compared: Mapping[str, Any], curves: Mapping[str, Curve
 
 
 def table(parts: Mapping[str, Part]) -> str:
-    """A row for each network on each machine, with its champion; then the geometric means over a machine's networks.
+    """A row for each network, on each machine where there are several; then the geometric means over a machine's networks.
 
     What was measured nowhere has no column.
     """
-    columns = {
-        "TCL": "ours_ms", "TCL, 1,000 programs": "long_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms", "MetaSchedule": "stock_ms",
-        "TenSet MLP": "tenset_ms", "random": "random_ms", "from scratch": "scratch_ms",
-    }  # fmt: skip
+    columns = {"TCL": "ours_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms"}
     ratios = {
         "eager / TCL": "speedup_over_eager",
         "compile / TCL": "speedup_over_compile",
-        "eager / TCL, 1,000": "long_speedup_over_eager",
-        "compile / TCL, 1,000": "long_speedup_over_compile",
-        "TenSet / TCL": "equal_trials_x",
-        "time to TenSet's": "time_to_tenset_x",
-        "time to TenSet's, our engine": "time_to_tenset_our_engine_x",
+        "random / TCL": "equal_trials_random_x",
+        "from scratch / TCL": "equal_trials_scratch_x",
     }
     rows, means = [], []
     for machine, part in zip(names_of(list(parts)), parts.values(), strict=True):
         summary = summary_of([part])
         for network, found in summary.items():
-            cells = [*(_shown(found[key], " ms") for key in columns.values()), *(_shown(found[key], "x") for key in ratios.values())]
-            rows.append([network, machine, *cells])
+            cells = [
+                *(_shown(found[key] and found[key][:1], " ms") for key in columns.values()),
+                *(_shown(found[key], "x") for key in ratios.values()),
+            ]
+            rows.append([network, machine if len(parts) > 1 else "-", *cells])
         said = "; ".join(f"{said}: {mean}" for key, said in MEANS.items() if (mean := _mean_over_networks(part, summary, key)))
         means.append(f"Geometric means over the networks, {machine}. {said}.")
     header = ["network", "machine", *columns, *ratios]
@@ -227,22 +223,35 @@ def names_of(parts: Sequence[str]) -> list[str]:
     ]
 
 
+PYTORCH = {
+    "PyTorch eager": "speedup_over_eager",
+    "torch.compile": "speedup_over_compile",
+    "PyTorch eager / TCL, 1,000 programs": "long_speedup_over_eager",
+    "torch.compile / TCL, 1,000 programs": "long_speedup_over_compile",
+}
+TIMES = {
+    "seconds to TenSet's best, its / TCL's": "time_to_tenset_x",
+    "the same, both on our engine": "time_to_tenset_our_engine_x",
+}
+
+
 def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many times TCL's milliseconds each other system's are at equal trials, network by network, and in the geometric mean."""
-    systems = [system for system in SYSTEMS if any(system in row["systems_x"] for row in summary.values())]
-
-    def mean(system: str) -> str:
-        means = [row["systems_x"][system][0] for row in summary.values() if system in row["systems_x"]]
-        return f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(summary) else f" of {len(means)}")
-
-    def cell(row: Mapping[str, Any], system: str) -> str:
-        return _shown(row["systems_x"].get(system), "x") + "*" * (system in row["earlier_systems"])
-
-    rows = [[system, *(cell(row, system) for row in summary.values()), mean(system)] for system in systems]
+    """How many times TCL's milliseconds each other system's are at equal trials, network by network, and in the geometric mean; last how
+    long they took.
+    """
+    systems = {system: [row["systems_x"].get(system) for row in summary.values()] for system in SYSTEMS}
+    pytorch, times = ({name: [row[key] for row in summary.values()] for name, key in of.items()} for of in (PYTORCH, TIMES))
+    rows = []
+    for name, cells in {**pytorch, **systems, **times}.items():
+        means = [cell[0] for cell in cells if cell]
+        if means:
+            stars = ["*" * (name in row["earlier_systems"]) for row in summary.values()]
+            mean = f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(cells) else f" of {len(means)}")
+            rows.append([name, *(_shown(cell, "x") + star for cell, star in zip(cells, stars, strict=True)), mean])
     groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())
     return (
         f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\n"
-        f"A star: with graphs and searches of before, or another champion. Seeds and machines of the others: {groups}."
+        f"A star: with graphs and searches of before, or another champion. What has no interval is of one seed; the others: {groups}."
     )
 
 
@@ -271,7 +280,7 @@ def table_of_donors(parts: Sequence[Part]) -> str:
             )
     if not rows:
         return ""
-    header = ["network", "donors alone", "speed of it", "TCL as fast after", "TCL", "TCL with donors", "speed of it"]
+    header = ["network", "donors alone", "their speed / TCL's", "TCL as fast after", "TCL", "TCL with donors", "their speed / TCL's"]
     return markdown(header, rows)
 
 
@@ -296,5 +305,5 @@ def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | Non
 def _shown(found: Sequence[float | None] | None, unit: str) -> str:
     if found is None:
         return "-"
-    mean, low, high = found
-    return f"{mean:.2f}{unit}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+    mean, *ends = found
+    return f"{mean:.2f}{unit}" + ("" if not ends or ends[0] is None else f" ({ends[0]:.2f} to {ends[1]:.2f})")

@@ -12,14 +12,15 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
     factors    on resnet-18 and deit-small, where the gain comes from, one thing at a time: what is done to the graph, packing, tasks
                that lend to one another
     registers  all four, with draws that are uniform over the design space, and random programs that add up in registers
+    world      all four, with the world model in the champion's place
     warm       all four, timed with warm weights
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
 
 All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
-TenSet MLP learns what the platform measured of the champion's programs, own ones and those that come with TCL.  A unit is one system on one network with one seed.  When a network's units of a
+TenSet MLP and the world model learn what the platform measured of the champion's programs, own ones and those that come with TCL.  A unit is one system on one network with one seed.  When a network's units of a
 seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, with
 another champion, graph or search, all begin anew beside what was found before: README's table has a row for each machine with the last
-graph, search and champion, docs/tuning.md those of the others.  Ratios of the summary are geometric means over these machines and their
+graph, search and champion; the results file keeps those of the others.  Ratios of the summary are geometric means over these machines and their
 seeds, or, of a system that was not run there, over what was found before; its milliseconds are of the machine with most systems.  --quick: bert-tiny with 32 programs, four systems, one seed; its results are
 a file of their own.
 """
@@ -32,7 +33,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -42,7 +43,7 @@ from _tables import ROOT, Quick, arguments, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
-from _datasets import Learned
+from _datasets import Learned, reads_of
 from _tuners import SYSTEMS, Given, Spent
 from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, by_age, show, summary_of
 
@@ -74,7 +75,7 @@ PER_TASK, MOST = 16, 1000
 SEEDS = 3
 PLAIN = (OURS, RANDOM, SCRATCH)
 STOCKS = (TENSET, STOCK, f"{TENSET}, our engine", f"{STOCK}, our engine")
-WARM = "TCL, warm weights"
+WARM, WORLD = "TCL, warm weights", "TCL, world model"
 REGISTERS = ("TCL, uniform draws", "random, in registers")
 DONATED = ("Transfer-Tuning", "TCL, warm start")
 FACTORS = {
@@ -120,6 +121,8 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
         return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
     if part == "registers":
         return [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in REGISTERS]
+    if part == "world":
+        return [Unit(network, WORLD, seed) for seed in range(SEEDS) for network in NETWORKS]
     if part == "warm":
         return [Unit(network, WARM, seed) for seed in range(SEEDS) for network in NETWORKS]
     if part == "factors":
@@ -132,7 +135,12 @@ def wanted(parts: Sequence[str], training: Sequence[str]) -> list[Unit]:
     return sorted((unit for part in parts for unit in units_of(part, training)), key=lambda unit: unit.seed)
 
 
-PARTS = (*NETWORKS, "registers", "warm", "long", "stock", "factors", "donors")
+def rivals_of(units: Sequence[Unit]) -> set[str]:
+    """The models that these units need beside the champion."""
+    return {rival for unit in units if (rival := SYSTEMS[unit.system].rival)}
+
+
+PARTS = (*NETWORKS, "registers", "warm", "long", "stock", "world", "factors", "donors")
 QUICK = [Unit("bert-tiny", system, 0, 32) for system in (OURS, RANDOM, SCRATCH, STOCK)]
 
 
@@ -143,7 +151,7 @@ class Machine:
     setup: Setup
     hardware: Sequence[float]
     champion: CostModel
-    tenset: CostModel | None
+    rivals: Mapping[str, CostModel]
     lenders: Sequence[str]  # networks whose programs are lent
 
 
@@ -188,7 +196,7 @@ class Bench:
         machine, donors = self.machine, self._donors(unit)
         began = time.monotonic()
         spent = SYSTEMS[unit.system].tune(
-            Given(fused, machine.setup, machine.hardware, machine.champion, machine.tenset, donors, trials, unit.seed)
+            Given(fused, machine.setup, machine.hardware, machine.champion, machine.rivals, donors, trials, unit.seed)
         )
         _keep(spent, unit.folder)
         self.units[_name(unit)] = {
@@ -272,30 +280,32 @@ def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
 # --- what it needs ---
 
 
-def machine_of(workspace: Workspace, with_tenset: bool) -> tuple[Machine, str, dict[str, Any], dict[str, Any]]:
-    """The best platform's champion and its rival; a name of machine, champion and choices; the choices; what all results share."""
+def machine_of(workspace: Workspace, rivals: Collection[str]) -> tuple[Machine, str, dict[str, Any], dict[str, Any]]:
+    """The best platform's champion and its rivals of these names; a name of machine, champion and choices; the choices; what all results share."""
     params = workspace.params
     if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
         sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
     platform = workspace.platforms_that_ran()[-1]
     _, folder = registry.champion(platform)
-    tenset = tenset_mlp(workspace, platform) if with_tenset else None
+    learned = {name: rival_of(workspace, platform, name) for name in sorted(rivals)}
     setup = setup_of(workspace, platform)
-    machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), tenset, params.networks.train)
+    machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), learned, params.networks.train)
     choices = choices_of(params.graph)
     named = ", ".join(f"{what} {hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:8]}" for what, chosen in choices.items())
     here = f"{host_fingerprint()}, champion {read_description(folder)['weights_sha256'][:12]}, {named}"
     return machine, here, choices, {"platform": platform, "protocol": setup.protocol_json()}
 
 
-def tenset_mlp(workspace: Workspace, platform: str) -> CostModel:
-    """The champion's rival: it reads lowered programs, which takes a minute or two before it learns."""
+def rival_of(workspace: Workspace, platform: str, name: str) -> CostModel:
+    """The champion's rival: it learns from lowered programs, or from all states on the way to them, which takes minutes to make."""
     sets = datasets.prepared(), datasets.registers()
     shipped = Learned(sets, sets[0])
-    known = workspace.samples_for("tenset-mlp", platform), shipped.case(platform, "per-store features").train
+    own = workspace.samples_for(name, platform)
+    own = workspace.with_states(own, platform) if reads_of(name) == "states" else own
+    known = own, shipped.case(platform, reads_of(name)).train
     samples = apart(known, [len(workspace.tasks), 0])
-    print(f"the TenSet MLP learns {len(known[0])} programs of this project and {len(known[1])} that come with TCL", flush=True)
-    return catalogue.create("tenset-mlp").fit(samples)
+    print(f"{name} learns {len(known[0])} programs of this project and {len(known[1])} that come with TCL", flush=True)
+    return catalogue.create(name).fit(samples)
 
 
 def choices_of(graph: Graph) -> dict[str, dict[str, Any]]:
@@ -317,7 +327,7 @@ def main() -> None:
             return
         workspace = Workspace()
         units = QUICK if given.quick else wanted(given.part or PARTS, workspace.params.networks.train)
-        machine, here, choices, about = machine_of(workspace, any(TENSET in unit.system for unit in units))
+        machine, here, choices, about = machine_of(workspace, rivals_of(units))
         bench = Bench(machine, here, choices, about, "tune", COMMAND + " --quick" * given.quick, given.force)
         with measuring_alone():
             bench.run(units, until)
@@ -332,17 +342,17 @@ def run_smallest() -> None:
 
     reference = _smallest.reference()
     platform, network = reference.platforms[-1], _smallest.network()
+    systems = (RANDOM, SCRATCH, "TenSet MLP, our engine", WORLD, *DONATED, "random, graph as given")
     models = {}
-    for name, reads in (("trees", "tokens"), ("tenset-mlp", "per-store features")):
+    for name in ("trees", *rivals_of([Unit(network, system, 0) for system in systems])):
         models[name] = catalogue.create(name, catalogue.own_settings(name))
-        models[name].fit(reference.case(platform, reads).train)
+        models[name].fit(reference.case(platform, reads_of(name)).train)
     fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
     setup = replace(setup_of(Workspace(), platform), protocol=fast)
     donor = Unit(network, OURS, 0, 4, lends=True)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
-    machine = Machine(setup, hardware, models["trees"], models["tenset-mlp"], [network])
+    machine = Machine(setup, hardware, models["trees"], models, [network])
     bench = Bench(machine, host_fingerprint(), choices_of(PREPARED), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
-    systems = (RANDOM, SCRATCH, "TenSet MLP, our engine", *DONATED, "random, graph as given")
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
     show()
 
