@@ -3,7 +3,8 @@
 Three figures, each of both models on the same programs, paired over tasks:
 
     pairs   share of pairs of programs ranked right         every task one vote, every program its say
-    U16     top-1 over subsets of sixteen programs          likewise, but of the choice that a search makes
+    U16     top-1 over subsets of sixteen programs          likewise, but of the choice that a search makes (of tasks with
+                                                            fewer programs their top-1, each task one vote)
     top-1   fastest / chosen latency, weighted by time      what a compiler gets, but a few heavy tasks decide it
 
 A candidate passes when it is better in pairs and in U16, each with ``promote.confidence``, and does not lose top-1 beyond its
