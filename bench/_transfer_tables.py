@@ -108,8 +108,10 @@ def _on(folds: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
 def tables(found: Mapping[str, Any]) -> str:
     """Pair by pair at the number of labels that most pairs have, and by number of labels in the mean over the pairs A>B.
 
-    A figure that differs from ours beyond the interval of the difference has a star.
+    A figure that differs from ours beyond the interval of the difference has a star.  A pair of which folds are missing is left out.
     """
+    folds = {pair: min(row["folds"] for by in by_labels.values() for row in by.values()) for pair, by_labels in found.items()}
+    found = {pair: by_labels for pair, by_labels in found.items() if folds[pair] == max(folds.values())}
     counts = [labels for by_labels in found.values() for labels in by_labels if labels != "0"]
     if not counts:
         return _of_pairs(found, "0", "pairs")
