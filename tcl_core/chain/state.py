@@ -101,8 +101,8 @@ def learn_first(
     """Train the chain's first platform: a plain Mamba, whose copy becomes KB.
 
     ``measured`` are the measured programs, where ``train`` holds others too (``teaching``): the Fisher diagonal is of
-    theirs, unless each is alone in its task.  A task's ranking loss sums over pairs, so that of ten times the programs would hold KB a thousand times as
-    firmly, and it could learn nothing more.
+    theirs, unless each is alone in its task.  A task's ranking loss sums over pairs, so that of ten times the programs would hold
+    KB a thousand times as firmly, and it could learn nothing more.
     ``checkpoint`` is a folder from which an interrupted call goes on; the caller removes it after saving the
     state. Raises DataError when there is nothing to learn from.
     """
