@@ -214,8 +214,8 @@ def table(parts: Mapping[str, Part]) -> str:
 
 
 def names_of(parts: Sequence[str]) -> list[str]:
-    """What people call each part's machine; of a machine with several champions these too, by their first digits."""
-    machines = [re.sub(r"\((R|TM)\)| Processor\b| x\d+ [0-9a-f]+, champion .*", "", here) for here in parts]
+    """What people call each part's machine, and the platform that it was; of a machine with several champions these too, by their first digits."""
+    machines = [re.sub(r"\((R|TM)\)| Processor\b| x\d+ [0-9a-f]+|, champion .*", "", here) for here in parts]
     champions = [re.search(r", champion [0-9a-f]{1,4}", here) for here in parts]
     return [
         machine + (champion[0] if champion and machines.count(machine) > 1 else "")

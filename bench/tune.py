@@ -281,7 +281,9 @@ def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def machine_of(workspace: Workspace, rivals: Collection[str]) -> tuple[Machine, str, dict[str, Any], dict[str, Any]]:
-    """The best platform's champion and its rivals of these names; a name of machine, champion and choices; the choices; what all results share."""
+    """The best platform's champion and its rivals of these names; a name of machine, platform, champion and choices; the choices; what all
+    results share: how they were timed.
+    """
     params = workspace.params
     if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
         sys.exit(f"tune: {', '.join(unseen)} must be held out in params.yaml, so that the champion has not seen them; then make run")
@@ -292,8 +294,8 @@ def machine_of(workspace: Workspace, rivals: Collection[str]) -> tuple[Machine, 
     machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), learned, params.networks.train)
     choices = choices_of(params.graph)
     named = ", ".join(f"{what} {hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:8]}" for what, chosen in choices.items())
-    here = f"{host_fingerprint()}, champion {read_description(folder)['weights_sha256'][:12]}, {named}"
-    return machine, here, choices, {"platform": platform, "protocol": setup.protocol_json()}
+    here = f"{host_fingerprint()}, {platform}, champion {read_description(folder)['weights_sha256'][:12]}, {named}"
+    return machine, here, choices, {"protocol": asdict(setup.protocol)}
 
 
 def rival_of(workspace: Workspace, platform: str, name: str) -> CostModel:
@@ -352,7 +354,7 @@ def run_smallest() -> None:
     donor = Unit(network, OURS, 0, 4, lends=True)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models, [network])
-    bench = Bench(machine, host_fingerprint(), choices_of(PREPARED), {"platform": platform}, "tune", f"{COMMAND} --smallest", force=True)
+    bench = Bench(machine, f"{host_fingerprint()}, {platform}", choices_of(PREPARED), {}, "tune", f"{COMMAND} --smallest", force=True)
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
     show()
 

@@ -90,11 +90,17 @@ def test_results_by_another_protocol_are_neither_mixed_nor_dropped(results):
 
 
 def test_a_row_for_each_network_and_machine():
-    parts = {"AMD EPYC x2 0123abcd, champion 1, graph 2": SLOW, "Intel(R) Xeon(R) Processor x2 4567ef89, champion 2, graph 3": FAST}
+    parts = {
+        "AMD EPYC x2 0123abcd, host-avx2, champion 1, graph 2": SLOW,
+        "Intel(R) Xeon(R) Processor x2 4567ef89, host-avx512, champion 2, graph 3": FAST,
+    }
     header, _, *rows = tables.table(parts).split("\n\n")[0].splitlines()
     rows = [dict(zip(*([cell.strip() for cell in line.split("|")[1:-1]] for line in (header, row)), strict=True)) for row in rows]
     shown = [[row[name] for name in ("network", "machine", "TCL", "random / TCL", "eager / TCL")] for row in rows]
-    assert shown == [["net", "AMD EPYC", "10.00 ms", "2.00x", "3.00x"], ["net", "Intel Xeon", "1.00 ms", "-", "2.00x"]]
+    assert shown == [
+        ["net", "AMD EPYC, host-avx2", "10.00 ms", "2.00x", "3.00x"],
+        ["net", "Intel Xeon, host-avx512", "1.00 ms", "-", "2.00x"],
+    ]
     assert "machine" not in tables.table({"AMD EPYC x2 0123abcd, champion 1, graph 2": SLOW})
 
 
