@@ -133,7 +133,10 @@ def collection_s(rates: Rates, params: Params, fleet: Fleet, pool: float, share:
 
 
 def learning_s(rates: Rates, params: Params, records: float, first: bool) -> float:
-    """Seconds of the chain's machine for a platform's model: epochs over its records, and over rehearsed ones for later platforms."""
+    """Seconds of the chain's machine for a platform's model: epochs over its records, and over rehearsed ones for later platforms.
+
+    As if ``train.steps``, which bounds the first platform's, were raised with the records.
+    """
     epochs = params.train.epochs if first else params.bridge.epochs * (1 + params.bridge.rehearsal)
     return records / rates.encoded_per_s + epochs * records / rates.learned_per_s
 

@@ -139,6 +139,7 @@ class Collect:
 @dataclass(frozen=True)
 class Train:
     epochs: Rounds
+    steps: Count
     learning_rate: Positive
     batch_size: Count
     weight_decay: NotNegative

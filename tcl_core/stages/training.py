@@ -13,7 +13,7 @@ import numpy as np
 
 from tcl_core import provenance, reference, registry, shipped_model, store
 from tcl_core.chain import named
-from tcl_core.chain.state import ChainState, fit_settings, learn_first
+from tcl_core.chain.state import ChainState, fit_settings, learn_first, within_steps
 from tcl_core.checked import write_contents, write_json
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.features.batches import Samples, concatenate
@@ -96,9 +96,10 @@ def train(workspace: Workspace) -> TrainReport:
         measured, valid = workspace.split_by_task(workspace.samples(platform), workspace.params.train.validation_share)
         shipped = _shipped(workspace, valid)
         labelled = _with_unlabelled(workspace, platform, measured, shipped)
-        with progress(f"training on {platform}", workspace.params.train.epochs) as shown:
+        settings = within_steps(fit_settings(workspace.params), len(labelled), workspace.params.train.steps)
+        with progress(f"training on {platform}", settings.epochs) as shown:
             curve = _Curve(shown)
-            state = learn_first(labelled, valid, fit_settings(workspace.params), measured=measured, on_epoch=curve, checkpoint=checkpoint)
+            state = learn_first(labelled, valid, settings, measured=measured, on_epoch=curve, checkpoint=checkpoint)
         state = replace(state, shipped=shipped is not None).with_platform(read_saved_hardware(workspace.records_folder(platform)).vector())
         _save(workspace, platform, state, curve, checkpoint, origin)
     more = len(shipped.measured) if shipped else 0

@@ -15,10 +15,11 @@ import pytest
 from tcl_core import provenance, store
 from tcl_core.chain import ckd
 from tcl_core.chain.ckd import DistillSettings
-from tcl_core.chain.state import fit_settings
+from tcl_core.chain.state import fit_settings, within_steps
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import top_k
 from tcl_core.features.batches import Samples, concatenate
+from tcl_core.learning.fit_settings import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Platform, Baselines, Chain, Link, load_params
@@ -343,6 +344,13 @@ def test_two_trainings_never_share_their_checkpoints(folder, monkeypatch, capfd,
     with training_alone(Workspace().journal / "checkpoints" / checkpoints), pytest.raises(KeyboardInterrupt):
         train(project())
     assert "trains the same model; waiting for its end" in capfd.readouterr().err
+
+
+def test_many_programs_are_passed_over_less_often():
+    settings = FitSettings(epochs=30, period=30, batch_size=512)
+    epochs = lambda programs, steps=2000: within_steps(settings, programs, steps).epochs  # noqa: E731
+    assert [epochs(8_000), epochs(34_133), epochs(40_000), epochs(63_232), epochs(10_000_000)] == [30, 30, 25, 16, 1]
+    assert epochs(63_232, steps=20_000) == 30 and within_steps(settings, 63_232, 2000) == dataclasses.replace(settings, epochs=16, period=16)
 
 
 def test_how_training_and_distillation_go():
