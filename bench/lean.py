@@ -1,4 +1,5 @@
-"""How much narrower are the sampler's strata among fast programs to be?  On devices that no other table of the sampler knows.
+"""How much narrower are the sampler's strata among fast programs to be, and which program of one is to be taken?  On devices that no
+other table of the sampler knows.
 
     python bench/lean.py [--quick] [--logs FOLDER] [--seeds N] [--threads N]
 
@@ -8,6 +9,7 @@ few uniformly drawn programs of every task of the first; of 64 uniformly drawn p
 tasks a tenth is chosen; trees that learned these alone rank the other tasks' programs.
 
 pairs, u16, found   as in ``bench/samplers.py``
+least certain       of each stratum not any program, as `rdu` has it, but that one on whose place the trees disagree most
 
 Mean over pairs and seeds, and the 95 % interval of the difference from programs drawn at random with the same pair and seed.
 --quick: one pair, two seeds.
@@ -45,7 +47,7 @@ from tcl_core.stages import exchange
 
 COMMAND = "python bench/lean.py"
 PAIRS = (("ryzen-3700x", "i5-1035g1"), ("i5-1035g1", "cortex-a72"), ("ryzen-3700x", "cortex-a72"), ("cortex-a72", "ryzen-3700x"))
-LEANS = (1.0, 1.25, 1.5, 2.0, 3.0)
+LEANS, DOUBTED = (1.0, 1.25, 1.5, 2.0, 3.0), (1.0, 1.5, 2.0)
 RANDOM, PER_TASK = "random", "per-task"
 PROGRAMS, BEFORE, SHARE = 64, 16, 0.1  # of each task in the pool and, of the device before, to learn from; chosen of the pool
 FIGURES = {"pairs": "pairs right", "u16": "U16", "found": "best found"}
@@ -85,13 +87,14 @@ def played(drawn: Drawn, before: str, device: str, seed: int, share: float) -> d
     members = [trees(known, c.epochs, seed + number) for number in range(c.ensemble)]
     predictions = np.stack([scaled_within_task(member.predict(pool), pool.tasks) for member in members])
     nothing = np.zeros(0)
-    seen = Pool(predictions.mean(axis=0), pool.tasks, nothing, predictions.var(axis=0), pool.tasks, nothing.astype(int))
+    seen, doubt = Pool(predictions.mean(axis=0), pool.tasks, nothing, pool.tasks, nothing.astype(int)), predictions.var(axis=0)
     budget = round(share * len(pool))
     choices = {f"{lean:g}": lambda draw, lean=lean: rdu.pick(seen, budget, draw, lean) for lean in LEANS}
     choices = {
         RANDOM: lambda draw: draw.permutation(len(pool))[:budget],
         PER_TASK: lambda draw: per_task.pick(seen, budget, draw),
         **choices,
+        **{f"{lean:g}, least certain": lambda draw, lean=lean: rdu.pick(seen, budget, draw, lean, doubt) for lean in DOUBTED},
     }
     return {name: judged(pool, pool.take(np.sort(choose(np.random.default_rng(seed)))), test, seed) for name, choose in choices.items()}
 

@@ -216,7 +216,7 @@ def collect(
 ) -> None:
     """Spend the plan's budget: a random start, then rounds of select, measure and refit; with ``before`` one choice of all.
 
-    models   the ensemble that selects; of `rdu-paper` the first one's ranking counts; their disagreement is the uncertainty
+    models   the ensemble that selects; their mean ranking counts, of `rdu-paper` the first one's
     on_step  is told of each finished step: round, step, seconds and counts
     before   what another platform measured of the same tasks.  Its models alone choose: rounds of this platform's
              own beside them found slower programs (docs/learning.md, Samplers)
@@ -303,7 +303,6 @@ def _pick(
         collection.encoder.operators([collection.keys[row] for row in open_rows]),
         ranking[known],
         count,
-        uncertainty=predictions.var(axis=0)[open_rows],
         tasks=everything.tasks[open_rows],
         labelled_tasks=everything.tasks[known],
         rng=rng,

@@ -35,15 +35,15 @@ def rdu(
     labelled: Samples | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """Representative, diverse and uncertain ones: equally many of each task, ``labelled`` ones counted, spread over the order that the
-    model predicts, more of the fast, and of those the least certain; ``sampling.rdu.pick``.
+    """Representative and diverse ones: equally many of each task, ``labelled`` ones counted, spread over the order that the model
+    predicts, more of the fast; ``sampling.rdu.pick``.
 
-    model  one, such as that of a platform like this one, or an ensemble whose disagreement is the uncertainty; its mean ranking counts
+    model  one, such as that of a platform like this one, or an ensemble, whose mean ranking counts
 
     Raises UsageError for a budget below 0, DataError for predictions that are not finite.
     """
     scores, _ = _scores(candidates, model, labelled)
-    return _picked("rdu", candidates, scores.mean(axis=0), budget, labelled, seed, uncertainty=scores.var(axis=0))
+    return _picked("rdu", candidates, scores.mean(axis=0), budget, labelled, seed)
 
 
 def rdu_paper(

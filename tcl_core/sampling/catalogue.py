@@ -29,7 +29,6 @@ def pick(
     labelled_predictions: np.ndarray,
     budget: int,
     *,
-    uncertainty: np.ndarray | None = None,
     tasks: np.ndarray | None = None,
     labelled_tasks: np.ndarray | None = None,
     rng: np.random.Generator,
@@ -45,7 +44,5 @@ def pick(
     choose = named(sampler)
     if budget < 0:
         raise ValueError(f"the budget is {budget} programs; it cannot be negative")
-    pool = Pool(
-        np.asarray(predictions), np.asarray(operator_types), np.asarray(labelled_predictions), uncertainty, tasks, labelled_tasks,
-    )  # fmt: skip
+    pool = Pool(np.asarray(predictions), np.asarray(operator_types), np.asarray(labelled_predictions), tasks, labelled_tasks)
     return choose(pool, budget, rng)

@@ -16,27 +16,24 @@ class Pool:
     predictions           (N,) higher is better
     operator_types        (N,) names or numbers
     labelled_predictions  (M,) by the same model
-    uncertainty           (N,) variance over an ensemble
     tasks                 (N,) numbers, labelled_tasks (M,)
     """
 
     predictions: np.ndarray
     operator_types: np.ndarray
     labelled_predictions: np.ndarray
-    uncertainty: np.ndarray | None = None
     tasks: np.ndarray | None = None
     labelled_tasks: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        rows_of = dict.fromkeys(("operator_types", "uncertainty", "tasks"), len(self))
+        rows_of = dict.fromkeys(("operator_types", "tasks"), len(self))
         rows_of["labelled_tasks"] = len(self.labelled_predictions)
         for name, rows in rows_of.items():
             values = getattr(self, name)
             if values is not None and len(values) != rows:
                 raise ValueError(f"{name} has {len(values)} rows where there are {rows} programs")
-        for name in ("predictions", "labelled_predictions", "uncertainty"):
-            values = getattr(self, name)
-            if values is not None and not np.isfinite(values).all():
+        for name in ("predictions", "labelled_predictions"):
+            if not np.isfinite(getattr(self, name)).all():
                 raise DataError(f"the model's {name} are not all finite numbers; train it with a lower learning rate")
 
     def __len__(self) -> int:

@@ -3,13 +3,13 @@
 ``pick_as_printed`` is the paper's.  When an operator type's quota is spent, the type leaves the pool: as printed, a rejected argmax
 would be the argmax again, forever.
 
-``pick`` has the same three aims and other means to them:
+``pick`` has its aims and other means to them:
 
     representativeness  every task gets as many programs as any other, those measured before among them (``per_task``)
     diversity           a task's programs, in the order that the model predicts, are cut into as many strata as it gets picks, narrow
                         among the fast and wide among the slow; one is taken of each
-    uncertainty         of a stratum that one on whose place the ensemble disagrees most; whether that teaches more than any
-                        other of the stratum is not shown (docs/learning.md, Samplers)
+    uncertainty         of a stratum any program, at random: within it the model does not know.  That one on whose place an ensemble
+                        disagrees most teaches less, and is seldom the fastest (bench/lean.py)
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tcl_core.sampling.per_task import turns
 from tcl_core.sampling.pool import Pool
 from tcl_core.sampling.scores import normalised, paper_scores
 
-LEAN = 2.0
+LEAN = 1.5
 """The first i of k strata hold (i / k) ** LEAN of a task's programs: at 1 all are equally wide, above it the fast ones are narrower.
-Found on AVX-512, confirmed on devices that the samplers' table does not report (bench/lean.py)."""
+Chosen on devices that the samplers' table does not report (bench/lean.py)."""
 
 
 def quota(operator_types: np.ndarray, budget: int) -> dict[Hashable, int]:
@@ -57,13 +57,17 @@ def pick_as_printed(pool: Pool, budget: int, rng: np.random.Generator) -> np.nda
     return np.array(picked, dtype=np.int64)
 
 
-def pick(pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN) -> np.ndarray:
-    """Row numbers in picking order, O(N log N).  Equal programs are picked at random; ``lean`` is that of ``LEAN``.
+def pick(
+    pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN, preferred: np.ndarray | None = None
+) -> np.ndarray:
+    """Row numbers in picking order, O(N log N).  ``lean`` is that of ``LEAN``; ``preferred`` (N,): of a stratum the program with the
+    largest, None: any.
 
-    Raises ValueError where the pool has no tasks or no uncertainty.
+    Raises ValueError where the pool has no tasks.
     """
-    if pool.tasks is None or pool.labelled_tasks is None or pool.uncertainty is None:
-        raise ValueError("the sampler 'rdu' needs tasks, labelled_tasks and uncertainty of the pool")
+    if pool.tasks is None or pool.labelled_tasks is None:
+        raise ValueError("the sampler 'rdu' needs tasks and labelled_tasks of the pool")
+    preferred = rng.random(len(pool)) if preferred is None else preferred
     picks = turns(pool.tasks, pool.labelled_tasks, budget, rng)
     order = rng.permutation(len(pool))  # so that stable sorts leave equal programs in random order
     by_place = order[np.lexsort((-pool.predictions[order], pool.tasks[order]))]  # task by task, the fastest first
@@ -75,8 +79,8 @@ def pick(pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN) 
     stratum += np.repeat(np.cumsum(counts) - counts, sizes)  # numbered through
     kept = np.repeat(counts > 0, sizes)
     by_place, stratum = by_place[kept], stratum[kept]
-    by_doubt = np.lexsort((-pool.uncertainty[by_place], stratum))  # stratum by stratum, the least certain first
-    firsts = by_place[by_doubt[np.unique(stratum[by_doubt], return_index=True)[1]]]
+    in_turn = np.lexsort((-preferred[by_place], stratum))  # stratum by stratum, the preferred first
+    firsts = by_place[in_turn[np.unique(stratum[in_turn], return_index=True)[1]]]
     return firsts[rng.permutation(len(firsts))]
 
 

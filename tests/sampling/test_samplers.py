@@ -8,6 +8,8 @@ import pytest
 from tcl_core.errors import DataError, UsageError
 from tcl_core.sampler_names import BLIND, SAMPLERS
 from tcl_core.sampling.catalogue import pick
+from tcl_core.sampling import rdu
+from tcl_core.sampling.pool import Pool
 from tcl_core.sampling.rdu import _strata, quota
 from tcl_core.sampling.scores import normalised, paper_scores_reference
 
@@ -18,7 +20,6 @@ def pool(count=60, labelled=9, seed=3) -> dict:
         predictions=rng.normal(size=count),
         operator_types=np.array(["conv2d", "dense", "conv2d", "softmax"])[rng.integers(0, 4, count)],
         labelled_predictions=rng.normal(size=labelled),
-        uncertainty=rng.random(count),
         tasks=rng.integers(0, 9, count),
         labelled_tasks=rng.integers(0, 9, labelled),
     )
@@ -30,7 +31,7 @@ def rng():
 
 def test_samplers_that_ask_no_model_pick_alike_whatever_it_says():
     for sampler in SAMPLERS:
-        first, other = pool(), pool() | {"predictions": -pool()["predictions"], "uncertainty": np.full(60, 0.5)}
+        first, other = pool(), pool() | {"predictions": -pool()["predictions"]}
         same = np.array_equal(*(pick(sampler, budget=9, rng=rng(), **data) for data in (first, other)))
         assert same == (sampler in BLIND), sampler
 
@@ -103,7 +104,6 @@ def test_an_empty_pool_or_no_labels_yet(sampler):
 def test_equal_programs_are_picked_in_random_order_not_by_position(sampler):
     same = dict(
         predictions=np.ones(30), operator_types=np.zeros(30, int), labelled_predictions=np.ones(2),
-        uncertainty=np.ones(30),
         tasks=np.zeros(30, int), labelled_tasks=np.zeros(2, int),
     )  # fmt: skip
     firsts = {int(pick(sampler, budget=1, rng=np.random.default_rng(seed), **same)[0]) for seed in range(20)}
@@ -145,14 +145,22 @@ def test_paper_pick_equals_the_naive_argmax_with_types_dropped():
 
 
 def test_rdu_by_hand():
-    """Nine programs of a task in the order predicted, three picks: strata of the fastest one, the next three and the last five.
+    """Nine programs of a task in the order predicted, three picks: strata of the fastest two, the next three and the last four.
 
-    (1/3)^2 and (2/3)^2 of 9 are 1 and 4.  Of each stratum the one that is least certain.
+    (1/3)^1.5 and (2/3)^1.5 of 9 are 1.7 and 4.9.  Of each stratum any.
     """
-    predictions, uncertainty = np.arange(9.0)[::-1], np.array([0, 1, 3, 2, 0, 0, 4, 0, 3])
     data = dict(operator_types=np.zeros(9), labelled_predictions=np.zeros(0), tasks=np.zeros(9, int), labelled_tasks=np.zeros(0, int))
-    chosen = pick("rdu", predictions, budget=3, uncertainty=uncertainty, rng=rng(), **data)
-    assert sorted(chosen.tolist()) == [0, 2, 6]
+    draws = [sorted(pick("rdu", np.arange(9.0)[::-1], budget=3, rng=np.random.default_rng(n), **data).tolist()) for n in range(300)]
+    assert [sorted(set(column)) for column in zip(*draws, strict=True)] == [[0, 1], [2, 3, 4], [5, 6, 7, 8]]
+    counts = np.bincount(np.concatenate(draws), minlength=9)
+    assert counts == pytest.approx(np.repeat([150, 100, 75], [2, 3, 4]), abs=45)  # 5 standard deviations
+
+
+def test_of_a_stratum_the_preferred_is_taken():
+    """As by hand above, with strata as wide as at 2: the fastest one, the next three and the last five."""
+    preferred = np.array([0, 1, 3, 2, 0, 0, 4, 0, 3])
+    seen = Pool(np.arange(9.0)[::-1], np.zeros(9), np.zeros(0), np.zeros(9, int), np.zeros(0, int))
+    assert sorted(rdu.pick(seen, 3, rng(), 2.0, preferred).tolist()) == [0, 2, 6]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 9, 40])
@@ -166,17 +174,17 @@ def test_strata_are_as_many_as_asked_in_order_and_none_is_empty(size):
 @pytest.mark.parametrize("budget", [1, 7, 24, 55])
 def test_rdu_equals_the_naive_choice_task_by_task(budget):
     data = pool()
-    data["predictions"], data["uncertainty"] = np.unique(data["predictions"]), rng().permutation(60) / 60.0  # no two are equal
-    chosen = pick("rdu", budget=budget, rng=rng(), **data)
+    data["predictions"], preferred = np.unique(data["predictions"]), rng().permutation(60)  # no two are equal
+    chosen = rdu.pick(Pool(**data), budget, rng(), preferred=preferred)
     assert len(chosen) == budget
     for task in np.unique(data["tasks"]):
         rows, mine = np.flatnonzero(data["tasks"] == task), chosen[data["tasks"][chosen] == task]
         places = sorted(rows, key=lambda row: -data["predictions"][row])
         expected, start = set(), 0
         for number in range(len(mine)):
-            end = round(len(places) * ((number + 1) / len(mine)) ** 2)
+            end = round(len(places) * ((number + 1) / len(mine)) ** 1.5)
             end = min(max(end, start + 1), len(places) - (len(mine) - number - 1))
-            expected.add(max(places[start:end], key=lambda row: data["uncertainty"][row]))
+            expected.add(max(places[start:end], key=lambda row: preferred[row]))
             start = end
         assert set(mine.tolist()) == expected
     counts = np.bincount(data["tasks"][chosen], minlength=9) + np.bincount(data["labelled_tasks"], minlength=9)
@@ -189,10 +197,10 @@ def test_wrong_calls_say_what_is_wrong():
     data = pool()
     with pytest.raises(UsageError, match="unknown sampler 'rud' in collect.sampler of params.yaml; did you mean 'rdu'"):
         pick("rud", budget=1, rng=rng(), **data)
-    with pytest.raises(ValueError, match="needs tasks, labelled_tasks and uncertainty"):
-        pick("rdu", budget=1, rng=rng(), **data | dict(uncertainty=None))
-    with pytest.raises(ValueError, match="uncertainty has 59 rows where there are 60 programs"):
-        pick("rdu", budget=1, rng=rng(), **data | dict(uncertainty=data["uncertainty"][1:]))
+    with pytest.raises(ValueError, match="'rdu' needs tasks and labelled_tasks"):
+        pick("rdu", budget=1, rng=rng(), **data | dict(tasks=None))
+    with pytest.raises(ValueError, match="tasks has 59 rows where there are 60 programs"):
+        pick("rdu", budget=1, rng=rng(), **data | dict(tasks=data["tasks"][1:]))
     with pytest.raises(ValueError, match="cannot be negative"):
         pick("random", budget=-1, rng=rng(), **data)
     data["predictions"][3] = np.nan
