@@ -213,9 +213,7 @@ def _picked_at_scale(sampler: str, programs: int, tasks: int) -> dict[str, float
     predictions, of_task = rng.random(programs), rng.integers(0, tasks, programs)
     known, none = np.zeros(0, int), np.zeros(0)
     start = time.monotonic()
-    chosen = pick(
-        sampler, predictions, of_task % 12, none, programs // 10, tasks=of_task, labelled_tasks=known, rng=rng
-    )
+    chosen = pick(sampler, predictions, of_task % 12, none, programs // 10, tasks=of_task, labelled_tasks=known, rng=rng)
     assert len(np.unique(chosen)) == programs // 10
     return {"seconds": round(time.monotonic() - start, 3), "gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3)}
 

@@ -57,9 +57,7 @@ def pick_as_printed(pool: Pool, budget: int, rng: np.random.Generator) -> np.nda
     return np.array(picked, dtype=np.int64)
 
 
-def pick(
-    pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN, preferred: np.ndarray | None = None
-) -> np.ndarray:
+def pick(pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN, preferred: np.ndarray | None = None) -> np.ndarray:
     """Row numbers in picking order, O(N log N).  ``lean`` is that of ``LEAN``; ``preferred`` (N,): of a stratum the program with the
     largest, None: any.
 

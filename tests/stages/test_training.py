@@ -350,7 +350,9 @@ def test_many_programs_are_passed_over_less_often():
     settings = FitSettings(epochs=30, period=30, batch_size=512)
     epochs = lambda programs, steps=2000: within_steps(settings, programs, steps).epochs  # noqa: E731
     assert [epochs(8_000), epochs(34_133), epochs(40_000), epochs(63_232), epochs(10_000_000)] == [30, 30, 25, 16, 1]
-    assert epochs(63_232, steps=20_000) == 30 and within_steps(settings, 63_232, 2000) == dataclasses.replace(settings, epochs=16, period=16)
+    assert epochs(63_232, steps=20_000) == 30 and within_steps(settings, 63_232, 2000) == dataclasses.replace(
+        settings, epochs=16, period=16
+    )
 
 
 def test_how_training_and_distillation_go():
