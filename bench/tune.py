@@ -54,7 +54,7 @@ from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel, read_description
 from tcl_core.params import Graph
-from tcl_core.platforms import host_fingerprint, read_saved_hardware
+from tcl_core.platforms import host_fingerprint, read_saved_hardware, why_not
 from tcl_core.programs.graph import PREPARED, apply_database, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.progress import progress
@@ -342,15 +342,16 @@ def run_smallest() -> None:
     """The kinds of systems once, on a network of one convolution; MetaSchedule's builder takes minutes, so not with that."""
     import _smallest
 
-    reference = _smallest.reference()
-    platform, network = reference.platforms[-1], _smallest.network()
+    reference, workspace = _smallest.reference(), Workspace()
+    platform = [name for name in reference.platforms if why_not(workspace.params.platforms[name].mcpu) is None][-1]
+    network = _smallest.network()
     systems = (RANDOM, SCRATCH, "TenSet MLP, our engine", WORLD, *DONATED, "random, graph as given")
     models = {}
     for name in ("trees", *rivals_of([Unit(network, system, 0) for system in systems])):
         models[name] = catalogue.create(name, catalogue.own_settings(name))
         models[name].fit(reference.case(platform, reads_of(name)).train)
     fast = Protocol(repeats=1, max_repeats=1, min_repeat_ms=0.1, max_number=1, threads=1)
-    setup = replace(setup_of(Workspace(), platform), protocol=fast)
+    setup = replace(setup_of(workspace, platform), protocol=fast)
     donor = Unit(network, OURS, 0, 4, lends=True)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     machine = Machine(setup, hardware, models["trees"], models, [network])
