@@ -8,8 +8,8 @@ would be the argmax again, forever.
     representativeness  every task gets as many programs as any other, those measured before among them (``per_task``)
     diversity           a task's programs, in the order that the model predicts, are cut into as many strata as it gets picks, narrow
                         among the fast and wide among the slow; one is taken of each
-    uncertainty         of a stratum any program, at random: within it the model does not know.  That one on whose place an ensemble
-                        disagrees most teaches less, and is seldom the fastest (bench/lean.py)
+    uncertainty         of a stratum any program, at random: within it the model does not know.  To take that one on whose place an
+                        ensemble disagrees most was no better by any figure (bench/lean.py)
 """
 
 from __future__ import annotations
