@@ -21,7 +21,7 @@ from prefect.futures import PrefectFuture, as_completed
 from prefect.task_runners import TaskRunner
 
 from flows.dvc_stage import only_run
-from flows.server import prefect_api, wait_until_recorded
+from flows.server import begun, prefect_api, wait_until_recorded
 from tcl_core.errors import PlatformError, TclError, naming_extras
 from tcl_core.features import per_store
 from tcl_core.features.per_store import LoweringJob
@@ -103,7 +103,7 @@ def _mend(error: BaseException) -> str:
     return "what was done is kept: run again, on one worker to see it"
 
 
-@task(cache_policy=NO_CACHE, name="lower", persist_result=False)
+@task(cache_policy=NO_CACHE, on_running=[begun], name="lower", persist_result=False)
 def lower(job: bytes) -> tuple[str, list[np.ndarray]]:
     """What makes the per-store features, in which version, and those of the pickled job's programs."""
     return per_store.FORMAT, per_store.extract(pickle.loads(job))

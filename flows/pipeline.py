@@ -21,7 +21,7 @@ from prefect.states import Cancelled, Completed, Failed
 from flows import report
 from flows.dvc_stage import Busy, StageFailed, only_run, reproduce, run_command
 from flows.features import lower_programs
-from flows.server import prefect_api, wait_until_recorded
+from flows.server import begun, prefect_api, wait_until_recorded
 from tcl_core import store
 from tcl_core.errors import BusyError, PlatformError, RegistryError, TclError, unknown_name
 from tcl_core.params import load_params
@@ -100,7 +100,7 @@ def run_stage(name: str, *inputs: Done, force: bool = False) -> Done:
     return stage_task.with_options(name=title, task_run_name=title, **options)(name, inputs, force)
 
 
-@task(cache_policy=NO_CACHE)
+@task(cache_policy=NO_CACHE, on_running=[begun])
 def stage_task(name: str, inputs: tuple[Done, ...], force: bool) -> Done | State:
     """Reproduce one DVC stage; ``inputs`` are here for the arrows between tasks."""
     log, (kind, _, platform) = get_run_logger(), name.partition("@")
@@ -131,7 +131,7 @@ def command(name: str, *inputs: Done) -> Done:
     return command_task.with_options(name=name, task_run_name=name)(name, inputs)
 
 
-@task(cache_policy=NO_CACHE)
+@task(cache_policy=NO_CACHE, on_running=[begun])
 def command_task(name: str, inputs: tuple[Done, ...], arguments: Sequence[str] = ()) -> Done | State:
     """A platform whose models were all kept back has no champion to tune with: that is said, and no failure."""
     log = get_run_logger()
@@ -147,7 +147,7 @@ def command_task(name: str, inputs: tuple[Done, ...], arguments: Sequence[str] =
     return Done(name)
 
 
-@task(cache_policy=NO_CACHE, name="summary", task_run_name="summary")
+@task(cache_policy=NO_CACHE, on_running=[begun], name="summary", task_run_name="summary")
 def summary(written: Done) -> None:
     """Close with what this run measured, learned, promoted and tuned."""
     text = summary_text(summarise(report.HERE), report.HERE.reports)

@@ -15,18 +15,22 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from tcl_core.errors import PlatformError
 from tcl_core.process import PARENT_PID, end_with_parents
 from tcl_core.progress import say
 
 if TYPE_CHECKING:
-    from uuid import UUID
+    from prefect import Task
+    from prefect.client.schemas.objects import State, TaskRun
 
 START_S = 180.0  # a new database on a busy machine takes its time
+_begun: dict[UUID, set[UUID]] = defaultdict(set)  # flow run -> its task runs that began in this process
 
 
 @contextmanager
@@ -50,6 +54,12 @@ def prefect_api() -> Iterator[None]:
         yield
 
 
+def begun(_task: Task, run: TaskRun, _state: State) -> None:
+    """Hook of every task: a run that the server has not heard of yet is still to be waited for."""
+    if run.flow_run_id is not None:
+        _begun[run.flow_run_id].add(run.id)
+
+
 def wait_until_recorded(flow_run_id: UUID, patience_s: float = 15.0) -> None:
     """Wait for the end of every task run to be saved: Prefect hands it in behind the flow's back."""
     from prefect.client.orchestration import get_client
@@ -60,7 +70,8 @@ def wait_until_recorded(flow_run_id: UUID, patience_s: float = 15.0) -> None:
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
             runs = client.read_task_runs(flow_run_filter=of_this_run)
-            if all(run.state and run.state.is_final() for run in runs):
+            ended = {run.id for run in runs if run.state and run.state.is_final()}
+            if len(ended) == len(runs) and ended >= _begun[flow_run_id]:
                 return
             time.sleep(0.2)
 

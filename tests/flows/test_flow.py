@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from flows import pipeline as module
-from flows import report
+from flows import report, server
 from flows.dvc_stage import StageFailed
 from tcl_core.checked import write_json
 from tcl_core.errors import BusyError
@@ -310,3 +310,23 @@ def test_damaged_rounds_are_passed_over_with_a_word(rounds, tmp_path, caplog, ru
 def test_nested_figures_become_rows():
     tree = {"seed": 0, "platforms": {"a": {"top_1": {"value": 0.5, "low": 0.40001}, "matrix": [[1, 2]]}}}
     assert report.table_rows(tree) == [{"of": "all", "seed": 0}, {"of": "platforms / a / top_1", "value": 0.5, "low": 0.4}]
+
+
+def test_a_task_run_that_the_server_has_not_heard_of_is_waited_for(monkeypatch):
+    """Its first state is written behind the flow's back too: the server that knows of no run is not done."""
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+    from uuid import uuid4
+
+    flow_run, first, second = uuid4(), uuid4(), uuid4()
+    for task_run in (first, second):
+        server.begun(None, SimpleNamespace(id=task_run, flow_run_id=flow_run), None)
+
+    def seen(task_run, final):
+        return SimpleNamespace(id=task_run, state=SimpleNamespace(is_final=lambda: final))
+
+    answers = [[], [seen(first, True)], [seen(first, True), seen(second, False)], [seen(first, True), seen(second, True)]]
+    client = SimpleNamespace(read_task_runs=lambda flow_run_filter: answers.pop(0))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: nullcontext(client))
+    server.wait_until_recorded(flow_run, patience_s=60)
+    assert answers == []
