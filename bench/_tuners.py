@@ -26,6 +26,7 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.params import Graph
 from tcl_core.programs.graph import AS_GIVEN, PREPARED
 from tcl_core.tuning.database import Shelf
+from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.measuring import module_builder, worker_runner
 from tcl_core.tuning.network import tunables_of
 from tcl_core.tuning.schedules import SearchSettings
@@ -89,11 +90,12 @@ def ours(
     searches: bool = True,
     shares: bool = True,
     cold: bool = True,
+    lessons: bool = False,
 ) -> Callable[[Given], Spent]:
     """TCL's tuner: with the champion, a rival of its or no ``model``, from scratch; by search or at random (``explore`` 1), or with donors' programs alone.
 
     ``shares``: tasks of the network lend to one another, but never where programs are drawn at random.  Without ``cold`` all programs are
-    timed with warm weights.  ``lean`` 0: draws are uniform over the design space, whatever fits in registers.
+    timed with warm weights.  ``lessons``: they learn from each other's measurements too.  ``lean`` 0: draws are uniform over the design space, whatever fits in registers.
     """
 
     def tune(given: Given) -> Spent:
@@ -114,6 +116,7 @@ def ours(
                 given.donors,
                 searches,
                 shares and explore is None,
+                Lessons() if lessons else None,
             )
 
             def note(outcome: Any) -> None:
@@ -286,6 +289,8 @@ SYSTEMS = {
     "random, in registers": System(drawn(SearchSettings.lean)),
     "TCL, warm weights": System(ours(cold=False)),
     "TCL, tasks apart": System(ours(shares=False)),
+    "TCL, tasks that learn": System(ours(lessons=True)),
+    "from scratch, tasks that learn": System(ours(model=None, lessons=True)),
     "Transfer-Tuning": System(ours(searches=False)),
     "TCL, warm start": System(ours()),
     "random, graph as given": System(drawn(), AS_GIVEN),

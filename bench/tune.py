@@ -12,6 +12,7 @@ Parts, each of them resumable, and stopped before the unit that would begin afte
     factors    on resnet-18 and deit-small, where the gain comes from, one thing at a time: what is done to the graph, packing, tasks
                that lend to one another
     registers  all four, with draws that are uniform over the design space, and random programs that add up in registers
+    lessons    all four, with tasks that learn from each other's measurements, with and without the champion
     world      all four, with the world model in the champion's place
     warm       all four, timed with warm weights
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
@@ -77,6 +78,7 @@ PLAIN = (OURS, RANDOM, SCRATCH)
 STOCKS = (TENSET, STOCK, f"{TENSET}, our engine", f"{STOCK}, our engine")
 WARM, WORLD = "TCL, warm weights", "TCL, world model"
 REGISTERS = ("TCL, uniform draws", "random, in registers")
+LEARNING = ("TCL, tasks that learn", "from scratch, tasks that learn")
 DONATED = ("Transfer-Tuning", "TCL, warm start")
 FACTORS = {
     "resnet-18": ("TCL, without Winograd", "TCL, tasks apart", "random, graph as given", "random, not packed"),
@@ -121,6 +123,8 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
         return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
     if part == "registers":
         return [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in REGISTERS]
+    if part == "lessons":
+        return [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in LEARNING]
     if part == "world":
         return [Unit(network, WORLD, seed) for seed in range(SEEDS) for network in NETWORKS]
     if part == "warm":
@@ -140,7 +144,7 @@ def rivals_of(units: Sequence[Unit]) -> set[str]:
     return {rival for unit in units if (rival := SYSTEMS[unit.system].rival)}
 
 
-PARTS = (*NETWORKS, "registers", "warm", "long", "stock", "world", "factors", "donors")
+PARTS = (*NETWORKS, "registers", "warm", "long", "stock", "lessons", "world", "factors", "donors")
 QUICK = [Unit("bert-tiny", system, 0, 32) for system in (OURS, RANDOM, SCRATCH, STOCK)]
 
 

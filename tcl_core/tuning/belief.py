@@ -32,7 +32,10 @@ FAILED = 1.0  # nats by which a program that failed is taken for slower than the
 
 @dataclass(frozen=True)
 class Views:
-    """N candidates as models see them: scores (N,), higher is better, and blocks of features, each (N, width)."""
+    """N candidates as models see them: scores (N,), higher is better, and blocks of features, each (N, width).
+
+    The last block is the rows that trees read, whose columns mean the same in all tasks.
+    """
 
     scores: np.ndarray
     blocks: tuple[np.ndarray, ...]

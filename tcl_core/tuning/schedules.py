@@ -21,6 +21,7 @@ from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trac
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.workload import Workload
 from tcl_core.tuning.belief import Views
+from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.search import Candidate, DecisionSearch, View
 
 UNROLL = "unroll_explicit"
@@ -52,8 +53,9 @@ class ScheduleSearch(DecisionSearch):
         hardware: Sequence[float],
         target: dict[str, Any],
         settings: SearchSettings,
+        lessons: Lessons | None = None,
     ) -> None:
-        """``model`` is the champion; None: the search learns from its own measurements alone."""
+        """``model`` is the champion; None: the search learns from measurements alone, its own and those of ``lessons``."""
         self.space = DesignSpace(task.key, task.module(), target)
         self.waiting: list[Candidate] = []
         self.viewed = 0
@@ -65,6 +67,7 @@ class ScheduleSearch(DecisionSearch):
         shape = (settings.population, settings.generations, settings.explore)
         view = self._counted(_view(task, encoder, model, hardware))
         super().__init__(sketches, view, rng, *shape, _unroll(sketches, encoder.workload(task.key)))
+        self.lessons = lessons
         if target["kind"] == "cuda":
             self.fits = launchable
         else:

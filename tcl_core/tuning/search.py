@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tcl_core.programs.registers import Fits
 from tcl_core.programs.sketches import Sketch
 from tcl_core.tuning.belief import Belief, Picker, Points, Scale, Views, gains_of, joined, worth_learning
+from tcl_core.tuning.lessons import Lessons
 
 Candidate = tuple[int, tuple[int, ...]]
 """(sketch index, decisions)."""
@@ -38,6 +39,7 @@ class DecisionSearch:
     fits         tells vectors that may be programs, without a replay; others are never met
     leans, lean  tells vectors that are more likely to be fast; this share of what is drawn at random is of them, as far as
                  there are such, and of the children that are not this share goes
+    lessons      what the tasks of a run tell each other, this one among them; None: it is searched for itself
     measured     candidate -> seconds, inf where it failed
     excluded     candidates that are no programs, or others' by another name
     """
@@ -52,11 +54,12 @@ class DecisionSearch:
     fits: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
     leans: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
     lean: float = 0.0
+    lessons: Lessons | None = None
     measured: dict[Candidate, float] = field(default_factory=dict)
     excluded: set[Candidate] = field(default_factory=set)
     _scale: Scale | None = None
     _alive: list[Candidate] = field(default_factory=list)
-    _seen: dict[Candidate, Points] = field(default_factory=dict)  # points of those alive and measured
+    _seen: dict[Candidate, tuple[Points, np.ndarray]] = field(default_factory=dict)  # points and rows of those alive and measured
 
     def propose(self, count: int) -> list[Candidate]:
         """Up to ``count`` distinct candidates that were not measured, the most promising first.
@@ -65,22 +68,29 @@ class DecisionSearch:
         proposals, from the first one on, has its share of both.
         """
         fresh = self._random(self.population)
-        if self._scale is None:
-            views = self.view(fresh)
-            self._scale = Scale(views)
-            self._remember(fresh, views)
+        self._measure_scale(fresh)
         belief = self._belief()
         merits: dict[Candidate, float] = {}  # what each candidate met in this proposal may gain
         alive = self._best(self._first_generation(fresh), belief, merits)
         for _ in range(self.generations):
             alive = self._best([*alive, *self._children(alive)], belief, merits)
         kept = {*alive, *self.measured}
-        self._alive, self._seen = alive, {c: point for c, point in self._seen.items() if c in kept}
+        self._alive, self._seen = alive, {c: seen for c, seen in self._seen.items() if c in kept}
         return self._batch([c for c in alive if self._is_new(c)], belief, count)
 
     def tell(self, candidate: Candidate, latency_s: float) -> None:
         """Remember a measurement; inf for a candidate that failed.  The best of several counts."""
         self.measured[candidate] = min(latency_s, self.measured.get(candidate, np.inf))
+
+    def share(self) -> None:
+        """Tell the run's other tasks what was measured of this one."""
+        if self.lessons is not None and self.measured:
+            self._measure_scale()
+            latencies_s, candidates = list(self.measured.values()), list(self.measured)
+            rows = worth_learning(latencies_s)
+            seen = self._known([candidates[row] for row in rows])
+            scores = joined([points for points, _ in seen]).scores
+            self.lessons.tell(id(self), scores, _rows(seen), gains_of(latencies_s)[rows])
 
     def exclude(self, candidate: Candidate) -> None:
         """Never propose this one, and learn nothing from it."""
@@ -89,15 +99,29 @@ class DecisionSearch:
     def _is_new(self, candidate: Candidate) -> bool:
         return candidate not in self.measured and candidate not in self.excluded
 
+    def _measure_scale(self, sample: Sequence[Candidate] = ()) -> None:
+        """The scale is that of the first candidates that are met; without a sample, of some that are drawn for it."""
+        if self._scale is None:
+            sample = sample or self._random(self.population)
+            views = self.view(sample)
+            self._scale = Scale(views)
+            self._remember(sample, views)
+
     def _points(self, candidates: Sequence[Candidate]) -> Points:
+        """With the gains, in the place of scores, that the run's lessons promise."""
+        seen = self._known(candidates)
+        points = joined([points for points, _ in seen])
+        return points if self.lessons is None else replace(points, scores=self.lessons.gains(points.scores, _rows(seen)))
+
+    def _known(self, candidates: Sequence[Candidate]) -> list[tuple[Points, np.ndarray]]:
         """Each candidate is viewed once for as long as it lives: that is nearly all of a search's time."""
         if unseen := [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._seen]:
             self._remember(unseen, self.view(unseen))
-        return joined([self._seen[candidate] for candidate in candidates])
+        return [self._seen[candidate] for candidate in candidates]
 
     def _remember(self, candidates: Sequence[Candidate], views: Views) -> None:
-        points = self._scale(views)
-        self._seen |= {candidate: points.take([row]) for row, candidate in enumerate(candidates)}
+        points, rows = self._scale(views), views.blocks[-1]
+        self._seen |= {candidate: (points.take([row]), rows[[row]]) for row, candidate in enumerate(candidates)}
 
     def _belief(self) -> Belief:
         """What the measured programs tell."""
@@ -203,6 +227,10 @@ class DecisionSearch:
             kept = self.fits(sketch, mutated) & (self.leans(sketch, mutated) | spared)
             children += _candidates(sketch, mutated[kept])
         return children
+
+
+def _rows(seen: Sequence[tuple[Points, np.ndarray]]) -> np.ndarray:
+    return np.concatenate([rows for _, rows in seen]) if seen else np.zeros((0, 0))
 
 
 def _candidates(sketch: Sketch, decisions: np.ndarray) -> list[Candidate]:

@@ -23,6 +23,7 @@ from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.tuning.budget import Account, Budget
 from tcl_core.tuning.database import Shelf
+from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
 from tcl_core.tuning.transfer import TRANSFERRED, Donors, transferred
@@ -161,6 +162,8 @@ class Tuner:
     donors     programs of other networks, which each task measures first, as trials
     shares     what the first tasks measured is tried by those that come later, as donors' programs are
     searches   False: nothing else is measured; a task without donors stays untuned (Transfer-Tuning, arXiv 2201.05587)
+    lessons    by which the tasks learn from each other's measurements; None, the default: each learns from its own alone, for
+               on whole networks nothing was gained by it yet (docs/experiments.md)
     """
 
     def __init__(
@@ -175,11 +178,12 @@ class Tuner:
         donors: Donors | None = None,
         searches: bool = True,
         shares: bool = True,
+        lessons: Lessons | None = None,
     ) -> None:
         self.tunables = list(tunables)
         trials = sys.maxsize if trials is None else trials
         self.budget = Budget([Account(t.weight, cost(t.task)) for t in self.tunables], trials)
-        self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings)
+        self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings, lessons)
         self._target, self._database = make_target(target), database
         self._donors, self._searches = donors, searches
         self._neighbours = Donors((), target) if shares and searches else None  # tasks of this network
@@ -193,6 +197,7 @@ class Tuner:
                 if Shelf(database, tunable.module, self._target).programs() and (told := self._run(number).recall()):
                     self.budget.tell(number, told)
                     self._lend(number)
+                    self._runs[number].search.share()
 
     def _run(self, number: int) -> TaskRun:
         """Made when first needed: finding a design space takes a moment."""
@@ -229,6 +234,7 @@ class Tuner:
             told = [run.tell(candidate, outcome) for candidate, outcome in zip(candidates, outcomes, strict=True)]
             self.budget.tell(turn.task, told)
             self._lend(turn.task)
+            run.search.share()
             if told:
                 rates_s.append((time.monotonic() - began) / len(told))
             if math.isfinite(before_s) and self.budget.network_s() < before_s:
