@@ -6,8 +6,8 @@ of a program, -log(latency) in nats up to a constant of its task, is
 
     slope * score + trees(rows)
 
-with scores of variance 1 within the task.  ``slope`` is least squares over the records of all tasks, drawn to ``SLOPE`` as
-by ``PRIOR`` records; the few small trees learn what is left of these records.  Each search's own ``belief`` has this in the
+with scores of variance 1 within the task.  ``slope`` is the likeliest by the records of all tasks and a normal prior around
+``SLOPE``; the few small trees learn what is left of these records.  Each search's own ``belief`` has this in the
 place of the score.
 
 Source: AutoTVM's transfer between workloads (arXiv 1805.08166, section 4), global model and local residual, here the other
@@ -23,7 +23,7 @@ import xgboost
 # Nats that a standard deviation of the champion's score is worth before anything is measured: .26, .37 and .50 on three platforms,
 # among programs as a search draws them.
 SLOPE = 0.4
-PRIOR = 20.0  # records of a gain's usual spread, as which that counts
+PRIOR = 20.0  # 1 / its variance from champion to champion: .22 either way
 NOISE = 0.1  # variance of a gain that no score explains, nats squared
 ENOUGH = 24  # records from which trees are grown
 TREES = 40

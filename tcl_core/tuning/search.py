@@ -120,7 +120,8 @@ class DecisionSearch:
         return [self._seen[candidate] for candidate in candidates]
 
     def _remember(self, candidates: Sequence[Candidate], views: Views) -> None:
-        points, rows = self._scale(views), views.blocks[-1]
+        points = self._scale(views)
+        rows = views.blocks[-1] if self.lessons else np.zeros((len(points), 0))  # wide, and for lessons alone
         self._seen |= {candidate: (points.take([row]), rows[[row]]) for row, candidate in enumerate(candidates)}
 
     def _belief(self) -> Belief:
