@@ -31,6 +31,7 @@ def sketches(tiny_tasks):
         (6, 16, {AVX2}),  # BLIS's block on such CPUs: 12
         (1, 16, {SSE}),  # 4 of 4
         (6, 24, set()),  # no whole vectors of 16; 18 of 8
+        (2, 24, set()),  # 6 of 8, but three of them side by side are no power of two
         (9, 8, {AVX2}),  # 9
         (4, 3, set()),
     ],
