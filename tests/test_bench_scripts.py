@@ -24,6 +24,7 @@ TABLES = {
         *(f"calibration.*.{key}" for key in ("platform", "model", "members", "ece", "sharp")),
         *(f"compared.*.{key}" for key in ("platform", "model", "seeds", "tasks", "pairs", "pairs_ours_less", "u16_ours_less")),
     ),
+    "blocks": tuple(f"summary.*.*.{key}" for key in ("programs", "tasks", "factor")),
     "collect": (
         *(f"figures.rates.*.TCL.{key}" for key in ("median", "slowest", "fastest", "start_s", "with_start", "builds_alone")),
         *(f"figures.shares.*.TVM.{key}" for key in ("build", "time", "sentinel", "rest", "retimed", "disturbed")),

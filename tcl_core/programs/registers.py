@@ -6,7 +6,7 @@ multiply wait for each other, with more the sums go to memory and back.  So libr
 (BLIS, ACM Transactions on Mathematical Software 41(3), 2015); of tilings drawn at random one in some dozens is of that kind.
 
 The columns are one vector loop to LLVM, which cuts a power of two of whole vectors into these, and makes a mess of any other number:
-such programs took 1.7, 2.7 and 5 times as long as others of their task with SSE4.2, AVX2 and AVX-512 (docs/experiments.md).
+such programs took 2, 3 and 6 times as long as others of their task with SSE4.2, AVX2 and AVX-512 (bench/blocks.py).
 """
 
 from __future__ import annotations
@@ -50,15 +50,30 @@ def blocks_of(sketch: Sketch) -> list[Block]:
     return found
 
 
+def shape(block: Block, decisions: np.ndarray, simd_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) rows of the block and (N,) vectors side by side in one, of (N, width) decisions; 0 vectors where the columns do not fill them."""
+    *rows, columns = (decisions[:, column].astype(np.int64) for column in block)
+    lanes = simd_bytes // FLOAT
+    return np.prod(rows, axis=0, dtype=np.int64), np.where(columns % lanes == 0, columns // lanes, 0)
+
+
+def fill(vectors: np.ndarray, simd_bytes: int) -> np.ndarray:
+    """(N,) which numbers of vectors fill the registers, and leave some to operands."""
+    registers = MANY if simd_bytes >= WIDEST else FEW
+    return (vectors >= registers // SLACK) & (vectors <= registers - OPERANDS)
+
+
+def is_power_of_two(numbers: np.ndarray) -> np.ndarray:
+    """(N,) truth values; 0 is taken for one."""
+    return numbers & (numbers - 1) == 0
+
+
 def in_registers(blocks: list[Block], decisions: np.ndarray, simd_bytes: int) -> np.ndarray:
-    """(N,) which of (N, width) decision vectors have all of these blocks in registers."""
-    lanes, registers = simd_bytes // FLOAT, MANY if simd_bytes >= WIDEST else FEW
+    """(N,) which of (N, width) decision vectors have all of these blocks in registers, and of columns that LLVM cuts well."""
     fits = np.ones(len(decisions), dtype=bool)
     for block in blocks:
-        *rows, columns = (decisions[:, column].astype(np.int64) for column in block)
-        wide = columns // lanes
-        vectors = wide * np.prod(rows, axis=0, dtype=np.int64)
-        fits &= (columns % lanes == 0) & (wide & (wide - 1) == 0) & (vectors >= registers // SLACK) & (vectors <= registers - OPERANDS)
+        rows, vectors = shape(block, decisions, simd_bytes)
+        fits &= fill(rows * vectors, simd_bytes) & is_power_of_two(vectors)
     return fits
 
 
