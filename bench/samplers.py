@@ -1,12 +1,14 @@
 """Samplers at equal budgets: what is a choice of programs worth, to a model that learns from it, and by the best program in it?
 
-    python bench/samplers.py [--quick] [--platform NAME ...] [--share S ...] [--seeds N] [--threads N] [--minutes M] [--force]
+    python bench/samplers.py [--quick] [--pool NAME ...] [--platform NAME ...] [--share S ...] [--seeds N] [--threads N] [--minutes M] [--force]
 
-Plays each sampler's collection over the reference data set, where every program's latency is known, as the pipeline does it: the
-rounds of params.yaml, and for `rdu` what the platform before measured, here a quarter of its programs, drawn uniformly.  The chain's
-first platform has none before it.  The pool are the training networks' programs but for three networks, which are ranked; each of
-four groups of three in turn (grouped cross-validation; the networks that other tables report take no part).
+Plays each sampler's collection over a data set of which every program's latency is known, as the pipeline does it: the rounds of
+params.yaml, and for `rdu` what the platform before measured, here a quarter of its programs, drawn uniformly.  The chain's first
+platform has none before it.  The pool are the training networks' programs but for three networks, which are ranked; each of four
+groups of three in turn (grouped cross-validation; the networks that other tables report take no part).
 
+uniform     data/reference: programs drawn evenly from the design space, 64 of most tasks
+leaning     data/registers: nine in ten add up in registers, as the draws of a search do (``programs.registers``), 16 of each task
 pairs, u16  of boosted trees on tokens that learned from the measured programs alone, on unseen tasks
 found       fastest of all the task's programs / fastest of those chosen, mean over the pool's tasks; a task without any counts 0
 labels      on later platforms: pairs of the programs that were not chosen, ordered right by the labels that the chain's next step
@@ -15,7 +17,7 @@ labels      on later platforms: pairs of the programs that were not chosen, orde
 at scale    seconds that a tenth of a million made-up candidates of 2,000 tasks takes to pick, and the most memory that it took
 
 Mean over platforms, groups and seeds, and the 95 % interval of the difference from random with the same group and seed.
---quick: the last platform, a tenth, one seed; its results are a file of their own.  What was computed with the same code and data is
+--quick: the uniform pool's last platform, a tenth, one seed; its results are a file of their own.  What was computed with the same code and data is
 kept: a comparison that was stopped goes on with the same command.
 """
 
@@ -28,7 +30,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from itertools import product
@@ -68,13 +70,14 @@ SHARES = (0.05, 0.1, 0.2)
 MEASURED_BEFORE = 0.25  # of the platform before, of its programs
 TREES = 20  # tens of trees of the model that judges; a third of its own, to save time
 FIGURES = {"pairs": "pairs right", "u16": "U16", "found": "best found", "labels": "labels for the next step"}
-POOL = "uniform"  # programs drawn evenly from the design space
+POOLS = {"uniform": "reference", "leaning": "registers"}  # folders of data/
 
 
 @dataclass(frozen=True)
 class Unit:
     """One collection of one sampler."""
 
+    pool: str
     platform: str
     share: float
     sampler: str
@@ -89,16 +92,17 @@ class Unit:
 class Bench:
     """Plays units, and keeps what each found."""
 
-    def __init__(self, reference: Reference, workspace: Workspace, name: str, force: bool = False, trees: int = TREES) -> None:
-        self.reference, self.workspace, self.name, self.trees = reference, workspace, name, trees
+    def __init__(self, pools: Mapping[str, Reference], workspace: Workspace, force: bool = False, trees: int = TREES) -> None:
+        self.pools, self.workspace, self.trees = pools, workspace, trees
         modules = ["tcl_core.chain.completion", "tcl_core.evaluation.metrics", "tcl_core.models.mamba", "tcl_core.models.trees"]
         core = ROOT / "tcl_core"
         chosen_by = [*sorted((core / "sampling").glob("*.py")), core / "collect.py", core / "stages" / "collecting.py"]
         about = "".join(code(path.read_text()) for path in chosen_by)
         c = workspace.params.collect
         settings = repr((c.rounds, c.initial_share, c.epochs, c.ensemble, trees))
-        self.identity = [code_identity(modules, ["_datasets"]), store.data_digest(reference.folder), settings, hash_of(about)]
-        path = result_file(f"{name}.json")
+        data = {pool: store.data_digest(reference.folder) for pool, reference in pools.items()}
+        self.identity = [code_identity(modules, ["_datasets"]), data, settings, hash_of(about)]
+        path = result_file("samplers.json")
         kept = json.loads(path.read_text()) if path.exists() and not force else {}
         self.runs: dict[str, dict[str, float]] = kept.get("runs", {}) if kept.get("identity") == self.identity else {}
 
@@ -114,13 +118,14 @@ class Bench:
                 shown.advance(f"{unit.sampler} {unit.share:.0%}: pairs {found['pairs']:.3f}, U16 {found['u16']:.3f}")
 
     def play(self, unit: Unit, journal: Path) -> dict[str, float]:
-        case = self.reference.case(unit.platform, "tokens", FOLDS[unit.fold])
-        pool = measured_pool(self.reference, self.workspace, unit.platform, case, journal)
+        reference = self.pools[unit.pool]
+        case = reference.case(unit.platform, "tokens", FOLDS[unit.fold])
+        pool = measured_pool(reference, self.workspace, unit.platform, case, journal)
         c = replace(self.workspace.params.collect, sampler=unit.sampler)
         workspace = Workspace(params=replace(self.workspace.params, collect=c, seed=unit.seed))
         budget = round(unit.share * len(pool.programs))
         # Another draw on each platform: their pools are one, and a sampler that knows no platform would choose the same on all.
-        draw = unit.seed * len(self.reference.platforms) + self.reference.platforms.index(unit.platform)
+        draw = unit.seed * len(reference.platforms) + reference.platforms.index(unit.platform)
         plan = Plan(unit.sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, draw)
         models = [member(workspace, number) for number in range(c.ensemble)]
         before = self.before(unit) if unit.sampler in LEARNED_ELSEWHERE else None
@@ -129,15 +134,16 @@ class Bench:
 
     def before(self, unit: Unit) -> Samples | None:
         """What the platform before measured."""
-        if (earlier := self.earlier(unit.platform)) is None:
+        if (earlier := self.earlier(unit)) is None:
             return None
-        train = self.reference.case(earlier, "tokens", FOLDS[unit.fold]).train
+        train = self.pools[unit.pool].case(earlier, "tokens", FOLDS[unit.fold]).train
         draw = np.random.default_rng([unit.seed, unit.fold]).permutation(len(train))
         return train.take(np.sort(draw[: round(MEASURED_BEFORE * len(train))]))
 
-    def earlier(self, platform: str) -> str | None:
-        place = self.reference.platforms.index(platform)
-        return self.reference.platforms[place - 1] if place else None
+    def earlier(self, unit: Unit) -> str | None:
+        platforms = self.pools[unit.pool].platforms
+        place = platforms.index(unit.platform)
+        return platforms[place - 1] if place else None
 
     def judged(self, unit: Unit, pool: Collection, case: Case) -> dict[str, float]:
         chosen = pool.samples()
@@ -153,10 +159,10 @@ class Bench:
 
     def labels(self, unit: Unit, pool: Collection, case: Case) -> dict[str, float]:
         """How well the labels that the chosen programs give all others order these."""
-        if (earlier := self.earlier(unit.platform)) is None:
+        if (earlier := self.earlier(unit)) is None:
             return {}
         everything = pool.encoder.encode(pool.keys, pool.hardware, [pool.known[row].latency_s for row in range(len(pool.keys))])
-        seconds = {record.key: record.latency_s for record in store.read_records(self.reference.folder / f"platform={earlier}")}
+        seconds = {record.key: record.latency_s for record in store.read_records(self.pools[unit.pool].folder / f"platform={earlier}")}
         source_s, open_rows = np.array([seconds[key] for key in pool.keys]), pool.open_rows()
         target_s = everything.latencies_s.astype(np.float64)
         target_s[open_rows] = np.nan
@@ -168,13 +174,15 @@ class Bench:
     def summary(self) -> dict[str, Any]:
         """Pool, and pool on a platform -> budget -> sampler -> figures, and what they are ahead of random's: mean, low, high."""
         units = [
-            Unit(p, float(share), sampler, int(fold), int(seed))
-            for p, share, sampler, fold, seed in (name.split(" ") for name in self.runs)
+            Unit(pool, platform, float(share), sampler, int(fold), int(seed))
+            for pool, platform, share, sampler, fold, seed in (name.split(" ") for name in self.runs)
         ]
         found: dict[str, Any] = {}
-        for platform in (None, *dict.fromkeys(unit.platform for unit in units)):
-            mine = [unit for unit in units if platform in (None, unit.platform)]
-            of_budget = found.setdefault(POOL if platform is None else f"{POOL}, {platform}", {})
+        for pool, platform in product(POOLS, (None, *dict.fromkeys(unit.platform for unit in units))):
+            mine = [unit for unit in units if unit.pool == pool and platform in (None, unit.platform)]
+            if not mine:
+                continue
+            of_budget = found.setdefault(pool if platform is None else f"{pool}, {platform}", {})
             for share in sorted({unit.share for unit in mine}):
                 row = {sampler: self._figures(mine, share, sampler) for sampler in SAMPLERS}
                 of_budget[f"{share:g}"] = {sampler: figures for sampler, figures in row.items() if figures}
@@ -196,7 +204,7 @@ class Bench:
 
     def save(self, **more: Any) -> None:
         about = {"measured_before": MEASURED_BEFORE, "identity": self.identity, "summary": self.summary}
-        save(self.name, {**about, **more, "runs": self.runs}, COMMAND)
+        save("samplers", {**about, **more, "runs": self.runs}, COMMAND)
 
 
 def at_scale(programs: int, tasks: int) -> dict[str, dict[str, float]]:
@@ -248,10 +256,10 @@ def measured_pool(reference: Reference, workspace: Workspace, platform: str, cas
     )
 
 
-def planned(platforms: Sequence[str], shares: Sequence[float], folds: int, seeds: int) -> list[Unit]:
+def planned(pools: Sequence[str], platforms: Sequence[str], shares: Sequence[float], folds: int, seeds: int) -> list[Unit]:
     """Seed by seed, so that what a stopped comparison has is complete up to a seed."""
-    order = product(range(seeds), range(folds), shares, platforms, SAMPLERS)
-    return [Unit(platform, share, sampler, fold, seed) for seed, fold, share, platform, sampler in order]
+    order = product(range(seeds), pools, range(folds), shares, platforms, SAMPLERS)
+    return [Unit(pool, platform, share, sampler, fold, seed) for seed, pool, fold, share, platform, sampler in order]
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -273,6 +281,7 @@ def _shown(figures: dict[str, list[float]], key: str, sampler: str) -> str:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="the last platform, a tenth, one seed")
+    parser.add_argument("--pool", nargs="+", choices=list(POOLS), metavar="NAME", help="only these (uniform leaning)")
     parser.add_argument("--platform", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--share", nargs="+", type=float, metavar="S", help="of the pool (0.05 0.1 0.2)")
     parser.add_argument("--seeds", type=int, choices=range(1, 51), default=5, help="for each group of networks (5)")
@@ -293,17 +302,19 @@ def run(given: Any) -> None:
         from _smallest import reference
 
         small = Workspace(params=replace(params, collect=replace(params.collect, epochs=1, rounds=2)))
-        data, bench = reference(), Bench(reference(), small, "samplers", given.force, trees=1)
-        units = planned(data.platforms[-2:], (0.5,), 1, 2)
+        bench = Bench(dict.fromkeys(POOLS, reference()), small, given.force, trees=1)
+        units = planned(list(POOLS), reference().platforms[-2:], (0.5,), 1, 2)
     else:
-        data = Reference(ROOT / "data" / "reference", ROOT / "data" / "features")
+        data = {pool: Reference(ROOT / "data" / folder, ROOT / "data" / "features") for pool, folder in POOLS.items()}
+        known = data["uniform"].platforms
         for platform in given.platform or ():
-            if platform not in data.platforms:
-                raise unknown_name("platform", platform, data.platforms, "data/reference")
-        bench = Bench(data, Workspace(params=params), "samplers", given.force)
-        platforms = given.platform or (data.platforms[-1:] if given.quick else data.platforms)
+            if platform not in known:
+                raise unknown_name("platform", platform, known, "data/reference")
+        bench = Bench(data, Workspace(params=params), given.force)
+        pools = given.pool or list(POOLS)[: 1 if given.quick else None]
+        platforms = given.platform or (known[-1:] if given.quick else known)
         shares = given.share or ((0.1,) if given.quick else SHARES)
-        units = planned(platforms, shares, len(FOLDS), 1 if given.quick else given.seeds)
+        units = planned(pools, platforms, shares, len(FOLDS), 1 if given.quick else given.seeds)
     bench.run(units, until)
     scale = at_scale(*((1_000, 20) if given.smallest else (1_000_000, 2_000)))
     bench.save(at_scale=scale)

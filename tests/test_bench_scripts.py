@@ -47,7 +47,7 @@ TABLES = {
         "summary.seconds.*",
     ),
     "reference": (),
-    "samplers": tuple(f"summary.uniform.*.*.{key}" for key in ("pairs", "u16", "found", "labels", "pairs_less_random", "u16_less_random")),
+    "samplers": tuple(f"summary.*.*.*.{key}" for key in ("pairs", "u16", "found", "labels", "pairs_less_random", "u16_less_random")),
     "pools": tuple(
         f"summary.{pool}.{row}.{figure}"
         for pool in ("uniform", "leaning")
