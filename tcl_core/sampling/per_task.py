@@ -1,7 +1,8 @@
 """Equally many programs of each task, drawn evenly within it.
 
 Pairs of programs are compared within a task only, and what is learned carries over to other tasks by what the measured ones
-have in common: more tasks teach more than more programs of one.
+have in common: more tasks teach more than more programs of one.  But one alone teaches nothing, so a second follows it at once:
+a budget of less than two programs for each task goes to pairs of some of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tcl_core.sampling.pool import Pool
 
 
 def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Row numbers in picking order: each time a program of a task with the fewest, those measured before among them.
+    """Row numbers in picking order: each time a program of a task with one, else of a task with the fewest; those measured before count.
 
     Equal tasks come in random order.  Raises ValueError where the pool does not tell tasks.
     """
@@ -27,18 +28,23 @@ def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def turns(tasks: np.ndarray, labelled_tasks: np.ndarray, budget: int, rng: np.random.Generator) -> list[int]:
-    """The task of each pick, in picking order: one with the fewest programs, measured or picked; at random among equals.
+    """The task of each pick, in picking order: one with a lone program, measured or picked, else with the fewest; at random among equals.
 
     tasks (N,) of the pool, labelled_tasks (M,); O(N + budget log T) for T tasks.
     """
     has, has_left = (dict(zip(*map(np.ndarray.tolist, np.unique(of, return_counts=True)), strict=True)) for of in (labelled_tasks, tasks))
     places = rng.permutation(len(has_left)).tolist()
-    queue = [(has.get(task, 0), place, task, left) for place, (task, left) in zip(places, has_left.items(), strict=True)]
+    queue = [(_rank(has.get(task, 0)), place, task, left) for place, (task, left) in zip(places, has_left.items(), strict=True)]
     heapq.heapify(queue)
     found: list[int] = []
     while queue and len(found) < budget:
-        count, place, task, free = heapq.heappop(queue)
+        (_, count), place, task, left = heapq.heappop(queue)
         found.append(task)
-        if free > 1:
-            heapq.heappush(queue, (count + 1, place, task, free - 1))
+        if left > 1:
+            heapq.heappush(queue, (_rank(count + 1), place, task, left - 1))
     return found
+
+
+def _rank(count: int) -> tuple[bool, int]:
+    """Order of tasks with so many programs: a lone one first, then the fewest."""
+    return count != 1, count
