@@ -6,6 +6,8 @@ params.yaml.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -15,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from tcl_core import store
 from tcl_core.compat import TVM_VERSION, make_target, structural_key
 from tcl_core.errors import UsageError, naming_extras
 from tcl_core.evaluation.metrics import pairwise_accuracy, spearman, subset_top_1, top_k
 from tcl_core.features.batches import Samples
+from tcl_core.files import user_cache
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
@@ -179,12 +183,15 @@ def tune(
     trials   programs to measure in all, or ``minutes`` to spend; without either ``DEFAULT_TRIALS``
     out      a folder that gets the tuned network as a library, its database and a report, as from ``tcl tune --out``
 
+    What was measured is kept in the user's cache folder until all is done: where a call was stopped, the same one goes on.
+
     Raises as ``load``, UsageError for a target that does not fit the model or that this machine cannot run, PlatformError where
     TVM cannot build the network.
     """
     from tcl_core.programs.graph import PREPARED
     from tcl_core.stages.machine import measuring_alone
     from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
+    from tcl_core.stages.unfinished import asked_for, folder_of
     from tcl_core.tuning.network import tune_network
     from tcl_core.tuning.transfer import Donors
 
@@ -199,11 +206,14 @@ def tune(
         trained.check_target(make_target(setup.target))
     if trials is None and minutes is None:
         trials = DEFAULT_TRIALS
-    donors = Donors([Path(folder) for folder in warm_start], setup.target) if warm_start else None
+    databases = [Path(folder) for folder in warm_start]
+    donors = Donors(databases, setup.target) if databases else None
+    asked = {"network": str(network), "target": setup.target, "model": _digest(trained)}
+    kept = _kept_in(folder_of(asked | asked_for(str(network), PREPARED, setup, seed, databases)))
     with nullcontext() if out is None else tuned_folder(Path(out), overwrite) as aside, measuring_alone():
         tuned = tune_network(
             str(network), PREPARED, model=trained.model if trained else None, hardware=trained.hardware_vector if trained else (),
-            setup=setup, trials=trials, seed=seed, folder=aside and aside / "database", out=aside, minutes=minutes, donors=donors,
+            setup=setup, trials=trials, seed=seed, folder=kept, out=aside, minutes=minutes, donors=donors,
         )  # fmt: skip
         if aside is not None:
             told = {
@@ -212,8 +222,24 @@ def tune(
                 "pin_threads": setup.protocol.pin_threads, "protocol": asdict(setup.protocol), "seed": seed,
                 "host": host_fingerprint(), "tvm_version": TVM_VERSION, "graph": asdict(PREPARED),
             }  # fmt: skip
-            fill(aside, aside / "nothing", {**asdict(tuned), **told})
+            fill(aside, kept, {**asdict(tuned), **told})
+    shutil.rmtree(kept, ignore_errors=True)  # only now: whatever stops it before, the same call goes on
     return tuned
+
+
+def _kept_in(name: str) -> Path:
+    try:
+        return user_cache("tuning") / name
+    except RuntimeError as error:
+        raise UsageError(f"there is no folder to keep what is measured in ({error}); set XDG_CACHE_HOME to one") from None
+
+
+def _digest(trained: Trained | None) -> str:
+    """What tells models apart, wherever they lie."""
+    if trained is None:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="tcl-model-") as scratch:
+        return store.data_digest(trained.save(Path(scratch) / "model"))
 
 
 def _widest_cpu(trained: Trained | None) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +15,13 @@ from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.compat import TVM_VERSION, make_target
 from tcl_core.errors import NoChampionError, UsageError
 from tcl_core.measure.job import Setup
-from tcl_core.platforms import host_fingerprint, kind_of
+from tcl_core.platforms import kind_of
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace, kept, with_registry
 from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
+from tcl_core.stages.unfinished import asked_for, folder_of
 from tcl_core.trained import Trained, find_trained
-from tcl_core.tuning.coldness import TIMED
-from tcl_core.tuning.database import database_files
 
 TUNED = "tuned.json"  # of the reports
 
@@ -116,8 +113,7 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     setup = setup_of(workspace, platform)
     asked = {"network": network, "platform": platform, **ranking, "minutes": request.minutes}
     asked |= {} if trials is None else {"trials_asked": trials}
-    asked |= {"seed": workspace.params.seed, "host": host_fingerprint(), "measured": f"{setup.protocol_json()}, {TIMED}"}
-    asked |= _bytes_of(file) | {"graph": asdict(workspace.params.graph), "donors": _digests_of(request.warm_start)}
+    asked |= asked_for(file, workspace.params.graph, setup, workspace.params.seed, request.warm_start)
     last = kept(workspace.reports / TUNED, "it is tuned anew")
     if not request.force and request.out is None and asked.items() <= last.items():
         return TuneReport(last, unchanged=True)
@@ -225,23 +221,7 @@ def _unfinished(workspace: Workspace, asked: Mapping[str, Any]) -> Path:
 
     A run that ends well leaves nothing there.
     """
-    told = json.dumps({name: value for name, value in asked.items() if name not in ("trials_asked", "minutes")}, sort_keys=True)
-    return workspace.data / "tuning" / hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
-def _bytes_of(network: str) -> dict[str, str]:
-    """What tells a changed network file from the one before; nothing for a named network."""
-    file = Path(network)
-    return {"network_sha256": _sha256(file)} if file.is_file() else {}
-
-
-def _digests_of(databases: Sequence[Path]) -> list[str]:
-    """What tells changed databases from those before: a digest of each file."""
-    return [_sha256(file) for folder in databases for file in database_files(folder)]
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return workspace.data / "tuning" / folder_of({name: value for name, value in asked.items() if name not in ("trials_asked", "minutes")})
 
 
 def last_tuned(reports: Path) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""What tells one tuning from another: what it measured is found again by the same command, and by no other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tcl_core.measure.job import Setup
+from tcl_core.platforms import host_fingerprint
+from tcl_core.programs.graph import Graph
+from tcl_core.tuning.coldness import TIMED
+from tcl_core.tuning.database import database_files
+
+
+def asked_for(network: str, graph: Graph, setup: Setup, seed: int, donors: Sequence[Path]) -> dict[str, Any]:
+    """What tuning depends on beside the model: changed files and another machine are other tunings.
+
+    Raises UsageError where one of the databases is none, DataError for one that is no log.
+    """
+    file = Path(network)
+    return {
+        "seed": seed,
+        "host": host_fingerprint(),
+        "measured": f"{setup.protocol_json()}, {TIMED}",
+        **({"network_sha256": _sha256(file)} if file.is_file() else {}),
+        "graph": asdict(graph),
+        "donors": [_sha256(file) for folder in donors for file in database_files(folder)],
+    }
+
+
+def folder_of(asked: Mapping[str, Any]) -> str:
+    """Name of the folder in which what was measured lies until the tuning has ended well."""
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,99 @@
+"""`tcl.tune` outside a project: what it measured is found again, and nothing of it is left when all is done."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import tcl_core as tcl
+from tcl_core.errors import PlatformError, UsageError
+from tcl_core.platforms import Hardware
+from tcl_core.tuning import network
+from tcl_core.tuning.network import Tuned
+
+COMPARED = {"systems": {}, "missing": {}, "ratios": {}}
+
+
+class Tuner:
+    """Stands in for the search: measures one program more at each call, and is stopped before the end or is not."""
+
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+        self.stopped = True
+
+    def __call__(self, name, graph, folder, out=None, **more) -> Tuned:
+        self.folders.append(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"measured-{len(self.folders)}").touch()
+        if self.stopped:
+            raise KeyboardInterrupt
+        if out is not None:
+            for file in ("network.so", "example.npz"):
+                (out / file).write_text("built")
+        return Tuned(24, 3, 9.0, 2.0, 3.0, 1e-7, 30.0, compared=COMPARED)
+
+
+@pytest.fixture
+def tuner(monkeypatch, tmp_path):
+    tuner = Tuner()
+    monkeypatch.setattr(network, "tune_network", tuner)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tuner
+
+
+def stopped(*given, **more) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        tcl.tune(*given, **more)
+
+
+@pytest.mark.parametrize("with_folder", [True, False])
+def test_the_same_call_goes_on_and_clears_up(tuner, tmp_path, with_folder):
+    out = tmp_path / "fast" if with_folder else None
+    stopped("bert-tiny", None, trials=24, out=out)
+    stopped("bert-tiny", None, trials=48, out=out)  # more of the same
+    tuner.stopped = False
+    assert tcl.tune("bert-tiny", None, trials=24, out=out).tuned_ms == 2.0
+    first, second, third = tuner.folders
+    assert first == second == third and first.parent == tmp_path / "cache" / "tcl" / "tuning"
+    assert not first.exists()
+    if out:
+        assert {file.name for file in (out / "database").iterdir()} == {"measured-1", "measured-2", "measured-3"}
+
+
+def test_what_another_call_measured_is_not_its(tuner, tmp_path):
+    from tcl_core.models.random_scores import RandomScores
+
+    file = tmp_path / "net.onnx"
+    file.write_bytes(b"one")
+    stopped("bert-tiny", None)
+    stopped("deit-small", None)
+    stopped("bert-tiny", None, seed=1)
+    stopped(file, None)
+    file.write_bytes(b"another")
+    stopped(file, None)
+    assert len(set(tuner.folders)) == 5
+    model = tcl.Trained(RandomScores(), Hardware())
+    stopped("bert-tiny", model)
+    stopped("bert-tiny", dataclasses.replace(model, origin="the same, elsewhere"))
+    assert tuner.folders[5] == tuner.folders[6] not in tuner.folders[:5]
+
+
+def test_a_full_disk_at_the_end_costs_no_measurement(tuner, tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    tuner.stopped = False
+    monkeypatch.setattr("tcl_core.stages.tuned_folder.fill", full)
+    with pytest.raises(PlatformError, match="cannot write .*fast .*free some space and run again"):
+        tcl.tune("bert-tiny", None, out=tmp_path / "fast")
+    assert [file.name for file in tuner.folders[0].iterdir()] == ["measured-1"] and not (tmp_path / "fast").exists()
+
+
+def test_a_user_without_a_home_is_told_what_to_set(tuner, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    with pytest.raises(UsageError, match="no folder to keep what is measured in .*set XDG_CACHE_HOME to one"):
+        tcl.tune("bert-tiny", None)
+    assert tuner.folders == []
