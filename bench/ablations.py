@@ -6,7 +6,7 @@ Trained on the chain's last platform of the reference data, without the tasks of
 ranked (``_datasets.VALIDATION``); the networks that the other tables report take no part, so that what is chosen here is
 judged there.  Two rows are boosted trees as in the teacher ensemble, alone.  A figure is the mean over seeds and its 95 %
 interval.  --quick: some of the rows, one seed, a third of the epochs, a quarter of the unlabelled programs; its results are a file of
-their own.
+their own.  What was computed with the same code and data is kept.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tcl_core import environment  # noqa: F401  (before all that imports torch)
+from tcl_core import environment, store  # noqa: F401  (before all that imports torch)
 
 from _datasets import VALIDATION, Case, Reference, reads_of
+from _identity import code_identity
 from _lessons import Lesson, lesson
 from _ranking_tables import FIGURES, LEAST, shown
 from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
@@ -42,6 +43,7 @@ from tcl_core.teaching import STUDENT, Member
 
 COMMAND = "python bench/ablations.py"
 RANKED = ("top1", "top5", "pairs", "spearman")  # in the order in which a run keeps them
+CODE = ("tcl_core.models.mamba", "tcl_core.models.trees", "tcl_core.teaching", "tcl_core.programs.unlabelled")
 ALONE_EPOCHS = 4  # times as many without unlabelled programs, which makes as many steps
 
 
@@ -223,7 +225,8 @@ def run(given: argparse.Namespace) -> None:
     bench, small = bench_of(given), given.quick or given.smallest
     path, seeds = result_file("ablations.json"), given.seeds or (1 if small else 3)
     before = json.loads(path.read_text()) if path.exists() and not given.force else {}
-    found = before.get("runs", {}) if before.get("epochs") == bench.epochs else {}
+    identity = [code_identity(CODE, ["ablations"]), store.data_digest(bench.reference.folder), bench.epochs, bench.reference.unlabelled]
+    found = before.get("runs", {}) if before.get("identity") == identity else {}
     wanted = [row for row in (FEW if small else (*VARIANTS, *TREES)) if given.only in row]
     todo = [(row, seed) for seed in range(seeds) for row in wanted if len(found.get(row, ())) <= seed]
     with progress("training without one thing", len(todo)) as bar:
@@ -231,7 +234,7 @@ def run(given: argparse.Namespace) -> None:
             found.setdefault(row, []).append(bench.figures(row, seed))
             save(
                 "ablations",
-                {"epochs": bench.epochs, "figures": [FIGURES[name] for name in RANKED], "runs": found},
+                {"identity": identity, "epochs": bench.epochs, "figures": [FIGURES[name] for name in RANKED], "runs": found},
                 COMMAND + " --quick" * given.quick,
             )
             bar.advance(f"{row}: {found[row][-1][2]:.3f} of pairs right")
