@@ -35,13 +35,17 @@ START_S = 180.0  # a new database on a busy machine takes its time
 _begun: dict[UUID, set[UUID]] = defaultdict(set)  # flow run -> its task runs that began in this process
 
 
+def _says_something(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(HOOK_SAYS)
+
+
 @contextmanager
 def prefect_api() -> Iterator[None]:
     """Within it flows have an API: the one that is set, else a temporary one with the database of ``.prefect``."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    logging.getLogger("prefect.task_runs").addFilter(lambda record: not record.getMessage().startswith(HOOK_SAYS))
+    logging.getLogger("prefect.task_runs").addFilter(_says_something)
     if url := PREFECT_API_URL.value():
         with get_client(sync_client=True) as client:
             if client.api_healthcheck() is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -235,11 +236,14 @@ def _kept_in(name: str) -> Path:
 
 
 def _digest(trained: Trained | None) -> str:
-    """What tells models apart, wherever they lie."""
+    """What tells models apart, wherever they lie; of one that cannot be saved another each time, for it may be another one."""
     if trained is None:
         return ""
     with tempfile.TemporaryDirectory(prefix="tcl-model-") as scratch:
-        return store.data_digest(trained.save(Path(scratch) / "model"))
+        try:
+            return store.data_digest(trained.save(Path(scratch) / "model"))
+        except NotImplementedError:
+            return uuid.uuid4().hex
 
 
 def _widest_cpu(trained: Trained | None) -> str:

@@ -80,6 +80,18 @@ def test_what_another_call_measured_is_not_its(tuner, tmp_path):
     assert tuner.folders[5] == tuner.folders[6] not in tuner.folders[:5]
 
 
+def test_a_model_that_cannot_be_saved_tunes_and_begins_anew(tuner):
+    from tcl_core.models.cost_model import CostModel
+
+    class Longest(CostModel):
+        name = "longest"
+        fit = predict = parameter_count = lambda self, *given: None
+
+    for _ in range(2):
+        stopped("bert-tiny", tcl.Trained(Longest(), Hardware()))
+    assert len(set(tuner.folders)) == 2
+
+
 def test_a_full_disk_at_the_end_costs_no_measurement(tuner, tmp_path, monkeypatch):
     def full(*given):
         raise OSError(28, "No space left on device")
