@@ -7,11 +7,13 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import _accuracy_results as results
 import _tables
 import accuracy
 import numpy as np
 import pytest
-from accuracy import Bench, Run
+from _accuracy_results import Results
+from _accuracy_runs import Run
 
 from tcl_core.features.batches import Samples
 from tcl_core.reference import Case
@@ -32,18 +34,18 @@ def made(tmp_path, monkeypatch) -> list[Run]:
         told = {"pairs": top1, "u16": top1, "top1": top1, "top5": 1.0, "spearman": 0.0, "parameters": 7}
         return told | {"tasks": list(range(12)), "of_tasks": {name: [top1] * 12 for name in ("pairs", "u16", "top1")}}
 
-    monkeypatch.setattr(accuracy, "figures", figures)
-    monkeypatch.setattr(Bench, "case", lambda self, run: None)
+    monkeypatch.setattr(results, "figures", figures)
+    monkeypatch.setattr(Results, "case", lambda self, run: None)
     monkeypatch.setattr(_tables, "RESULTS", tmp_path)
-    monkeypatch.setattr(accuracy, "identity", lambda model, data, settings: f"{model} {data} {settings}")
-    monkeypatch.setattr(accuracy, "data_identity", lambda *_: {"reference": "1", "logs": "1"})
+    monkeypatch.setattr(results, "identity", lambda model, data, settings: f"{model} {data} {settings}")
+    monkeypatch.setattr(results, "data_identity", lambda *_: {"reference": "1", "logs": "1"})
     return made
 
 
-def bench(force: bool = False) -> Bench:
+def bench(force: bool = False) -> Results:
     reference = SimpleNamespace(platforms=PLATFORMS, folder=Path("reference"))
     reference.sets = (reference,)
-    return Bench({"reference": reference, "prepared": reference}, Path("logs"), force, _tables.RESULTS)
+    return Results({"reference": reference, "prepared": reference}, Path("logs"), force, _tables.RESULTS)
 
 
 def stored() -> dict:
@@ -61,7 +63,7 @@ def test_a_run_is_made_once(made):
 
 
 def test_a_comparison_that_is_broken_off_goes_on(made, monkeypatch):
-    whole = accuracy.figures
+    whole = results.figures
 
     def dies(run, case, *kept):
         if len(made) == 3:
@@ -69,7 +71,7 @@ def test_a_comparison_that_is_broken_off_goes_on(made, monkeypatch):
         return whole(run, case, *kept)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(accuracy, "figures", dies)
+        patch.setattr(results, "figures", dies)
         bench().compute(RUNS)
     assert len(stored()["runs"]) == 3
     bench().compute(RUNS)
@@ -78,14 +80,14 @@ def test_a_comparison_that_is_broken_off_goes_on(made, monkeypatch):
 
 def test_runs_of_other_code_or_data_are_kept_but_not_shown(made, monkeypatch):
     bench().compute([*RUNS, LOG])
-    monkeypatch.setattr(accuracy, "data_identity", lambda *_: {"reference": "1", "logs": "none here"})
+    monkeypatch.setattr(results, "data_identity", lambda *_: {"reference": "1", "logs": "none here"})
     elsewhere = bench()
     elsewhere.compute(RUNS)
     assert made == [*RUNS, LOG] and LOG not in elsewhere.known
     assert astuple(LOG) in [tuple(row["run"]) for row in stored()["runs"]]
     elsewhere.write()
     assert set(stored()["summary"]) == {"a", "b"}
-    monkeypatch.setattr(accuracy, "identity", lambda *_: "new code")
+    monkeypatch.setattr(results, "identity", lambda *_: "new code")
     changed = bench()
     assert not changed.known
     changed.compute(RUNS[:1])
@@ -143,7 +145,7 @@ def test_a_model_that_was_trained_for_the_prepared_networks_ranks_the_sealed_one
     tested = Samples(np.zeros((8, 1, 1), np.float32), np.ones(8, np.int32), tasks, seconds)
     of.sets = {"sealed": SimpleNamespace(case=lambda platform, reads, split: Case(tested, tested, {"net": {0: 1.0, 1: 1.0}}))}
     slowest_first = SimpleNamespace(predict=lambda samples: samples.latencies_s, parameter_count=lambda: 3)
-    monkeypatch.setattr(accuracy.catalogue, "load", lambda folder: slowest_first)
+    monkeypatch.setattr(results.catalogue, "load", lambda folder: slowest_first)
     of.compute(sealed)
     assert made == [*twins, sealed[1]]
     found = of.known[sealed[0]]
