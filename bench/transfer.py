@@ -1,7 +1,7 @@
 """What one platform's knowledge is worth on another that few programs were measured on.
 
-    python bench/transfer.py [--quick] [--data NAME] [--pair A>B ...] [--labels N|all ...] [--folds N] [--threads N]
-                             [--minutes M] [--logs FOLDER] [--force]
+    python bench/transfer.py [--quick] [--data NAME] [--pair A>B ...] [--labels N|all ...] [--method NAME ...]
+                             [--folds N] [--threads N] [--minutes M] [--logs FOLDER] [--force]
 
 Platform A is learned from all its programs, platform B from so many of its own, drawn uniformly: only the target is thinned.
 
@@ -264,14 +264,15 @@ def judge(model: CostModel, test: Samples) -> dict[str, dict[int, float]]:
     return task_figures(model.predict(test), test.latencies_s, test.tasks)
 
 
-def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int) -> list[Unit]:
+def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int, methods: Sequence[str] = tuple(ROWS)) -> list[Unit]:
     """Number of labels by number of labels, of each pair fold by fold, so that a table is filled from its most telling column on."""
     units = []
     for count in labels:
         for pair in pairs:
             for fold in range(folds):
                 units.append(Unit(pair, 0, ZERO_SHOT, fold))
-                for method, row in ROWS.items() if count else ():
+                for method in methods if count else ():
+                    row = ROWS[method]
                     variants = row.variants if fold == 0 or len(row.variants) == 1 else (None,)
                     units += [Unit(pair, count, method, fold, variant) for variant in variants]
     return list(dict.fromkeys(units))
@@ -287,6 +288,7 @@ def main() -> None:
     parser.add_argument("--data", choices=DATA, default=DATA[0], help=f"which data set of data/ ({DATA[0]})")
     parser.add_argument("--pair", action="append", help=f"only this one; of {', '.join(PAIRS)}")
     parser.add_argument("--labels", action="append", type=labels_of, help=f"only so many, 0 or {ALL}; several: give it again")
+    parser.add_argument("--method", action="append", choices=ROWS, help="only this row, beside zero-shot; several: give it again")
     parser.add_argument("--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help="so many of the folds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after that")
@@ -309,7 +311,7 @@ def main() -> None:
     if unknown := [pair for pair in pairs if not (is_chain(pair, reference.platforms) or is_chain(pair, DEVICES))]:
         names = ", ".join([*reference.platforms, *DEVICES])
         sys.exit(f"transfer: no such pair: {', '.join(unknown)}; write A>B or A>B>C with platforms of one kind, of {names}")
-    units = planned(pairs, labels, folds)
+    units = planned(pairs, labels, folds, given.method or tuple(ROWS))
     bench = Bench(reference, given.logs, room, name=name, epochs=epochs, force=given.force)
     bench.run(units, until)
     asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}

@@ -179,6 +179,7 @@ def test_the_plan_asks_for_variants_on_the_first_fold_alone():
     assert plan.count(Unit("a>b", 0, ZERO_SHOT, 0)) == 1 and len(plan) == len(set(plan)) == 2 + 23 + 10
     assert planned(["a>b"], [0], 1) == [Unit("a>b", 0, ZERO_SHOT, 0)] == planned(["a>b"], [16, 160], 1)[:1]
     assert [unit.variant for unit in plan if (unit.method, unit.fold) == ("own", 1)] == [None]
+    assert [unit.method for unit in planned(["a>b"], [160], 1, [OURS])] == [ZERO_SHOT, OURS]
     assert is_chain("a>b>c", "abc") and not is_chain("a>a", "abc") and not is_chain("a", "abc") and not is_chain("a>x", "abc")
 
 
