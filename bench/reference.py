@@ -1,11 +1,12 @@
 """Measure a reference data set: many tasks, the same programs of each on every platform of the chain.
 
-    python bench/reference.py [--edition reference|prepared|registers] [--minutes M] [--to data/EDITION]
+    python bench/reference.py [--edition reference|prepared|registers] [--minutes M] [--to data/EDITION] [--like FOLDER]
 
 The networks, sizes and protocol are those of bench/EDITION.yaml over params.yaml.  Programs are measured in passes over
 all tasks, a few programs of each on every platform; so a run that is stopped, or ends with its minutes, has as large a
 share of each task as of any other, and the same command goes on from there.  Tables hold the programs that were measured
-everywhere.  What another machine or checkout measured is never replaced: give another folder with --to.
+everywhere.  What another machine or checkout measured is never replaced: give another folder with --to.  With --like the programs
+are those of another data set of the edition, in the same order: so two machines measure the same ones.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tcl_core import environment, store  # noqa: F401  (before torch is imported
 from tcl_core.collect import Collection
 from tcl_core.errors import DataError, TclError
 from tcl_core.features.encode import Encoder
+from tcl_core.files import replacing
 from tcl_core.params import Chain, Networks, Params
 from tcl_core.profiles import load_patched
 from tcl_core.platforms import Hardware, save_hardware, host_fingerprint, threads, why_not
@@ -90,6 +92,20 @@ def write_pool(params: Params, folder: Path) -> None:
     store.write_table(folder / "networks.parquet", "networks", uses)
     store.write_table(folder / "sketches.parquet", "sketches", sketches)
     store.write_table(folder / "programs.parquet", "programs", programs)  # last: its presence says that all are there
+
+
+def copy_pool(like: Path, folder: Path) -> None:
+    """Take over what programs are made of, and none of their measurements."""
+    if not (like / "programs.parquet").exists():
+        raise DataError(f"{like} is no data set: it has no programs.parquet; give --like the folder of one, such as data/registers")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tasks", "networks", "sketches", "programs"):  # programs last, as above
+        table, place = (like / f"{name}.parquet").read_bytes(), folder / f"{name}.parquet"
+        if not place.exists():
+            with replacing(place) as file:
+                file.write(table)
+        elif place.read_bytes() != table:
+            raise DataError(f"{place} is another data set's than {like}; give another folder with --to")
 
 
 def collections_of(workspace: Workspace, folder: Path) -> dict[str, Collection]:
@@ -198,6 +214,7 @@ def main() -> None:
     parser.add_argument("--edition", choices=EDITIONS, default="reference", help="whose settings: bench/EDITION.yaml")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
     parser.add_argument("--to", type=Path, help="folder of the data set (data/EDITION)")
+    parser.add_argument("--like", type=Path, metavar="FOLDER", help="measure the programs of that data set, and draw none")
     given = parser.parse_args()
     given.to = given.to or Path("data") / given.edition
     workspace = Workspace(".", load_patched(BENCH / f"{given.edition}.yaml"))
@@ -206,7 +223,9 @@ def main() -> None:
     params = workspace.params
     try:
         check_folder(workspace, given.to)
-        if not (given.to / "programs.parquet").exists():
+        if given.like:
+            copy_pool(given.like, given.to)
+        elif not (given.to / "programs.parquet").exists():
             write_pool(params, given.to)
         with measuring_alone():  # which another run may hold: what it measures is known to this one afterwards
             collections = collections_of(workspace, given.to)

@@ -6,7 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from reference import BATCH, PASS, turns_of, write_records
+from reference import BATCH, PASS, copy_pool, turns_of, write_records
 
 from tcl_core import store
 from tcl_core.errors import DataError
@@ -46,3 +46,20 @@ def test_a_run_that_ends_early_takes_no_record_away(tmp_path):
     with pytest.raises(DataError, match="holds 3 records, and 2 would take their place: .*; give more --minutes"):
         list(write_records(SimpleNamespace(), collections, [0, 1], tmp_path))
     assert store.read_records(place) == kept
+
+
+def test_another_machine_measures_the_programs_of_a_data_set_and_no_others(tmp_path):
+    like, ours = tmp_path / "like", tmp_path / "ours"
+    with pytest.raises(DataError, match="like is no data set: it has no programs.parquet"):
+        copy_pool(like, ours)
+    (like / "platform=p").mkdir(parents=True)
+    for name in ("tasks", "networks", "sketches", "programs"):
+        (like / f"{name}.parquet").write_text(name)
+    copy_pool(like, ours)
+    copy_pool(like, ours)  # to go on
+    assert sorted(path.name for path in ours.iterdir()) == ["networks.parquet", "programs.parquet", "sketches.parquet", "tasks.parquet"]
+    assert (ours / "sketches.parquet").read_text() == "sketches"
+    (ours / "programs.parquet").write_text("others")
+    with pytest.raises(DataError, match="programs.parquet is another data set's than .*like; give another folder with --to"):
+        copy_pool(like, ours)
+    assert (ours / "programs.parquet").read_text() == "others"
