@@ -37,7 +37,8 @@ Where no two of B's programs are of one task, own and own-taught rank nothing, a
 were measured than the labels asked for, all are taken.  Trees read tokens, on every row.
 
 Pairs A>B of the three platforms of the reference data: grouped cross-validation over its training networks, three held out in turn.
-With --data prepared of the data set of prepared networks, whose results and tables are their own.
+With --data prepared of the data set of prepared networks, with --data machines of those that a Xeon and an EPYC measured, programs as
+a search draws them; their results and tables are their own.
 A chain A>B>C goes on so, with the same programs measured on B and C, and is judged on all its platforms; rows that cannot go on learn
 C alone.  Pairs of real devices are of imported logs: programs that both measured, drawn uniformly, known by task and decisions; a
 quarter of the tasks is held out in turn.
@@ -69,6 +70,7 @@ from _identity import code_identity, data_identity
 from _paired import task_figures
 from _tables import ROOT, Quick, arguments, into_document, result_file, save
 from _transfer_data import DEVICES, FOLDS, Devices, Side, Targets
+from _transfer_machines import Machines
 from _transfer_rows import ROWS, TREES, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson
 from _transfer_tables import best_variant, short, summary, tables
 
@@ -89,7 +91,11 @@ PAIRS = (
     "host-sse42>host-avx2", "host-avx2>host-sse42", "host-avx512>host-avx2",
     "host-sse42>host-avx2>host-avx512", "ryzen-3700x>i5-1035g1", "i5-1035g1>cortex-a72",
 )  # fmt: skip
-DATA = ("reference", "prepared")
+MACHINES = (
+    "xeon-avx2>epyc-avx2", "xeon-avx512>epyc-avx2", "xeon-sse42>epyc-sse42", "epyc-avx2>xeon-avx2", "epyc-avx2>xeon-avx512",
+    "xeon-sse42>xeon-avx2>xeon-avx512>epyc-sse42>epyc-avx2",
+)  # fmt: skip
+DATA = ("reference", "prepared", "machines")
 ALL = "all"
 LABELS = (160, ALL, 16, 600, 64, 2400)  # the first are run first
 UNMEASURED = 64
@@ -112,17 +118,18 @@ class Bench:
     """The units known, in the results file, and the platforms' lessons."""
 
     def __init__(
-        self, reference: Reference, logs: Path, room: Path, *, name: str = "transfer", epochs: int | None = None, force: bool = False
+        self, targets: Targets | Machines, logs: Path, room: Path, *, name: str = "transfer", epochs: int | None = None, force: bool = False
     ) -> None:
         """``room`` is a folder for imported logs; ``epochs`` of all networks, where not their own."""
-        self.reference, self.logs, self.room, self.name, self.epochs = reference, logs, room, name, epochs
+        self.targets, self.logs, self.room, self.name, self.epochs = targets, logs, room, name, epochs
         code = code_identity(
             [f"tcl_core.{module}" for module in ("chain.bridge", "chain.ckd", "teaching", "models.mtl_tlp")],
-            ["_transfer_data", "_transfer_rows"],
+            ["_transfer_data", "_transfer_rows", *(["_transfer_machines"] if isinstance(targets, Machines) else [])],
         )
-        data = data_identity(reference.folder, logs)
+        data = data_identity(targets.reference.folder, logs)
+        measured = targets.digest if isinstance(targets, Machines) else data["reference"]
         self.identity = {
-            "reference": f"{code}-{data['reference'][:12]}-{reference.unlabelled}",
+            "reference": f"{code}-{measured[:12]}-{targets.reference.unlabelled}",
             "logs": f"{code}-{hashlib.sha256(data['logs'].encode()).hexdigest()[:12]}",
         }
         file = result_file(f"{name}.json")
@@ -144,10 +151,6 @@ class Bench:
             self.identity["logs"] = told.get("logs", "")
             return self.identity["logs"].startswith(code)
         return told.get(kind) == self.identity[kind]
-
-    @cached_property
-    def targets(self) -> Targets:
-        return Targets(self.reference)
 
     @cached_property
     def devices(self) -> Devices:
@@ -298,27 +301,35 @@ def main() -> None:
     until = time.monotonic() + 60 * given.minutes
     torch.set_num_threads(given.threads)
     name = "transfer" if given.data == DATA[0] else f"transfer_{given.data}"
-    reference = Reference(ROOT / "data" / given.data, ROOT / "data" / "features", UNMEASURED)
+    usual = MACHINES if given.data == "machines" else PAIRS
+    targets, unmeasured = None, UNMEASURED // 4 if given.quick else UNMEASURED
     pairs, labels, folds, epochs, room = given.pair, given.labels or LABELS, given.folds, None, ROOT / "data" / "bench"
     if given.quick:
-        reference.unlabelled, pairs, labels, folds, epochs = UNMEASURED // 4, pairs or PAIRS[:1], given.labels or (160,), 1, QUICK_EPOCHS
+        pairs, labels, folds, epochs = pairs or usual[:1], given.labels or (160,), 1, QUICK_EPOCHS
     if given.smallest:
         import _smallest
 
-        reference, epochs, pairs, labels, folds, room = _smallest.reference(), 1, [PAIRS[0], PAIRS[6]], (12,), 1, _smallest.scratch()
+        targets, epochs, pairs, labels, folds = Targets(_smallest.reference()), 1, [PAIRS[0], PAIRS[6]], (12,), 1
+        room = _smallest.scratch()
+    targets = targets or targets_of(given.data, unmeasured)
     if pairs is None:
-        pairs = [pair for pair in PAIRS if not of_devices(pair) or given.data == DATA[0] and given.logs.exists()]
-    if unknown := [pair for pair in pairs if not (is_chain(pair, reference.platforms) or is_chain(pair, DEVICES))]:
-        names = ", ".join([*reference.platforms, *DEVICES])
+        pairs = [pair for pair in usual if not of_devices(pair) or given.data == DATA[0] and given.logs.exists()]
+    if unknown := [pair for pair in pairs if not (is_chain(pair, targets.platforms) or is_chain(pair, DEVICES))]:
+        names = ", ".join([*targets.platforms, *DEVICES])
         sys.exit(f"transfer: no such pair: {', '.join(unknown)}; write A>B or A>B>C with platforms of one kind, of {names}")
     units = planned(pairs, labels, folds, given.method or tuple(ROWS))
-    bench = Bench(reference, given.logs, room, name=name, epochs=epochs, force=given.force)
+    bench = Bench(targets, given.logs, room, name=name, epochs=epochs, force=given.force)
     bench.run(units, until)
     asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}
     known = {pair: {n: row for n, row in by.items() if n in counts} for pair, by in bench.summary.items() if pair in asked}
     print(tables(known))
     if not (given.quick or given.smallest):
         into_document(name, tables(bench.summary))
+
+
+def targets_of(data: str, unmeasured: int) -> Targets | Machines:
+    features = ROOT / "data" / "features"
+    return Machines(features, unmeasured) if data == "machines" else Targets(Reference(ROOT / "data" / data, features, unmeasured))
 
 
 def is_chain(pair: str, platforms: Sequence[str]) -> bool:

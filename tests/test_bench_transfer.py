@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import _transfer_machines as machines
 import numpy as np
 import pytest
 import torch
 import transfer
 from _datasets import Reference
-from _transfer_data import EACH, FOLDS, Side, joined, shared_out
+from _transfer_data import EACH, FOLDS, Side, Targets, joined, shared_out
 from _transfer_rows import (
     LITTLE, MOST_EPOCHS, OURS, ROWS, TENTH, WHOLE, ZERO_SHOT, Earlier, Lesson, _under_head, batches, epochs_of, replayed, steps_of,
 )  # fmt: skip
@@ -19,6 +21,7 @@ from _transfer_tables import best_variant, summary, tables
 from synthetic import FEATURES, ranking_problem
 from transfer import Bench, Unit, is_chain, judge, lesson_of, planned
 
+from tcl_core import store
 from tcl_core.chain.state import ChainState
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
@@ -104,6 +107,31 @@ def test_each_task_is_tested_once_and_never_where_it_is_trained_on():
     assert sorted(tested) == list(range(10))
 
 
+def test_machines_are_compared_by_programs_that_both_measured(tmp_path, monkeypatch):
+    """The second machine measured the first half of the first one's programs."""
+    monkeypatch.setattr(machines, "ROOT", tmp_path)
+    some = {row["task_key"] for row in store.read_table(ROOT / "data" / "registers" / "tasks.parquet", "tasks")[::8]}
+    for machine, share in (("registers", 1), ("epyc/registers", 2)):
+        folder = tmp_path / "data" / machine
+        shutil.copytree(ROOT / "data" / "registers", folder)
+        for place in folder.glob("platform=*"):
+            records = [record for record in store.read_records(place) if record.task_key in some]
+            store.write_records(place, records[: len(records) // share])
+    whole = machines.Machines(tmp_path, 8)
+    rows = store.read_table(folder / "programs.parquet", "programs")[::40]
+    drawn = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows]
+    monkeypatch.setattr(machines, "_drawn_keys", lambda reference: drawn)
+    before, after = whole.sides(("xeon-avx512", "epyc-avx2"), 0)
+    assert whole.platforms == [f"{of}-{name}" for of in ("xeon", "epyc") for name in ("sse42", "avx2", "avx512")]
+    np.testing.assert_array_equal(before.train.tasks, after.train.tasks)
+    assert len(before.train) + len(before.test) < len(records) and set(before.train.tasks).isdisjoint(before.test.tasks)
+    assert len(before.drawn) == len(after.drawn) > 0 and set(before.drawn.tasks) <= set(before.train.tasks)
+    alone = store.read_records(folder / "platform=host-avx2")
+    kept = {(r.task_key, r.sketch_id, r.decisions): r.latency_s for r in alone}
+    assert set(after.test.latencies_s) <= set(kept.values()) and before.hardware != after.hardware
+    assert whole.known_from(("xeon-avx512", "epyc-avx2")) == ("xeon-avx512", "epyc", "xeon")
+
+
 def test_a_chain_knows_all_of_its_first_platform_and_as_few_of_the_next_as_of_the_last():
     seconds = np.arange(1.0, 13.0)
     base = replace(ranking_problem(tasks=3, programs=4), latencies_s=seconds)
@@ -185,8 +213,8 @@ def test_the_plan_asks_for_variants_on_the_first_fold_alone():
 
 def test_units_of_other_code_are_forgotten_and_those_of_this_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "result_file", lambda name: tmp_path / name)
-    reference = Reference(ROOT / "data" / "reference", tmp_path, 8)
-    new = lambda: Bench(reference, tmp_path / "none", tmp_path)  # noqa: E731
+    targets = Targets(Reference(ROOT / "data" / "reference", tmp_path, 8))
+    new = lambda: Bench(targets, tmp_path / "none", tmp_path)  # noqa: E731
     row = {"unit": ["host-avx2>host-avx512", "all", "own", 1, TENTH], "figures": of({1: 0.5})}
     device = {"unit": ["ryzen-3700x>i5-1035g1", 16, OURS, 0, WHOLE], "figures": of({1: 0.5})}
     (tmp_path / "transfer.json").write_text(json.dumps({"identity": new().identity, "units": [row, device]}))
@@ -203,7 +231,7 @@ def test_each_unit_is_saved_when_it_ends_and_what_a_fold_said_is_followed(tmp_pa
     monkeypatch.setattr(transfer, "result_file", lambda name: tmp_path / name)
     written = []
     monkeypatch.setattr(transfer, "save", lambda name, result, command: written.append(result))
-    bench = Bench(Reference(ROOT / "data" / "reference", tmp_path, 8), tmp_path / "none", tmp_path)
+    bench = Bench(Targets(Reference(ROOT / "data" / "reference", tmp_path, 8)), tmp_path / "none", tmp_path)
     figures = {0: of({1: 0.4}), 1: of({1: 0.6}), 2: KeyboardInterrupt()}
 
     def learn(unit):
