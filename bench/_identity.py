@@ -19,6 +19,7 @@ CODE = (
     "models", "learning", "learning_names.py", "features", "programs", "evaluation", "teaching.py", "chain", "store",
     "reference.py", "datasets.py",
 )  # fmt: skip
+NEUTRAL = ("_tables", "_identity", "_smallest")  # what is kept and shown, whatever the figures are
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # what teaches those
 
@@ -96,9 +97,10 @@ def _is_text(part: ast.AST) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    """The file of a module of ours, or of one of ``CODE``'s packages."""
+    """The file of a module of ours, of one of ``CODE``'s packages, or of a script of this folder that figures depend on."""
     if not module.startswith("tcl_core."):
-        return None
+        script = ROOT / "bench" / f"{module}.py"
+        return script if module.startswith("_") and module not in NEUTRAL and script.exists() else None
     path = ROOT / Path(*module.split("."))
     file, package = path.with_suffix(".py"), path / "__init__.py"
     return file if file.exists() else package if package.exists() and _counts(package) else None

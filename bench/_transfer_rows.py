@@ -225,7 +225,8 @@ def _mtl_tlp(given: Lesson) -> Learned:
     settings = replace(settings, epochs=max(1, min(settings.epochs, given.fit.epochs, MTL_TLP_PROGRAMS // programs)))
     model = MtlTlpModel(settings).fit(given.few, sources=sources)
     heads = tuple(_under_head(model, 1 + place) for place in range(len(sources)))
-    return Learned((*heads, model), given.state, settings.epochs * -(-programs // settings.batch_size))
+    own = model if given.comparable else heads[-1]  # where nothing could be compared its head is as it began
+    return Learned((*heads, own), given.state, settings.epochs * -(-programs // settings.batch_size))
 
 
 def _under_head(model: MtlTlpModel, head: int) -> MtlTlpModel:

@@ -59,31 +59,24 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _datasets import Logs, Reference
 from _identity import code_identity, data_identity
-from _paired import task_figures
 from _tables import ROOT, Quick, arguments, into_document, result_file, save
-from _transfer_data import DEVICES, FOLDS, Devices, Side, Targets
+from _transfer_data import DEVICES, FOLDS, Devices, Targets
 from _transfer_machines import Machines
-from _transfer_rows import ROWS, TREES, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson
+from _transfer_rows import ROWS, ZERO_SHOT
 from _transfer_tables import best_variant, short, summary, tables
+from _transfer_units import ALL, Learning, Unit, of_devices
 
 import numpy as np
 import torch
 
-from tcl_core.chain.bridge import BridgeSettings
-from tcl_core.chain.state import ChainState, learn_first
-from tcl_core.features.batches import Samples, concatenate
-from tcl_core.learning.fit import FitSettings
-from tcl_core.models.cost_model import CostModel
 from tcl_core.progress import progress
-from tcl_core.teaching import STUDENT, pseudo_labelled
 
 COMMAND = "python bench/transfer.py"
 PAIRS = (
@@ -96,22 +89,9 @@ MACHINES = (
     "xeon-sse42>xeon-avx2>xeon-avx512>epyc-sse42>epyc-avx2",
 )  # fmt: skip
 DATA = ("reference", "prepared", "machines")
-ALL = "all"
 LABELS = (160, ALL, 16, 600, 64, 2400)  # the first are run first
 UNMEASURED = 64
 QUICK_EPOCHS = 8  # of all networks
-DIGITS = 5
-
-
-@dataclass(frozen=True)
-class Unit:
-    """``labels`` 0: of zero-shot, which has none.  ``variant`` None: the one that the first fold says."""
-
-    pair: str
-    labels: int | str
-    method: str
-    fold: int
-    variant: str | None = WHOLE
 
 
 class Bench:
@@ -121,10 +101,10 @@ class Bench:
         self, targets: Targets | Machines, logs: Path, room: Path, *, name: str = "transfer", epochs: int | None = None, force: bool = False
     ) -> None:
         """``room`` is a folder for imported logs; ``epochs`` of all networks, where not their own."""
-        self.targets, self.logs, self.room, self.name, self.epochs = targets, logs, room, name, epochs
+        self.logs, self.name = logs, name
         code = code_identity(
-            [f"tcl_core.{module}" for module in ("chain.bridge", "chain.ckd", "teaching", "models.mtl_tlp")],
-            ["_transfer_data", "_transfer_rows", *(["_transfer_machines"] if isinstance(targets, Machines) else [])],
+            [f"tcl_core.{module}" for module in ("chain.bridge", "chain.ckd", "teaching", "models.mtl_tlp", "evaluation.metrics")],
+            ["_transfer_units"],
         )
         data = data_identity(targets.reference.folder, logs)
         measured = targets.digest if isinstance(targets, Machines) else data["reference"]
@@ -141,8 +121,7 @@ class Bench:
             if isinstance(told, dict) and self._still_true(unit := Unit(*row["unit"]), told, code)
         }
         self.summary = found.get("summary", {}) if self.units else {}
-        self.sides = lru_cache(maxsize=1)(self._sides)
-        self.firsts: dict[tuple[tuple[str, ...], int], ChainState] = {}
+        self.learning = Learning(targets, lambda: Devices(Logs(logs, room / "logs")), epochs)
 
     def _still_true(self, unit: Unit, told: dict[str, str], code: str) -> bool:
         """A machine without the logs cannot tell whether they have changed."""
@@ -151,10 +130,6 @@ class Bench:
             self.identity["logs"] = told.get("logs", "")
             return self.identity["logs"].startswith(code)
         return told.get(kind) == self.identity[kind]
-
-    @cached_property
-    def devices(self) -> Devices:
-        return Devices(Logs(self.logs, self.room / "logs"))
 
     def run(self, units: Sequence[Unit], until: float) -> None:
         """What of the units is not known yet.  Each is saved when it ends; the summary, whose many intervals take a minute, at the end."""
@@ -172,7 +147,7 @@ class Bench:
                     return
                 unit = self.resolved(asked)
                 if unit not in self.units:
-                    self.units[unit] = self._figures(unit)
+                    self.units[unit] = self.learning.figures(unit)
                     self.save()
                 right = np.mean(self.units[unit]["pairs"])
                 shown.advance(f"{unit.pair}, {unit.labels} labels, {unit.method} ({unit.variant}): {right:.3f}")
@@ -183,88 +158,10 @@ class Bench:
             return unit
         return replace(unit, variant=best_variant(self.units, unit.pair, unit.labels, unit.method))
 
-    def _figures(self, unit: Unit) -> dict[str, object]:
-        start, chain = time.monotonic(), tuple(unit.pair.split(">"))
-        sides = self.sides(chain, unit.fold)
-        state = self._first(chain, unit.fold)
-        learned, when_learned = self._along(unit, sides, state)
-        judged = [judge(model, side.test) for model, side in zip(learned.models, sides, strict=True)]
-        tasks = sorted(set.intersection(*(set(found["pairs"]) for found in judged)))
-        lost = [
-            [before["pairs"][task] - after["pairs"][task] for task in tasks] for before, after in zip(when_learned, judged, strict=False)
-        ]
-        return {
-            "tasks": tasks,
-            **{name: [round(judged[-1][name][task], DIGITS) for task in tasks] for name in ("pairs", "u16", "top1")},
-            "forgetting": [round(float(x), DIGITS) for x in np.mean(lost, axis=0)],
-            "on": {p: round(float(np.mean([f["pairs"][t] for t in tasks])), DIGITS) for p, f in zip(chain, judged, strict=True)},
-            "steps": learned.steps,
-            "seconds": round(time.monotonic() - start, 1),
-        }
-
-    def _along(self, unit: Unit, sides: list[Side], state: ChainState) -> tuple[Learned, list[dict[str, dict[int, float]]]]:
-        """What is learned at the end of the chain, and what of each earlier platform was ranked right when that was its end."""
-        row, learned = ROWS.get(unit.method), Learned((state.model,) * len(sides), state, 0)
-        when_learned = [judge(state.model, side.test) for side in sides[:-1]]
-        for place in range(1, len(sides)):
-            if row and (row.sequential or place == len(sides) - 1):
-                epochs = self.epochs or BridgeSettings().fit.epochs
-                fit = replace(BridgeSettings().fit, seed=unit.fold, epochs=epochs, period=epochs)
-                lesson = lesson_of(unit.labels, sides[: place + 1], learned.state, fit)
-                learned = row.variants[unit.variant](lesson)
-                if place < len(sides) - 1:
-                    when_learned[place] = judge(learned.models[-1], sides[place].test)
-        return learned, when_learned
-
-    def _first(self, chain: tuple[str, ...], fold: int) -> ChainState:
-        """The network of the chain's first platform, taught from all its programs; the same for all chains that know as much of it."""
-        known = self._data(chain).known_from(chain), fold
-        if known not in self.firsts:
-            side = self.sides(chain, fold)[0]
-            epochs = self.epochs or STUDENT.epochs
-            settings = replace(STUDENT, seed=fold, epochs=epochs, period=epochs)
-            labelled = pseudo_labelled({"tokens": side.train}, {"tokens": side.drawn}, fold, TREES)
-            self.firsts[known] = learn_first(labelled, None, settings, measured=side.train)
-        return self.firsts[known]
-
-    def _data(self, chain: Sequence[str]) -> Targets | Devices:
-        return self.devices if of_devices(">".join(chain)) else self.targets
-
-    def _sides(self, chain: tuple[str, ...], fold: int) -> list[Side]:
-        return self._data(chain).sides(chain, fold)
-
     def save(self) -> None:
         rows = [{"unit": astuple(unit), "figures": found} for unit, found in self.units.items()]
         command = COMMAND + "".join(f" --data {data}" for data in DATA if self.name.endswith(f"_{data}"))
         save(self.name, {"identity": self.identity, "summary": self.summary, "units": rows}, command)
-
-
-def of_devices(pair: str) -> bool:
-    return set(pair.split(">")) <= set(DEVICES)
-
-
-def lesson_of(labels: int | str, sides: Sequence[Side], state: ChainState, fit: FitSettings) -> Lesson:
-    """Of the last of these: of the first platform all is measured, of those between as many programs as of the last, the same ones."""
-    *before, target = sides
-    count = len(target.train) if labels == ALL else int(labels)
-    order = np.random.default_rng([fit.seed, count]).permutation(len(target.train))
-    few, rest = order[:count], np.sort(order[count:])
-    there = before[-1].train.latencies_s.copy()
-    if len(before) > 1:
-        there[rest] = np.nan
-    return Lesson(
-        state,
-        target.train.take(few),
-        concatenate([target.train.take(rest), target.drawn]),
-        np.concatenate([there[few], there[rest], np.full(len(target.drawn), np.nan)]),
-        (Earlier(before[0].train, before[0].hardware), *(Earlier(side.train.take(few), side.hardware) for side in before[1:])),
-        fit,
-    )
-
-
-def judge(model: CostModel, test: Samples) -> dict[str, dict[int, float]]:
-    """Figure -> task -> value, of the tasks in which programs differ."""
-    return task_figures(model.predict(test), test.latencies_s, test.tasks)
 
 
 def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int, methods: Sequence[str] = tuple(ROWS)) -> list[Unit]:

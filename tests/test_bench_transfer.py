@@ -6,8 +6,10 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import _transfer_machines as machines
+import _transfer_rows as rows
 import numpy as np
 import pytest
 import torch
@@ -15,11 +17,12 @@ import transfer
 from _datasets import Reference
 from _transfer_data import EACH, FOLDS, Side, Targets, joined, shared_out
 from _transfer_rows import (
-    LITTLE, MOST_EPOCHS, OURS, ROWS, TENTH, WHOLE, ZERO_SHOT, Earlier, Lesson, _under_head, batches, epochs_of, replayed, steps_of,
+    LITTLE, MOST_EPOCHS, OURS, ROWS, TENTH, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson, Row, _under_head, batches, epochs_of, replayed, steps_of,
 )  # fmt: skip
 from _transfer_tables import best_variant, summary, tables
 from synthetic import FEATURES, ranking_problem
-from transfer import Bench, Unit, is_chain, judge, lesson_of, planned
+from _transfer_units import Learning, Unit, judge, lesson_of
+from transfer import Bench, is_chain, planned
 
 from tcl_core import store
 from tcl_core.chain.state import ChainState
@@ -85,6 +88,49 @@ def test_where_nothing_can_be_compared_nothing_is_learned(method):
             assert learned.models[0] is given.state.knowledge_base
 
 
+def test_where_nothing_can_be_compared_mtl_tlp_ranks_by_the_nearest_sources_head(monkeypatch):
+    """The target's own head would rank as it was drawn."""
+    monkeypatch.setattr(rows, "MTL_TLP_PROGRAMS", 1)
+    samples = ranking_problem(tasks=6, programs=16)
+    earlier = (Earlier(samples, (1.0,)), Earlier(samples, (2.0,)))
+    lone, several = (lesson(samples.take(few), samples, earlier) for few in (np.arange(6) * 16, np.arange(12)))
+    *heads, own = ROWS["mtl-tlp"].variants[WHOLE](lone).models
+    assert len(heads) == 2 and own is heads[1]
+    *heads, own = ROWS["mtl-tlp"].variants[WHOLE](several).models
+    assert own not in heads
+
+
+def test_a_unit_is_judged_on_the_tested_tasks_of_each_platform_and_learns_along_the_chain(monkeypatch):
+    """The second platform's model ranks all right, the last one's all wrong, and so it has forgotten all."""
+
+    class Knows:
+        def __init__(self, sign: int) -> None:
+            self.sign = sign
+
+        def predict(self, samples: Samples) -> np.ndarray:
+            return -self.sign * np.log(samples.latencies_s)
+
+    train, test = ranking_problem(tasks=4, programs=8), ranking_problem(seed=1, tasks=3, programs=8)
+    test = replace(test, tasks=test.tasks + np.int32(10))
+    sides = [Side(train, test, train.take(np.arange(2)), (float(k),)) for k in range(3)]
+    learning = Learning(SimpleNamespace(sides=lambda chain, fold: sides), None)
+    monkeypatch.setattr(learning, "_first", lambda chain, fold: ChainState(Knows(1), Knows(1), {}))
+    lessons: list[Lesson] = []
+
+    def learn(given: Lesson) -> Learned:
+        lessons.append(given)
+        model = Knows(1 if len(lessons) == 1 else -1)
+        return Learned((model,) * (len(given.earlier) + 1), replace(given.state, model=model, knowledge_base=model), 7)
+
+    monkeypatch.setitem(ROWS, "stub", Row({WHOLE: learn}, sequential=True))
+    monkeypatch.setattr(learning, "_data", lambda chain: learning.targets)
+    found = learning.figures(Unit("a>b>c", 8, "stub", 0))
+    assert found["tasks"] == [10, 11, 12] and found["pairs"] == [0.0] * 3 and found["forgetting"] == [1.0] * 3
+    assert found["on"] == {"a": 0.0, "b": 0.0, "c": 0.0} and found["steps"] == 7
+    assert [len(each.few) for each in lessons] == [8, 8] and [len(each.earlier) for each in lessons] == [1, 2]
+    assert lessons[1].state.model.sign == 1 and learning.figures(Unit("a>b>c", 0, ZERO_SHOT, 0))["forgetting"] == [0.0] * 3
+
+
 def test_programs_are_joined_by_what_they_are():
     """Their first measurement counts, in one order, under one numbering of tasks."""
     samples = ranking_problem(tasks=3, programs=2)
@@ -137,6 +183,7 @@ def test_a_chain_knows_all_of_its_first_platform_and_as_few_of_the_next_as_of_th
     base = replace(ranking_problem(tasks=3, programs=4), latencies_s=seconds)
     sides = [Side(replace(base, latencies_s=seconds * k), base, base.take(np.arange(2)), (float(k),)) for k in (1, 10, 100)]
     two, three = (lesson_of(5, sides[:n], None, FIT) for n in (2, 3))
+    assert np.isnan(two.rest.latencies_s).all()  # so no row can learn from what counts as not measured
     assert np.isfinite(two.source_s).sum() == 12 and len(two.source_s) == len(two.few) + len(two.rest) == 14
     np.testing.assert_array_equal(two.source_s[:5] * 10, two.few.latencies_s)
     np.testing.assert_array_equal(three.source_s[:5] * 10, three.few.latencies_s)
@@ -180,7 +227,7 @@ def units() -> dict[Unit, dict[str, object]]:
 
 def test_the_summary_is_over_the_tasks_of_all_folds_and_counts_a_task_once():
     row = summary(units())["a>b"]["160"][OURS]
-    expected = (9 * 0.6 + 9 * 0.8 + 0.7) / 19
+    expected = (10 * 0.6 + 9 * 0.8) / 19  # task 0, which both folds test, in the first
     assert row["pairs"][0] == pytest.approx(expected) and row["pairs"][1] < expected < row["pairs"][2]
     assert row["pairs_less_zero_shot"][0] == pytest.approx(expected - 0.5) and row["pairs_less_zero_shot"][1] > 0
     assert row["pairs_less_ours"] == [0.0, 0.0, 0.0] and row["forgetting"][0] == pytest.approx(0.5 - expected)
@@ -200,6 +247,20 @@ def test_the_tables_mark_what_differs_from_ours():
     line = next(line for line in text.splitlines() if line.startswith("| a to b"))
     assert line.startswith("| a to b | 0.500* | 0.400* | - |") and line.endswith(" 0.700 |")
     assert tables(summary({unit: found for unit, found in units().items() if unit.labels == 0})).count("0.500") == 1
+
+
+def test_a_difference_in_what_is_forgotten_has_its_star_and_who_never_knew_has_no_figure():
+    found = {replace(unit, pair="host-x>host-a>host-b"): figures for unit, figures in units().items()}
+    for unit, figures in found.items():
+        if unit.method == OURS:
+            figures["forgetting"] = [-0.5] * len(figures["tasks"])
+    whole = summary(found)
+    assert whole["x>a>b"]["160"]["own"]["forgetting_less_ours"] == pytest.approx([0.6, 0.6, 0.6])
+    forgotten = tables(whole).split("Pairs forgotten before")[1]
+    line = next(line for line in forgotten.splitlines() if line.startswith("| x to a to b"))
+    assert line.startswith("| x to a to b | 0.000* | - |") and line.endswith(" -0.500 |")
+    two = tables(summary(units())).split("Pairs forgotten before")[1]
+    assert "| a to b | 0.000" in two and "0.100" in two
 
 
 def test_the_plan_asks_for_variants_on_the_first_fold_alone():
@@ -239,7 +300,7 @@ def test_each_unit_is_saved_when_it_ends_and_what_a_fold_said_is_followed(tmp_pa
             raise found
         return found
 
-    monkeypatch.setattr(bench, "_figures", learn)
+    monkeypatch.setattr(bench.learning, "figures", learn)
     plan = [Unit("a>b", 160, "own", 0, WHOLE), Unit("a>b", 160, "own", 0, TENTH), Unit("a>b", 160, "own", 1, None)]
     with pytest.raises(KeyboardInterrupt):
         bench.run(plan, np.inf)

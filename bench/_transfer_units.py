@@ -1,0 +1,127 @@
+"""One unit of ``transfer.py``: a way to learn, on a pair or a chain, with so many labels, in a fold; and how well it then ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+import numpy as np
+from _paired import task_figures
+from _transfer_data import DEVICES, Devices, Side, Targets
+from _transfer_machines import Machines
+from _transfer_rows import ROWS, TREES, WHOLE, Earlier, Learned, Lesson
+
+from tcl_core.chain.bridge import BridgeSettings
+from tcl_core.chain.state import ChainState, learn_first
+from tcl_core.features.batches import Samples, concatenate
+from tcl_core.learning.fit import FitSettings
+from tcl_core.models.cost_model import CostModel
+from tcl_core.teaching import STUDENT, pseudo_labelled
+
+ALL = "all"
+DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Unit:
+    """``labels`` 0: of zero-shot, which has none.  ``variant`` None: the one that the first fold says."""
+
+    pair: str
+    labels: int | str
+    method: str
+    fold: int
+    variant: str | None = WHOLE
+
+
+class Learning:
+    """What units learn from: targets of one data set, or devices whose logs are at hand."""
+
+    def __init__(self, targets: Targets | Machines, devices: Callable[[], Devices], epochs: int | None = None) -> None:
+        """``epochs`` of all networks, where not their own."""
+        self.targets, self._devices, self.epochs = targets, cache(devices), epochs
+        self.sides = lru_cache(maxsize=1)(self._sides)
+        self._firsts: dict[tuple[tuple[str, ...], int], ChainState] = {}
+
+    def figures(self, unit: Unit) -> dict[str, object]:
+        start, chain = time.monotonic(), tuple(unit.pair.split(">"))
+        sides = self.sides(chain, unit.fold)
+        state = self._first(chain, unit.fold)
+        learned, when_learned = self._along(unit, sides, state)
+        judged = [judge(model, side.test) for model, side in zip(learned.models, sides, strict=True)]
+        tasks = sorted(set.intersection(*(set(found["pairs"]) for found in judged)))
+        lost = [
+            [before["pairs"][task] - after["pairs"][task] for task in tasks] for before, after in zip(when_learned, judged, strict=False)
+        ]
+        return {
+            "tasks": tasks,
+            **{name: [round(judged[-1][name][task], DIGITS) for task in tasks] for name in ("pairs", "u16", "top1")},
+            "forgetting": [round(float(x), DIGITS) for x in np.mean(lost, axis=0)],
+            "on": {p: round(float(np.mean([f["pairs"][t] for t in tasks])), DIGITS) for p, f in zip(chain, judged, strict=True)},
+            "steps": learned.steps,
+            "seconds": round(time.monotonic() - start, 1),
+        }
+
+    def _along(self, unit: Unit, sides: list[Side], state: ChainState) -> tuple[Learned, list[dict[str, dict[int, float]]]]:
+        """What is learned at the end of the chain, and what of each earlier platform was ranked right when that was its end."""
+        row, learned = ROWS.get(unit.method), Learned((state.model,) * len(sides), state, 0)
+        when_learned = [judge(state.model, side.test) for side in sides[:-1]]
+        for place in range(1, len(sides)):
+            if row and (row.sequential or place == len(sides) - 1):
+                epochs = self.epochs or BridgeSettings().fit.epochs
+                fit = replace(BridgeSettings().fit, seed=unit.fold, epochs=epochs, period=epochs)
+                lesson = lesson_of(unit.labels, sides[: place + 1], learned.state, fit)
+                learned = row.variants[unit.variant](lesson)
+                if place < len(sides) - 1:
+                    when_learned[place] = judge(learned.models[-1], sides[place].test)
+        return learned, when_learned
+
+    def _first(self, chain: tuple[str, ...], fold: int) -> ChainState:
+        """The network of the chain's first platform, taught from all its programs; the same for all chains that know as much of it."""
+        known = self._data(chain).known_from(chain), fold
+        if known not in self._firsts:
+            side = self.sides(chain, fold)[0]
+            epochs = self.epochs or STUDENT.epochs
+            settings = replace(STUDENT, seed=fold, epochs=epochs, period=epochs)
+            labelled = pseudo_labelled({"tokens": side.train}, {"tokens": side.drawn}, fold, TREES)
+            self._firsts[known] = learn_first(labelled, None, settings, measured=side.train)
+        return self._firsts[known]
+
+    def _data(self, chain: Sequence[str]) -> Targets | Machines | Devices:
+        return self._devices() if of_devices(">".join(chain)) else self.targets
+
+    def _sides(self, chain: tuple[str, ...], fold: int) -> list[Side]:
+        return self._data(chain).sides(chain, fold)
+
+
+def of_devices(pair: str) -> bool:
+    return set(pair.split(">")) <= set(DEVICES)
+
+
+def lesson_of(labels: int | str, sides: Sequence[Side], state: ChainState, fit: FitSettings) -> Lesson:
+    """Of the last of these: of the first platform all is measured, of those between as many programs as of the last, the same ones.
+
+    What the last one measured of the others no row may learn from: it is not in the lesson.
+    """
+    *before, target = sides
+    count = len(target.train) if labels == ALL else int(labels)
+    order = np.random.default_rng([fit.seed, count]).permutation(len(target.train))
+    few, rest = order[:count], np.sort(order[count:])
+    there = before[-1].train.latencies_s.copy()
+    if len(before) > 1:
+        there[rest] = np.nan
+    others = concatenate([target.train.take(rest), target.drawn])
+    return Lesson(
+        state,
+        target.train.take(few),
+        replace(others, latencies_s=np.full(len(others), np.nan)),
+        np.concatenate([there[few], there[rest], np.full(len(target.drawn), np.nan)]),
+        (Earlier(before[0].train, before[0].hardware), *(Earlier(side.train.take(few), side.hardware) for side in before[1:])),
+        fit,
+    )
+
+
+def judge(model: CostModel, test: Samples) -> dict[str, dict[int, float]]:
+    """Figure -> task -> value, of the tasks in which programs differ."""
+    return task_figures(model.predict(test), test.latencies_s, test.tasks)
