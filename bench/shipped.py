@@ -1,23 +1,24 @@
-"""What the measurements that come with TCL are worth to a project of one's own.
+"""What the measurements that come with TCL are worth to a project on another machine.
 
     python bench/shipped.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
 
-Played on the training networks of data/prepared.  Three networks are tested at a time; five of the others, drawn with the seed, are a
-project's, which measures 160 of their programs on one platform; what all the rest measured is what comes with TCL.  Each row ranks the
-tested networks' programs, sixteen of each task:
+Played on the training networks of data/registers, which a Xeon measured, and of data/epyc/registers, the same programs on an EPYC.
+Three networks are tested at a time; five of the others, drawn with the seed, are a project's, which measures 160 of their programs on one
+of the EPYC's targets; what all the rest measured is what comes with TCL.  Each row ranks the tested networks' programs on that target,
+sixteen of each task:
 
     own               learned the project's 160 programs alone
-    other targets     learned what comes with TCL, of the two other platforms alone, as if this one were a stranger; none of its own
-    all targets       learned all that comes with TCL, none of its own
+    Xeon              learned what the Xeon measured on all of its targets, AVX-512 too, and nothing of the project's
+    Xeon, EPYC        and what the EPYC did, of other networks than the project's and the tested ones
     ..., and own      learned both in one heap
 
 trees    boosted trees on tokens, the mean of two
-network  the Mamba cost model, taught by these trees what they say of the same programs, of some forty more of each task, and of those
+network  the Mamba cost model, taught by these trees what they say of the same programs, of some thirty more of each task, and of those
          of the project's that it did not measure (``tcl_core.teaching``), as ``train.shipped`` has it
 
-pairs  share of pairs ranked right; u16  top-1 of the sixteen.  Mean over platforms, tasks and seeds, and the 95 % interval of the
-difference from `own` over draws of the tasks.  The machine is one: "other targets" is how near this comes to another one.
---quick: one fold, one seed, one platform, a third of the epochs.  What was computed with the same code and data is kept.
+pairs  share of pairs ranked right; u16  top-1 of the sixteen.  Mean over targets, tasks and seeds, and the 95 % interval of the
+difference from `own` over draws of the tasks.
+--quick: one fold, one seed, one target, a third of the epochs.  What was computed with the same code and data is kept.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from _tables import Quick, arguments, into_document, markdown, result_file, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -46,13 +47,18 @@ from tcl_core.evaluation.metrics import subset_top_1, task_pairs
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.models.mamba import MambaModel
 from tcl_core.progress import progress
-from tcl_core.reference import Reference
+from tcl_core.reference import REGISTERS, Reference
 from tcl_core.teaching import STUDENT, Member, pseudo_labelled
 
 COMMAND = "python bench/shipped.py"
 PROJECT, RECORDS = 5, 160  # networks, and programs measured on a platform, as in params.yaml
-OWN, OTHERS, ALL = "own", "other targets", "all targets"
-ROWS = {OWN: (True, None), OTHERS: (False, OTHERS), ALL: (False, ALL), f"{OTHERS}, and own": (True, OTHERS), f"{ALL}, and own": (True, ALL)}
+OWN, THERE, HERE = "own", "Xeon", "EPYC"
+BOTH = f"{THERE}, {HERE}"
+ROWS = {
+    OWN: (True, ()), THERE: (False, (THERE,)), BOTH: (False, (THERE, HERE)),
+    f"{THERE}, and own": (True, (THERE,)), f"{BOTH}, and own": (True, (THERE, HERE)),
+}  # fmt: skip
+FOLDERS = {HERE: ROOT / "data" / "epyc" / "registers", THERE: REGISTERS}
 LEARNERS = TREES, NETWORK = "trees", "network"
 FIGURES = {"pairs": "pairs right", "u16": "U16"}
 TEACHERS = (Member("trees", 2, 1.0),)
@@ -64,27 +70,28 @@ Figures = dict[str, dict[str, dict[int, float]]]
 
 
 class Bench:
-    """A data set, and how long a network learns it."""
+    """Two machines' measurements of the same programs, and how long a network learns them."""
 
-    def __init__(self, reference: Reference, folds: Sequence[Sequence[str]], epochs: int = STUDENT.epochs) -> None:
-        self.reference, self.folds, self.epochs = reference, folds, epochs
-        self.count = len(reference.encoder.numbers)
-        self.measured, self.further = reference.pooled(), reference.unmeasured()
+    def __init__(self, machines: Mapping[str, Reference], folds: Sequence[Sequence[str]], epochs: int = STUDENT.epochs) -> None:
+        self.machines, self.folds, self.epochs = machines, folds, epochs
+        self.reference = machines[HERE]
+        self.count = len(self.reference.encoder.numbers)
+        self.room = self.count * max(len(reference.platforms) for reference in machines.values())  # for a machine's numbers of tasks
+        self.measured = {name: reference.pooled() for name, reference in machines.items()}
+        self.further = {name: reference.unmeasured() for name, reference in machines.items()}
 
     def unit(self, fold: int, platform: str, seed: int) -> dict[str, Figures]:
         """Row -> its figures."""
         case = self.reference.case(platform, "tokens", self.folds[fold])
         train = set(case.train.tasks.tolist())
         mine = self._project(train, seed)
-        of_mine = case.train.take(np.isin(case.train.tasks, list(mine)))
-        of_mine = replace(of_mine, tasks=of_mine.tasks + np.int32(self.count * len(self.reference.platforms)), task_names=())
+        of_mine = _apart(case.train.take(np.isin(case.train.tasks, list(mine))), self.room * len(self.machines))
         drawn = np.random.default_rng([seed, fold]).permutation(len(of_mine))
         own, rest = (of_mine.take(np.sort(rows)) for rows in (drawn[:RECORDS], drawn[RECORDS:]))
         found = {}
-        for row, (with_own, which) in ROWS.items():
-            others = [p for p in self.reference.platforms if which == ALL or which and p != platform]
-            shipped, further = (self._of(heap, others, train - mine) for heap in (self.measured, self.further))
-            known, more = ([own, shipped], [rest, further]) if with_own else ([shipped], [further])
+        for row, (with_own, machines) in ROWS.items():
+            known, more = ([self._of(heaps[name], name, train - mine) for name in machines] for heaps in (self.measured, self.further))
+            known, more = (known + [own], more + [rest]) if with_own else (known, more)
             found[row] = self._judged(concatenate(known), concatenate(more), case.test, seed)
         return found
 
@@ -97,10 +104,9 @@ class Bench:
         networks = np.random.default_rng(seed).permutation(sorted(by_network))[: min(PROJECT, len(by_network) // 2)]
         return set().union(*(by_network[name] for name in networks))
 
-    def _of(self, heap: Samples, platforms: Sequence[str], tasks: set[int]) -> Samples:
-        """What a heap of the data set has of these tasks and platforms."""
-        places = [self.reference.platforms.index(platform) for platform in platforms]
-        return heap.take(np.isin(heap.tasks // self.count, places) & np.isin(heap.tasks % self.count, list(tasks)))
+    def _of(self, heap: Samples, machine: str, tasks: set[int]) -> Samples:
+        """What a machine's heap has of these tasks, in numbers of that machine."""
+        return _apart(heap.take(np.isin(heap.tasks % self.count, list(tasks))), self.room * list(self.machines).index(machine))
 
     def _judged(self, known: Samples, more: Samples, test: Samples, seed: int) -> Figures:
         """The trees label the tested programs among all others, in tasks that nothing else has: their scores."""
@@ -109,6 +115,10 @@ class Bench:
         scores = -np.log(labelled.latencies_s[len(lesson) :])
         network = MambaModel(replace(STUDENT, epochs=self.epochs, period=self.epochs, seed=seed)).fit(lesson)
         return {TREES: figures(scores, test), NETWORK: figures(network.predict(test), test)}
+
+
+def _apart(samples: Samples, first: int) -> Samples:
+    return replace(samples, tasks=samples.tasks + np.int32(first), task_names=())
 
 
 def figures(scores: np.ndarray, test: Samples) -> dict[str, dict[int, float]]:
@@ -159,15 +169,20 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def run(given: Any) -> None:
-    bench, folds, seeds = Bench(datasets.prepared(), FOLDS, QUICK_EPOCHS if given.quick else STUDENT.epochs), given.folds, given.seeds
-    platforms = bench.reference.platforms
-    if given.quick:
-        folds, seeds, platforms = 1, 1, platforms[1:2]
+    folds, seeds = given.folds, given.seeds
     if given.smallest:
         from _smallest import reference
 
-        bench, folds, seeds, platforms = Bench(reference(), FOLDS, epochs=1), 1, 1, reference().platforms[1:2]
-    identity = f"{code_identity(['tcl_core.teaching', 'tcl_core.reference'], [])}-{store.data_digest(bench.reference.folder)[:12]}"
+        bench = Bench({HERE: reference(), THERE: reference()}, FOLDS, epochs=1)
+    else:
+        bench = Bench(
+            {name: datasets.reference(folder) for name, folder in FOLDERS.items()}, FOLDS, QUICK_EPOCHS if given.quick else STUDENT.epochs
+        )
+    platforms = bench.reference.platforms
+    if given.quick or given.smallest:
+        folds, seeds, platforms = 1, 1, platforms[1:2]
+    digests = [store.data_digest(reference.folder)[:12] for reference in bench.machines.values()]
+    identity = "-".join([code_identity(["tcl_core.teaching", "tcl_core.reference"], []), *digests])
     file = result_file("shipped.json")
     before = json.loads(file.read_text()) if file.exists() else {}
     units = before["units"] if before.get("identity") == identity else {}

@@ -71,7 +71,7 @@ TABLES = {
     "shipped": tuple(
         f"summary.{platform}.{row}.{learner}.{figure}"
         for platform in ("host-avx2", "all")
-        for row in ("own", "other targets", "all targets", "all targets, and own")
+        for row in ("own", "Xeon", "Xeon, EPYC", "Xeon, EPYC, and own")
         for learner in ("trees", "network")
         for figure in ("pairs", "u16", "pairs_less_own")
     ),
