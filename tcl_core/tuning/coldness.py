@@ -42,5 +42,8 @@ def is_cold(uses: Sequence[tuple[Any, float]], own_bytes: float) -> bool:
 
 
 def own_cache_bytes(host: Mapping[str, float]) -> float:
-    """Second-level caches of all threads, from ``platforms.host_fields``; 0 where the machine does not tell."""
-    return host["threads"] * host["l2_kib"] * 1024
+    """Second-level caches of the cores that the threads run on, from ``platforms.host_fields``; 0 where the machine does not tell.
+
+    Two threads of one core share its cache.
+    """
+    return min(host["cores"] or host["threads"], host["threads"]) * host["l2_kib"] * 1024

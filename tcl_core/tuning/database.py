@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from tcl_core.compat import meta_schedule
-from tcl_core.errors import DataError, PlatformError
+from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.files import shown, writing
+from tcl_core.programs.tuning_logs.metaschedule import FAILED_S, WRITTEN_S
 from tcl_core.programs.tuning_logs.opening import files_of, log_file
 
-FAILED_S = 1e10  # what MetaSchedule writes for a program that failed, and never chooses
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
-INSIDE = "database"  # where a folder of a tuned network has its database
 
 
 def records_file(folder: Path) -> Path:
-    """The records of a database that is only read, in a folder or in its ``INSIDE``.  Raises UsageError where there is none."""
-    inside = folder / INSIDE
-    return log_file(inside if inside.is_dir() and not (folder / RECORDS).exists() else folder)
+    """The records of a database that is only read.  Raises UsageError where there is none."""
+    if not os.path.lexists(folder):
+        raise UsageError(f"there is no {shown(folder)} to start from; give the folder of a tuned network, or of a MetaSchedule database")
+    return log_file(folder)
 
 
 def database_files(folder: Path) -> list[Path]:
@@ -55,7 +55,7 @@ def _cut_torn_line(path: Path) -> None:
         text = path.read_bytes()
         if whole := text[: text.rfind(b"\n") + 1]:
             if whole != text:
-                path.write_bytes(whole)
+                os.truncate(path, len(whole))  # never rewritten: a kill between emptying and writing would lose all of it
         else:
             path.unlink()
 
@@ -83,6 +83,20 @@ def _appended(file: str | None) -> Iterator[None]:
         if not whole:
             written.truncate(before)
             raise PlatformError(f"what was measured cannot be kept ({shown(file)} takes no more); free some space and run again")
+
+
+def in_order(database: Any) -> list[Any]:
+    """All records of a database, in the order in which they were added."""
+    found = list(database.get_all_tuning_records())
+    if found and (places := _order(getattr(database, "path_tuning_record", None))):
+        found.sort(key=lambda record: places.get(_name(record.run_secs or ()), len(places)))
+    return found
+
+
+def seconds_of(record: Any) -> tuple[float, ...]:
+    """A record's latencies; none: the program failed."""
+    seconds = tuple(float(second) for second in record.run_secs or ())
+    return () if not seconds or max(seconds) >= FAILED_S else seconds
 
 
 def _order(file: str | None) -> dict[tuple[str, ...], int]:
@@ -114,15 +128,15 @@ class Shelf:
     def put(self, trace: Any, latencies_s: Sequence[float]) -> None:
         """Add a program; no latencies: it failed."""
         record = meta_schedule().database.TuningRecord(
-            trace, self._workload, list(latencies_s) or [FAILED_S], self._target, self._arguments
+            trace, self._workload, list(latencies_s) or [WRITTEN_S], self._target, self._arguments
         )
         with _kept(), _appended(self._records):
             self._database.commit_tuning_record(record)
 
-    def programs(self) -> list[tuple[Any, tuple[float, ...]]]:
-        """Traces and latencies in the order in which they were added; no latencies: it failed."""
-        found = [record for record in self._database.get_all_tuning_records() if record.workload.same_as(self._workload)]
-        if found and (places := _order(self._records)):
-            found.sort(key=lambda record: places.get(_name(record.run_secs or ()), len(places)))
-        seconds = [tuple(float(s) for s in record.run_secs or ()) for record in found]
-        return [(r.trace, () if not s or max(s) >= FAILED_S else s) for r, s in zip(found, seconds, strict=True)]
+    def programs(self, records: Sequence[Any] | None = None) -> list[tuple[Any, tuple[float, ...]]]:
+        """Traces and latencies in the order in which they were added; no latencies: it failed.
+
+        ``records`` are those of the whole database, by ``in_order``, where several tasks ask.
+        """
+        records = in_order(self._database) if records is None else records
+        return [(record.trace, seconds_of(record)) for record in records if record.workload.same_as(self._workload)]

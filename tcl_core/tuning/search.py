@@ -69,6 +69,8 @@ class DecisionSearch:
         """
         fresh = self._random(self.population)
         self._measure_scale(fresh)
+        if self._scale is None:
+            return []
         belief = self._belief()
         merits: dict[Candidate, float] = {}  # what each candidate met in this proposal may gain
         alive = self._best(self._first_generation(fresh), belief, merits)
@@ -102,7 +104,8 @@ class DecisionSearch:
     def _measure_scale(self, sample: Sequence[Candidate] = ()) -> None:
         """The scale is that of the first candidates that are met; without a sample, of some that are drawn for it."""
         if self._scale is None:
-            sample = sample or self._random(self.population)
+            if not (sample := sample or self._random(self.population) or list(self.measured)):
+                return  # of nothing there is no scale; by the next time there may be some
             views = self.view(sample)
             self._scale = Scale(views)
             self._remember(sample, views)

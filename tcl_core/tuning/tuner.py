@@ -11,7 +11,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.tuning.budget import Account, Budget
-from tcl_core.tuning.database import Shelf
+from tcl_core.tuning.database import Shelf, in_order
 from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
@@ -83,9 +83,9 @@ class TaskRun:
         self._traces: dict[Candidate, Any] = {}
         self._shelf = shelf
 
-    def recall(self) -> list[float]:
-        """Learn what the database holds; the latency of each program (inf: failed)."""
-        for trace, latencies_s in self._shelf.programs():
+    def recall(self, programs: Iterable[tuple[Any, Sequence[float]]]) -> list[float]:
+        """Learn what the database holds, traces and latencies; the latency of each program (inf: failed)."""
+        for trace, latencies_s in programs:
             if (candidate := self.search.candidate_of(trace)) is not None:
                 earlier = self.readings.get(candidate)
                 both = () if earlier == () or not latencies_s else (*(earlier or ()), *latencies_s)
@@ -193,8 +193,10 @@ class Tuner:
         self._donated: set[int] = set()  # tasks that ``donors`` fit
         self._gain = 0.0  # share of the network's time that went with the latest turn that made it faster
         if len(database):
+            records = in_order(database)  # read once: there may be thousands, of dozens of tasks
             for number, tunable in enumerate(self.tunables):
-                if Shelf(database, tunable.module, self._target).programs() and (told := self._run(number).recall()):
+                programs = Shelf(database, tunable.module, self._target).programs(records)
+                if programs and (told := self._run(number).recall(programs)):
                     self.budget.tell(number, told)
                     self._lend(number)
                     self._runs[number].search.share()

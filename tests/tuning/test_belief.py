@@ -82,6 +82,15 @@ def test_each_pick_counts_as_measured():
     assert found == [0, 2, 1] and picker.best(allowed) is None and picker.best(np.ones(4, bool)) == 3
 
 
+def test_a_pick_counts_as_measured_with_the_noise_of_a_measurement():
+    """So the same point keeps v n / (v + n) of its variance, and is not known for good."""
+    belief = Belief(points_of(X), RNG.normal(size=60))
+    picker = Picker(belief, points_of(X[:5]), 1.0)
+    before = picker._covariance[2, 2]
+    picker.take(2)
+    assert belief.noise > 0 and picker._covariance[2, 2] == pytest.approx(before * belief.noise / (before + belief.noise))
+
+
 def test_gains_by_hand():
     gains = gains_of([1.0, np.e, np.e**2, np.inf])
     np.testing.assert_allclose(gains, [1.0, 0.0, -1.0, -1.0 - FAILED])

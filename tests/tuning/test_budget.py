@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tcl_core.tuning.budget import ENOUGH, Account, Budget
+from tcl_core.tuning.budget import ENOUGH, HOPE, Account, Budget
 
 
 def accounts_of(*pairs):
@@ -59,6 +59,13 @@ def test_trials_go_where_the_time_is_and_still_falls():
     play(budget, lambda task, n: (1e-3, 1e-3 * 0.98**n, 5e-5)[task])
     still, falling, small = trials(budget)
     assert falling > 1.5 * still and still > small >= ENOUGH
+
+
+def test_only_what_fell_lately_counts():
+    """Sixteen trials ago the best was 4 times the present one; what fell before says nothing of what is still to be gained."""
+    account = Account(1.0, 1.0, [16.0] * ENOUGH + [4.0] * 8 + [1.0] * 16)
+    assert account.fall == pytest.approx(math.log(4) / 16)
+    assert Account(1.0, 1.0, [16.0] * ENOUGH + [1.0] * 40).fall == pytest.approx(HOPE / 48)
 
 
 def test_the_weight_counts_as_the_latency_does():

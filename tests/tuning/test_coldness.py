@@ -30,7 +30,7 @@ def tunables(layers, graph=PREPARED):
 
 
 def host(monkeypatch, l2_kib):
-    monkeypatch.setattr(network, "host_fields", lambda: {"threads": 2, "l2_kib": l2_kib})
+    monkeypatch.setattr(network, "host_fields", lambda: {"cores": 2, "threads": 2, "l2_kib": l2_kib})
 
 
 def test_weights_are_what_may_be_packed(layers):
@@ -52,5 +52,14 @@ def test_a_task_that_comes_often_has_weights_of_its_own_each_time(layers):
     assert is_large(wide) and is_cold([(wide, 3.0)], 2.5 * WIDE) and not is_cold([(wide, 2.0)], 2.5 * WIDE)
 
 
+@pytest.mark.parametrize(
+    ("cores", "threads", "caches"),
+    [(4, 4, 4), (4, 8, 4), (8, 4, 4), (0, 4, 4)],
+    ids=["alike", "two threads a core", "a few of them", "unknown"],
+)
+def test_threads_of_one_core_share_its_cache(cores, threads, caches):
+    assert own_cache_bytes({"cores": cores, "threads": threads, "l2_kib": 512.0}) == caches * 512 * 1024
+
+
 def test_a_machine_that_tells_no_cache_has_none():
-    assert own_cache_bytes({"threads": 4, "l2_kib": 512.0}) == 4 * 512 * 1024 and own_cache_bytes({"threads": 4, "l2_kib": 0.0}) == 0
+    assert own_cache_bytes({"cores": 4, "threads": 4, "l2_kib": 0.0}) == 0

@@ -20,7 +20,7 @@ from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import latency, network
-from tcl_core.tuning.database import INSIDE
+from tcl_core.programs.tuning_logs.opening import INSIDE
 from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
 from tcl_core.tuning.library import by_task
 from tcl_core.tuning.transfer import Donors
@@ -82,6 +82,7 @@ def test_a_whole_network(tmp_path):
     with latency.running(tmp_path / LIBRARY, 1, False, [np.zeros((4, 16), np.float32)]) as process:
         np.testing.assert_allclose(process.output, np.maximum(np.tile(model[0].bias.detach(), (4, 1)), 0), atol=1e-6)
     assert refused.startswith(f"PlatformError what TVM makes of {other} differs from the reference by ")
+    assert refused.endswith("export net.eval(), else report it")
 
 
 def test_pytorch_runs_what_was_exported(tiny_network):

@@ -103,6 +103,16 @@ def test_a_small_space_is_exhausted_and_then_nothing_is_left():
     assert search.propose(4) == []
 
 
+def test_a_space_of_which_no_draw_fits_proposes_nothing_until_one_does(monkeypatch):
+    """As a GPU's may be, most of whose draws no device could launch."""
+    search = search_of([sketch_of(0, 4, 4)], hill)
+    draws = search._random
+    monkeypatch.setattr(search, "_random", lambda count: [])
+    assert search.propose(4) == []
+    monkeypatch.setattr(search, "_random", draws)
+    assert len(search.propose(4)) == 4
+
+
 def test_a_space_of_one_program():
     search = search_of([sketch_of(0)], lambda c: 0.0)
     assert search.propose(4) == [(0, ())]

@@ -15,7 +15,8 @@ from tcl_core.measure.job import Outcome
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
-from tcl_core.tuning.database import INSIDE, RECORDS, Shelf, open_database
+from tcl_core.programs.tuning_logs.opening import INSIDE
+from tcl_core.tuning.database import RECORDS, Shelf, open_database
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.transfer import FEW, TRANSFERRED, Donors, adapted, nearest, retiled, structure, transferred
 from tcl_core.tuning.tuner import Tunable, Tuner
@@ -254,7 +255,7 @@ def test_a_folder_that_tuning_wrote_is_a_database_and_stays_as_it_is(cubes, tmp_
 
 
 def test_what_is_no_database_is_a_sentence(tmp_path):
-    with pytest.raises(UsageError, match="nowhere.*no such file"):
+    with pytest.raises(UsageError, match="^there is no .*nowhere to start from; give the folder of a tuned network"):
         donors_of(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=f"has no {RECORDS}; give a log file or a MetaSchedule database"):
         donors_of(tmp_path)

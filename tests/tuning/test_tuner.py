@@ -6,6 +6,7 @@ import resource
 import shutil
 import zlib
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tcl_core.errors import DataError, PlatformError, TclError
 from tcl_core.measure.job import Outcome
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
-from tcl_core.tuning import tuner as tuner_module
+from tcl_core.tuning import database, tuner as tuner_module
 from tcl_core.tuning.database import RECORDS, Shelf, open_database
 from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.tuner import AGAIN, Tunable, Tuner
@@ -278,6 +279,25 @@ def test_a_stopped_run_goes_on(tasks, tmp_path):
     slow = [latency_s(job) for batch in failing.batches[:-1] for job in batch if latency_s(job) >= 2e-4]
     assert min(job.best_s for job in trials_of(runner)) <= min(slow)
     assert len(open_database(tmp_path)) >= 40
+
+
+def test_a_torn_line_is_cut_off_without_a_moment_in_which_the_others_are_gone(tmp_path, monkeypatch):
+    """A second kill, while the run goes on, must not cost what the first one left."""
+    whole = "[0, []]\n" * 3
+    (tmp_path / RECORDS).write_text(whole + "[0, [[[")
+    emptied = lambda *_: pytest.fail("the file is written anew")  # noqa: E731
+    monkeypatch.setattr(Path, "write_bytes", emptied)
+    monkeypatch.setattr(Path, "write_text", emptied)
+    database._cut_torn_line(tmp_path / RECORDS)
+    assert (tmp_path / RECORDS).read_bytes() == whole.encode()
+
+
+def test_records_are_read_once_however_many_tasks_there_are(tasks, tmp_path, monkeypatch):
+    tuner_of(tasks, 20, open_database(tmp_path)).run(FakeRunner())
+    reads, order = [], database._order
+    monkeypatch.setattr(database, "_order", lambda file: reads.append(file) or order(file))
+    again = tuner_of(tasks, 40, open_database(tmp_path))
+    assert len(reads) == 1 and all(run.readings for run in again._runs.values()) and len(again._runs) == len(tasks)
 
 
 def test_a_damaged_database_is_a_sentence(tmp_path):

@@ -41,7 +41,8 @@ from tcl_core.records import ProgramKey
 
 NAME = "MetaSchedule"
 POSTPROC = "EnterPostproc"
-FAILED_S = 1e9  # what MetaSchedule writes for a program that failed is 1e10
+WRITTEN_S = 1e10  # what MetaSchedule writes for a program that failed, and never chooses
+FAILED_S = 1e9  # no program takes as long, so what says so has failed
 RUN_FAILED = 4  # it does not say how, so: TVM's number of a runtime error
 
 

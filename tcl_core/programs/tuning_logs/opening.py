@@ -18,19 +18,21 @@ from tcl_core.programs.tuning_logs.reading import LineLog, Log, text_lines
 
 LOOKED_AT = 100  # lines of which one must be a record
 RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
+INSIDE = "database"  # where a folder of a tuned network has its database
 SUFFIXES = (".gz", ".log", ".json", ".jsonl", ".txt")
 
 
 def log_file(given: Path) -> Path:
     """The file with a log's records: the file itself, or that of the database which the folder or file is (part of).
 
-    Raises UsageError for a folder without a database.
+    What ``tcl tune --out`` wrote has its database ``INSIDE``.  Raises UsageError for a folder without one.
     """
     if not os.path.isdir(given):
         return given.with_name(given.name.replace(WORKLOADS, RECORDS))
-    for name in (RECORDS, f"{RECORDS}.gz"):
-        if os.path.lexists(given / name):
-            return given / name
+    for folder in (given, given / INSIDE):
+        for name in (RECORDS, f"{RECORDS}.gz"):
+            if os.path.lexists(folder / name):
+                return folder / name
     raise UsageError(f"the folder {shown(given)} has no {RECORDS}; give a log file or a MetaSchedule database")
 
 
@@ -71,4 +73,4 @@ def _dialect_of(path: Path) -> ModuleType:
                 return dialect
     if not looked_at:
         raise DataError(f"{shown(path)} is empty; give a tuning log")
-    raise DataError(f"{shown(path)} is no tuning log: its first {looked_at} lines hold no record of {dialect_names()}")
+    raise DataError(f"{shown(path)} is no tuning log: in its first lines ({looked_at}) there is no record of {dialect_names()}")
