@@ -15,7 +15,8 @@ learn these again pays where it has learned from hardly more programs than they 
 away from that: it stays as it is (``settled``).
 
 What comes out is one network of the size that went in, which needs no measurement of the source to predict.  A step costs
-the same however long the chain is: the rehearsed programs are divided among the earlier platforms.
+the same however long the chain is, and so do all of them while a task has two programs for each of the earlier platforms, among which the
+rehearsed ones are divided.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, fit_settings, in_phase
 from tcl_core.errors import UsageError, unknown_name
 from tcl_core.features.batches import Samples
+from tcl_core.learning.checkpoint import checksum
 from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal, of_mean_one, trust_by_task
 from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.learning_names import COLUMN_STARTS
@@ -230,7 +231,7 @@ def distill(
         loss=loss,
         on_epoch=on_epoch,
         checkpoint=checkpoint,
-        identity=f"{settings!r} {trust.tolist()}",
+        identity=f"{settings!r} {trust.tolist()} {checksum(teacher.state_dict())} {checksum(state.fisher)}",
         regroup=False,
     )
     return student

@@ -20,6 +20,7 @@ from tcl_core.features.batches import rows_by_task
 
 Networks = Mapping[str, Mapping[int, float]]
 SUBSET, SUBSETS = 16, 64  # programs of a subset of a task, and how many subsets
+PAIRS_AT_ONCE = 1 << 22  # that are compared: of a task with tens of thousands of programs all of them take gigabytes
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,15 @@ def mean_over_tasks(of_tasks: Mapping[int, float]) -> float:
 
 
 def _pairs_right(predictions: np.ndarray, speed: np.ndarray) -> float:
-    faster = speed[:, None] > speed[None, :]
-    above = predictions[:, None] > predictions[None, :]
-    equal = predictions[:, None] == predictions[None, :]
-    return float((faster & above).sum() + 0.5 * (faster & equal).sum()) / float(faster.sum())
+    right, pairs, rows = 0.0, 0, max(1, PAIRS_AT_ONCE // len(speed))
+    for start in range(0, len(speed), rows):
+        some = slice(start, start + rows)
+        faster = speed[some, None] > speed[None, :]
+        above = predictions[some, None] > predictions[None, :]
+        equal = predictions[some, None] == predictions[None, :]
+        right += float((faster & above).sum() + 0.5 * (faster & equal).sum())
+        pairs += int(faster.sum())
+    return right / pairs
 
 
 def _rank_correlation(predictions: np.ndarray, speed: np.ndarray) -> float:

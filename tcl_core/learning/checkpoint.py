@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -38,10 +39,16 @@ class Progress:
 
 def run_identity(settings: object, network: nn.Module, train: Samples, valid: Samples | None) -> str:
     """A string that differs for runs that would not end in the same weights."""
-    sums = [zlib.crc32(tensor.detach().cpu().numpy().tobytes()) for tensor in network.state_dict().values()]
+    sums = [checksum(network.state_dict())]
     for samples in (train, valid) if valid is not None else (train,):
-        sums += [zlib.crc32(array.tobytes()) for array in (samples.features, samples.latencies_s, samples.tasks)]
+        sums += [zlib.crc32(array.tobytes()) for array in (samples.features, samples.lengths, samples.latencies_s, samples.tasks)]
     return f"{FORMAT} {settings!r} {zlib.crc32(repr(sums).encode()):08x}"
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """Of their values, in the order in which they come."""
+    sums = [zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes()) for tensor in tensors.values()]
+    return zlib.crc32(repr(sums).encode())
 
 
 def save_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:

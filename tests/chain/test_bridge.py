@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tcl_core.chain.bridge import Bridge, BridgeSettings, bridged, rehearsed, score_scale, source_seconds
+from tcl_core.chain.bridge import Bridge, BridgeSettings, _on_one_scale, bridged, rehearsed, score_scale, source_seconds
 from tcl_core.chain.state import ChainState
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features import layout
@@ -17,6 +17,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.tokens import hardware_rows
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.mamba import MambaModel
+from tcl_core.teaching import standardised
 
 TASKS, EACH = 20, 16
 FIT = FitSettings(epochs=12, batch_size=64, learning_rate=2e-3, schedule="cosine", period=12, loss="scores")
@@ -104,6 +105,18 @@ def test_scores_become_seconds_on_the_sources_scale():
     assert source_seconds(scores, replace(whole, latencies_s=seconds)) == pytest.approx(seconds)  # the target's level, then
 
 
+def test_labels_come_on_the_scale_of_scores_that_the_network_knows():
+    """Seconds that differ by 100 times and such that differ by a tenth teach with the same weight; what failed stays so."""
+    tasks = np.repeat(np.arange(4, dtype=np.int32), 8)
+    for spread in (0.1, 4.6):
+        seconds = np.exp(spread * np.random.default_rng(0).normal(size=32))
+        seconds[5] = np.inf
+        found = _on_one_scale(seconds, tasks)
+        ran = np.isfinite(seconds)
+        assert np.isinf(found[5]) and -np.log(found[ran]) == pytest.approx(standardised(-np.log(seconds[ran]), tasks[ran]))
+        assert np.log(found[ran]).std() == pytest.approx(1.0)
+
+
 def test_a_source_that_measured_nothing_is_as_none():
     """Or too few: the target's own measurements then tell what a score is worth."""
     scores, tasks = np.linspace(0, 1, 64, dtype=np.float32), np.zeros(64, dtype=np.int32)
@@ -148,4 +161,5 @@ def test_what_is_rehearsed_is_divided_among_the_earlier_platforms(base):
     first = new.take(np.flatnonzero(new.tasks == 0))
     own = one[0].take(one[0].tasks == one[0].tasks.min())
     assert np.argsort(own.latencies_s).tolist() == np.argsort(-base.predict(own)).tolist() and len(own) == len(first)
+    assert -np.log(own.latencies_s) == pytest.approx(standardised(base.predict(one[0]), one[0].tasks)[: len(own)], abs=1e-5)
     assert rehearsed(base, new, [], 1.0, 0) == rehearsed(base, new, [OLD], 0.0, 0) == []

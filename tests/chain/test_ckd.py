@@ -14,6 +14,7 @@ from tcl_core.chain.ckd import DistillSettings, distill, held_out_trust, learn_n
 from tcl_core.chain.state import ChainState, learn_first
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples, concatenate
+from tcl_core.learning import fit
 from tcl_core.learning.batches_by_task import make_batch, usable_tasks
 from tcl_core.learning.distillation_loss import (
     DistillationLoss,
@@ -203,6 +204,24 @@ def test_a_killed_step_ends_where_an_undisturbed_one_does(first, tmp_path, phase
     assert same(found.knowledge_base.network, copy_of(expected.knowledge_base.network))
 
 
+@pytest.mark.parametrize("changed", ["fisher", "teacher"])
+def test_a_finished_step_is_not_taken_for_one_with_another_fisher_or_teacher(first, tmp_path, monkeypatch, changed):
+    settings = dataclasses.replace(NEXT, kd_epochs=2)
+    teacher = start_column(first.knowledge_base.network, settings).network
+    trained, run = [], fit._run_epoch
+    monkeypatch.setattr(fit, "_run_epoch", lambda *args: (trained.append(1), run(*args))[1])
+    distill(first, teacher, TARGET, settings, checkpoint=tmp_path)
+    distill(first, teacher, TARGET, settings, checkpoint=tmp_path)
+    assert len(trained) == 2
+    if changed == "fisher":
+        first = dataclasses.replace(first, fisher={name: 1e6 * value for name, value in first.fisher.items()})
+    else:
+        with torch.no_grad():
+            next(teacher.parameters()).mul_(1.0 + 1e-6)
+    distill(first, teacher, TARGET, settings, checkpoint=tmp_path)
+    assert len(trained) == 4
+
+
 def test_a_missing_fisher_is_named(first, tmp_path):
     first.write_into(tmp_path)
     (tmp_path / "fisher.safetensors").unlink()
@@ -252,6 +271,7 @@ def test_trust_in_a_task_by_hand():
     wrong = np.concatenate([-np.arange(4), np.arange(4), scores]).astype(np.float32)
     found = trust_by_task(wrong, both, 5)
     assert found[0] == 1.0 and found[1] == 0.0 and found[1] < found[3] < found[4] < found[2] < found[0]  # more pairs say more
+    assert 0.2 < found[3] < found[2] < 0.8  # one pair stands nearer to the mean's 16 than to its own error
 
 
 def test_a_fisher_diagonal_of_mean_one():

@@ -77,6 +77,19 @@ def test_failures_stay_failures(world):
     assert found[0] == np.inf and found[1] == 1.0 and found[2] == np.inf and np.isfinite(found[3])
 
 
+def test_a_difference_that_follows_from_the_place_on_the_source_is_learned(world):
+    """The target takes half of each step of the source's, whatever the programs are."""
+    programs, _, source_s = world
+    found = completed(programs, source_s, measured(np.sqrt(source_s), 400))
+    assert found.share >= 0.75 and found.left < 0.5
+
+
+def test_many_tasks_tell_a_share_that_few_cannot():
+    """Errors of 1 beside a difference of 1: their mean over 400 tasks is known to a twentieth, over four to a half."""
+    share = lambda tasks: best_share(1.0 + np.tile([1.0, -1.0], tasks // 2), np.ones(tasks), np.arange(tasks))[0]  # noqa: E731
+    assert share(400) == 1.0 and share(4) == 0.0
+
+
 def test_the_share_by_hand():
     tasks = np.repeat(np.arange(10), 2)
     ratio = np.tile([1.0, -1.0], 10)

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from tcl_core.errors import DataError
+from tcl_core.evaluation import metrics
 from tcl_core.evaluation.metrics import (
     subset_top_1,
     first_of_random,
@@ -100,6 +101,15 @@ def test_pairwise_accuracy_by_hand():
     with_failed = np.where(LATENCIES == 4.0, INF, LATENCIES)
     assert pairwise_accuracy(-with_failed, with_failed, TASKS) == 1.0
     assert math.isnan(pairwise_accuracy(np.array([1.0, 2.0]), np.array([3.0, 3.0]), np.array([0, 0])))
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 30])
+def test_pairs_are_the_same_however_many_are_compared_at_once(monkeypatch, at_once):
+    draw = np.random.default_rng(0)
+    scores, seconds, tasks = draw.integers(0, 5, 20).astype(float), draw.integers(1, 6, 20).astype(float), np.repeat([0, 1], 10)
+    whole = pairwise_accuracy(scores, seconds, tasks)
+    monkeypatch.setattr(metrics, "PAIRS_AT_ONCE", at_once)
+    assert pairwise_accuracy(scores, seconds, tasks) == whole
 
 
 def test_pairs_of_each_task_by_hand():

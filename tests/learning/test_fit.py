@@ -14,7 +14,8 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import concatenate
 from tcl_core.learning import fit
 from tcl_core.learning.batches_by_task import group_tasks, make_batch, usable_tasks
-from tcl_core.learning.fit import FitSettings, fit_network
+from tcl_core.learning.checkpoint import run_identity
+from tcl_core.learning.fit import FitSettings, epoch_batches, fit_network
 from tcl_core.models.mamba import MambaModel, MambaNetwork
 from tcl_core.models.random_scores import RandomScores
 
@@ -86,6 +87,24 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_left_out(tmp_path, caplo
     (tmp_path / "checkpoint.safetensors").write_bytes(b"half a file")
     fit_network(network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e))
     assert epochs == [1, 2, 1, 2] and "damaged" in caplog.text
+
+
+@pytest.mark.parametrize("field", ["features", "lengths", "latencies_s", "tasks"])
+def test_what_is_learned_tells_checkpoints_apart(field):
+    train = ranking_problem()
+    other = dataclasses.replace(train, **{field: getattr(train, field)[::-1].copy()})
+    assert run_identity(SHORT, network(), train, None) == run_identity(SHORT, network(), ranking_problem(), None)
+    assert run_identity(SHORT, network(), train, None) != run_identity(SHORT, network(), other, None)
+
+
+def test_every_epoch_has_an_order_of_its_own():
+    train = ranking_problem(tasks=12)
+    settings = dataclasses.replace(SHORT, batch_size=32)
+    batches = lambda epoch, regroup: [  # noqa: E731
+        batch.number for batch in epoch_batches(train, usable_tasks(train), settings, epoch, regroup, torch.device("cpu"))
+    ]
+    assert len(batches(0, False)) > 3 and sorted(batches(0, False)) == sorted(batches(1, False))
+    assert batches(0, False) == batches(0, False) != batches(1, False)
 
 
 def test_validation_keeps_the_best_epoch():
