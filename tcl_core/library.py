@@ -82,7 +82,9 @@ def _rank_samples(trained: Trained, samples: Samples) -> Scored:
 
 
 def _rank_records(trained: Trained, records: Sequence[Any]) -> Scored:
-    seconds = [[float(second) for second in record.run_secs or ()] for record in records]
+    from tcl_core.tuning.database import seconds_of
+
+    seconds = [seconds_of(record) for record in records]
     medians = [float(np.median(each)) if each else np.inf for each in seconds]
     return _rank_traces(trained, [(record.workload.mod, record.trace, s) for record, s in zip(records, medians, strict=True)])
 
@@ -112,10 +114,13 @@ def _name(module: Any) -> str:
     return names[0] if len(names) == 1 else "main"
 
 
-def figures(scores: np.ndarray, samples: Samples) -> dict[str, float]:
+def figures(scores: np.ndarray | Sequence[float], samples: Samples) -> dict[str, float]:
     """How well (N,) scores rank measured samples, every task counted alike: pairs ranked right, u16 (top-1 over fixed random
-    subsets of 16 programs), top-1, top-5 and Spearman's rank correlation; 1 is best.
+    subsets of 16 programs), top-1, top-5 and Spearman's rank correlation; 1 is best.  Raises UsageError for scores of another length.
     """
+    scores = np.asarray(scores)
+    if scores.shape != (len(samples),):
+        raise UsageError(f"there are {len(samples)} samples, and scores of shape {scores.shape}; give a number for each sample")
     once = {"samples": dict.fromkeys(np.unique(samples.tasks).tolist(), 1.0)}
     measured = samples.latencies_s, samples.tasks
     return {
@@ -186,16 +191,19 @@ def tune(
 
     What was measured is kept in the user's cache folder until all is done: where a call was stopped, the same one goes on.
 
-    Raises as ``load``, UsageError for a target that does not fit the model or that this machine cannot run, PlatformError where
+    Raises as ``load``, UsageError for trials below 1, minutes of 0 or both of them, for a target that does not fit the model or that this machine cannot run, PlatformError where
     TVM cannot build the network.
     """
     from tcl_core.programs.graph import PREPARED
+    from tcl_core.programs.networks import check_there
     from tcl_core.stages.machine import measuring_alone
     from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
-    from tcl_core.stages.unfinished import asked_for, folder_of
+    from tcl_core.stages.unfinished import asked_for, check_length, folder_of
     from tcl_core.tuning.network import tune_network
     from tcl_core.tuning.transfer import Donors
 
+    check_length(trials, minutes)
+    check_there(str(network))
     trained = None if model is None else _trained(model)
     if trained:
         trained.check_searches()

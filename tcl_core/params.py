@@ -19,7 +19,7 @@ from tcl_core.learning_names import COLUMN_STARTS, LOSSES, SCHEDULES
 from tcl_core.network_names import NETWORKS, is_file_name
 from tcl_core.platforms import DESIGN_SPACES, KINDS, kind_of
 from tcl_core.sampler_names import SAMPLERS
-from tcl_core.settings import Between, OneOf, parse, read_yaml
+from tcl_core.settings import Between, OneOf, parse, read_yaml, restored
 
 # Upper bounds are far above what makes sense, and far below what overflows, hangs or fills the memory.
 Seed = Annotated[int, Between(0, 2**32 - 1)]  # what NumPy and torch take
@@ -292,7 +292,7 @@ def load_params(path: str | Path = PARAMS) -> Params:
 def parse_params(tree: Any, source: str = "params.yaml") -> Params:
     """The parameters of an already parsed YAML document; ``source`` names it in error messages."""
     if not isinstance(tree, Mapping):
-        raise UsageError(f"{source} holds no sections; restore it from the repository (git checkout {source})")
+        raise UsageError(f"{source} holds no sections; restore it ({restored(source)})")
     params = parse(Params, tree, "", source)
     _check_networks(params, source)
     _check_platforms(params, source)

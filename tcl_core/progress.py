@@ -33,23 +33,26 @@ class Progress:
 
     def __init__(self, title: str, total: int, seconds: float | None = None) -> None:
         self.title, self.total, self.seconds, self.done, self.note = title, total, seconds, 0, ""
-        self.start = self._said = time.monotonic()
+        self.start = self._said = self._first = time.monotonic()
         self.out = _standard_error()
 
     def advance(self, note: str = "") -> None:
         self.done, self.note = self.done + 1, note
+        if self.done == 1:
+            self._first = time.monotonic()
         if time.monotonic() - self._said > QUIET_S:
             self._said = time.monotonic()
             self.show()
 
     def show(self) -> None:
-        spent = time.monotonic() - self.start
-        if self.seconds is None:
-            count, left = f"{self.done} of {self.total}", spent / max(self.done, 1) * (self.total - self.done)
-        else:
-            count, left = f"{self.done}", max(0.0, self.seconds - spent)
+        now = time.monotonic()
+        if self.seconds is not None:
+            count, left = f"{self.done}", f", about {max(0.0, self.seconds - (now - self.start)):.0f} s left"
+        else:  # the first unit waits for workers and caches, so it tells nothing of the others
+            rate = (now - self._first) / (self.done - 1) if self.done > 1 else 0.0
+            count, left = f"{self.done} of {self.total}", f", about {rate * (self.total - self.done):.0f} s left" if rate else ""
         ending = f", {self.note}" if self.note else ""
-        say(f"{self.title}: {count}, about {left:.0f} s left{ending}", self.out)
+        say(f"{self.title}: {count}{left}{ending}", self.out)
 
 
 class _Bar(Progress):

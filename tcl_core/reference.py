@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tcl_core import store
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.evaluation.metrics import Networks
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.features.encode import Encoder
@@ -97,6 +97,8 @@ class Reference:
     def __init__(self, folder: Path, features: Path) -> None:
         """``features`` is the folder of caches of what programs are lowered for."""
         self.folder, self.features = folder, features
+        if not (folder / "tasks.parquet").exists():
+            raise UsageError(f"{folder} is no data set (it has no tasks.parquet); give the folder of one, such as data/reference")
         rows = store.read_table(folder / "tasks.parquet", "tasks")
         tasks = [Task.from_row(row) for row in rows]
         self.encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))
@@ -106,16 +108,22 @@ class Reference:
     @cached_property
     def platforms(self) -> list[str]:
         """Those that were measured, weakest first, which is the order of their vectors' widths."""
+        return sorted(self._measured, key=lambda name: self.hardware(name).simd_bytes)
+
+    @cached_property
+    def _measured(self) -> list[str]:
         names = [place.name.removeprefix("platform=") for place in self.folder.glob("platform=*")]
         if not names:
             raise DataError(f"{self.folder} holds no platform; run python bench/reference.py first")
-        return sorted(names, key=lambda name: self.hardware(name).simd_bytes)
+        return names
 
     def hardware(self, platform: str) -> Hardware:
-        """What models are told of a platform's hardware."""
+        """What models are told of a platform's hardware.  Raises UsageError for a platform that was not measured."""
         return read_saved_hardware(self._place(platform))  # type: ignore[return-value]  # CPUs alone were measured for it
 
     def _place(self, platform: str) -> Path:
+        if platform not in self._measured:
+            raise unknown_name("platform", platform, self._measured, str(self.folder))
         return self.folder / f"platform={platform}"
 
     def _samples(self, platform: str, reads: str = "tokens") -> Samples:
@@ -136,8 +144,8 @@ class Reference:
         """
         train, networks = self._split(tested, split)
         ranked = {task for weights in networks.values() for task in weights}
-        place = self.platforms.index(platform)
         samples = self.samples(platform, reads)
+        place = self.platforms.index(platform)
         return Case(
             train=_of(samples, train),
             test=replace(_of(samples, ranked), states=None),

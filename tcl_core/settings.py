@@ -66,7 +66,7 @@ def _parse_section(kind: type, value: Any, key: str, source: str) -> Any:
             raise unknown_name("key" if key else "section", str(name), known, where)
     for field in fields(kind):
         if field.name not in tree and field.default is MISSING and field.default_factory is MISSING:
-            raise UsageError(f"{where} lacks '{field.name}'; add it, or restore the file (git checkout {source})")
+            raise UsageError(f"{where} lacks '{field.name}'; add it, or restore the file ({restored(source)})")
     return kind(**{name: parse(known[name], tree[name], f"{key}.{name}".lstrip("."), source) for name in tree})
 
 
@@ -131,7 +131,13 @@ def read_yaml(path: Path, round_trip: bool = False) -> Any:
     except (ValueError, TypeError) as error:  # of a number or a date that YAML allows and Python does not, or a list as a key
         raise UsageError(f"{path}: not valid YAML ({shown(error)}); mend it") from None
     except RecursionError:
-        raise UsageError(f"{path} is nested too deeply to be parameters; restore it (git checkout {path})") from None
+        raise UsageError(f"{path} is nested too deeply to be parameters; restore it ({restored(path)})") from None
+
+
+def restored(path: str | Path) -> str:
+    """How a file of parameters is had again: from the repository that it is in, or from a fresh project."""
+    folders = Path(path).absolute().parents
+    return f"git checkout {path}" if any((folder / ".git").exists() for folder in folders) else "tcl init NAME writes a fresh one"
 
 
 def _checked_text(path: Path) -> str:
@@ -144,11 +150,11 @@ def _checked_text(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); name a readable file") from None
     if len(raw) > LARGEST:
-        raise UsageError(f"{path} is larger than {LARGEST >> 20} MiB, so it is no file of parameters; restore it (git checkout {path})")
+        raise UsageError(f"{path} is larger than {LARGEST >> 20} MiB, so it is no file of parameters; restore it ({restored(path)})")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; restore it (git checkout {path})") from None
+        raise UsageError(f"{path} is not UTF-8 text; restore it ({restored(path)})") from None
     return text
 
 

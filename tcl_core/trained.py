@@ -22,10 +22,10 @@ from tcl_core.checked import read_tensors, write_tensors
 from tcl_core.errors import DataError, RegistryError, UsageError, naming_extras, unknown_name
 from tcl_core.features.batches import Samples
 from tcl_core.features.layout import WIDTH
-from tcl_core.files import shown, whole_folder
+from tcl_core.files import shown, tidy
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
-from tcl_core.models.cost_model import AGAIN, CostModel, read_description, read_weights, write_model
+from tcl_core.models.cost_model import AGAIN, CostModel, read_description, read_weights, whole_model, write_model
 from tcl_core.platforms import Hardware, read_saved_hardware, save_hardware, saved_hardware, simd_bytes, target_cpu
 
 ELSE = "or give the folder of a saved model"
@@ -74,11 +74,11 @@ class Trained:
     def save(self, path: str | Path) -> Path:
         """Write the model with its hardware: as one file where the name ends in .safetensors, else as a folder.
 
-        Either appears whole or not at all, and ``load`` reads it.
+        Either appears whole or not at all, and ``load`` reads it.  Raises UsageError for a folder that holds anything else.
         """
         path = Path(path)
         if path.suffix != FILE:
-            with whole_folder(path) as folder:
+            with whole_model(path) as folder:
                 self._write_into(folder)
             return path
         from safetensors.torch import save
@@ -127,8 +127,8 @@ def load(source: str | Path) -> Trained:
     it (``host-avx2:3``), the model of a folder, or of one file (``.safetensors``).
 
     A text is a path where it has a separator in it, ends in .safetensors or names a folder with a model; else the registry is
-    asked.  Nothing is unpickled.  Raises UsageError for a name without a champion, RegistryError where nothing was promoted yet or there is no such version,
-    DataError where the model is missing, damaged or of other tokens than this version makes.
+    asked.  Nothing is unpickled.  Raises UsageError for a name without a champion and for a path without a model, RegistryError where nothing was promoted yet or there is no such version,
+    DataError where the model is damaged or of other tokens than this version makes.
     """
     path = Path(source)
     if isinstance(source, Path) or os.sep in source or path.suffix == FILE or (path / "model.json").exists():
@@ -160,6 +160,8 @@ def _with_champion(name: str) -> str:
         raise RegistryError(f"the registry at {registry.where()} has no champion yet; run: tcl register and then: tcl promote, {ELSE}")
     platform = name if name in platforms else name.removeprefix(registry.model_name(""))
     if platform not in platforms:
+        if os.path.isdir(name):
+            raise UsageError(f"{shown(name)} is no saved model (it has no model.json); give the folder that a model was saved in")
         raise unknown_name("champion", shown(name), platforms, f"the registry at {registry.where()}")
     return platform
 
@@ -167,11 +169,14 @@ def _with_champion(name: str) -> str:
 def load_folder(folder: Path, origin: str = "") -> Trained:
     """The saved model of a folder, and the hardware that was saved beside it, if any was.
 
-    Raises DataError where either is damaged, where there is no model, and for a model of other tokens than this version makes;
-    UsageError for a file.
+    Raises DataError where either is damaged, and for a model of other tokens than this version makes; UsageError where there is no
+    model, if no ``origin`` says that one was kept there.
     """
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise UsageError(f"{shown(folder)} is no folder; give the folder that a model was saved in")
+    tidy(folder)
+    if not origin and not (folder / "model.json").exists():
+        raise UsageError(f"{shown(folder)} is no saved model (it has no model.json); give the folder that a model was saved in")
     description = read_description(folder)
     name, arguments = description["class"], description["arguments"]
     origin = origin or f"the {name} model in {shown(folder)}"
@@ -188,7 +193,7 @@ def _load_file(path: Path) -> Trained:
     try:
         weights, facts = read_tensors(path, from_bytes, AGAIN)
     except FileNotFoundError:
-        raise DataError(f"there is no model {shown(path)}; save one there with: tcl.load(...).save(...)") from None
+        raise UsageError(f"there is no model {shown(path)}; save one there with: tcl.load(...).save(...)") from None
     if "model" not in facts:
         raise DataError(f"{shown(path)} is no model that Trained.save wrote; save it again")
     description, hardware = json.loads(facts["model"]), json.loads(facts["hardware"])

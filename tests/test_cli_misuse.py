@@ -96,9 +96,7 @@ def test_what_is_no_params_file_does_not_lead_to_the_project_around_it(tcl, monk
     monkeypatch.chdir(tmp_path / "deeper")
     make(tmp_path / "deeper/params.yaml")
     code, _, err = tcl("candidates")
-    assert (
-        code == 2 and err == f"tcl: {tmp_path}/deeper/params.yaml is no file; restore it from the repository (git checkout params.yaml)\n"
-    )
+    assert code == 2 and err == f"tcl: {tmp_path}/deeper/params.yaml is no file; restore it (tcl init NAME writes a fresh one)\n"
 
 
 def test_a_folder_that_is_gone(tcl, monkeypatch, tmp_path):

@@ -41,10 +41,14 @@ def test_a_reader_that_leaves_stops_nothing(stream):
 def test_progress_is_a_line_every_few_seconds(capfd, monkeypatch):
     from tcl_core import progress
 
+    now = [50.0]
     monkeypatch.setattr(progress, "QUIET_S", -1.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with progress.progress("measuring", 4) as shown:
-        shown.advance("1.5 ms")
-    assert capfd.readouterr().err == "measuring: 1 of 4, about 0 s left, 1.5 ms\n"
+        for seconds in (60.0, 5.0):  # the first waits for workers to start, and tells nothing of the others
+            now[0] += seconds
+            shown.advance("1.5 ms")
+    assert capfd.readouterr().err == "measuring: 1 of 4, 1.5 ms\nmeasuring: 2 of 4, about 10 s left, 1.5 ms\n"
 
 
 def test_progress_on_the_clock_says_what_is_left_of_it(capfd, monkeypatch):

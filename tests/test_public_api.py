@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -77,8 +78,39 @@ def test_a_saved_model_ranks_as_before(name, hardware, model, samples, tmp_path)
     assert found.hardware == hardware and found.reads == "tokens" and str(path) in found.origin
 
 
+def test_saving_a_model_removes_nothing_else(tmp_path, model):
+    """A folder of notes, a tuned network and a file stay; a saved model is replaced."""
+    (tmp_path / "notes" / "deep").mkdir(parents=True)
+    (tmp_path / "notes" / "deep" / "a.txt").write_text("precious")
+    (tmp_path / "letter").write_text("dear")
+    for save in (tcl.Trained(model).save, model.save):
+        with pytest.raises(UsageError, match="notes holds deep, which is no part of a saved model; name another folder"):
+            save(tmp_path / "notes")
+        with pytest.raises(UsageError, match="letter is no folder; name another one to save the model in"):
+            save(tmp_path / "letter")
+    assert (tmp_path / "notes" / "deep" / "a.txt").read_text() == "precious" and (tmp_path / "letter").read_text() == "dear"
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):
+        tcl.Trained(model, HARDWARE).save(tmp_path / "empty")
+    assert sorted(path.name for path in (tmp_path / "empty").iterdir()) == ["hardware.json", "model.json", "weights.safetensors"]
+
+
+def test_names_that_there_are_not_are_sentences(tmp_path, samples):
+    data = tcl.datasets.registers()
+    for ask in (data.case, data.hardware, data.samples):
+        with pytest.raises(UsageError, match="unknown platform 'host-avx5' in .*; did you mean 'host-avx512'"):
+            ask("host-avx5")
+    with pytest.raises(UsageError, match="is no data set .it has no tasks.parquet.; give the folder of one"):
+        tcl.datasets.reference(tmp_path)
+    with pytest.raises(UsageError, match=r"samples, and scores of shape \(2,\); give a number for each sample"):
+        tcl.figures([1.0, 2.0], samples)
+    with pytest.raises(UsageError, match="is no saved model .it has no model.json."):
+        tcl.load(tmp_path)
+    assert tcl.figures((-np.log(samples.latencies_s)).tolist(), samples)["pairs"] == 1.0
+
+
 def test_a_file_that_is_no_model_is_told(tmp_path, model):
-    with pytest.raises(DataError, match="there is no model .*none.safetensors"):
+    with pytest.raises(UsageError, match="there is no model .*none.safetensors"):
         tcl.load(tmp_path / "none.safetensors")
     path = tcl.Trained(model).save(tmp_path / "flipped.safetensors")
     raw = bytearray(path.read_bytes())
@@ -106,6 +138,20 @@ def test_tuning_refuses_what_cannot_be(model):
         tcl.tune("bert-tiny", None, mcpu="haswel")
     with pytest.raises(UsageError, match="no CPU with vectors of 12 bytes"):
         tcl.tune("bert-tiny", tcl.Trained(model, Hardware(simd_bytes=12)))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"trials": 10, "minutes": 5}, "trials and minutes both say how long"),
+        ({"trials": 0}, "the programs to measure are 0; give at least 1"),
+        ({"minutes": 0}, "the minutes to tune are 0; give a number above 0"),
+        ({"minutes": math.nan}, "the minutes to tune are nan; give a number above 0"),
+    ],
+)
+def test_tuning_refuses_a_length_that_is_none(given, told):
+    with pytest.raises(UsageError, match=told):
+        tcl.tune("bert-tiny", None, **given)
 
 
 def test_samples_are_ranked(model, samples):
@@ -169,8 +215,13 @@ def test_a_database_in_memory_is_ranked_task_by_task(matmul_schedules, model):
         database.commit_tuning_record(
             ms.database.TuningRecord(schedule.trace, workload, [1e-3 * (number + 1)], make_target(EXTRACTION_TARGET))
         )
+    failed = ms.database.TuningRecord(schedules[0].trace, workload, [1e10], make_target(EXTRACTION_TARGET))
+    database.commit_tuning_record(failed)  # as MetaSchedule writes it
     ranked = tcl.rank(model, database)
-    assert sorted(ranked.latencies_s.tolist()) == pytest.approx([1e-3 * (n + 1) for n in range(len(schedules))]) and len(ranked.keys) == 1
+    assert (
+        sorted(ranked.latencies_s.tolist()) == pytest.approx([*(1e-3 * (n + 1) for n in range(len(schedules))), np.inf])
+        and len(ranked.keys) == 1
+    )
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from tcl_core.cli.saying import say
 from tcl_core.errors import UsageError
 from tcl_core.params import PARAMS
 from tcl_core.process import end_with_parents
+from tcl_core.settings import restored
 
 if TYPE_CHECKING:
     from tcl_core.stages.workspace import Workspace
@@ -83,8 +84,8 @@ def _project() -> Path:
         if file.is_file():
             return Path(os.path.relpath(folder, here))
         if os.path.lexists(file):  # else a project that contains this one would be taken for it
-            raise UsageError(f"{file} is no file; restore it from the repository (git checkout params.yaml)")
-    raise UsageError(f"there is no params.yaml in {here} or above; run tcl inside the repository")
+            raise UsageError(f"{file} is no file; restore it ({restored(file)})")
+    raise UsageError(f"there is no params.yaml in {here} or above; run tcl in a project's folder, or begin one: tcl init NAME")
 
 
 def logs_folder() -> Path:

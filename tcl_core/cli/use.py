@@ -31,10 +31,14 @@ def init(
 def tune(
     context: typer.Context,
     network: Annotated[Optional[str], typer.Argument(help="The network; none: params.yaml's.")] = None,
-    platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="The platform; none: the chain's last.")] = None,
+    platform: Annotated[
+        Optional[str], typer.Option("--platform", "-p", help="The platform; none: the last of the chain that ran here.")
+    ] = None,
     trials: Annotated[Optional[int], typer.Option(min=1, max=MOST_TRIALS, help="Programs to measure; none: params.yaml's.")] = None,
     minutes: Annotated[Optional[float], typer.Option(min=0.1, max=MOST_MINUTES, help="Tune for so long instead of --trials.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Tune anew what was tuned with this champion.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Tune anew; without it, what this champion tuned already is only said once more.")
+    ] = False,
     model: Annotated[Optional[Path], typer.Option(help="Rank with the saved model in this folder, not with the champion.")] = None,
     warm_start: Annotated[
         Optional[list[Path]], typer.Option(help="A folder with the database of a tuned network, whose programs are tried first.")

@@ -11,17 +11,19 @@ A saved model is a folder: ``model.json`` (which class, with which arguments, fr
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from tcl_core.checked import damaged, read_json, read_tensors, tensor_bytes, write_json
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
-from tcl_core.files import reading, replacing, shown, tidy
+from tcl_core.files import reading, replacing, shown, tidy, whole_folder
 from tcl_core.learning.fit_settings import FitSettings
 
 if TYPE_CHECKING:
@@ -119,6 +121,20 @@ def write_model(folder: Path, description: dict, weights: dict[str, Tensor]) -> 
     with replacing(folder / "weights.safetensors") as file:
         file.write(raw)
     write_description(folder, {**description, "weights_sha256": hashlib.sha256(raw).hexdigest()})
+
+
+MODEL_FILES = {"model.json", "weights.safetensors", "hardware.json"}
+
+
+@contextmanager
+def whole_model(folder: Path) -> Iterator[Path]:
+    """As ``files.whole_folder``.  Raises UsageError where something else than a saved model lies there: it would be gone."""
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise UsageError(f"{shown(folder)} is no folder; name another one to save the model in")
+    if os.path.isdir(folder) and (others := sorted(set(os.listdir(folder)) - MODEL_FILES)):
+        raise UsageError(f"{shown(folder)} holds {shown(others[0])}, which is no part of a saved model; name another folder")
+    with whole_folder(folder) as aside:
+        yield aside
 
 
 def write_description(folder: Path, description: dict) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from tcl_core.features.batches import Samples
-from tcl_core.files import whole_folder
 from tcl_core.learning.fit_settings import FitSettings
-from tcl_core.models.cost_model import CostModel, read_description, write_description
+from tcl_core.models.cost_model import CostModel, read_description, whole_model, write_description
 
 if TYPE_CHECKING:
     from tcl_core.learning.fit import OnEpoch
@@ -42,7 +41,7 @@ class RandomScores(CostModel):
 
     def save(self, folder: Path) -> None:
         """Write ``model.json``; there are no weights."""
-        with whole_folder(folder) as aside:
+        with whole_model(folder) as aside:
             write_description(aside, {"class": self.name, "arguments": {"seed": self.settings.seed}})
 
     @classmethod

@@ -24,8 +24,7 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
-from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import CostModel, read_model, write_model
+from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
 
 CHUNK = 512  # programs per forward pass of predict, at most
 LEAST = 64  # worth a pass of their own beside another
@@ -132,7 +131,7 @@ class TorchCostModel(CostModel):
 
     def save(self, folder: Path) -> None:
         """Write ``model.json`` and ``weights.safetensors``; the folder appears whole or not at all."""
-        with whole_folder(folder) as aside:
+        with whole_model(folder) as aside:
             self.write_into(aside)
 
     def write_into(self, folder: Path) -> None:

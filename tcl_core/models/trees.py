@@ -37,8 +37,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_features, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
 from tcl_core.learning.losses import differences, pair_weights
-from tcl_core.files import whole_folder
-from tcl_core.models.cost_model import CostModel, read_model, write_model
+from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
 
 ROUNDS = 10  # trees of an epoch
 EMBEDDING = 32
@@ -190,7 +189,7 @@ class BoostedTrees(CostModel):
         facts = {"class": self.name, "arguments": {"features": self.features}, "settings": asdict(self.settings)}
         facts["training"] = asdict(self.report) if self.report else {}
         grown = torch.frombuffer(bytearray(self.trees.save_raw("ubj")), dtype=torch.uint8)
-        with whole_folder(folder) as aside:
+        with whole_model(folder) as aside:
             write_model(aside, facts, {"trees": grown, "columns": torch.from_numpy(self.columns)})
 
     @classmethod

@@ -91,7 +91,8 @@ def existing(name: str) -> Path:
             with open(path, "rb"):
                 pass
     if not there:
-        raise UsageError(f"network file {shown(path)} does not exist; give a .pt2 or .onnx file or one of the known names")
+        what = "is a folder" if path.is_dir() else "is a link to a file that does not exist" if path.is_symlink() else "does not exist"
+        raise UsageError(f"network file {shown(path)} {what}; give a .pt2 or .onnx file or one of the known names")
     return path.absolute()
 
 
@@ -151,10 +152,14 @@ def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
     if path.endswith(".onnx"):
         load_tvm(without_torch=True)
         model = load_onnx(Path(path), name)
+        _check_float32(name, onnx_floats(model))
         inputs, output, module = random_inputs(model), None, relax_from_onnx(model, name)
     else:
         with open(path, "rb") as file:
             program, tensors = load_pt2(file, name)
+        _check_float32(
+            name, {str(t.dtype).removeprefix("torch.") for t in (*program.state_dict.values(), *tensors) if t.is_floating_point()}
+        )
         output = run_pytorch(program.module(), tensors, threads) if threads else None
         inputs, module = [tensor.detach().numpy() for tensor in tensors], relax_from_exported(program, name)
     check_declared(module, name)
@@ -162,6 +167,12 @@ def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
     said = {"module": np.frombuffer(text, np.uint8)} | {f"input_{n}": array for n, array in enumerate(inputs)}
     said |= {} if output is None else {"output": output}
     return said | _facts(inputs=len(inputs))
+
+
+def _check_float32(name: str, kinds: set[str]) -> None:
+    """Raise UsageError for weights or inputs of another precision, on which TVM's importers end with words of their own."""
+    if others := sorted(kinds - {"float32"}):
+        raise UsageError(f"{shown(name)} has weights or inputs of {others[0]}, and float32 is what is tuned; export it from net.float()")
 
 
 def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) -> np.ndarray:
@@ -290,6 +301,16 @@ def onnx_inputs(model: Any) -> list[Any]:
     """The inputs that a caller gives (``ValueInfoProto``): older exporters list the weights as inputs too."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [given for given in model.graph.input if given.name not in weights]
+
+
+def onnx_floats(model: Any) -> set[str]:
+    """Kinds of floating-point numbers of an ONNX model's inputs and of its weights; a lone constant is none."""
+    from onnx import helper
+
+    kinds = [given.type.tensor_type.elem_type for given in onnx_inputs(model)]
+    kinds += [tensor.data_type for tensor in model.graph.initializer if math.prod(tensor.dims) > 1]
+    names = {str(helper.tensor_dtype_to_np_dtype(kind)) for kind in kinds}
+    return {name for name in names if "float" in name}
 
 
 def random_inputs(model: Any) -> list[np.ndarray]:

@@ -6,14 +6,17 @@ latency does not depend on the values.  Files may come from anybody: ``network_f
 
 from __future__ import annotations
 
+import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tcl_core.errors import unknown_name
+from tcl_core.errors import UsageError, unknown_name
+from tcl_core.files import shown
 from tcl_core.network_names import NETWORKS, TEXT
-from tcl_core.programs.network_files import Imported, read_network_file, relax_from_exported, run_pytorch
+from tcl_core.programs.network_files import Imported, existing, read_network_file, relax_from_exported, run_pytorch
 
 FILES = (".pt2", ".onnx")
 
@@ -45,8 +48,19 @@ def example_inputs(network: str) -> list[np.ndarray]:
 
 def check_name(network: str) -> None:
     """Raise UsageError for an unknown name."""
-    if network not in NETWORKS:
-        raise unknown_name("network", network, NETWORKS)
+    if network in NETWORKS:
+        return
+    if os.path.lexists(network) or os.sep in network or Path(network).suffix:
+        raise UsageError(
+            f"{shown(network)} is no .pt2 or .onnx file, the ones that are read; of a PyTorch network write one with "
+            "torch.export.save(torch.export.export(net.eval(), (x,)), 'net.pt2')"
+        )
+    raise unknown_name("network", shown(network), NETWORKS)
+
+
+def check_there(network: str) -> None:
+    """Raise UsageError for a name or a file that there is not: before anything long begins."""
+    existing(network) if network.endswith(FILES) else check_name(network)
 
 
 def load_exported(network: str) -> tuple[Any, tuple[Any, ...]]:

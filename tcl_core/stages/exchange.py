@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from tcl_core import store
 from tcl_core.checked import read_json, write_json
-from tcl_core.errors import DataError, PlatformError, UsageError, unknown_name
+from tcl_core.errors import BusyError, DataError, UsageError, unknown_name
 from tcl_core.features import log_tokens
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
@@ -198,7 +198,7 @@ def _alone(folder: Path) -> Iterator[None]:
         file = open(folder / LOCK, "wb")
     with file:
         if not (try_lock(file) and is_still(folder / LOCK, file.fileno())):
-            raise PlatformError(f"another process is importing into {folder}; wait for its end")
+            raise BusyError(f"another process is importing into {folder}; wait for its end")
         try:
             yield
         finally:

@@ -72,7 +72,11 @@ def figures_of(folder: Path) -> dict[str, Any]:
 
 def _saved(file: Path) -> dict[str, Any]:
     found = read_json(file, AGAIN)
-    if found.pop("format", None) != FORMAT:
+    if (told := found.pop("format", None)) != FORMAT:
+        if str(told).startswith("tuned network"):
+            raise UsageError(
+                f"{shown(file.parent)} is a tuned network, and reports are of runs; name a project, or a copy of its data/reports"
+            )
         raise damaged(file, "it holds no figures of this version", AGAIN)
     return found
 

@@ -17,7 +17,7 @@ from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.files import shown
 from tcl_core.registry import CANDIDATE, CHAMPION, PREVIOUS, Version
 from tcl_core.settings import yaml_format
-from tcl_core.stages.promotion import SHORT, figures_text
+from tcl_core.stages.promotion import SHORT, check_registered, figures_text
 from tcl_core.stages.workspace import Workspace, with_registry
 
 LOCK = "dvc.lock"
@@ -30,12 +30,12 @@ LEAST_DIGITS = 6  # of a hash that is written shorter than it is
 def list_models(workspace: Workspace, platform: str | None = None) -> dict[str, Any]:
     """Champion, candidate and previous of each platform, with what was registered of them, for JSON and ``models_text``.
 
-    Raises UsageError for a platform that nothing was registered of.
+    Raises as ``check_registered``.
     """
     found = registry.versions() if registry.is_there() else []
     known = sorted({version.platform for version in found})
-    if platform is not None and platform not in known:
-        raise unknown_name("platform", shown(platform), known, f"the registry at {registry.where()}")
+    if platform is not None:
+        check_registered(workspace, platform, known)
     rows = []
     for name in known if platform is None else [platform]:
         mine = [version for version in found if version.platform == name]

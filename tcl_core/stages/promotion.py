@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from tcl_core import provenance, registry, store
 from tcl_core.checked import read_json
-from tcl_core.errors import DataError, RegistryError, UsageError
+from tcl_core.errors import DataError, RegistryError, UsageError, unknown_name
 from tcl_core.features.batches import Samples
 from tcl_core.files import shown
 from tcl_core.models import catalogue
@@ -142,13 +143,26 @@ def promote(workspace: Workspace, platform: str) -> Promotion:
     return Promotion(platform, version, moved, moved, verdict.reason, verdict.figures())
 
 
+def check_registered(workspace: Workspace, platform: str, known: Collection[str]) -> None:
+    """Raise RegistryError for a platform of the project of which nothing is registered, UsageError for a name that means none."""
+    if platform in known:
+        return
+    names: Collection[str] = ()
+    with suppress(UsageError):  # a registry can be asked without a project, and while its params.yaml is being edited
+        names = workspace.params.platforms
+    if platform in names:
+        raise RegistryError(f"no model of {platform} is registered at {registry.where()}; run: tcl register and then: tcl promote")
+    raise unknown_name("platform", shown(platform), known, f"the registry at {registry.where()}")
+
+
 @with_registry
 def roll_back(workspace: Workspace, platform: str, reason: str, to: int | None) -> dict[str, Any]:
-    """Make a platform's previous champion, or the version ``to``, champion again; who is what then.  Raises as ``registry.rollback``."""
+    """Make a platform's previous champion, or the version ``to``, champion again; who is what then.  Raises as ``registry.rollback`` and ``check_registered``."""
     if not registry.is_there():
         raise RegistryError(
             f"there is no model registry at {registry.where()}, so nothing to go back to; run tcl where it is, or set MLFLOW_TRACKING_URI to it"
         )
+    check_registered(workspace, platform, {version.platform for version in registry.versions()})
     reason = shown(reason, 500)
     version, former = registry.rollback(platform, reason, to)
     return {"platform": platform, "champion": version, "previous": former, "reason": reason}

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core.checked import check_contents, damaged, read_json, write_contents, write_json
-from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
 from tcl_core.files import shown, whole_folder, writing
 from tcl_core.platforms import why_not
 from tcl_core.stages.machine import measuring_alone
@@ -42,14 +42,14 @@ def tuned_folder(out: Path, overwrite: bool) -> Iterator[Path]:
     """A folder to write into, which takes the place of ``out`` when the block ends well.
 
     Made at once, so that one that cannot be written is found before anything is measured.  Raises UsageError: ``out`` is
-    there and must not be overwritten, or another tuning writes it; PlatformError: the system refuses.
+    there and must not be overwritten; BusyError: another tuning writes it; PlatformError: the system refuses.
     """
     out = Path(os.path.abspath(out))
     _check_place(out, overwrite)
     with whole_folder(out) as aside:
         others = set(out.parent.glob(f".{glob.escape(out.name)}.*.new")) - {aside}
         if others:
-            raise UsageError(f"another tuning is writing {shown(out)}; wait for its end, or name another folder")
+            raise BusyError(f"another tuning is writing {shown(out)}; wait for its end, or name another folder")
         yield aside
         with writing(out):
             write_contents(aside)
@@ -87,17 +87,17 @@ def _as_text(report: Mapping[str, Any]) -> str:
     lines += [f"{report['trials']} programs measured, ranked by {ranking}, threads {report['threads']}.", ""]
     lines += ["| system | ms | rounds | difference to the reference |", "|---|---|---|---|"]
     for name, timed in compared["systems"].items():
-        rounds = f"{min(timed['rounds_ms']):.3f} to {max(timed['rounds_ms']):.3f}"
-        lines.append(f"| {name} | {timed['median_ms']:.3f} | {rounds} | {timed['difference']:.1e} |")
+        rounds = f"{min(timed['rounds_ms']):.4g} to {max(timed['rounds_ms']):.4g}"
+        lines.append(f"| {name} | {timed['median_ms']:.4g} | {rounds} | {timed['difference']:.1e} |")
     lines += [f"| {name} | - | - | {why} |" for name, why in compared["missing"].items()]
     lines.append("")
     for name, interval in compared["ratios"].items():
         lines.append(f"- {name}: {interval['value']:.3f} of its time ({interval['low']:.3f} to {interval['high']:.3f})")
     lines += ["", "| task | times | ms | weights | programs measured |", "|---|---|---|---|---|"]
     for task in sorted(report["task_times"], key=lambda task: -task["weight"] * (task["latency_ms"] or 0.0)):
-        latency = "TVM's own" if task["latency_ms"] is None else f"{task['latency_ms']:.4f}"
+        latency = "TVM's own" if task["latency_ms"] is None else f"{task['latency_ms']:.4g}"
         lines.append(f"| {task['name']} | {task['weight']:g} | {latency} | {'cold' if task['cold'] else 'warm'} | {task['trials']} |")
-    lines.append(f"| all, of those measured | | {report['tasks_ms']:.4f} | | {report['trials']} |")
+    lines.append(f"| all, of those measured | | {report['tasks_ms']:.4g} | | {report['trials']} |")
     return "\n".join([*lines, "", EXAMPLE_OF_USE])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,11 +15,12 @@ from tcl_core.compat import TVM_VERSION, make_target
 from tcl_core.errors import NoChampionError, UsageError
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import kind_of
+from tcl_core.programs.networks import check_there
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace, kept, with_registry
 from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
-from tcl_core.stages.unfinished import asked_for, folder_of
+from tcl_core.stages.unfinished import asked_for, check_length, folder_of
 from tcl_core.trained import Trained, find_trained
 
 TUNED = "tuned.json"  # of the reports
@@ -50,10 +50,7 @@ class TuneRequest:
     model: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.trials is not None and self.minutes is not None:
-            raise UsageError("trials and minutes both say how long to tune; give one of them")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise UsageError(f"the minutes to tune are {self.minutes}; give a number above 0")
+        check_length(self.trials, self.minutes)
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,7 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     _check_tunable(workspace, platform)
     network = request.network or workspace.params.tune.network
     file = request.network or workspace.network(network)
+    check_there(file)
     ranking, load = _ranking(workspace, platform, request.model)
     trials = request.trials or (None if request.minutes else workspace.params.tune.trials)
     setup = setup_of(workspace, platform)
@@ -238,10 +236,15 @@ def last_tuned(reports: Path) -> dict[str, Any]:
 
 def tuned_text(tuned: Mapping[str, Any]) -> str:
     """One line; PyTorch's time is unknown for an ONNX file, torch.compile's for any file."""
-    pytorch = "-" if tuned["pytorch_ms"] is None else f"{tuned['pytorch_ms']:.2f} ms"
-    compiled = "" if tuned.get("compile_ms") is None else f", torch.compile {tuned['compile_ms']:.2f} ms"
+    pytorch = "-" if tuned["pytorch_ms"] is None else ms(tuned["pytorch_ms"])
+    compiled = "" if tuned.get("compile_ms") is None else f", torch.compile {ms(tuned['compile_ms'])}"
     by = f", by {tuned['model']}" if "model" in tuned else ""
     return (
-        f"{tuned['network']} on {tuned['platform']}{by}: {tuned['untuned_ms']:.2f} ms untuned, "
-        f"{tuned['tuned_ms']:.2f} ms tuned, PyTorch {pytorch}{compiled}"
+        f"{tuned['network']} on {tuned['platform']}{by}: {ms(tuned['untuned_ms'])} untuned, "
+        f"{ms(tuned['tuned_ms'])} tuned, PyTorch {pytorch}{compiled}"
     )
+
+
+def ms(milliseconds: float) -> str:
+    """To the hundredth, of less than one to three digits."""
+    return f"{milliseconds:.2f} ms" if milliseconds >= 1 else f"{milliseconds:.3g} ms"

@@ -1,19 +1,31 @@
-"""What tells one tuning from another: what it measured is found again by the same command, and by no other."""
+"""What is asked of a tuning: how long, and what tells it from another, so that what it measured is found again by the same command alone."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tcl_core.errors import UsageError
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import host_fingerprint
 from tcl_core.programs.graph import Graph
 from tcl_core.tuning.coldness import TIMED
 from tcl_core.tuning.database import database_files
+
+
+def check_length(trials: int | None, minutes: float | None) -> None:
+    """Raises UsageError for what does not say how long to tune: neither is needed, both are too many."""
+    if trials is not None and minutes is not None:
+        raise UsageError("trials and minutes both say how long to tune; give one of them")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise UsageError(f"the minutes to tune are {minutes}; give a number above 0")
+    if trials is not None and trials < 1:
+        raise UsageError(f"the programs to measure are {trials}; give at least 1")
 
 
 def asked_for(network: str, graph: Graph, setup: Setup, seed: int, donors: Sequence[Path]) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from tcl_core.compat import make_target, quiet_compiler, structural_key
-from tcl_core.errors import PlatformError
+from tcl_core.errors import PlatformError, UsageError
+from tcl_core.files import shown
 from tcl_core.measure.job import Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import host_fields
-from tcl_core.progress import progress
+from tcl_core.progress import progress, say
 from tcl_core.programs.graph import Graph, apply_database, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe, fused_tasks
@@ -93,6 +94,7 @@ def tune_network(
     Raises PlatformError, before anything is searched, if TVM cannot build the network or makes something else of it.
     """
     target = make_target(setup.target)
+    say(f"reading {shown(network)}, and building it as it is")
     with quiet_compiler():
         imported = import_network(network, setup.protocol.threads)
         module = fuse(imported.module, target, graph)
@@ -161,9 +163,14 @@ class _Workshop:
         with self._running(self.untuned) as process:
             found, self.untuned_ms = process.output, process.round_ms()
         self.expected = found if self.expected is None else self.expected  # nothing else is known of an ONNX file
+        if not np.isfinite(self.expected).all():
+            raise UsageError(
+                f"{self.network}'s own output on its example input is not finite, so nothing could be compared with it; give it another input"
+            )
         if (differs := latency.difference(found, self.expected)) > TOLERANCE:
             raise PlatformError(
-                f"what TVM makes of {self.network} differs from the reference by {differs:.2g} of its magnitude; nothing was searched"
+                f"what TVM makes of {self.network} differs from the reference by {differs:.2g} of its magnitude, and nothing was searched; "
+                "if it was exported while training (with dropout, say), export net.eval(), else report it"
             )
 
     def build_tuned(self, database: Any) -> int:

@@ -12,7 +12,7 @@ from tcl_core.errors import UsageError
 from tcl_core.network_names import NETWORKS, TEXT, Network
 from tcl_core.programs import networks
 from tcl_core.programs.network_files import load_onnx, onnx_inputs
-from tcl_core.programs.networks import import_network, load_exported, load_relax
+from tcl_core.programs.networks import check_there, import_network, load_exported, load_relax
 from tcl_core.programs.graph import PREPARED
 from tcl_core.programs.tasks import EXTRACTION_TARGET, extract_tasks
 
@@ -91,6 +91,41 @@ def test_a_pt2_file(tiny_network):
     read = import_network(tiny_network)
     assert len(read.module["main"].params) == 1  # the weights are constants
     assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)] and read.output is None
+
+
+def test_what_is_no_network_file_is_named(tmp_path):
+    """Not an unknown name, with a guess at which known one was meant."""
+    (tmp_path / "net.pt").touch()
+    for given in (str(tmp_path / "net.pt"), "nets/mine.bin", "mine.pth"):
+        with pytest.raises(
+            UsageError, match=r"is no .pt2 or .onnx file, the ones that are read; of a PyTorch network write one with torch"
+        ):
+            check_there(given)
+    (tmp_path / "dir.onnx").mkdir()
+    (tmp_path / "link.pt2").symlink_to("gone")
+    for name, what in (("dir.onnx", "is a folder"), ("link.pt2", "is a link to a file that does not exist")):
+        with pytest.raises(UsageError, match=f"^network file .*{name} {what}; give a .pt2 or .onnx file"):
+            check_there(str(tmp_path / name))
+    check_there("resnet-18")
+
+
+@pytest.mark.parametrize("kind", ["float16", "float64"])
+def test_another_precision_is_named(tmp_path, kind):
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    dtype = getattr(torch, kind)
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 4).to(dtype).eval(), (torch.ones(1, 4, dtype=dtype),)), tmp_path / "net.pt2")
+    element = {"float16": TensorProto.FLOAT16, "float64": TensorProto.DOUBLE}[kind]
+    x, y = (helper.make_tensor_value_info(name, element, [4, 4]) for name in "xy")
+    weights = [numpy_helper.from_array(np.ones((4, 4), kind), "w")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "net.onnx")
+    for name in ("net.pt2", "net.onnx"):
+        with pytest.raises(
+            UsageError, match=f"{name} has weights or inputs of {kind}, and float32 is what is tuned; export it from net.float"
+        ):
+            load_relax(str(tmp_path / name))
 
 
 def test_a_missing_pt2_file(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 
 from tcl_core import store
 from tcl_core.checked import read_json
-from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.errors import BusyError, DataError, UsageError
 from tests.programs.log_lines import ansor_line, autotvm_line
 from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, commit, plain_database
 from tests.stages import exchanged
@@ -205,7 +205,7 @@ def test_a_second_import_into_a_platform_is_refused(here):
     FOLDER.mkdir(parents=True)
     with open(FOLDER / ".lock", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(PlatformError, match="another process is importing into .*platform=p"):
+        with pytest.raises(BusyError, match="another process is importing into .*platform=p"):
             import_logs([path], "p")
     import_logs([path], "p")
 

@@ -17,6 +17,7 @@ from tcl_core.stages.lineage import lineage, lineage_text, list_models, models_t
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
 
+ROOT = Path(__file__).resolve().parents[2]
 RECORDS = {"p-a": "aaaaaa" + "0" * 58, "p-b": "bbbbbb" + "0" * 58}
 DVC = {"p-a": "a1a1a1a1" + "0" * 24 + ".dir", "p-b": "b1b1b1b1" + "0" * 24 + ".dir"}
 
@@ -202,3 +203,9 @@ def test_a_rollback_is_told_by_both_commands(filled):
     }  # fmt: skip
     with pytest.raises(RegistryError, match="p-b has no champion to go back from"):
         tcl("rollback", "-p", "p-b")
+    (Path.cwd() / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    for command in (("rollback", "-p"), ("models", "-p")):
+        with pytest.raises(UsageError, match="^unknown platform 'p-d' in the registry at .*; did you mean"):
+            tcl(*command, "p-d")
+        with pytest.raises(RegistryError, match="^no model of host-avx2 is registered at .*; run: tcl register and then: tcl promote"):
+            tcl(*command, "host-avx2")

@@ -46,7 +46,7 @@ def test_models_that_cannot_score_a_log(here):
     "lines, reason",
     [
         ([], "a.log is empty; give a tuning log"),
-        (["hello"], "a.log is no tuning log: its first 1 lines hold no record"),
+        (["hello"], "a.log is no tuning log: in its first lines .1. there is no record"),
         ([line(1, 1, error=99)], r"no line of .*a.log can become a program \(line 1: error number 99 is "),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from tcl_core import registry, shipped_model, store
 from tcl_core.checked import write_json, read_json
-from tcl_core.errors import DataError, NoChampionError, TclError, UsageError
+from tcl_core.errors import BusyError, DataError, NoChampionError, TclError, UsageError
 from tcl_core.params import Platform
 from tcl_core.platforms import Hardware
 from tcl_core.stages import overview, promotion, tuned_folder, tuning
@@ -364,7 +364,7 @@ def test_a_folder_that_is_not_ours_is_never_overwritten(project, tuner, tmp_path
 def test_two_tunings_into_one_folder(project, tuner, tmp_path):
     """The second is refused before it measures; the first one's is whole."""
     with tuned_folder.tuned_folder(tmp_path / "fast", overwrite=False) as aside:
-        with pytest.raises(UsageError, match="another tuning is writing .*fast; wait for its end, or name another folder"):
+        with pytest.raises(BusyError, match="another tuning is writing .*fast; wait for its end, or name another folder"):
             tune(project, None, P, 64, out=tmp_path / "fast")
         (aside / "mine").touch()
     assert tuner.calls == [] and (tmp_path / "fast" / "mine").is_file()

@@ -182,9 +182,9 @@ def test_an_empty_registry_says_how_to_fill_it(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_no_model(tmp_path):
-    with pytest.raises(DataError, match=r"^no model in '.*' \(model.json is missing\); train one into it first"):
+    with pytest.raises(UsageError, match=r"is no saved model \(it has no model.json\); give the folder that a model was saved in"):
         cost_model(tmp_path)
-    with pytest.raises(DataError, match=r"^no model in '.*/none'"):
+    with pytest.raises(UsageError, match="none is no saved model"):
         cost_model(str(tmp_path / "none"))
 
 
