@@ -123,7 +123,7 @@ def write_model(folder: Path, description: dict, weights: dict[str, Tensor]) -> 
     write_description(folder, {**description, "weights_sha256": hashlib.sha256(raw).hexdigest()})
 
 
-MODEL_FILES = {"model.json", "weights.safetensors", "hardware.json"}
+MODEL_FILES = {"model.json", "weights.safetensors", "hardware.json", "provenance.json"}
 
 
 @contextmanager

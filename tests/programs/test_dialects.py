@@ -72,5 +72,5 @@ def test_what_was_imported_of_it_becomes_the_same_tokens(log, tmp_path):
 
 
 def test_what_is_no_log_is_told_which_ones_are_read(log, tmp_path):
-    with pytest.raises(DataError, match="hold no record of AutoTVM, Ansor, MetaSchedule or MadeUp"):
+    with pytest.raises(DataError, match="there is no record of AutoTVM, Ansor, MetaSchedule or MadeUp"):
         open_log(write(tmp_path / "other.log", {"a": 1}), Known())

@@ -66,10 +66,10 @@ def test_the_report_tells_what_each_task_got(tmp_path):
     rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| ")]
     assert rows[1:] == [
         "| task | times | ms | weights | programs measured |",
-        "| conv2d | 1 | 0.3000 | cold | 7 |",
-        "| softmax | 2 | 0.0500 | warm | 1 |",
+        "| conv2d | 1 | 0.3 | cold | 7 |",
+        "| softmax | 2 | 0.05 | warm | 1 |",
         "| reshape | 1 | TVM's own | warm | 0 |",
-        "| all, of those measured | | 0.4000 | | 8 |",
+        "| all, of those measured | | 0.4 | | 8 |",
     ]
 
 
