@@ -105,7 +105,7 @@ class DecisionSearch:
         """The scale is that of the first candidates that are met; without a sample, of some that are drawn for it."""
         if self._scale is None:
             if not (sample := sample or self._random(self.population) or list(self.measured)):
-                return  # of nothing there is no scale; by the next time there may be some
+                return  # of nothing there is no scale, and nothing to propose
             views = self.view(sample)
             self._scale = Scale(views)
             self._remember(sample, views)
