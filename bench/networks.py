@@ -6,8 +6,8 @@ Each kind (``_kinds``) is written to a ``.pt2`` file, cut into tasks and tuned a
 row says how many tasks it has, what one inference takes untuned, tuned and in PyTorch, or in one sentence why it could not be
 tuned.  The model is the one that comes with TCL (``tcl.pretrained``), unless --model names another one.
 
-What is finished is kept in the results file, and a run that was stopped goes on with the same command.  --quick: four
-networks.  --cut: the numbers of tasks alone, of all kinds, without tuning; nothing is written.
+The table is in docs/tuning.md.  What is finished is kept in the results file, and a run that was stopped goes on with the
+same command.  --quick: four networks.  --cut: the numbers of tasks alone, of all kinds, without tuning; nothing is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import Quick, arguments, markdown, result_file, save
+from _tables import Quick, arguments, into_document, markdown, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -144,6 +144,7 @@ def run(
             finished = len(rows) == len(size.networks)
             save("networks", {**about, "finished": finished, "summary": summary(rows), "rows": rows}, command)
             shown.advance(kind)
+    into_document("networks", table(rows))
     print(table(rows))
 
 
