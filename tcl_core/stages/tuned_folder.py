@@ -95,7 +95,7 @@ def _as_text(report: Mapping[str, Any]) -> str:
         lines.append(f"- {name}: {interval['value']:.3f} of its time ({interval['low']:.3f} to {interval['high']:.3f})")
     lines += ["", "| task | times | ms | weights | programs measured |", "|---|---|---|---|---|"]
     for task in sorted(report["task_times"], key=lambda task: -task["weight"] * (task["latency_ms"] or 0.0)):
-        latency = "TVM's own" if task["latency_ms"] is None else f"{task['latency_ms']:.4g}"
+        latency = f"{task['latency_ms']:.4g}" if task["latency_ms"] is not None else "not measured" if task.get("guessed") else "TVM's own"
         lines.append(f"| {task['name']} | {task['weight']:g} | {latency} | {'cold' if task['cold'] else 'warm'} | {task['trials']} |")
     lines.append(f"| all, of those measured | | {report['tasks_ms']:.4g} | | {report['trials']} |")
     return "\n".join([*lines, "", EXAMPLE_OF_USE])

@@ -70,7 +70,7 @@ class TuneReport:
         where = "" if self.out is None else f" -> {self.out}"
         return (
             f"{tuned_text(tuned)}; {tuned['trials']} programs measured, "
-            f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{_donated_text(tuned)}{where}"
+            f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{_guessed_text(tuned)}{_donated_text(tuned)}{where}"
         )
 
 
@@ -121,6 +121,14 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     write_json(workspace.reports / TUNED, tuned)
     shutil.rmtree(folder, ignore_errors=True)  # only now: whatever stops it before, the same command goes on
     return TuneReport(tuned, out=request.out)
+
+
+def _guessed_text(tuned: Mapping[str, Any]) -> str:
+    """What the library is built of besides measured programs, where trials or minutes did not reach all tasks."""
+    count = sum(task.get("guessed", False) for task in tuned.get("task_times", ()))
+    was, has, it = ("was", "has", "it") if count == 1 else ("were", "have", "them")
+    said = f"; {count} of {tuned['tasks']} tasks {was} not measured and {has} a program that the model chose (more trials or minutes reach {it})"
+    return said if count else ""
 
 
 def _donated_text(tuned: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from tcl_core.files import shown, writing
 from tcl_core.programs.tuning_logs.metaschedule import FAILED_S, WRITTEN_S
 from tcl_core.programs.tuning_logs.opening import files_of, log_file
 
+GUESSED_S = 2 * FAILED_S  # of a program that nobody measured: TVM applies it where there is no other
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 
 

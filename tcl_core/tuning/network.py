@@ -121,9 +121,12 @@ def tune_network(
 
 
 def _as_built(times: Sequence[TaskTime], kept: Sequence[Any]) -> list[TaskTime]:
-    """The tasks' latencies by the programs that the network is built of, which may be others than the fastest."""
+    """The tasks' latencies by the programs that the network is built of, which may be others than the fastest, or none."""
     built = {structural_key(record.workload.mod): float(record.run_secs[0]) * 1e3 for record in kept}
-    return [replace(time, latency_ms=built.get(time.key)) for time in times]
+    return [
+        replace(time, latency_ms=None if time.guessed else built.get(time.key), guessed=time.guessed and time.key in built)
+        for time in times
+    ]
 
 
 class _Curve:
@@ -226,7 +229,8 @@ def search_tasks(
     on_trial: Callable[[int, float], Any] = lambda trials, network_s: None,
 ) -> tuple[Any, list[TaskTime], int]:
     """A MetaSchedule database with the best programs found for each task of a fused module, best first, what each task got, and
-    how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.
+    how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task for which
+    trials or minutes did not reach has a program that the model chose, if there is a model.
 
     ``on_trial`` is told how many programs were measured and the network's seconds by the best of each task: inf while one has none.
     """
@@ -241,7 +245,12 @@ def search_tasks(
             on_trial(sum(account.trials for account in tuner.budget.accounts), tuner.budget.network_s())
 
         tuner.run(runner, told, math.inf if seconds is None else seconds)
-    return tuner.winners(ALTERNATIVES), tuner.times(), tuner.donated_tasks()
+    database, untouched = tuner.winners(ALTERNATIVES), tuner.untouched()
+    with progress("choosing programs of tasks that were not measured", len(untouched)) as shown, quiet_compiler():
+        for task in untouched:
+            tuner.guess(task, database)
+            shown.advance(tuner.tunables[task].task.name)
+    return database, tuner.times(), tuner.donated_tasks()
 
 
 def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -93,6 +93,11 @@ class ScheduleSearch(DecisionSearch):
             if (len(self.excluded), len(found)) == before:
                 break  # nothing is left; else what is no program of its own is excluded now, and the next proposals are others
         return found
+
+    def first_valid(self, candidates: Iterable[Candidate]) -> Any | None:
+        """The schedule of the first of them that is a program; None where none is."""
+        self.waiting = []
+        return next((schedule for candidate in candidates for schedule in self._replayed(candidate)), None)
 
     def _replayed(self, candidate: Candidate) -> list[Any]:
         """The candidate's schedule, unless it is invalid or the same as another one's."""

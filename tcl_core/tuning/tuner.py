@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tcl_core.compat import make_target, meta_schedule
@@ -22,7 +23,7 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.tuning.budget import Account, Budget
-from tcl_core.tuning.database import Shelf, in_order
+from tcl_core.tuning.database import GUESSED_S, Shelf, in_order
 from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
@@ -33,6 +34,7 @@ AGAIN, AGAIN_SHARE = 2, 0.25
 # Programs of a task that are measured again in the end: so many, none slower than this times the fastest.
 FINALISTS, CLOSE = 3, 1.1
 FINALS = 3  # rounds of finals, where all finalists of one fail
+GUESSES = 16  # of the best ranked programs of a task that was not measured, for some are no programs
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Tunable:
 class TaskTime:
     """What tuning made of one task: latency of its best program that was found right in milliseconds, None where TVM's own stays.
 
-    ``cold``: timed with cold weights (``coldness``);  ``key`` is the task's.
+    ``cold``: timed with cold weights (``coldness``);  ``key`` is the task's.  ``guessed``: it has a program that nobody measured.
     """
 
     name: str
@@ -61,6 +63,7 @@ class TaskTime:
     trials: int
     cold: bool = False
     key: str = ""
+    guessed: bool = False
 
 
 class TaskRun:
@@ -139,6 +142,11 @@ class TaskRun:
         if ok:
             self.final.add(candidate)
 
+    def guess(self) -> Any | None:
+        """The trace of a program that is likely to be fast, though none was measured: a donated one, or what the model ranks first."""
+        schedule = self.search.first_valid(chain(self.donated, self.search.guess(GUESSES)))
+        return schedule and schedule.trace
+
     def winner(self) -> tuple[Any, float] | None:
         """The trace and latency of the best program that was found right; None where there is none."""
         return next(iter(self.best(1)), None)
@@ -191,6 +199,7 @@ class Tuner:
         self._runs: dict[int, TaskRun] = {}
         self._lent: set[int] = set()  # tasks whose programs those that come later may try
         self._donated: set[int] = set()  # tasks that ``donors`` fit
+        self._guessed: set[int] = set()  # tasks with a program that nobody measured
         self._gain = 0.0  # share of the network's time that went with the latest turn that made it faster
         if len(database):
             records = in_order(database)  # read once: there may be thousands, of dozens of tasks
@@ -278,6 +287,19 @@ class Tuner:
                 shelf.put(trace, [latency_s])
         return database
 
+    def untouched(self) -> list[int]:
+        """Tasks of which nothing was measured, for there were too few trials or minutes."""
+        return [number for number, account in enumerate(self.budget.accounts) if self._searches and not account.trials]
+
+    def guess(self, task: int, database: Any) -> None:
+        """Put a program of an untouched task into the database, for the compiler to apply, where one is likely to be fast.
+
+        Without any program TVM leaves a task as it is written down, on one thread and unvectorised.
+        """
+        if trace := self._run(task).guess():
+            Shelf(database, self.tunables[task].module, self._target).put(trace, [GUESSED_S])
+            self._guessed.add(task)
+
     def tuned_tasks(self) -> int:
         """Tasks that have such a program."""
         return sum(1 for _ in self._won())
@@ -291,7 +313,7 @@ class Tuner:
         won = {number: latency_s * 1e3 for number, (_, latency_s) in self._won()}
         accounts = zip(self.tunables, self.budget.accounts, strict=True)
         return [
-            TaskTime(t.task.name, t.weight, won.get(number), account.trials, t.cold, t.task.key)
+            TaskTime(t.task.name, t.weight, won.get(number), account.trials, t.cold, t.task.key, number in self._guessed)
             for number, (t, account) in enumerate(accounts)
         ]
 

@@ -61,7 +61,8 @@ def test_it_runs_again(folder):
 
 def test_the_report_tells_what_each_task_got(tmp_path):
     """The costliest first; cold weights are told from warm ones."""
-    times = [TaskTime("softmax", 2.0, 0.05, 1), TaskTime("conv2d", 1.0, 0.3, 7, cold=True), TaskTime("reshape", 1.0, None, 0)]
+    times = [TaskTime("softmax", 2.0, 0.05, 1), TaskTime("conv2d", 1.0, 0.3, 7, cold=True), TaskTime("reshape", 1.0, None, 0),
+             TaskTime("dense", 1.0, None, 0, guessed=True)]  # fmt: skip
     fill(tmp_path, tmp_path / "nothing was measured", REPORT | {"task_times": list(map(asdict, times))})
     rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| ")]
     assert rows[1:] == [
@@ -69,6 +70,7 @@ def test_the_report_tells_what_each_task_got(tmp_path):
         "| conv2d | 1 | 0.3 | cold | 7 |",
         "| softmax | 2 | 0.05 | warm | 1 |",
         "| reshape | 1 | TVM's own | warm | 0 |",
+        "| dense | 1 | not measured | warm | 0 |",
         "| all, of those measured | | 0.4 | | 8 |",
     ]
 

@@ -54,6 +54,7 @@ def tuner(project, monkeypatch):
         pytorch_ms: float | None = 24.6
         compile_ms: float | None = None
         left_out = 0
+        guessed = False
 
         folders: list[Path] = []
         stopped = False
@@ -71,7 +72,7 @@ def tuner(project, monkeypatch):
             if out is not None:
                 for name in ("network.so", "example.npz"):
                     (out / name).write_text("built")
-            times = (TaskTime("fused_conv2d", 2.0, 1.5, 150), TaskTime("reshape", 1.0, None, 1))
+            times = (TaskTime("fused_conv2d", 2.0, 1.5, 150), TaskTime("reshape", 1.0, None, 1, guessed=self.guessed))
             return Tuned(trials or 151, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0, self.compile_ms, times, self.left_out, COMPARED)
 
     tuner = Tuner()
@@ -329,6 +330,12 @@ def test_torch_compile_and_what_was_left_out_are_said(project, tuner):
     said = tune(project, None, P, None)
     assert "PyTorch 24.60 ms, torch.compile 12.30 ms; 200 programs" in said
     assert said.endswith("6.0e-08, 2 tasks left to TVM, for the network failed with their programs")
+
+
+def test_what_nobody_measured_is_said(project, tuner):
+    tuner.guessed = True
+    said = tune(project, None, P, None)
+    assert said.endswith("6.0e-08; 1 of 19 tasks was not measured and has a program that the model chose (more trials or minutes reach it)")
 
 
 def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):

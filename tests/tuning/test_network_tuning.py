@@ -21,6 +21,7 @@ from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import latency, network
 from tcl_core.programs.tuning_logs.opening import INSIDE
+from tcl_core.tuning.database import RECORDS, seconds_of
 from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
 from tcl_core.tuning.library import by_task
 from tcl_core.tuning.transfer import Donors
@@ -48,7 +49,7 @@ class Sum:
     predict_and_embed = CostModel.predict_and_embed
 
 cores = os.sched_getaffinity(0)
-print(json.dumps(asdict(network.tune_network(sys.argv[1], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 3, 0, out=Path(sys.argv[3])))))
+print(json.dumps(asdict(network.tune_network(sys.argv[1], PREPARED, Sum(), (1.0,) * 11, conftest.quick_setup(), 1, 0, out=Path(sys.argv[3])))))
 assert os.sched_getaffinity(0) == cores, "still pinned"
 network.TOLERANCE = -1.0
 try:
@@ -59,9 +60,12 @@ except TclError as error:
 
 
 def test_a_whole_network(tmp_path):
-    """Searched, built, equal to PyTorch's output, timed; and a network that differs too much is refused."""
+    """Searched, built, equal to PyTorch's output, timed; and a network that differs too much is refused.
+
+    The one trial reaches one of two tasks: the other has what the model ranks first.
+    """
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU()).eval()
+    model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
     network = str(tmp_path / "tiny.pt2")
     torch.export.save(torch.export.export(model, (torch.randn(4, 16),)), network)
     other = onnx_model(tmp_path / "net.onnx", [("Softmax", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
@@ -70,17 +74,18 @@ def test_a_whole_network(tmp_path):
     assert done.returncode == 0, done.stderr
     first, refused = (line for line in done.stdout.splitlines() if line.startswith(("{", "PlatformError")))
     tuned = json.loads(first)
-    assert (tuned["trials"], tuned["tasks"]) == (3, 1)
+    assert (tuned["trials"], tuned["tasks"]) == (1, 2)
     assert 0 <= tuned["difference"] < 1e-5 < TOLERANCE
     assert min(tuned["tuned_ms"], tuned["untuned_ms"], tuned["pytorch_ms"]) > 0 and tuned["left_out"] == 0
-    (task,) = tuned["task_times"]
-    assert (task["weight"], task["trials"]) == (1.0, 3) and task["latency_ms"] > 0 and "matmul" in task["name"]
-    assert tuned["curve"][0][0] <= 3 and all(seconds > 0 and ms > 0 for _, seconds, ms in tuned["curve"])
+    guessed, measured = sorted(tuned["task_times"], key=lambda task: task["trials"])
+    assert (measured["weight"], measured["trials"], measured["guessed"]) == (1.0, 1, False) and measured["latency_ms"] > 0
+    assert (guessed["weight"], guessed["trials"], guessed["guessed"]) == (1.0, 0, True) and guessed["latency_ms"] is None
+    assert all("matmul" in task["name"] for task in (guessed, measured)) and tuned["curve"] == []
     assert tuned["compile_ms"] is None and set(tuned["compared"]["systems"]) == {"tuned", "eager"}
     with np.load(tmp_path / EXAMPLE) as example:
-        assert example["input_0"].shape == (4, 16) and example["output"].shape == (4, 8)
+        assert example["input_0"].shape == (4, 16) and example["output"].shape == (4, 4)
     with latency.running(tmp_path / LIBRARY, 1, False, [np.zeros((4, 16), np.float32)]) as process:
-        np.testing.assert_allclose(process.output, np.maximum(np.tile(model[0].bias.detach(), (4, 1)), 0), atol=1e-6)
+        np.testing.assert_allclose(process.output, model(torch.zeros(4, 16)).detach(), atol=1e-6)
     assert refused.startswith(f"PlatformError what TVM makes of {other} differs from the reference by ")
     assert refused.endswith("export net.eval(), else report it")
 
@@ -148,6 +153,23 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module
     for options in ({"trials": tasks}, {"trials": 1000, "searches": False}):
         again, _, donated = searched(**options, donors=donors)
         assert donated == tasks and again == first
+
+
+def test_tasks_that_trials_did_not_reach_are_built_with_guesses(tmp_path, tiny_module, monkeypatch, make_setup):
+    """All but one: what the model ranks first is applied, equal to the reference, without a latency and not kept as measured."""
+    monkeypatch.setattr(network, "Runner", FakeRunner)
+    database, times, _ = network.search_tasks(tiny_module, Sum(), (1.0,) * 11, make_setup(), 1, 0, folder=tmp_path / INSIDE)
+    records = database.get_all_tuning_records()
+    guessed = [time for time in times if time.guessed]
+    assert len(guessed) == len(times) - 1 > 0 and len(records) == len(times) and {time.trials for time in guessed} == {0}
+    assert sum(not seconds_of(record) for record in records) == len(guessed)
+    kept = (tmp_path / INSIDE / RECORDS).read_text().splitlines()
+    assert len({json.dumps(json.loads(line)[1][0]) for line in kept}) == 1  # one program, with its finals
+
+    built = network._as_built(times, records)
+    assert [(time.guessed, time.latency_ms is None) for time in built] == [(time.guessed, time.guessed) for time in times]
+    without = [record for record in records if seconds_of(record)]
+    assert not any(time.guessed for time in network._as_built(times, without))
 
 
 def test_the_curve_of_a_search_has_a_point_for_each_gain():

@@ -193,6 +193,28 @@ def test_the_first_batch_without_a_champion_is_random():
     assert 24 < found.mean() < 39 and 14 < found.std() < 23
 
 
+def test_a_guess_is_what_the_champion_ranks_first_among_draws(sketches):
+    """As its seed draws them, in the champion's order, and nothing is learned or waited for."""
+    search, same = search_of(sketches, hill, population=64), search_of(sketches, hill, population=64)
+    found = search.guess(5)
+    assert found == sorted(same._random(64), key=hill, reverse=True)[:5] and not search.measured and not search.excluded
+    assert hill(found[0]) > hill(found[4])
+
+
+def test_without_a_champion_or_a_draw_there_is_no_guess(sketches, monkeypatch):
+    assert search_of(sketches, lambda c: 0.0).guess(5) == []
+    assert search_of([sketch_of(0)], lambda c: 0.0).guess(5) == [(0, ())]  # there is no other program
+    search = search_of(sketches, hill)
+    monkeypatch.setattr(search, "_random", lambda count: [])
+    assert search.guess(5) == []
+
+
+def test_no_guess_is_costly_to_build():
+    search = search_of([sketch_of(0, 4, 64)], lambda c: float(c[1][0]), population=64)
+    search.unroll = lambda candidate: COSTLY_UNROLL * (candidate[1][0] == 3)
+    assert {decisions[0] for _, decisions in search.guess(4)} == {2}
+
+
 def test_a_batch_is_no_heap_of_twins():
     """Two peaks that the champion thinks equal: without regard to each other all picks would be around one of them."""
     peaks = ((8, 8), (56, 56))

@@ -17,8 +17,8 @@ from tcl_core.measure.job import Outcome
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import database, tuner as tuner_module
-from tcl_core.tuning.database import RECORDS, Shelf, open_database
-from tcl_core.tuning.schedules import SearchSettings
+from tcl_core.tuning.database import RECORDS, Shelf, open_database, seconds_of
+from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.tuner import AGAIN, Tunable, Tuner
 
 HARDWARE = (1.0,) * 11
@@ -50,10 +50,18 @@ def key_of(job):
     return job.task_key, job.trace_json, job.decisions
 
 
-def tuner_of(tasks, trials, database=None, seed=0):
+class Large:
+    """A champion that likes large decisions."""
+
+    def predict_and_embed(self, samples):
+        scores = samples.features.sum(axis=(1, 2)).astype("float32")
+        return scores, scores[:, None]
+
+
+def tuner_of(tasks, trials, database=None, seed=0, model=None):
     tunables = [Tunable(t.task, weight, t.module) for t, weight in tasks]
     database = open_database(None) if database is None else database  # an empty one is false
-    return Tuner(tunables, None, HARDWARE, EXTRACTION_TARGET, trials, SearchSettings(seed=seed), database)
+    return Tuner(tunables, model, HARDWARE, EXTRACTION_TARGET, trials, SearchSettings(seed=seed), database)
 
 
 @pytest.fixture
@@ -236,6 +244,38 @@ def test_what_is_said_while_tuning(tasks):
     times = tuner.times()
     assert [(time.weight, time.trials > 7) for time in times] == [(3.0, True), (1.0, True)]
     assert sum(time.trials for time in times) == 40 and min(time.latency_ms for time in times) >= 0.1
+
+
+def test_a_task_that_trials_did_not_reach_has_what_the_model_ranks_first(tasks, matmul):
+    """One trial for two tasks: the other's program has no latency, is applied, and gives way to any that was measured."""
+    tuner, target = tuner_of(tasks, 1, model=Large()), make_target(EXTRACTION_TARGET)
+    tuner.run(FakeRunner())
+    (left,) = tuner.untouched()
+    with target, tuner.winners() as database:
+        tuner.guess(left, database)
+        (record,) = [r for r in database.get_all_tuning_records() if not seconds_of(r)]
+        assert seconds_of(record) == () and structural_key(record.workload.mod) == matmul.task.key
+        guessed = database.query_ir_module(matmul.module, target, "main")
+        assert structural_key(guessed) != structural_key(matmul.module)
+        search = ScheduleSearch(matmul.task, Large(), HARDWARE, EXTRACTION_TARGET, SearchSettings())
+        best = search.first_valid(search.guess(64))
+        assert structural_key(guessed) == structural_key(best.mod)
+        other = search.schedules(1)[0]
+        Shelf(database, matmul.module, target).put(other.trace, [1.0])
+        assert structural_key(database.query_ir_module(matmul.module, target, "main")) == structural_key(other.mod)
+    assert [(time.guessed, time.latency_ms is None) for time in tuner.times()] == [(False, False), (True, True)]
+
+
+def test_nobody_guesses_without_a_model_nor_where_nothing_is_searched(tasks):
+    tuner = tuner_of(tasks, 1)
+    tuner.run(FakeRunner())
+    database = tuner.winners()
+    tuner.guess(tuner.untouched()[0], database)
+    assert len(database) == 1 and not any(time.guessed for time in tuner.times())
+    tunables = [Tunable(t.task, weight, t.module) for t, weight in tasks]
+    bound = Tuner(tunables, Large(), HARDWARE, EXTRACTION_TARGET, 9, SearchSettings(), open_database(None), searches=False)
+    bound.run(FakeRunner())
+    assert bound.untouched() == []
 
 
 def test_a_run_repeats_with_its_seed(tasks):
