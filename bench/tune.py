@@ -45,10 +45,11 @@ from _tables import ROOT, Quick, arguments, result_file, save
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
 from _datasets import Learned, reads_of
+from _identity import identity
 from _tuners import SYSTEMS, Given, Spent
 from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, by_age, show, summary_of
 
-from tcl_core import datasets, registry
+from tcl_core import datasets, registry, store
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError, TclError
 from tcl_core.measure.job import Protocol, Setup
@@ -303,15 +304,24 @@ def machine_of(workspace: Workspace, rivals: Collection[str]) -> tuple[Machine, 
 
 
 def rival_of(workspace: Workspace, platform: str, name: str) -> CostModel:
-    """The champion's rival: it learns from lowered programs, or from all states on the way to them, which takes minutes to make."""
+    """The champion's rival: it learns from lowered programs, or from all states on the way to them, which takes minutes to make.
+
+    It is kept below data/bench, so that a run in parts has the same one at once.
+    """
     sets = datasets.prepared(), datasets.registers()
+    digests = [store.data_digest(folder) for folder in (*(each.folder for each in sets), workspace.records_folder(platform))]
+    kept = ROOT / "data" / "bench" / "rivals" / f"{name}-{identity(name, str(digests))}"
+    if kept.exists():
+        return catalogue.load(kept)
     shipped = Learned(sets, sets[0])
     own = workspace.samples_for(name, platform)
     own = workspace.with_states(own, platform) if reads_of(name) == "states" else own
     known = own, shipped.case(platform, reads_of(name)).train
     samples = apart(known, [len(workspace.tasks), 0])
     print(f"{name} learns {len(known[0])} programs of this project and {len(known[1])} that come with TCL", flush=True)
-    return catalogue.create(name).fit(samples)
+    model = catalogue.create(name).fit(samples)
+    model.save(kept)
+    return model
 
 
 def choices_of(graph: Graph) -> dict[str, dict[str, Any]]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import _tables
 import _tuning_tables as tables
+import numpy as np
 import pytest
 import tune
+from synthetic import ranking_problem
 
 from tcl_core.errors import DataError
+from tcl_core.features import layout
 
 
 def group(network: str, trials: int | None = None, **rounds_ms: list[float]) -> dict[str, object]:
@@ -154,3 +158,31 @@ def test_a_table_of_all_systems_beside_ours():
         "",
         "A star: with graphs and searches of before, or another champion. What has no interval is of one seed; the others: net 1, other 1.",
     ]
+
+
+@pytest.fixture
+def known(tmp_path, monkeypatch):
+    """A project of two tasks' programs, and as many that come with TCL."""
+    few = ranking_problem(tasks=2)
+    wide = np.zeros((*few.features.shape[:2], layout.WIDTH), np.float32)
+    wide[:, :, : few.features.shape[2]] = few.features
+    samples = replace(few, features=wide)
+    sets = [SimpleNamespace(folder=tmp_path / name) for name in ("prepared", "registers", "records")]
+    for each in sets:
+        each.folder.mkdir()
+        (each.folder / "records.parquet").write_bytes(b"records")
+    monkeypatch.setattr(tune, "ROOT", tmp_path)
+    monkeypatch.setattr(tune, "datasets", SimpleNamespace(prepared=lambda: sets[0], registers=lambda: sets[1]))
+    monkeypatch.setattr(tune, "Learned", lambda *_: SimpleNamespace(case=lambda *_: SimpleNamespace(train=samples)))
+    return SimpleNamespace(samples_for=lambda *_: samples, records_folder=lambda _: sets[2].folder, tasks=[1, 2], samples=samples)
+
+
+def test_a_rival_learns_the_same_data_once(known, monkeypatch, capsys):
+    first = tune.rival_of(known, "host-avx2", "trees")
+    assert capsys.readouterr().out == "trees learns 32 programs of this project and 32 that come with TCL\n"
+    monkeypatch.setattr(tune.catalogue, "create", lambda name: pytest.fail(f"{name} learns again"))
+    again = tune.rival_of(known, "host-avx2", "trees")
+    np.testing.assert_array_equal(again.predict(known.samples), first.predict(known.samples))
+    (known.records_folder("host-avx2") / "more.parquet").write_bytes(b"one more")
+    with pytest.raises(pytest.fail.Exception, match="trees learns again"):
+        tune.rival_of(known, "host-avx2", "trees")
