@@ -145,7 +145,7 @@ class TaskRun:
     def guess(self) -> Any | None:
         """The trace of a program that is likely to be fast, though none was measured: a donated one, or what the model ranks first."""
         schedule = self.search.first_valid(chain(self.donated, self.search.guess(GUESSES)))
-        return schedule and schedule.trace
+        return None if schedule is None else schedule.trace
 
     def winner(self) -> tuple[Any, float] | None:
         """The trace and latency of the best program that was found right; None where there is none."""
@@ -296,7 +296,7 @@ class Tuner:
 
         Without any program TVM leaves a task as it is written down, on one thread and unvectorised.
         """
-        if trace := self._run(task).guess():
+        if (trace := self._run(task).guess()) is not None:
             Shelf(database, self.tunables[task].module, self._target).put(trace, [GUESSED_S])
             self._guessed.add(task)
 
