@@ -127,7 +127,7 @@ def _guessed_text(tuned: Mapping[str, Any]) -> str:
     """What the library is built of besides measured programs, where trials or minutes did not reach all tasks."""
     count = sum(task.get("guessed", False) for task in tuned.get("task_times", ()))
     was, has, it = ("was", "has", "it") if count == 1 else ("were", "have", "them")
-    said = f"; {count} of {tuned['tasks']} tasks {was} not measured and {has} a program that the model chose (more trials or minutes reach {it})"
+    said = f"; {count} of {tuned['tasks']} tasks {was} not measured and {has} the program that promised most (more trials or minutes reach {it})"
     return said if count else ""
 
 

@@ -229,8 +229,8 @@ def search_tasks(
     on_trial: Callable[[int, float], Any] = lambda trials, network_s: None,
 ) -> tuple[Any, list[TaskTime], int]:
     """A MetaSchedule database with the best programs found for each task of a fused module, best first, what each task got, and
-    how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task for which
-    trials or minutes did not reach has a program that the model chose, if there is a model.
+    how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task that
+    trials or minutes did not reach has the program that promises most, where a model or a task like it tells.
 
     ``on_trial`` is told how many programs were measured and the network's seconds by the best of each task: inf while one has none.
     """

@@ -335,7 +335,7 @@ def test_torch_compile_and_what_was_left_out_are_said(project, tuner):
 def test_what_nobody_measured_is_said(project, tuner):
     tuner.guessed = True
     said = tune(project, None, P, None)
-    assert said.endswith("6.0e-08; 1 of 19 tasks was not measured and has a program that the model chose (more trials or minutes reach it)")
+    assert said.endswith("6.0e-08; 1 of 19 tasks was not measured and has the program that promised most (more trials or minutes reach it)")
 
 
 def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):
