@@ -71,7 +71,7 @@ class Size:
     initializer: Callable[[], Any] | None = None
 
 
-FULL = Size(24, 16, 3, 6)  # three quarters of an hour on a slow machine, where TVM builds 64 programs in ten minutes
+FULL = Size(24, 16, 3, 6)  # few, for on a slow machine TVM takes ten minutes to build 64 programs
 QUICK = Size(12, 10, 2, 2, (48, SMALL))
 
 
