@@ -50,6 +50,7 @@ class Traps:
                 B[v] = A[v]
 
 
+# 64 TB away, where no process of today's hardware has memory: nearer, a library may happen to lie there.
 @I.ir_module
 class WritesFarAway:
     @T.prim_func(s_tir=True)
@@ -59,7 +60,7 @@ class WritesFarAway:
                 v = T.axis.spatial(8, i)
                 T.reads(A[v])
                 T.writes(B[v])
-                B[v + 100000000] = A[v]
+                B[T.int64(17592186044416) + T.Cast("int64", v)] = A[v]
 
 
 @I.ir_module
