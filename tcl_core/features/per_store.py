@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tcl_core.compat import TVM_VERSION, load_tvm, meta_schedule, quiet_compiler
+from tcl_core.compat import TVM_VERSION, load_module, load_tvm, meta_schedule, quiet_compiler
 from tcl_core.errors import PlatformError
 from tcl_core.features.batches import Samples
 from tcl_core.features.cache import Cache
@@ -143,7 +143,7 @@ def _extractor():
 
 @lru_cache(maxsize=4)
 def _space(task_key: str, module_json: str) -> DesignSpace:
-    return DesignSpace(task_key, load_tvm().ir.load_json(module_json), EXTRACTION_TARGET)
+    return DesignSpace(task_key, load_module(module_json), EXTRACTION_TARGET)
 
 
 @lru_cache(maxsize=32)

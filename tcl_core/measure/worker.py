@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tcl_core.compat import calling_thread_pinned, load_tvm, make_target
+from tcl_core.compat import calling_thread_pinned, load_module, load_tvm, make_target
 from tcl_core.errors import PlatformError
 from tcl_core.measure.device import Crashed, Device, HostDevice, TimedOut
 from tcl_core.measure.job import Job, Protocol, Setup
@@ -81,7 +81,7 @@ class Worker:
         self.reference = lru_cache(maxsize=1)(self._reference)
 
     def _space(self, task_key: str, module_json: str) -> DesignSpace:
-        return DesignSpace(task_key, self.tvm.ir.load_json(module_json), self.setup.target)
+        return DesignSpace(task_key, load_module(module_json), self.setup.target)
 
     def _sketch(self, task_key: str, module_json: str, trace_json: str) -> Sketch:
         module = self.space(task_key, module_json).module

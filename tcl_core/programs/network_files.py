@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core import errors
-from tcl_core.compat import load_tvm
+from tcl_core.compat import load_module, load_tvm
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import reading, shown
 from tcl_core.programs.pt2_archive import LARGEST_BYTES, last_line, load_pt2
@@ -106,7 +106,7 @@ def _answered(answer: Any, otherwise: str) -> Imported:
                 raise kind(shown(facts["refused"], 1000))
             inputs = [said[f"input_{n}"] for n in range(int(facts["inputs"]))]
             output = said["output"] if "output" in said else None
-            module = load_tvm().ir.load_json(said["module"].tobytes().decode())
+            module = load_module(said["module"].tobytes().decode())
             return Imported(module, inputs, output)
     except TclError:
         raise

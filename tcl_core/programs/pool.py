@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, zip_longest
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from tcl_core.platforms import pool_target
+from tcl_core.platforms import pool_target, threads
 from tcl_core.programs.gpu_threads import draw
 from tcl_core.programs.registers import Fits, leaning
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
@@ -29,6 +31,10 @@ DRAWS = {"llvm": 8, "cuda": 40}
 # Bytes of a vector: for each width in turn the pool leans to programs that add up in registers, since it serves every CPU.
 WIDTHS = 16, 32, 64
 REDRAWN = 64  # vectors among which one that adds up in registers is looked for; of 100 on AVX-512 three to five do
+
+
+Job = TypeVar("Job")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -143,18 +149,46 @@ def build_pool(
     rows: list[dict[str, Any]] = []
     programs: list[Program] = []
     used = 0
-    for task in tasks:
-        if limit and used == limit:
-            break
-        space = DesignSpace(task.key, task.module(), pool_target(design_space, cores))
-        sketches = space.sketches()
-        drawn = sample_programs(task, sketches, space, count, seed, lean=lean) if _has_choice(sketches) else []
+
+    def with_sketches() -> Iterator[tuple[Task, DesignSpace, list[Sketch]]]:
+        for task in tasks:
+            space = DesignSpace(task.key, task.module(), pool_target(design_space, cores))
+            yield task, space, space.sketches()
+
+    def draw_of(known: tuple[Task, DesignSpace, list[Sketch]]) -> list[Program]:
+        task, space, sketches = known
+        return sample_programs(task, sketches, space, count, seed, lean=lean) if _has_choice(sketches) else []
+
+    for (task, _, sketches), drawn in in_turn(draw_of, with_sketches()):
         if len(drawn) > 1:
             used += 1
             programs += drawn
             rows += [{"task_key": task.key, "sketch_id": s.index, "trace_json": trace_to_json(s.trace)} for s in sketches]
             on_task(task)
+        if limit and used == limit:
+            break
     return rows, programs
+
+
+def in_turn(work: Callable[[Job], Found], jobs: Iterable[Job]) -> Iterator[tuple[Job, Found]]:
+    """Each job with what ``work`` makes of it, in their order, a few begun ahead: TVM, which draws replay in, lets threads run at once.
+
+    Jobs come from this thread; of those that nobody takes any more a few were for nothing.
+    """
+    with ThreadPoolExecutor(threads()) as pool:
+        begun: deque[tuple[Job, Future[Found]]] = deque()
+        try:
+            for job in jobs:
+                begun.append((job, pool.submit(work, job)))
+                if len(begun) > threads():
+                    first, found = begun.popleft()
+                    yield first, found.result()
+            while begun:
+                first, found = begun.popleft()
+                yield first, found.result()
+        finally:
+            for _, found in begun:
+                found.cancel()
 
 
 def _has_choice(sketches: Sequence[Sketch]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler, structural_key
+from tcl_core.compat import load_module, load_tvm, make_target, meta_schedule, quiet_compiler, structural_key
 from tcl_core.programs.graph import Graph, fuse
 from tcl_core.programs.networks import load_relax
 
@@ -53,7 +53,7 @@ class Task:
 
     def module(self) -> Any:
         """The ``IRModule``, parsed anew."""
-        return load_tvm().ir.load_json(self.module_json)
+        return load_module(self.module_json)
 
 
 def extract_tasks(network: str, graph: Graph) -> list[tuple[Task, int]]:

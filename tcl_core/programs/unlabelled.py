@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tcl_core.programs.pool import sample_programs
+from tcl_core.programs.pool import Program, in_turn, sample_programs
 from tcl_core.programs.sketches import DesignSpace, read_sketch, trace_from_json
 from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
@@ -34,14 +34,17 @@ def draw_unlabelled(
     for key, *program in measured:
         if key in known:
             known[key].add(tuple(program))
+
+    def draw_of(task: Task) -> list[Program]:
+        module = task.module()
+        space = DesignSpace(task.key, module, target)
+        mine = sorted((number, text) for (key, number), text in sketches.items() if key == task.key)
+        read = [space.with_choices(read_sketch(task.key, number, trace_from_json(text, module))) for number, text in mine]
+        return sample_programs(task, read, space, count, seed, STREAM, known[task.key], lean)
+
     found: list[ProgramKey] = []
     with progress("drawing programs for the teacher ensemble", len(tasks)) as shown:
-        for task in tasks:
-            module = task.module()
-            space = DesignSpace(task.key, module, target)
-            mine = sorted((number, text) for (key, number), text in sketches.items() if key == task.key)
-            read = [space.with_choices(read_sketch(task.key, number, trace_from_json(text, module))) for number, text in mine]
-            drawn = sample_programs(task, read, space, count, seed, STREAM, known[task.key], lean)
+        for task, drawn in in_turn(draw_of, tasks):
             found += [(task.key, program.sketch, program.decisions) for program in drawn]
             shown.advance(task.name[:40])
     return found

@@ -130,7 +130,8 @@ def _shipped(workspace: Workspace, valid: Samples | None) -> _Shipped | None:
         kept_apart = set(valid.tasks.tolist())
         apart |= {key for key, number in workspace.encoder.numbers.items() if number in kept_apart}
     first = np.int32(len(workspace.tasks))
-    heaps = (reference.shipped(heap) for heap in (lambda data: data.pooled(apart), lambda data: data.unmeasured(apart)))
+    sets = reference.learned_sets()
+    heaps = (reference.shipped(heap, sets) for heap in (lambda data: data.pooled(apart), lambda data: data.unmeasured(apart)))
     return _Shipped(*(replace(heap, tasks=heap.tasks + first, task_names=()) for heap in heaps))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tcl_core.compat import load_tvm, meta_schedule
+from tcl_core.compat import load_module, load_tvm, meta_schedule
 from tcl_core.measure.job import Job, Outcome
 from tcl_core.measure.runner import Runner
 from tcl_core.tuning.coldness import is_large
@@ -62,7 +62,6 @@ def worker_runner(runner: Runner, on_outcome: Callable[[Outcome], Any] = lambda 
 
     ``cold``: programs with large weights are timed with cold ones, as in a network of many weights (``coldness``).
     """
-    tvm = load_tvm()
     ms = meta_schedule()
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.runner import RunnerFuture, RunnerResult
@@ -71,7 +70,7 @@ def worker_runner(runner: Runner, on_outcome: Callable[[Outcome], Any] = lambda 
         for artifact in artifacts:
             module_json = Path(artifact).read_text()
             remove_artifact(artifact)
-            yield Job(task_key=artifact, module_json=module_json, cold=cold and is_large(tvm.ir.load_json(module_json)))
+            yield Job(task_key=artifact, module_json=module_json, cold=cold and is_large(load_module(module_json)))
 
     def future(outcome: Outcome) -> Any:
         failed = None if outcome.error == "ok" else f"{outcome.error}: {outcome.message}"
