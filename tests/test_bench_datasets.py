@@ -65,6 +65,16 @@ def test_all_platforms_in_one_heap_have_tasks_of_their_own(reference):
         np.testing.assert_array_equal(mine.latencies_s, whole.latencies_s)
 
 
+def test_a_platforms_samples_are_its_records_encoded_alone(reference):
+    for platform in reference.platforms:
+        records = store.read_records(reference.folder / f"platform={platform}")
+        latencies_s = [record.latency_s for record in records]
+        alone = reference.encoder.encode([record.key for record in records], reference.hardware(platform).vector(), latencies_s)
+        found = reference.samples(platform)
+        for field in ("features", "lengths", "tasks", "latencies_s"):
+            np.testing.assert_array_equal(getattr(found, field), getattr(alone, field))
+
+
 def test_what_no_platform_measured_is_a_heap_of_the_same_tasks(prepared):
     measured, more = prepared.pooled(), prepared.unmeasured()
     assert set(more.tasks.tolist()) >= set(measured.tasks.tolist()) and np.isinf(more.latencies_s).all()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,7 @@ from conftest import matmul_module
 from tcl_core.compat import load_tvm
 from tcl_core.platforms import pool_target
 from tcl_core.programs import pool
-from tcl_core.programs.pool import WIDTHS, Program, build_pool, cost, rank_tasks, sample_programs
+from tcl_core.programs.pool import WIDTHS, Program, build_pool, cost, in_turn, rank_tasks, sample_programs
 from tcl_core.programs.registers import leaning
 from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import Task, describe
@@ -205,6 +206,26 @@ def test_a_task_without_a_choice_is_passed_over(matmul, monkeypatch):
     seen = []
     build_pool([matmul.task, replace(matmul.task, name="second")], 1, 3, 0, 1, seen.append)
     assert [task.name for task in seen] == ["second"]
+
+
+def test_jobs_are_done_side_by_side_and_given_in_their_order(monkeypatch):
+    """The first waits for the second, which two threads alone can have done by then."""
+    monkeypatch.setattr(pool, "threads", lambda: 2)
+    second = threading.Event()
+    work = {"a": lambda: second.wait(20), "b": second.set, "c": lambda: None}
+    assert list(in_turn(lambda job: work[job](), "abc")) == [("a", True), ("b", None), ("c", None)]
+
+
+def test_of_jobs_that_nobody_takes_few_are_begun(monkeypatch):
+    monkeypatch.setattr(pool, "threads", lambda: 2)
+    begun: list[int] = []
+    assert next(in_turn(lambda job: begun.append(job), range(100))) == (0, None)
+    assert set(begun) <= {0, 1, 2}
+
+
+def test_what_a_job_raises_ends_them():
+    with pytest.raises(ZeroDivisionError):
+        list(in_turn(lambda job: 1 // job, [1, 0, 1]))
 
 
 def texts_of(*tiny):

@@ -137,7 +137,8 @@ class Shipped:
 def with_shipped(folder, monkeypatch) -> tuple[TinyWorkspace, Shipped]:
     chain, shipped = project(), Shipped()
     chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, shipped=True))
-    monkeypatch.setattr(training.reference, "shipped", lambda heap: heap(shipped))
+    monkeypatch.setattr(training.reference, "learned_sets", lambda: [shipped])
+    monkeypatch.setattr(training.reference, "shipped", lambda heap, sets: heap(*sets))
     chain.tasks = [None] * 8  # of which no name is asked
     chain.networks = [{"split": "train", "task_key": "mine"}, {"split": "held_out", "task_key": "judged"}]
     return chain, shipped
