@@ -70,7 +70,10 @@ def database() -> Path | None:
     name = uri().removeprefix(_LOCAL).partition("?")[0]
     if name in ("", ":memory:") or Path(name).is_dir():
         raise RegistryError(f"MLFLOW_TRACKING_URI is {uri()}, which names no file; set it as in sqlite:////home/me/mlflow.db")
-    return Path(name).resolve()
+    file = Path(name).resolve()
+    if os.environ.get("MLFLOW_TRACKING_URI") and not file.parent.is_dir():  # a disk that is away, say: no empty registry
+        raise RegistryError(f"MLFLOW_TRACKING_URI is {uri()}, and there is no folder {file.parent}; make it, or correct the address")
+    return file
 
 
 def local_store() -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,15 @@ def test_a_line_that_is_too_long_is_refused_and_never_held(tmp_path, monkeypatch
 
 
 # --- files ---
+
+
+def test_a_mark_at_the_start_costs_no_line(tmp_path):
+    plain, marked = write(tmp_path / "plain.log", autotvm_line(), autotvm_line()), tmp_path / "marked.log"
+    marked.write_bytes(BOM_UTF8 + plain.read_bytes())
+    _, (block,), refused = read(marked)
+    assert block["program_id"].tolist() == [1, 2] and refused == []
+    marked.write_bytes(BOM_UTF8)
+    assert list(reading.text_lines(marked)) == []
 
 
 def test_dialects_are_told_from_the_content(tmp_path):

@@ -97,9 +97,18 @@ def test_a_half_made_registry_is_named_with_its_remedy(none_yet):
     assert registry.champion_version("p-half") is None
 
 
-def test_a_store_that_is_away_is_named(monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/none/mlflow.db")
-    with pytest.raises(RegistryError, match="^the model registry at /proc/none/mlflow.db failed"):
+def test_a_store_whose_folder_is_away_is_named_and_not_made_anew(tmp_path, monkeypatch):
+    """An unmounted disk, say: to read it as an empty one would forget every champion."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/away/mlflow.db")
+    for ask in (registry.is_there, lambda: registry.champion_version("p-away")):
+        with pytest.raises(RegistryError, match=f"and there is no folder {tmp_path}/away; make it, or correct the address$"):
+            ask()
+    assert not (tmp_path / "away").exists()
+
+
+def test_a_store_that_fails_is_named(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/mlflow.db")
+    with pytest.raises(RegistryError, match="^the model registry at /proc/mlflow.db failed"):
         registry.champion_version("p-away")
 
 

@@ -13,6 +13,7 @@ import stat
 import zlib
 from abc import ABC, abstractmethod
 from array import array
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import repeat
@@ -53,7 +54,8 @@ def open_log_file(path: Path) -> BinaryIO:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines that are not blank; of a longer line the first LONGEST + 1 bytes.
+    """Line numbers, from 1, and lines that are not blank; of a longer line the first LONGEST + 1 bytes.  The mark with which some
+    editors begin a file belongs to no line.
 
     Raises UsageError as ``open_log_file``, DataError where its compression is damaged or cut off.
     """
@@ -65,7 +67,9 @@ def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 number += 1
                 if len(text) > LONGEST:
                     _skip_line(file, text)
-                if not text.isspace():
+                if number == 1:
+                    text = text.removeprefix(BOM_UTF8)
+                if text and not text.isspace():
                     yield number, text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
