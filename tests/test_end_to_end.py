@@ -66,7 +66,7 @@ def project(tmp_path_factory, platforms) -> Path:
     save_network(folder / "networks/held_out.pt2", channels=12, size=10)
     write_params(folder, platforms)
     run(folder, "git", "init", "-q")
-    said = run(folder, sys.executable, "-m", "flows.pipeline", timeout=600)
+    said = run(folder, sys.executable, "-m", "flows.pipeline", timeout=1200)
     assert "Task run 'summary'" in said and "hook" not in said.lower()  # which Prefect says twice a task
     return folder
 
