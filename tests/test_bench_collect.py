@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from collect import COMPARABLE_S, Measured, agreement, agreement_table
+from collect import COMPARABLE_S, Measured, agreement, agreement_table, only_of_programs
 
 TASKS = np.array([0, 0, 0, 1, 1])
 
@@ -25,3 +25,9 @@ def test_where_one_of_them_failed_throughout_nothing_is_claimed():
     found = agreement(measured(*[1e-3] * 5), measured(*[math.inf] * 5), TASKS)
     assert found.pop("programs") == 0 and all(math.isnan(x) for x in found.values())
     assert "| a / b | 0 | nan |" in agreement_table({"a / b": {"programs": 0, **found}})
+
+
+def test_a_rate_at_which_programs_fail_is_not_compared():
+    only_of_programs(measured(1e-3, math.inf) + measured(1e-3, 1e-3))
+    with pytest.raises(SystemExit, match="TVM measured 1 of 4 programs, each within 120 s: nothing is compared"):
+        only_of_programs(measured(1e-3, math.inf) + measured(math.inf, math.inf))
