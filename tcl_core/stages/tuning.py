@@ -157,10 +157,9 @@ def _ranking(workspace: Workspace, platform: str, model: Path | None) -> tuple[d
 def _check_tunable(workspace: Workspace, platform: str) -> None:
     """Raise UsageError for a platform on which this machine tunes nothing."""
     workspace.check_platform(platform)
-    spec, design_space = workspace.params.platforms[platform], workspace.params.candidates.design_space
-    if reason := _why_elsewhere(workspace, platform) or kind_of(spec).why_not(spec, design_space):
-        local = ", ".join(_local(workspace))
-        advice = f"choose one of: {local}" if local else "add one of kind local to params.yaml"
+    if reason := _why_untunable(workspace, platform):
+        others = ", ".join(name for name in workspace.platforms_that_ran() if _why_untunable(workspace, name) is None)
+        advice = f"choose one of: {others}" if others else "add one of kind local to params.yaml, with an mcpu that this machine runs"
         raise UsageError(f"cannot tune on {platform}: {reason}; {advice}")
 
 
@@ -169,9 +168,10 @@ def _why_elsewhere(workspace: Workspace, platform: str) -> str | None:
     return kind_of(workspace.params.platforms[platform]).why_untuned(platform)
 
 
-def _local(workspace: Workspace) -> list[str]:
-    """The chain's platforms that ran on this machine's CPU."""
-    return [name for name in workspace.platforms_that_ran() if _why_elsewhere(workspace, name) is None]
+def _why_untunable(workspace: Workspace, platform: str) -> str | None:
+    """Why this machine tunes nothing on a platform; None where it does."""
+    spec, design_space = workspace.params.platforms[platform], workspace.params.candidates.design_space
+    return _why_elsewhere(workspace, platform) or kind_of(spec).why_not(spec, design_space)
 
 
 def _tune(

@@ -303,8 +303,20 @@ def test_a_chain_that_ends_elsewhere_goes_on_untuned(project, tuner, elsewhere, 
 
 def test_a_chain_without_this_machine_names_what_to_add(project, tuner):
     project = TinyWorkspace(params=dataclasses.replace(project.params, platforms=dict.fromkeys((P, "b"), Platform("cuda"))))
-    with pytest.raises(UsageError, match=f"{P} is an NVIDIA GPU; add one of kind local to params.yaml$"):
+    with pytest.raises(
+        UsageError, match=f"{P} is an NVIDIA GPU; add one of kind local to params.yaml, with an mcpu that this machine runs$"
+    ):
         tune(project, None, P, None)
+
+
+def test_no_platform_is_offered_that_this_machine_lacks(project, tuner, monkeypatch):
+    platforms = project.params.platforms | {"b": Platform(mcpu="haswell")}
+    project = TinyWorkspace(params=dataclasses.replace(project.params, platforms=platforms))
+    lacks = {"haswell": "this CPU lacks avx2"}
+    monkeypatch.setattr("tcl_core.platforms.local.why_not", lacks.get)
+    with pytest.raises(UsageError, match=f"^cannot tune on b: this CPU lacks avx2; choose one of: {P}$"):
+        tune(project, None, "b", None)
+    assert tuner.calls == []
 
 
 def test_without_a_platform_the_last_one_that_ran_is_tuned(project, tuner):
