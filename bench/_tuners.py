@@ -34,6 +34,7 @@ from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import Tuner
 
 ROUND = 8
+BUILD_S = 120  # MetaSchedule's own 30 are over, on a slow machine, before its building process has imported TVM
 CHAMPION = "champion"
 TENSET, WORLD = "tenset-mlp", "world-model"  # its rivals
 
@@ -184,7 +185,8 @@ def _quiet() -> Iterator[None]:
 def _engine(given: Given, ours_: bool) -> Iterator[dict[str, Any]]:
     """Builder, runner and what removes their files."""
     if not ours_:
-        yield {"builder": "local", "runner": "local", "clean_up": [meta_schedule().measure_callback.RemoveBuildArtifact()]}
+        builder = meta_schedule().builder.LocalBuilder(timeout_sec=BUILD_S)
+        yield {"builder": builder, "runner": "local", "clean_up": [meta_schedule().measure_callback.RemoveBuildArtifact()]}
         return
     with Runner(given.setup) as runner:
         cold = any(tunable.cold for tunable in tunables_of(given.fused, given.setup.target))
