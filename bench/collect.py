@@ -252,7 +252,7 @@ def shares(measured: Sequence[Measured]) -> dict[str, float]:
     return {**part, **rest, **counts, "failed": sum(int(np.isinf(m.latencies_s).sum()) for m in measured)}
 
 
-def only_of_programs(theirs: Sequence[Measured]) -> None:
+def refuse_failures(theirs: Sequence[Measured]) -> None:
     """Ends the comparison where TVM measured less than half: the rate of failures is no rate."""
     latencies_s = np.concatenate([measured.latencies_s for measured in theirs])
     sound = int(np.isfinite(latencies_s).sum())
@@ -344,9 +344,9 @@ def compare(setup: Setup, size: Size) -> dict[str, Any]:
         ours: dict[str, Any] = {name: Ours(candidates, stack.enter_context(runner)) for name, runner in runners.items()}
         systems: dict[str, Any] = {STOCK: Stock(candidates, setup.target, size.initializer), **ours}
         at_large = in_turns({**systems, AGAIN: ours[OURS]}, large, shown)
-        only_of_programs(at_large[STOCK])
+        refuse_failures(at_large[STOCK])
         at_small = in_turns({name: systems[name] for name in (STOCK, OURS, EARLY)}, small, shown)
-        only_of_programs(at_small[STOCK])
+        refuse_failures(at_small[STOCK])
     pairs = ((OURS, STOCK), (AGAIN, OURS), (OVERLAPPED, OURS))
     sizes = {of_large: at_large, of_small: at_small}
     exclusive = (STOCK, OURS, EARLY)  # phases that follow each other, so that their parts add up

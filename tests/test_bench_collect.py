@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from collect import COMPARABLE_S, Measured, agreement, agreement_table, only_of_programs
+from collect import COMPARABLE_S, Measured, agreement, agreement_table, refuse_failures
 
 TASKS = np.array([0, 0, 0, 1, 1])
 
@@ -28,6 +28,6 @@ def test_where_one_of_them_failed_throughout_nothing_is_claimed():
 
 
 def test_a_rate_at_which_programs_fail_is_not_compared():
-    only_of_programs(measured(1e-3, math.inf) + measured(1e-3, 1e-3))
+    refuse_failures(measured(1e-3, math.inf) + measured(1e-3, 1e-3))
     with pytest.raises(SystemExit, match="TVM measured 1 of 4 programs, each within 120 s: nothing is compared"):
-        only_of_programs(measured(1e-3, math.inf) + measured(math.inf, math.inf))
+        refuse_failures(measured(1e-3, math.inf) + measured(math.inf, math.inf))
