@@ -2,7 +2,8 @@
 
     python bench/pipeline.py [--quick]
 
-Brings the pipeline up to date first (nothing to do after `make run`); --quick reports the last run as it is.
+Brings the pipeline up to date first (nothing to do after `make run`); --quick reports the last run as it is.  The tables are this
+run's; what collecting took is kept of every machine that reported one, for `bench/scale.py` to compare with what it plays.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import sys
 
 from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
 
+from tcl_core.platforms import host_fingerprint
+
 ALONE = ("zero-shot", "own data only")
+COLLECT = "collect@"
 
 
 def table(summary: dict) -> str:
@@ -38,6 +42,11 @@ def table(summary: dict) -> str:
     return f"{ranking}\n\n{tuning}\n\nTime in stages: {minutes:.1f} minutes."
 
 
+def collected(summary: dict) -> dict[str, float]:
+    """Platform -> seconds that measuring its training programs took."""
+    return {name.removeprefix(COLLECT): seconds for name, seconds in summary["seconds"].items() if name.startswith(COLLECT)}
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="report the last run as it is")
@@ -48,7 +57,9 @@ def main() -> None:
         if not given.quick:
             subprocess.run([sys.executable, "-m", "flows.pipeline"], cwd=ROOT, check=True)
         summary = json.loads((ROOT / "data" / "reports" / "summary.json").read_text())
-    save("pipeline", {"summary": summary}, "python bench/pipeline.py")
+    kept = RESULTS / "pipeline.json"
+    before = json.loads(kept.read_text())["collected_s"] if kept.exists() else {}
+    save("pipeline", {"summary": summary, "collected_s": {**before, host_fingerprint(): collected(summary)}}, "python bench/pipeline.py")
     text = table(summary)
     into_document("pipeline", text)
     print(text)

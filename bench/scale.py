@@ -7,8 +7,8 @@ schedule of today's code is played: a machine that coordinates collects one plat
 workers as it has cores but at most four for each device; refitting and choosing stop the measuring; the chain learns one
 platform after another, on one machine, as soon as its records are there.
 
-The same arithmetic for this machine's own collections stands beside what they took (bench/results/pipeline.json): that tells
-how far to trust it.  Left out, for nothing has measured them: what the network between a coordinator and its devices takes, how long
+The same arithmetic for collections by the machine whose rates these are stands beside what they took (bench/results/pipeline.json):
+that tells how far to trust it.  Left out, for nothing has measured them: what the network between a coordinator and its devices takes, how long
 the sampler itself picks, and the memory, which is given as bytes.  --quick: the reference data's first hundred records stand for
 a journal's line.  Prices are a core's and a device's for an hour, in any currency: assumptions of whoever asks.
 """
@@ -63,13 +63,14 @@ class Rates:
     def measured(cls, records: int = RECORDS, results: Path = RESULTS) -> Rates:
         collected, stored, speed = (json.loads((results / f"{name}.json").read_text()) for name in ("collect", "store", "model_speed"))
         by_batch = collected["figures"]["rates"]
-        rate, model = by_batch[max(by_batch, key=int)][SYSTEM], speed["programs_per_s"][LENGTH]["mamba"]
+        largest, model = max(by_batch, key=int), speed["programs_per_s"][LENGTH]["mamba"]
+        builds_s, building = 1 / by_batch[largest][SYSTEM]["builds_alone"], collected["figures"]["shares"][largest][SYSTEM]["build"]
         cores = int(re.search(r" x(\d+) ", collected["host"])[1])
         return cls(
             cores=cores,
-            build_core_s=cores / rate["builds_alone"],
-            device_s=1 / rate["median"] - 1 / rate["builds_alone"],
-            start_s=rate["start_s"],
+            build_core_s=cores * builds_s,
+            device_s=builds_s * (1 / building - 1),
+            start_s=by_batch[largest][SYSTEM]["start_s"],
             learned_per_s=model["train"],
             scored_per_s=model["infer"],
             encoded_per_s=stored["figures"]["encoded_programs_per_s"],
@@ -241,17 +242,20 @@ def bytes_table(found: list[dict[str, Any]]) -> str:
 
 
 def compared(rates: Rates, params: Params, results: Path = RESULTS) -> Iterator[tuple[str, int, float, float]]:
-    """This machine's own collections, of one device that builds for itself: name, programs, seconds measured and played."""
-    found = json.loads((results / "pipeline.json").read_text())["summary"]
-    chain = [name.partition("@")[2] for name in found["seconds"] if name.startswith("collect@")]
+    """Collections by the machine of ``rates``, one device that builds for itself: name, programs, seconds measured and played.
+
+    Nothing where that machine has run no pipeline: what another one took says nothing of these rates.
+    """
+    machine = json.loads((results / "collect.json").read_text())["host"]
+    took = json.loads((results / "pipeline.json").read_text())["collected_s"].get(machine, {})
     pool = params.candidates.max_train_tasks * params.candidates.programs_per_task
-    for platform, share in zip(chain, shares(params, len(chain)), strict=True):
+    for (platform, seconds), share in zip(took.items(), shares(params, len(took)), strict=False):
         played = sum(collection_s(rates, params, Fleet(1, 1, 0, rates.cores, overlap=False), pool, share).values())
-        yield platform, round(share * pool), found["seconds"][f"collect@{platform}"], played
+        yield platform, round(share * pool), seconds, played
 
 
 def compared_table(found: list[tuple[str, int, float, float]]) -> str:
-    header = ["collection on this machine", "programs", "took", "played", "played / took"]
+    header = ["collection by the machine that gave the rates", "programs", "took", "played", "played / took"]
     return markdown(header, [[name, n, f"{s:.0f} s", f"{played:.0f} s", f"{played / s:.2f}"] for name, n, s, played in found])
 
 

@@ -80,8 +80,8 @@ class Size:
 FULL = Size()
 QUICK = Size(operators=4, per_operator=1, seeds=1, trials=16)
 SMALLEST = Size(
-    operators=2, per_operator=1, seeds=1, trials=4, round=2,
-    stock={"population_size": 8, "init_min_unmeasured": 4, "genetic_num_iters": 1, "max_fail_count": 5},
+    operators=2, per_operator=1, seeds=1, trials=8, round=4,
+    stock={"population_size": 16, "init_min_unmeasured": 8, "genetic_num_iters": 1, "max_fail_count": 5},
     ours={"population": 16, "generations": 1},
 )  # fmt: skip
 
@@ -179,7 +179,11 @@ class Bench:
 
     def _measure(self, search: ScheduleSearch, task: Task, candidates: Sequence[Candidate], found: Searched) -> list[float]:
         jobs = [Job(task.key, task.module_json, search.traces_json[sketch], decisions) for sketch, decisions in candidates]
-        seconds = [_median(outcome.latencies_s) for outcome in self.runner.measure(jobs)]
+        outcomes = list(self.runner.measure(jobs))
+        for outcome in outcomes:
+            if not outcome.latencies_s:
+                print(f"{task.name}: {outcome.error}: {outcome.message}", file=sys.stderr)
+        seconds = [_median(outcome.latencies_s) for outcome in outcomes]
         found.jobs += jobs
         found.latencies_s += seconds
         return seconds

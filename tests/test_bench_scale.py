@@ -70,7 +70,7 @@ def test_rates_are_those_of_the_results():
     found, collect = Rates.measured(records=20), json.loads((ROOT / "bench/results/collect.json").read_text())
     by_batch = collect["figures"]["rates"]
     rate = by_batch[max(by_batch, key=int)]["TCL, early stop"]
-    assert found.build_core_s / found.cores + found.device_s == pytest.approx(1 / rate["median"])
+    assert rate["slowest"] <= 1 / (found.build_core_s / found.cores + found.device_s) <= rate["fastest"]
     assert f" x{found.cores} " in collect["host"]
     assert 100 < found.line_bytes < 5_000
     assert all(value > 0 for value in vars(found).values())
@@ -80,7 +80,18 @@ def test_what_is_played_for_this_machine_is_near_what_it_took(params):
     """The schedule has no free number; were it wrong by much, its extrapolation would be worthless."""
     rates = Rates.measured(records=20)
     ratios = [played / took for _, _, took, played in compared(rates, load_params(SHIPPED))]
-    assert len(ratios) == 3 and all(0.5 < ratio < 2 for ratio in ratios)
+    assert ratios and all(0.5 < ratio < 2 for ratio in ratios)
+
+
+def test_what_another_machine_took_says_nothing_of_these_rates(params, tmp_path):
+    for name, result in {
+        "collect": {"host": "one"},
+        "pipeline": {"collected_s": {"another": {"a": 90.0}, "one": {"a": 90.0, "b": 50.0}}},
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    assert [found[:3] for found in compared(RATES, params, tmp_path)] == [("a", 800, 90.0), ("b", 400, 50.0)]
+    (tmp_path / "collect.json").write_text(json.dumps({"host": "a third"}))
+    assert not list(compared(RATES, params, tmp_path))
 
 
 def test_larger_fleets_take_longer_and_more_machines_shorten_that():
