@@ -14,7 +14,7 @@ from _calibration import calibration
 from _datasets import Case, Learned, Logs, Reference, reads_of
 from _identity import data_identity, identity
 from _lessons import chain_case, lesson, log_lesson
-from _paired import ByTask, compared
+from _paired import ByTask, by_operator, compared
 from _ranking_tables import FIGURES, LEAST, interval, overview_table, shown, sizes_and_times
 from _tables import ROOT, markdown, result_file, save
 
@@ -22,12 +22,15 @@ import numpy as np
 
 from tcl_core.locks import wait_for_lock
 from tcl_core.models import catalogue
+from tcl_core.programs.tasks import Task
 from tcl_core.progress import progress
+from tcl_core.store import read_table
 
 COMMAND = "python bench/accuracy.py"
 DATA = {data: f"accuracy_{data}" for data in (*SETS, "logs")}  # data set -> its table
 CURVE = ("xgboost", "trees", OURS, CHAINED)
 CALIBRATED = ("trees", OURS, CHAINED)
+NEAREST = ("xgboost", "trees", OURS)  # that rank about equally well
 ALL = 10**6  # tasks or programs, when there is no bound
 
 
@@ -145,6 +148,13 @@ class Results:
                 of = {name: dict(zip(one["tasks"], values, strict=True)) for name, values in one["of_tasks"].items()}
                 found.setdefault((run.platform, run.model), {})[run.seed] = of
         return found
+
+    def by_operator(self, data: str) -> list[dict[str, Any]]:
+        """Our model against the two that rank with it, the tasks of each operator apart."""
+        folder = getattr(self.sets[data], "ranked", self.sets[data]).folder
+        operators = dict(enumerate(Task.from_row(row).operator for row in read_table(folder / "tasks.parquet", "tasks")))
+        judged = {of: found for of, found in self.of_tasks(data).items() if of[1] in NEAREST}
+        return by_operator(judged, operators, OURS)
 
     def calibration_of(self, seeds: Sequence[Run], named: dict[str, Any]) -> list[dict[str, Any]]:
         """Of the seeds' runs alone (their mean) and of all as one ensemble; empty where their scores are not here, or of one."""

@@ -38,7 +38,7 @@ from _accuracy_runs import CHAINED, EPOCHS, MODELS, OURS, SETS, Run
 from _curve import draw_curve
 from _datasets import Learned, Reference, reads_of
 from _paired import compared
-from _ranking_tables import calibration_table, compared_table, curve_table
+from _ranking_tables import calibration_table, compared_table, curve_table, operators_table
 from _sealed import opened
 from _tables import ROOT, Quick, arguments, into_document, result_file
 
@@ -164,6 +164,8 @@ def run(given: argparse.Namespace) -> None:
         if known.of_tasks(data):
             _show(name, known.table(data))
             _show(f"{name}_compared", compared_table(OURS, compared(known.of_tasks(data), OURS)))
+        if data not in ("reference", "logs") and (rows := known.by_operator(data)):
+            _show(f"{name}_operators", operators_table(OURS, rows))
     if known.of_tasks("reference"):
         into_document("accuracy", known.overview())
         print(known.overview())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from _paired import JUDGED, against, compared, task_figures
+from _paired import JUDGED, against, by_operator, compared, task_figures
 
 LATENCIES_S = np.array([1.0, 2.0, 4.0, 3.0, 3.0, 1.5])
 TASKS = np.array([0, 0, 0, 1, 1, 1], np.int32)
@@ -64,3 +64,15 @@ def test_a_task_counts_once_however_many_seeds_were_tested_on_it():
     row = compared(judged({("a", "mamba"): ours, ("a", "tlp"): theirs}), "mamba")[1]
     assert row["tasks"] == 2 and row["top1"] == pytest.approx((0.3 + 0.9) / 2)
     assert row["pairs_ours_less"][0] == pytest.approx((0.8 - 0.3 + 0.5 - 0.9) / 2)
+
+
+def test_each_operators_tasks_are_compared_apart_over_the_platforms_that_both_models_ranked():
+    ours = {("a", "mamba"): {0: {0: 1.0, 1: 0.5, 2: 0.6}}, ("b", "mamba"): {0: {0: 0.8, 1: 0.7, 2: 0.4}}}
+    theirs = {("a", "trees"): {0: {0: 0.4, 1: 0.9, 2: 0.5}, 1: {0: 0.0, 1: 0.0, 2: 0.0}}}
+    found = by_operator(judged(ours | theirs), {0: "softmax", 1: "conv2d", 2: "conv2d", 3: "norm"}, "mamba")
+    assert [(row["operator"], row["tasks"], row["model"]) for row in found] == [
+        (operator, tasks, model) for operator, tasks in (("conv2d", 2), ("softmax", 1)) for model in ("mamba", "trees")
+    ]
+    assert [row["u16"] for row in found] == pytest.approx([(0.6 + 0.5) / 2, (0.9 + 0.5) / 2, 0.9, 0.4])
+    assert [row["u16_ours_less"][0] for row in found] == pytest.approx([0.0, (0.5 + 0.6 - 0.9 - 0.5) / 2, 0.0, 0.6])
+    assert by_operator(judged(theirs), {0: "softmax", 1: "conv2d", 2: "conv2d"}, "mamba") == []
