@@ -1,8 +1,8 @@
 """Tuning whole networks: TCL beside MetaSchedule, a TenSet MLP, random programs, Transfer-Tuning and PyTorch.
 
-    python bench/tune.py [--quick] [--part NAME ...] [--minutes M] [--force]
+    python bench/tune.py [--quick] [--part NAME ...] [--network NAME ...] [--system NAME ...] [--minutes M] [--force]
 
-Parts, each of them resumable, and stopped before the unit that would begin after --minutes:
+Parts, or what of them is asked for, each of them resumable, and stopped before the unit that would begin after --minutes:
 
     resnet-18, mobilenet-v2, bert-tiny, deit-small
                TCL, random programs and the search from scratch on that network, at 16 programs per task
@@ -138,6 +138,12 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
 def wanted(parts: Sequence[str], training: Sequence[str]) -> list[Unit]:
     """All of these parts, the first seed of each before the second of any: a table of one seed is one."""
     return sorted((unit for part in parts for unit in units_of(part, training)), key=lambda unit: unit.seed)
+
+
+def chosen(units: Sequence[Unit], networks: Collection[str], systems: Collection[str]) -> list[Unit]:
+    """Those of some networks and systems, where any are named; donors stay, for others need them."""
+    of = lambda name, named: not named or name in named  # noqa: E731
+    return [unit for unit in units if unit.lends or (of(unit.network, networks) and of(unit.system, systems))]
 
 
 def rivals_of(units: Sequence[Unit]) -> set[str]:
@@ -333,6 +339,8 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="one network, four systems, 32 programs")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one; several: give it again")
+    parser.add_argument("--network", action="append", choices=NETWORKS, default=[], help="only this one; several: give it again")
+    parser.add_argument("--system", action="append", choices=SYSTEMS, default=[], help="only this one; several: give it again")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
     parser.add_argument("--force", action="store_true", help="forget what is in the results file")
     given = parser.parse_args()
@@ -343,6 +351,8 @@ def main() -> None:
             return
         workspace = Workspace()
         units = QUICK if given.quick else wanted(given.part or PARTS, workspace.params.networks.train)
+        if not (units := chosen(units, given.network, given.system)):
+            sys.exit("tune: no part that is asked for has such a system on such a network; leave out --system or --network")
         machine, here, choices, about = machine_of(workspace, rivals_of(units))
         bench = Bench(machine, here, choices, about, "tune", COMMAND + " --quick" * given.quick, given.force)
         with measuring_alone():

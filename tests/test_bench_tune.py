@@ -76,6 +76,20 @@ def bench(results, about: dict[str, object], force: bool = False) -> tune.Bench:
     return tune.Bench(None, "here", {"graph": {"layout": "NHWC"}, "search": {"lean": 0.5}}, about, "tune", tune.COMMAND, force)
 
 
+def test_of_the_parts_some_networks_and_systems_are_tuned_and_donors_stay(monkeypatch, capsys):
+    units = tune.wanted(["stock", "donors"], ["vit-tiny"])
+    some = tune.chosen(units, ["bert-tiny"], ["MetaSchedule", "Transfer-Tuning"])
+    assert [(unit.network, unit.system, unit.seed) for unit in some] == [
+        ("bert-tiny", "MetaSchedule", 0),
+        ("vit-tiny", "TCL", 0),
+        *(("bert-tiny", "Transfer-Tuning", seed) for seed in range(tune.SEEDS)),
+    ]
+    assert tune.chosen(units, [], []) == units
+    monkeypatch.setattr("sys.argv", ["tune.py", "--part", "world", "--system", "random"])
+    with pytest.raises(SystemExit, match="no part that is asked for has such a system"):
+        tune.main()
+
+
 def test_what_another_machine_found_stays_in_the_file(results):
     mine = bench(results, results.about)
     mine.compared["net, seed 0"] = FAST["compared"]["net, seed 0"]
