@@ -41,7 +41,9 @@ TENSET, WORLD = "tenset-mlp", "world-model"  # its rivals
 
 @dataclass(frozen=True)
 class Given:
-    """What a system gets: the fused network, the champion, its rivals by their names in the catalogue, donors' databases, and the machine."""
+    """What a system gets: the fused network, the champion, its rivals by their names in the catalogue, donors' databases, the machine,
+    and settings of MetaSchedule's evolutionary search where not its own.
+    """
 
     fused: Any
     setup: Setup
@@ -51,6 +53,7 @@ class Given:
     donors: Donors | None
     trials: int
     seed: int
+    evolution: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -150,7 +153,11 @@ def stock(tenset: bool = False, our_engine: bool = False) -> Callable[[Given], S
             began, callbacks = time.monotonic(), meta_schedule().measure_callback
             extracted = meta_schedule().relax_integration.extract_tasks(given.fused, make_target(given.setup.target), {})
             tasks, weights = meta_schedule().relax_integration.extracted_tasks_to_tune_contexts(
-                extracted, folder, seed=given.seed + 1, num_threads="logical"
+                extracted,
+                folder,
+                strategy=meta_schedule().search_strategy.EvolutionarySearch(**given.evolution),
+                seed=given.seed + 1,
+                num_threads="logical",
             )
             curve = _Curve(weights, began)
             database = meta_schedule().tune_tasks(

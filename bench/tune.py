@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace
 from tcl_core.tuning.database import open_database
-from tcl_core.tuning.latency import PYTORCH, Latencies, compare
+from tcl_core.tuning.latency import PYTORCH, ROUNDS, Latencies, compare
 from tcl_core.tuning.library import export
 from tcl_core.tuning.network import tunables_of
 from tcl_core.tuning.schedules import SearchSettings
@@ -157,13 +157,15 @@ QUICK = [Unit("bert-tiny", system, 0, 32) for system in (OURS, RANDOM, SCRATCH, 
 
 @dataclass(frozen=True)
 class Machine:
-    """What all units share."""
+    """What all units share.  ``lenders`` are networks whose programs are lent; ``evolution``: as ``Given`` has it."""
 
     setup: Setup
     hardware: Sequence[float]
     champion: CostModel
     rivals: Mapping[str, CostModel]
-    lenders: Sequence[str]  # networks whose programs are lent
+    lenders: Sequence[str]
+    evolution: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = ROUNDS
 
 
 class Bench:
@@ -207,7 +209,7 @@ class Bench:
         machine, donors = self.machine, self._donors(unit)
         began = time.monotonic()
         spent = SYSTEMS[unit.system].tune(
-            Given(fused, machine.setup, machine.hardware, machine.champion, machine.rivals, donors, trials, unit.seed)
+            Given(fused, machine.setup, machine.hardware, machine.champion, machine.rivals, donors, trials, unit.seed, machine.evolution)
         )
         _keep(spent, unit.folder)
         self.units[_name(unit)] = {
@@ -241,7 +243,7 @@ class Bench:
                 applied = apply_database(self._fused(each), target, open_database(each.folder))
                 libraries[each.system] = Path(folder) / f"{len(libraries)}.so"
                 export(applied, target, libraries[each.system])
-            found = compare(unit.network, libraries, protocol.threads, protocol.pin_threads)
+            found = compare(unit.network, libraries, protocol.threads, protocol.pin_threads, self.machine.rounds)
         self.compared[unit.group] = {"network": unit.network, "seed": unit.seed, "trials": unit.trials, **_row(found, libraries)}
         self.save()
 
@@ -378,7 +380,8 @@ def run_smallest() -> None:
     setup = replace(setup_of(workspace, platform), protocol=fast)
     donor = Unit(network, OURS, 0, 4, lends=True)
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
-    machine = Machine(setup, hardware, models["trees"], models, [network])
+    evolution = {"population_size": 16, "init_min_unmeasured": 8, "genetic_num_iters": 1}
+    machine = Machine(setup, hardware, models["trees"], models, [network], evolution, rounds=1)
     bench = Bench(machine, f"{host_fingerprint()}, {platform}", choices_of(PREPARED), {}, "tune", f"{COMMAND} --smallest", force=True)
     bench.run([donor, *(Unit(network, system, 0, 4) for system in systems)], math.inf)
     show()
