@@ -14,7 +14,8 @@ from _calibration import calibration
 from _datasets import Case, Learned, Logs, Reference, reads_of
 from _identity import data_identity, identity
 from _lessons import chain_case, lesson, log_lesson
-from _paired import ByTask, by_operator, compared
+from _operators import by_operator
+from _paired import ByTask, compared
 from _ranking_tables import FIGURES, LEAST, interval, overview_table, shown, sizes_and_times
 from _tables import ROOT, markdown, result_file, save
 

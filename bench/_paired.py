@@ -7,8 +7,7 @@ taken in each task and its mean's interval from drawing the tasks again (paired 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,35 +70,6 @@ def compared(judged: Mapping[tuple[str, str], Mapping[int, Mapping[str, ByTask]]
                 row |= {"tasks": len(b), name: float(b.mean()), f"{name}_ours_less": against(a, b)}
             rows.append(row)
     return rows
-
-
-def by_operator(
-    judged: Mapping[tuple[str, str], Mapping[int, Mapping[str, ByTask]]], operators: Mapping[int, str], ours: str
-) -> list[dict[str, Any]]:
-    """Rows as of ``compared``, the tasks of each operator apart, the commonest first; the platforms' seeds count as seeds do there.
-
-    ``operators`` is task -> name.  Only what both models have of a platform counts.
-    """
-    shared: dict[str, list[tuple[Mapping[str, ByTask], Mapping[str, ByTask]]]] = {}
-    for (platform, model), seeds in judged.items():
-        mine = judged.get((platform, ours), {})
-        if both := sorted(mine.keys() & seeds.keys()):
-            shared.setdefault(model, []).extend((mine[seed], seeds[seed]) for seed in both)
-    tested = sorted({task for found, _ in shared.get(ours, []) for task in found["pairs"]})
-    rows = []
-    for operator, count in Counter(operators[task] for task in tested).most_common():
-        some = {task for task in tested if operators[task] == operator}
-        for model, runs in shared.items():
-            row: dict[str, Any] = {"operator": operator, "tasks": count, "model": model}
-            for name in JUDGED:
-                a, b = (_means([_only(some, run[of][name]) for run in runs]) for of in (0, 1))
-                row |= {name: float(b.mean()), f"{name}_ours_less": against(a, b)}
-            rows.append(row)
-    return rows
-
-
-def _only(tasks: Collection[int], found: ByTask) -> ByTask:
-    return {task: value for task, value in found.items() if task in tasks}
 
 
 def _means(seeds: Sequence[ByTask]) -> np.ndarray:

@@ -45,17 +45,6 @@ def compared_table(ours: str, rows: list[dict[str, Any]]) -> str:
     return markdown(["platform", "model", "seeds", "tasks", *heads], cells)
 
 
-def operators_table(ours: str, rows: list[dict[str, Any]], names: Sequence[str] = ("pairs", "u16")) -> str:
-    """Rows of ``_paired.by_operator``: each figure's mean over the operator's tasks, and ours less it."""
-    cells = []
-    for row in rows:
-        less = ["" if row["model"] == ours else signed(row[f"{name}_ours_less"]) for name in names]
-        figures = [cell for name, differs in zip(names, less, strict=True) for cell in (f"{row[name]:.3f}", differs)]
-        cells.append([row["operator"], row["tasks"], row["model"], *figures])
-    heads = [head for name in names for head in (JUDGED[name], f"{ours} less it")]
-    return markdown(["operator", "tasks", "model", *heads], cells)
-
-
 def calibration_table(rows: list[dict[str, Any]]) -> str:
     shown_of = lambda x: ("" if np.isnan(x) else f"{x:.3f}") if isinstance(x, float) else x  # noqa: E731
     cells = [[shown_of(x) for key, x in row.items() if key != "identity"] for row in rows]

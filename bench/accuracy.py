@@ -38,7 +38,8 @@ from _accuracy_runs import CHAINED, EPOCHS, MODELS, OURS, SETS, Run
 from _curve import draw_curve
 from _datasets import Learned, Reference, reads_of
 from _paired import compared
-from _ranking_tables import calibration_table, compared_table, curve_table, operators_table
+from _operators import operators_table
+from _ranking_tables import calibration_table, compared_table, curve_table
 from _sealed import opened
 from _tables import ROOT, Quick, arguments, into_document, result_file
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from _paired import JUDGED, against, by_operator, compared, task_figures
+from _operators import by_operator
+from _paired import JUDGED, against, compared, task_figures
 
 LATENCIES_S = np.array([1.0, 2.0, 4.0, 3.0, 3.0, 1.5])
 TASKS = np.array([0, 0, 0, 1, 1, 1], np.int32)
