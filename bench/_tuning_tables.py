@@ -285,7 +285,7 @@ def table_of_donors(parts: Sequence[Part]) -> str:
 
 
 def _mean_over_networks(part: Part, summary: Mapping[str, Mapping[str, Any]], key: str) -> str:
-    """Geometric mean over the networks, with its 95 % interval over the seeds that have them all."""
+    """Geometric mean over the networks, or over those that have the figure, which are named; 95 % interval over the seeds that have them all."""
     seeds = {compared["seed"] for compared in part["compared"].values()}
     alone = [
         summary_of([part | {"compared": {group: of for group, of in part["compared"].items() if of["seed"] == seed}}]) for seed in seeds
@@ -293,7 +293,8 @@ def _mean_over_networks(part: Part, summary: Mapping[str, Mapping[str, Any]], ke
     networks = [network for network, found in summary.items() if found[key]]
     whole = [found for found in alone if all(found.get(network, {}).get(key) for network in networks)]
     mean, ends = geometric(summary, key), _over_ratios(geometric(found, key) for found in whole)
-    return _shown([mean, *(ends[1:] if ends else (None, None))], "") if mean else ""
+    some = "" if len(networks) == len(summary) else f" ({', '.join(networks)} alone)"
+    return _shown([mean, *(ends[1:] if ends else (None, None))], "") + some if mean else ""
 
 
 def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | None:

@@ -149,6 +149,8 @@ def test_a_mean_over_networks_has_an_interval_over_the_seeds_that_have_them_all(
     assert f"PyTorch eager's time / TCL's: {mean:.2f} ({low:.2f} to {high:.2f})" in text
     alone = {"units": {}, "compared": {name: of for name, of in compared.items() if of["seed"] == 0}}
     assert "PyTorch eager's time / TCL's: 4.00." in tables.table({"Xeon x2 45ef, champion 1": alone})
+    alone["compared"]["a, seed 0"] = group("a", TCL=[1.0], eager=[2.0], random=[3.0])
+    assert "random programs' / TCL's: 3.00 (a alone)." in tables.table({"Xeon x2 45ef, champion 1": alone})
 
 
 def test_what_donors_are_worth():
