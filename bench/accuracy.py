@@ -165,8 +165,8 @@ def run(given: argparse.Namespace) -> None:
         if known.of_tasks(data):
             _show(name, known.table(data))
             _show(f"{name}_compared", compared_table(OURS, compared(known.of_tasks(data), OURS)))
-        if data not in ("reference", "logs") and (rows := known.by_operator(data)):
-            _show(f"{name}_operators", operators_table(OURS, rows))
+            if data not in ("reference", "logs"):
+                _show(f"{name}_operators", operators_table(OURS, known.by_operator(data)))
     if known.of_tasks("reference"):
         into_document("accuracy", known.overview())
         print(known.overview())
