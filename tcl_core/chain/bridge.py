@@ -6,11 +6,12 @@ teach, and learning from these alone damages what it knew.  So its knowledge bec
     1. the knowledge base scores the pool's programs with the new platform's hardware row: measured ones and further ones
     2. what the earlier platforms measured of them, where that is at hand, takes the place of their scores
     3. the measured few correct all of them (``completion``)
-    4. the knowledge base itself learns these thousands of labels by regression, as a teacher ensemble's student does
+    4. where they are not so few, what a teacher ensemble that learned them says joins these labels (``teachers_share``)
+    5. the knowledge base itself learns these thousands of labels by regression, as a teacher ensemble's student does
        (``teaching``), and beside them its own scores of the same programs under the earlier platforms' rows, so that it
        keeps what it knew (rehearsal; Robins, Connection Science 1995)
 
-Where the measured few show no difference that can be believed, the labels of 4 are little but the knowledge base's own scores.  To
+Where the measured few show no difference that can be believed, the labels of 5 are little but the knowledge base's own scores.  To
 learn these again pays where it has learned from hardly more programs than they are of.  One that knows what comes with TCL they move
 away from that: it stays as it is (``settled``).
 
@@ -38,8 +39,9 @@ from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
-from tcl_core.teaching import STUDENT, standardised
+from tcl_core.teaching import STUDENT, standardised, teach
 
+FEW = 1000  # measured programs up to which teachers that learned them say nothing
 LEAST = 16  # paired programs that tell the scale of the scores
 SCALES = 0.25, 4.0  # bounds of what a score of 1 means in log(seconds)
 
@@ -103,7 +105,7 @@ def bridged(
     measured    programs that ran on the platform, or failed; ``unlabelled`` further ones of the same tasks, their latencies not
                 read; both with the platform's hardware row
     source_s    seconds of both, in this order, on the platform that is nearest; NaN where it did not measure them
-    settled     leave the network as it is where nothing of the platforms' difference is believed
+    settled     leave the network as it is where nothing of the platforms' difference is believed, and few were measured
     earlier     hardware vectors of the platforms whose ranking is rehearsed
     checkpoint  as in ``fit_network``
     """
@@ -111,13 +113,34 @@ def bridged(
     guess_s = source_seconds(base.predict(programs), programs, source_s)
     labelled = completed(programs, guess_s, programs.latencies_s, settings.fit.seed)
     model = copy.deepcopy(base)
-    if settled and not labelled.share:
+    trust = teachers_share(measured)
+    if settled and not labelled.share and not trust:
         return model, labelled
-    lesson = replace(programs, latencies_s=_on_one_scale(labelled.latencies_s, programs.tasks))
+    labels_s = _on_one_scale(labelled.latencies_s, programs.tasks)
+    if trust:
+        labels_s = _mixed(labels_s, teach(measured, unlabelled, settings.fit.seed).latencies_s, trust, programs.tasks)
+    lesson = replace(programs, latencies_s=labels_s)
     model.settings = settings.fit
     train = concatenate([lesson, *rehearsed(base, programs, earlier, settings.rehearsal, settings.fit.seed)])
     model.fit(train, None, on_epoch, checkpoint=checkpoint)
     return model, labelled
+
+
+def teachers_share(measured: Samples) -> float:
+    """What teachers that learned the platform's own M measurements count in its labels, beside those that were corrected: 1 - 1000 / M.
+
+    Measured latencies teach a network less than what trees make of them, which is smoother (``teaching``), but trees that learned some
+    hundreds know little of other programs.  (On training networks of the reference data half of each harmed with 600 measured
+    programs and gained with 2,400; with 10,000, three quarters of the teachers gained more: docs/learning.md.)
+    """
+    ran = int(np.isfinite(measured.latencies_s).sum())
+    return max(0.0, 1.0 - FEW / ran) if ran and any_usable(measured) else 0.0
+
+
+def _mixed(labels_s: np.ndarray, teachers_s: np.ndarray, share: float, tasks: np.ndarray) -> np.ndarray:
+    """(N,) pseudo-latencies on one scale, ``share`` of the way from the first to the teachers'; what failed by the first stays so."""
+    told = np.where(np.isfinite(labels_s), _on_one_scale(teachers_s, tasks), np.inf)
+    return _on_one_scale(labels_s ** (1.0 - share) * told**share, tasks)
 
 
 def source_seconds(scores: np.ndarray, programs: Samples, source_s: np.ndarray | None = None) -> np.ndarray:

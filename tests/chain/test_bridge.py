@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from tcl_core.chain.bridge import Bridge, BridgeSettings, _on_one_scale, bridged, rehearsed, score_scale, source_seconds
+from tcl_core.chain import bridge
+from tcl_core.chain.bridge import (
+    Bridge,
+    BridgeSettings,
+    _mixed,
+    _on_one_scale,
+    bridged,
+    rehearsed,
+    score_scale,
+    source_seconds,
+    teachers_share,
+)
 from tcl_core.chain.state import ChainState
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features import layout
@@ -89,6 +100,49 @@ def test_a_settled_network_learns_a_difference(base):
     few, rest = new.take(drawn[:80]), new.take(drawn[80:])
     model, labelled = bridged(base, few, rest, BridgeSettings(replace(FIT, epochs=1)), settled=True)
     assert labelled.share > 0 and (model.predict(rest) != base.predict(rest)).any()
+
+
+def test_a_settled_network_learns_what_many_measurements_say_whatever_the_difference(base, monkeypatch):
+    monkeypatch.setattr(bridge, "FEW", 40)
+    same = replace(programs(NEW), latencies_s=np.exp(-base.predict(programs(NEW)).astype(np.float64)))
+    few, rest = same.take(np.arange(80)), same.take(np.arange(80, 320))
+    model, labelled = bridged(base, few, rest, BridgeSettings(replace(FIT, epochs=1)), settled=True)
+    assert labelled.share == 0 and (model.predict(rest) != base.predict(rest)).any()
+
+
+def test_teachers_count_more_the_more_was_measured():
+    """And nothing of few programs: 160 and 600 teach as without them."""
+
+    def measured(ran: int, failed: int = 0, each: int = 2) -> Samples:
+        seconds, tasks = np.append(np.ones(ran), np.full(failed, np.inf)), np.arange(ran + failed, dtype=np.int32) // each
+        return Samples(np.zeros((len(tasks), 1, 1), np.float32), np.ones(len(tasks), np.int32), tasks, seconds)
+
+    assert [teachers_share(measured(ran)) for ran in (0, 160, 600, 1000)] == [0, 0, 0, 0]
+    assert [teachers_share(measured(ran)) for ran in (1250, 4000, 10_000)] == pytest.approx([0.2, 0.75, 0.9])
+    assert teachers_share(measured(1000, failed=3000)) == 0  # what failed teaches no latency
+    assert teachers_share(measured(4000, each=1)) == 0  # lone programs teach no order
+
+
+def test_labels_and_what_teachers_say_meet_on_one_scale():
+    """By hand: both orders centred and of deviation 1 over the programs that ran, then a quarter of the way."""
+    tasks = np.zeros(4, dtype=np.int32)
+    labels_s, teachers_s = np.exp(-np.array([1.0, -1.0, 1.0, -np.inf])), np.exp(-np.array([30.0, 30.0, 10.0, 20.0]))
+    ours, theirs = np.array([1, -1, 1]) - 1 / 3, np.array([30, 30, 10]) - (90 / 4)
+    both = 0.75 * ours + 0.25 * theirs / np.std([30, 30, 10, 20])
+    found = _mixed(labels_s, teachers_s, 0.25, tasks)
+    assert np.isinf(found[3])
+    assert -np.log(found[:3]) == pytest.approx((both - both.mean()) / both.std())
+
+
+def test_many_measurements_with_errors_teach_better_through_trees(base, monkeypatch):
+    new, held_out = programs(NEW), programs(NEW, seed=1)
+    draw = np.random.default_rng(3)
+    measured = replace(new, latencies_s=new.latencies_s * np.exp(draw.normal(scale=1.5, size=len(new.tasks))))
+    rest, settings = new.take(np.arange(0)), BridgeSettings(replace(FIT, epochs=30, period=30))
+    raw, _ = bridged(base, measured, rest, settings)
+    monkeypatch.setattr(bridge, "FEW", 32)
+    smooth, _ = bridged(base, measured, rest, settings)
+    assert pairs(smooth, held_out) > pairs(raw, held_out) + 0.02
 
 
 def test_scores_become_seconds_on_the_sources_scale():
