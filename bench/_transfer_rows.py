@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 from torch import nn
 
-from tcl_core.chain.bridge import BridgeSettings, bridged, rehearsed
+from tcl_core.chain.bridge import BridgeSettings, bridged, passes, rehearsed
 from tcl_core.chain.ckd import DistillSettings, learn_next, mended
 from tcl_core.chain.state import ChainState
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
@@ -68,7 +68,7 @@ class Lesson:
         """That the bridge takes."""
         programs = concatenate([self.few, self.rest])
         parts = rehearsed(self.state.knowledge_base, programs, self.hardware, BridgeSettings().rehearsal, self.fit.seed)
-        return self.fit.epochs * batches(np.concatenate([programs.tasks, *(part.tasks for part in parts)]), self.fit)
+        return passes(self.fit.epochs, self.few) * batches(np.concatenate([programs.tasks, *(part.tasks for part in parts)]), self.fit)
 
     @property
     def hardware(self) -> list[tuple[float, ...]]:

@@ -50,6 +50,7 @@ SCALES = 0.25, 4.0  # bounds of what a score of 1 means in log(seconds)
 class BridgeSettings:
     """How a step is learned.
 
+    fit        of few measurements; of thousands it has more epochs (``passes``)
     rehearsal  programs rehearsed for each that is labelled
     """
 
@@ -73,7 +74,7 @@ class Bridge(Method):
     sections, reads_both = ("train", "bridge"), True
 
     def epochs(self, step: Step) -> int:
-        return step.params.bridge.epochs
+        return passes(step.params.bridge.epochs, step.measured)
 
     def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
         others, source_s = step.others()
@@ -120,7 +121,8 @@ def bridged(
     if trust:
         labels_s = _mixed(labels_s, teach(measured, unlabelled, settings.fit.seed).latencies_s, trust, programs.tasks)
     lesson = replace(programs, latencies_s=labels_s)
-    model.settings = settings.fit
+    fit = settings.fit
+    model.settings = replace(fit, epochs=passes(fit.epochs, measured), period=passes(fit.period, measured))
     train = concatenate([lesson, *rehearsed(base, programs, earlier, settings.rehearsal, settings.fit.seed)])
     model.fit(train, None, on_epoch, checkpoint=checkpoint)
     return model, labelled
@@ -135,6 +137,11 @@ def teachers_share(measured: Samples) -> float:
     """
     ran = int(np.isfinite(measured.latencies_s).sum())
     return max(0.0, 1.0 - FEW / ran) if ran and any_usable(measured) else 0.0
+
+
+def passes(epochs: int, measured: Samples) -> int:
+    """Epochs over the labels, the more of them the teachers': twice as many where nearly all is theirs, for smooth labels can be learned to the end."""
+    return round(epochs * (1.0 + teachers_share(measured)))
 
 
 def _mixed(labels_s: np.ndarray, teachers_s: np.ndarray, share: float, tasks: np.ndarray) -> np.ndarray:

@@ -253,7 +253,7 @@ def _own_data_only(step: _Step, shown: Progress) -> MambaModel | None:
     """What the chain is compared with: a network that knows this platform's records and nothing else; None where no task has two.
 
     It is taught as the chain's first platform is, by the trees that read tokens alone.  As params.yaml comes those are as many steps as
-    the bridge's, which has half the epochs and rehearses as many programs of earlier platforms beside.
+    the bridge's of few measurements, which has half the epochs and rehearses as many programs of earlier platforms beside.
     """
     if not any_usable(step.measured):
         return None

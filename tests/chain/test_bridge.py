@@ -16,6 +16,7 @@ from tcl_core.chain.bridge import (
     _mixed,
     _on_one_scale,
     bridged,
+    passes,
     rehearsed,
     score_scale,
     source_seconds,
@@ -119,6 +120,7 @@ def test_teachers_count_more_the_more_was_measured():
 
     assert [teachers_share(measured(ran)) for ran in (0, 160, 600, 1000)] == [0, 0, 0, 0]
     assert [teachers_share(measured(ran)) for ran in (1250, 4000, 10_000)] == pytest.approx([0.2, 0.75, 0.9])
+    assert [passes(15, measured(ran)) for ran in (160, 1250, 4000, 10_000)] == [15, 18, 26, 28]
     assert teachers_share(measured(1000, failed=3000)) == 0  # what failed teaches no latency
     assert teachers_share(measured(4000, each=1)) == 0  # lone programs teach no order
 
