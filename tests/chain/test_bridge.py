@@ -136,15 +136,17 @@ def test_labels_and_what_teachers_say_meet_on_one_scale():
     assert -np.log(found[:3]) == pytest.approx((both - both.mean()) / both.std())
 
 
-def test_many_measurements_with_errors_teach_better_through_trees(base, monkeypatch):
-    new, held_out = programs(NEW), programs(NEW, seed=1)
-    draw = np.random.default_rng(3)
-    measured = replace(new, latencies_s=new.latencies_s * np.exp(draw.normal(scale=1.5, size=len(new.tasks))))
-    rest, settings = new.take(np.arange(0)), BridgeSettings(replace(FIT, epochs=30, period=30))
-    raw, _ = bridged(base, measured, rest, settings)
+def test_of_many_measurements_with_errors_trees_make_labels_nearer_the_truth(base, monkeypatch):
+    new, lessons = programs(NEW), []
+    monkeypatch.setattr(MambaModel, "fit", lambda self, train, *given, **named: lessons.append((train, self.settings)))
+    measured = replace(new, latencies_s=new.latencies_s * np.exp(np.random.default_rng(3).normal(scale=1.5, size=len(new))))
+    bridged(base, measured, new.take(np.arange(0)), BridgeSettings(FIT))
     monkeypatch.setattr(bridge, "FEW", 32)
-    smooth, _ = bridged(base, measured, rest, settings)
-    assert pairs(smooth, held_out) > pairs(raw, held_out) + 0.02
+    bridged(base, measured, new.take(np.arange(0)), BridgeSettings(FIT))
+    (raw, short), (smooth, long) = lessons
+    right = [pairwise_accuracy(-np.log(labels.latencies_s), new.latencies_s, new.tasks) for labels in (raw, smooth)]
+    assert right[0] < 0.8 and right[1] > right[0] + 0.05
+    assert (short.epochs, short.period, long.epochs, long.period) == (12, 12, 23, 23)
 
 
 def test_scores_become_seconds_on_the_sources_scale():
