@@ -133,7 +133,7 @@ def teachers_share(measured: Samples) -> float:
 
     Measured latencies teach a network less than what trees make of them, which is smoother (``teaching``), but trees that learned some
     hundreds know little of other programs.  (On training networks of the reference data half of each harmed with 600 measured
-    programs and gained with 2,400; with 10,000, three quarters of the teachers gained more: docs/learning.md.)
+    programs and gained with 2,400; with 7,100, three quarters of the teachers gained more: docs/learning.md.)
     """
     ran = int(np.isfinite(measured.latencies_s).sum())
     return max(0.0, 1.0 - FEW / ran) if ran and any_usable(measured) else 0.0
