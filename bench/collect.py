@@ -175,7 +175,7 @@ class Ours:
 
     def __init__(self, candidates: Candidates, runner: Runner) -> None:
         self._candidates, self._runner = candidates, runner
-        self._asked: list[tuple[str, float]] = []
+        self._asked: list[tuple[str, int, float]] = []  # what, of which program, seconds
         began = time.perf_counter()
         deque(runner.measure([Job("none", "{")] * len(runner.workers)), maxlen=0)  # no program: up, and nothing built
         self.start_s = time.perf_counter() - began
@@ -187,7 +187,7 @@ class Ours:
         try:
             return ask(timeout_s, request, *arguments)
         finally:
-            self._asked.append((request, time.perf_counter() - began))
+            self._asked.append((request, arguments[0] if arguments else -1, time.perf_counter() - began))
 
     def measure(self, programs: Sequence[Program]) -> Measured:
         jobs = [self._candidates.job(program) for program in programs]
@@ -195,17 +195,26 @@ class Ours:
         began = time.perf_counter()
         outcomes = list(self._runner.measure(jobs))
         seconds = time.perf_counter() - began
-        requests = [request for request, _ in self._asked]
-        spent = {name: math.fsum(s for r, s in self._asked if r == name) for name in ("build", "time", "sentinel")}
+        spent = {name: math.fsum(s for r, _, s in self._asked if r == name) for name in ("build", "time", "sentinel")}
         spent["build"] /= len(self._runner.workers)
         return Measured(
             seconds=seconds,
             latencies_s=np.array([_median(outcome.latencies_s) for outcome in outcomes]),
             spent_s=spent,
-            retimed=requests.count("time") - sum(_was_run(outcome) for outcome in outcomes),
+            retimed=self._timings() - sum(_was_run(outcome) for outcome in outcomes),
             disturbed=sum(outcome.disturbed for outcome in outcomes),
             build_s=tuple(outcome.build_s for outcome in outcomes),
         )
+
+    def _timings(self) -> int:
+        """Programs that were timed, once for each two readings of the sentinel that they were timed between."""
+        between: list[set[int]] = [set()]
+        for request, number, _ in self._asked:
+            if request == "sentinel":
+                between.append(set())
+            elif request == "time":
+                between[-1].add(number)
+        return sum(map(len, between))
 
 
 def _was_run(outcome: Outcome) -> bool:

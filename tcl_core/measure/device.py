@@ -92,9 +92,9 @@ class ColdClock:
         self.between_s = evicted - start
         return time.perf_counter() - evicted
 
-    def means(self, number: int, count: int) -> list[float]:
-        evaluate = self._program.module.time_evaluator("main", self._device, number=1, repeat=number * count, f_preproc=self.EVICT)
-        return [float(mean) for mean in np.reshape(evaluate(*self._arguments).results, (count, number)).mean(axis=1)]
+    def mean(self, number: int) -> float:
+        evaluate = self._program.module.time_evaluator("main", self._device, number=1, repeat=number, f_preproc=self.EVICT)
+        return float(np.mean(evaluate(*self._arguments).results))
 
 
 class HostProgram:
@@ -124,8 +124,8 @@ class HostClock:
         self._device.sync()
         return time.perf_counter() - start
 
-    def means(self, number: int, count: int) -> list[float]:
+    def mean(self, number: int) -> float:
         if number == 1 or self._flushed.size:
-            return [math.fsum(self.once() for _ in range(number)) / number for _ in range(count)]
-        evaluate = self._program.module.time_evaluator("main", self._device, number=number, repeat=count)
-        return [float(seconds) for seconds in evaluate(*self._arguments).results]
+            return math.fsum(self.once() for _ in range(number)) / number
+        evaluate = self._program.module.time_evaluator("main", self._device, number=number, repeat=1)
+        return float(evaluate(*self._arguments).mean)

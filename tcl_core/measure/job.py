@@ -13,13 +13,13 @@ from tcl_core.platforms import Kind, kind_measured
 class Protocol:
     """How a program is timed; stored with every record, since a latency means nothing without it.
 
-    repeats            timed repeats at least; the median of their means is the latency
+    repeats            timed repeats at least, by turns with other programs; the median of their means is the latency
     max_repeats        repeats at most, while they differ by more than ``max_spread``
     max_spread         interquartile range / median of the repeats at which they are enough
     min_repeat_ms      a repeat runs the program until it has lasted this long
     max_number         but at most this many runs a repeat
     enough_s           no further repeat once the timed runs have lasted this long
-    warmup             untimed runs first, at least one
+    warmup             untimed runs before each repeat, at least one
     threads            of TVM's runtime
     pin_threads        each of them is bound to a core
     early_stop_factor  a program whose first two runs are this many times slower than its task's best is not repeated

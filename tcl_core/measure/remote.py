@@ -191,20 +191,15 @@ class RemoteClock:
         self._flushed_bytes = FLUSHED_BYTES if flush else 0
 
     def once(self) -> float:
-        return self.means(1, 1)[0]
+        return self.mean(1)
 
-    def means(self, number: int, count: int) -> list[float]:
-        if self._flushed_bytes:  # before each run, not before each repeat
-            seconds = self._timed(1, number * count)
-            return [float(mean) for mean in np.reshape(seconds, (count, number)).mean(axis=1)]
-        return self._timed(number, count)
-
-    def _timed(self, number: int, count: int) -> list[float]:
+    def mean(self, number: int) -> float:
         session = self._device.session
+        number, repeat = (1, number) if self._flushed_bytes else (number, 1)  # flushed before each of TVM's repeats
         evaluate = self._device.module(self._program).time_evaluator(
-            "main", session.device, number=number, repeat=count, cache_flush_bytes=self._flushed_bytes
+            "main", session.device, number=number, repeat=repeat, cache_flush_bytes=self._flushed_bytes
         )
-        return [float(s) for s in evaluate(*[session.tensor(argument) for argument in self._arguments]).results]
+        return float(np.mean(evaluate(*[session.tensor(argument) for argument in self._arguments]).results))
 
 
 class _Session:

@@ -3,6 +3,8 @@
 Building takes most of the time and one core a program, so workers build a batch at once; then they time it, one
 program after the other, and nothing is built or checked meanwhile: both would use the same cores (``bench/collect.py``
 shows what that does to latencies).  Where programs run elsewhere (a GPU, a board), workers build while others time.
+A program's repeats are spread over its batch: what slows the machine for a moment slows one repeat of several programs,
+which their medians outvote, instead of all repeats of one.
 
 A *sentinel* program frames each batch of timings.  When it is slower than the session's quiet level, the batch is timed
 again, and if that helps not, its outcomes are marked as disturbed.  A program that is late after such a reading may try
@@ -28,6 +30,7 @@ from tcl_core.measure.job import Job, Outcome, Setup
 from tcl_core.measure.worker_handle import Died, Failed, WorkerHandle, Late
 from tcl_core.measure.remote import answer_s
 from tcl_core.measure.sentinel import Watch
+from tcl_core.measure.timing import is_worth_repeating
 from tcl_core.measure.tracker import count_devices
 from tcl_core.measure.worker import TOLERANCE
 from tcl_core.platforms import threads
@@ -204,13 +207,12 @@ class Runner:
     def _time_once(self, worker: WorkerHandle, batch: _Batch, numbers: list[int]) -> dict[int, Outcome]:
         """The programs that ran, between two readings of the sentinel; the others end here."""
         latencies_s: dict[int, list[float]] = {}
-        before_s = self._sentinel(worker)
-        for number in numbers:
-            if number in worker.held and number not in batch.outcomes:
-                self._time(worker, batch, number, latencies_s)
+        before_s, waiting = self._sentinel(worker), numbers
+        while waiting:
+            waiting = [n for n in waiting if n in worker.held and n not in batch.outcomes and self._repeat(worker, batch, n, latencies_s)]
         readings_s = [reading_s for reading_s in (before_s, self._sentinel(worker)) if reading_s is not None]
         quiet = not readings_s or self._watches[worker].is_quiet(*readings_s)
-        return {number: Outcome("ok", tuple(found), disturbed=not quiet) for number, found in latencies_s.items()}
+        return {number: Outcome("ok", tuple(repeats), disturbed=not quiet) for number, repeats in latencies_s.items()}
 
     def _sentinel(self, worker: WorkerHandle) -> float | None:
         """A reading; None from a worker that holds nothing any more, or a device that cannot run the sentinel."""
@@ -224,17 +226,22 @@ class Runner:
         self._watches[worker].add(reading_s)
         return reading_s
 
-    def _time(self, worker: WorkerHandle, batch: _Batch, number: int, latencies_s: dict[int, list[float]]) -> None:
+    def _repeat(self, worker: WorkerHandle, batch: _Batch, number: int, latencies_s: dict[int, list[float]]) -> bool:
+        """Time one repeat of a program; whether it needs another."""
         job, limit_s = batch.jobs[number], self.setup.limits.run_s
         best_s = min(job.best_s, self._best_s.get(job.task_key, math.inf))
         try:
-            latencies_s[number] = worker.ask(self._limit_s(limit_s), "time", number, best_s)
-            if not job.check:
-                self._mark(job, latencies_s[number])
+            mean_s = worker.ask(self._limit_s(limit_s), "time", number, best_s)
         except (Failed, Late, Died) as error:
             if not self._is_lost(worker):
                 failure = _failure(error, "run", f"not run within {limit_s:g} s")
                 batch.fail(number, failure, self._watches[worker].was_quiet)
+            return False
+        repeats = latencies_s.setdefault(number, [])
+        repeats.append(mean_s)
+        if not job.check:
+            self._mark(job, repeats)
+        return is_worth_repeating(repeats, self.setup.protocol, best_s)
 
     def _mark(self, job: Job, latencies_s: Sequence[float]) -> None:
         """Programs of the task that are far behind this one are not repeated; so a wrong one must not come here."""

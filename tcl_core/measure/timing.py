@@ -1,4 +1,7 @@
-"""When to stop timing a program.  Pure policy over a clock, which knows how the program is run."""
+"""When to stop timing a program.  Pure policy over a clock, which knows how the program is run.
+
+A program's repeats are not made in a row: between two of them the others of its batch have one (``runner``).
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ class Clock(Interface):
     def once(self) -> float:
         """Seconds of one run."""
 
-    def means(self, number: int, count: int) -> list[float]:
-        """``count`` times the mean seconds of ``number`` runs in a row."""
+    def mean(self, number: int) -> float:
+        """Mean seconds of ``number`` runs in a row."""
 
 
-def time_program(clock: Clock, protocol: Protocol, best_s: float = math.inf) -> list[float]:
-    """Mean seconds of each repeat: fewer of a slow program, a single run of one far behind its task's best.
+def time_repeat(clock: Clock, protocol: Protocol, best_s: float = math.inf) -> float:
+    """Mean seconds of the runs of one repeat: of a slow program, or one far behind its task's best, a single run.
 
     best_s  the fastest latency of the task so far
     """
@@ -34,23 +37,24 @@ def time_program(clock: Clock, protocol: Protocol, best_s: float = math.inf) -> 
         warm_s = clock.once()
     once_s = clock.once()
     # One slow run may be bad luck, two are not.
-    hopeless = min(warm_s, once_s) > protocol.early_stop_factor * max(best_s, CALL_S)
-    if hopeless or once_s > protocol.enough_s:
-        return [once_s]
+    if _is_far_behind(min(warm_s, once_s), protocol, best_s) or once_s > protocol.enough_s:
+        return once_s
     number = runs_per_repeat(once_s + clock.between_s, protocol)
-    at_once = number * once_s * protocol.repeats <= protocol.enough_s
-    repeats = [once_s] if number == 1 else []
-    while _more_is_worth_it(repeats, number, protocol):
-        repeats += clock.means(number, max(1, protocol.repeats - len(repeats)) if at_once else 1)
-    return repeats
+    return once_s if number == 1 else clock.mean(number)
 
 
-def _more_is_worth_it(repeats: Sequence[float], number: int, protocol: Protocol) -> bool:
-    if number * sum(repeats) >= protocol.enough_s:
+def is_worth_repeating(repeats: Sequence[float], protocol: Protocol, best_s: float = math.inf) -> bool:
+    """Whether a program with these repeats needs another."""
+    lasted_s = sum(mean_s * runs_per_repeat(mean_s, protocol) for mean_s in repeats)
+    if lasted_s >= protocol.enough_s or _is_far_behind(min(repeats), protocol, best_s):
         return False
     if len(repeats) < protocol.repeats:
         return True
     return len(repeats) < protocol.max_repeats and spread(repeats) > protocol.max_spread
+
+
+def _is_far_behind(seconds: float, protocol: Protocol, best_s: float) -> bool:
+    return seconds > protocol.early_stop_factor * max(best_s, CALL_S)
 
 
 def runs_per_repeat(once_s: float, protocol: Protocol) -> int:

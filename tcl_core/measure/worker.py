@@ -6,7 +6,7 @@ It does one thing at a time and answers before it takes the next, so that the su
     request             answer
     Setup, once         ("ready", TVM's version)
     ("build", n, job)   ("done", seconds)
-    ("time", n, best_s) ("done", [seconds])
+    ("time", n, best_s) ("done", seconds): one repeat
     ("check", n)        ("done", largest difference to the untuned program's output)
     ("drop", n)         ("done", None)
     ("sentinel",)       ("done", seconds)
@@ -41,7 +41,7 @@ from tcl_core.errors import PlatformError
 from tcl_core.measure.device import Crashed, Device, HostDevice, TimedOut
 from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.sentinel import sentinel_arguments, sentinel_module
-from tcl_core.measure.timing import runs_per_repeat, time_program
+from tcl_core.measure.timing import runs_per_repeat, time_repeat
 from tcl_core.process import die_with_parent
 from tcl_core.programs.packing import packed
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
@@ -128,8 +128,8 @@ class Worker:
         self.inputs(job.task_key, job.module_json)
         return time.perf_counter() - start
 
-    def time(self, number: int, best_s: float) -> list[float]:
-        """Mean seconds of each repeat.
+    def time(self, number: int, best_s: float) -> float:
+        """Mean seconds of a repeat's runs.
 
         A program that wants its weights in another order gets them as they are: as many bytes, and what they hold changes
         no latency.
@@ -137,7 +137,7 @@ class Worker:
         built = self.built[number]
         clock = self.device.clock(built.function, self.inputs(built.job.task_key, built.job.module_json), built.job.cold)
         with self._steady():
-            return self.device.run(lambda: time_program(clock, self.setup.protocol, best_s))
+            return self.device.run(lambda: time_repeat(clock, self.setup.protocol, best_s))
 
     def check(self, number: int) -> float:
         """Largest difference to the untuned program's output, relative to the output's largest magnitude."""
@@ -167,7 +167,7 @@ class Worker:
 
     def _run_sentinel(self) -> float:
         clock, number = self._sentinel
-        return clock.means(number, 1)[0]
+        return clock.mean(number)
 
     def release(self) -> None:
         self.device.release()

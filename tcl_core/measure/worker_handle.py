@@ -178,11 +178,11 @@ class WorkerHandle:
 
 
 def _is_answer(kind: str, said: Any, action: str) -> bool:
-    """Whether it is one to a request of this action: seconds of builds and readings, of each repeat, the difference found by a check."""
+    """Whether it is one to a request of this action: seconds of builds, readings and repeats, the difference found by a check."""
     if kind in RAISED:
         return isinstance(said, str)
     if action == "time":
-        there = isinstance(said, list) and bool(said) and all(_is_number(each) and 0 < each < math.inf for each in said)
+        there = _is_number(said) and 0 < said < math.inf
     else:
         there = action not in ("build", "sentinel", "check") or _is_number(said)
     return kind == "done" and there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ import pytest
 
 from tcl_core.errors import PlatformError
 from tcl_core.measure import runner
-from tcl_core.measure.job import Job, Limits, Setup, Tracker
+from tcl_core.measure.job import Job, Limits, Protocol, Setup, Tracker
 from tcl_core.measure.worker_handle import Died, Failed, Late, Stopped
 from tcl_core.measure.runner import Runner
 
@@ -126,7 +127,7 @@ class FakeHandle:
         if alone:
             time.sleep(1e-4)  # so that another one would be noticed
             self.machine.timing.release()
-        return [float(next(self.machine.times))] * 3
+        return float(next(self.machine.times))
 
     def _check(self, number):
         self._suffer("check", self.built[number])
@@ -164,9 +165,10 @@ def machine(monkeypatch):
 def measured(machine):
     """Measure jobs of these keys on new workers of the machine."""
 
-    def measure(*keys, target=CPU, tracker=None, check=False, **options):
+    def measure(*keys, target=CPU, tracker=None, check=False, repeats=1, **options):
         options = {"workers": 1} | options
-        with Runner(Setup(target, limits=LIMITS, tracker=tracker), **options) as runner:
+        protocol = Protocol(repeats=repeats, max_repeats=repeats, enough_s=math.inf, early_stop_factor=math.inf)
+        with Runner(Setup(target, protocol, limits=LIMITS, tracker=tracker), **options) as runner:
             return list(runner.measure(Job(key, "{}", check=check) for key in keys))
 
     return measure

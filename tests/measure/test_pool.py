@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from tcl_core.measure.job import Job, Setup, Tracker
+from tcl_core.measure.job import Job, Protocol, Setup, Tracker
 from tcl_core.measure.runner import PER_WORKER, Runner
 from tests.measure import fake_machine
-from tests.measure.fake_machine import BAD, CPU, GPU, errors
+from tests.measure.fake_machine import BAD, BOARD, CPU, GPU, errors
 
 machine, measured, batches_of = fake_machine.machine, fake_machine.measured, fake_machine.batches_of
 ACTIONS = ("build", "time", "check")
@@ -34,7 +34,7 @@ def test_nothing_is_lost_doubled_or_out_of_order(measured, machine, workers, num
     assert [(o.error, o.message) for o in outcomes] == [BAD.get(key, ("ok", "")) for key in keys]
     good = [o for o in outcomes if o.error == "ok"]
     assert len({o.latencies_s for o in good}) == len(good) == sum(key.startswith("good") for key in keys)
-    assert all(len(o.latencies_s) == 3 and o.checked == overlap and not o.disturbed and o.build_s == 0.5 for o in good)
+    assert all(len(o.latencies_s) == 1 and o.checked == overlap and not o.disturbed and o.build_s == 0.5 for o in good)
     assert all(o.latencies_s == () and not o.checked for o in outcomes if o.error != "ok")
     assert all(not worker.is_alive for worker in machine.workers)
 
@@ -126,6 +126,40 @@ def test_workers_check_side_by_side_once_all_is_timed(measured, machine):
     assert errors(outcomes) == ["ok"] * len(outcomes) and all(outcome.checked for outcome in outcomes)
     order = [action for _, action, *_ in machine.asked if action in ("time", "check")]
     assert order == ["time"] * (2 * PER_WORKER) + ["check"] * (2 * PER_WORKER)
+
+
+# --- repeats ---
+
+
+def test_repeats_are_made_by_turns(measured, machine):
+    """What slows the machine for a moment slows one repeat of several programs, not all repeats of one."""
+    outcomes = measured("a", "b", "c", repeats=3)
+    assert [key for _, action, key in machine.jobs if action == "time"] == [*"abc"] * 3
+    assert [outcome.latencies_s for outcome in outcomes] == [(1.0, 4.0, 7.0), (2.0, 5.0, 8.0), (3.0, 6.0, 9.0)]
+
+
+def test_a_program_that_needs_no_more_repeats_waits_for_nobody(machine):
+    """The second has lasted long enough after two seconds; the machine's n-th repeat takes n."""
+    protocol = Protocol(repeats=3, max_repeats=3, enough_s=2.0, early_stop_factor=math.inf)
+    with Runner(Setup(CPU, protocol), workers=1) as runner:
+        outcomes = list(runner.measure([Job("a", "{}"), Job("b", "{}")]))
+    assert [outcome.latencies_s for outcome in outcomes] == [(1.0, 3.0), (2.0,)]
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs", "dies"])
+def test_a_program_that_fails_in_a_later_repeat_has_failed(measured, how):
+    """Of the others stands what they had where their worker died with it."""
+    a, bad, b = measured("a", f"{how} in time 2", "b", repeats=3)
+    assert bad.error == BAD[f"{how} in time"][0] and bad.latencies_s == ()
+    assert (a.latencies_s, b.latencies_s) == (((1.0, 4.0, 6.0), (3.0, 5.0, 7.0)) if how == "fails" else ((1.0, 4.0), (3.0,)))
+
+
+def test_a_device_that_stops_a_later_repeat_is_asked_for_no_more_of_them(measured, machine, batches_of):
+    """The machine was not quiet, so the program may be measured again; what it took before stands meanwhile."""
+    batches_of(2)
+    machine.readings = [1, 1, 2, 1, 1, 1]
+    _, outcome = measured("a", "is late in time 2", tracker=BOARD, repeats=2)
+    assert outcome.error == "ok" and machine.actions("is late in time 2") == ["build"] + ["time"] * 4
 
 
 # --- early stop ---

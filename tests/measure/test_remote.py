@@ -83,8 +83,7 @@ def free(tracker, key="board"):
 
 def test_a_program_is_built_here_and_timed_there(worker, job, tracker):
     assert worker.build(0, job) > 0
-    latencies_s = worker.time(0, math.inf)
-    assert len(latencies_s) == 2 and all(0 < s < 1 for s in latencies_s)
+    assert 0 < worker.time(0, math.inf) < 1
     assert worker.check(0) < 1e-5
     assert 0 < worker.sentinel() < 1
     assert list_devices(HERE, tracker)["board"].free == 0
@@ -123,7 +122,7 @@ def test_a_program_that_crashes_two_sessions_is_the_one_that_crashes_them(worker
     worker.build(1, job)
     with pytest.raises(Crashed, match="^the process that ran it on the device died 2 times$"):
         worker.time(0, math.inf)
-    assert len(worker.time(1, math.inf)) == 2  # the same server serves the next one
+    assert worker.time(1, math.inf) > 0  # the same server serves the next one
     assert board.process.poll() is None
 
 
@@ -133,7 +132,7 @@ def test_a_program_that_hangs_is_stopped_by_the_server(tracker, job, board):
     worker.build(1, job)
     with pytest.raises(TimedOut):
         worker.time(0, math.inf)
-    assert len(worker.time(1, math.inf)) == 2
+    assert worker.time(1, math.inf) > 0
     worker.release()
 
 
@@ -211,7 +210,7 @@ def test_a_server_of_tvms_own(tracker, job):
         assert worker.describe() == {"host": "rpc stock: its host unknown", "hardware": {}}
         assert int(worker.device.session._rpc.get_function("runtime.NumThreads")()) == 2
         worker.build(0, job)
-        assert len(worker.time(0, math.inf)) == 2 and worker.check(0) < 1e-5
+        assert worker.time(0, math.inf) > 0 and worker.check(0) < 1e-5
         worker.release()
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -228,7 +227,7 @@ def test_a_server_links_the_objects(tracker, board, job, monkeypatch):
         worker = Worker(setup_for(tracker))
     worker.build(0, job)
     assert worker.built[0][1].suffix == ".tar"
-    assert len(worker.time(0, math.inf)) == 2
+    assert worker.time(0, math.inf) > 0
     worker.release()
 
 
@@ -276,7 +275,7 @@ def test_a_session_that_dies_at_its_start_blames_nobody(tracker, board, job, mon
     monkeypatch.setattr(remote._Session, "_set_threads", ended)
     worker = Worker(setup_for(tracker))
     worker.build(0, job)
-    assert len(worker.time(0, math.inf)) == 2 and ends == []
+    assert worker.time(0, math.inf) > 0 and ends == []
     worker.release()
 
 
