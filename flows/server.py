@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HOOK_SAYS = ("Running hook 'begun'", "Hook 'begun'")  # beginnings of two lines a task that tell nobody anything
 
+POOL = "sqlalchemy.pool.impl.AsyncAdaptedQueuePool"  # the logger of the server's connections
 START_S = 180.0  # a new database on a busy machine takes its time
 _begun: dict[UUID, set[UUID]] = defaultdict(set)  # flow run -> its task runs that began in this process
 
@@ -109,7 +110,12 @@ def serve(port: int) -> None:
     import uvicorn
 
     end_with_parents(say)
-    uvicorn.run("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
+    server = uvicorn.Server(
+        uvicorn.Config("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
+    )
+    # What the database is asked when the server ends is cancelled, which its pool takes for an error: one after a run that ended well.
+    logging.getLogger(POOL).addFilter(lambda record: not server.should_exit)
+    server.run()
 
 
 if __name__ == "__main__":
