@@ -17,12 +17,13 @@ from tcl_core.chain.state import ChainState, fit_settings, learn_first, within_s
 from tcl_core.checked import write_contents, write_json
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.features.batches import Samples, concatenate
+from tcl_core.features.tokens import hardware_rows
 from tcl_core.files import whole_folder
 from tcl_core.learning.batches_by_task import any_usable
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
-from tcl_core.platforms import read_saved_hardware, save_hardware
+from tcl_core.platforms import Hardware, read_saved_hardware, save_hardware
 from tcl_core.progress import Progress, progress
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
@@ -132,7 +133,20 @@ def _shipped(workspace: Workspace, valid: Samples | None) -> _Shipped | None:
     first = np.int32(len(workspace.tasks))
     sets = reference.learned_sets()
     heaps = (reference.shipped(heap, sets) for heap in (lambda data: data.pooled(apart), lambda data: data.unmeasured(apart)))
-    return _Shipped(*(replace(heap, tasks=heap.tasks + first, task_names=()) for heap in heaps))
+    here = read_saved_hardware(workspace.records_folder(workspace.params.chain.first))
+    return _Shipped(*(replace(_as_here(heap, here), tasks=heap.tasks + first, task_names=()) for heap in heaps))
+
+
+def _as_here(samples: Samples, here: Hardware) -> Samples:
+    """The programs as if this machine had measured them: under its hardware row, but for the width of vectors.
+
+    The project's own programs know this machine with the first platform's vectors alone, and all others are another machine's.  So a
+    network takes the machine for what decides, and ranks every later platform's programs as the first one's.
+    """
+    own, wider = (hardware_rows(replace(here, simd_bytes=width).vector(), 1)[0] for width in (16.0, 32.0))
+    features = samples.features.copy()
+    features[:, 0] = np.where(own != wider, features[:, 0], own)
+    return replace(samples, features=features)
 
 
 def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples, shipped: _Shipped | None) -> Samples:

@@ -19,6 +19,7 @@ from tcl_core.chain.state import fit_settings, within_steps
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import top_k
 from tcl_core.features.batches import Samples, concatenate
+from tcl_core.features.tokens import hardware_rows
 from tcl_core.learning.fit_settings import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
@@ -123,6 +124,9 @@ def test_a_model_folder_holds_all_that_its_readers_want(folder):
 class Shipped:
     """Stands for the data set that comes with TCL: two tasks, numbered as the project's first ones."""
 
+    def __init__(self) -> None:
+        self.told_under: list[float] = []  # cores of the machine that its programs are told to have run on
+
     def pooled(self, without):
         self.without = without
         found = samples("c", "records")
@@ -139,6 +143,7 @@ def with_shipped(folder, monkeypatch) -> tuple[TinyWorkspace, Shipped]:
     chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, shipped=True))
     monkeypatch.setattr(training.reference, "learned_sets", lambda: [shipped])
     monkeypatch.setattr(training.reference, "shipped", lambda heap, sets: heap(*sets))
+    monkeypatch.setattr(training, "_as_here", lambda heap, here: shipped.told_under.append(here.cores) or heap)
     chain.tasks = [None] * 8  # of which no name is asked
     chain.networks = [{"split": "train", "task_key": "mine"}, {"split": "held_out", "task_key": "judged"}]
     return chain, shipped
@@ -150,6 +155,7 @@ def test_what_comes_with_tcl_is_learned_beside_the_first_platform(with_shipped):
     report = training.train(chain)
     assert (report.measured, report.shipped, report.labelled) == (64, 16, 0) and shipped.without == {"judged"}
     assert str(report) == "trained on 64 measured programs of a, on 16 that come with TCL"
+    assert shipped.told_under == [ord("a")] * 2
     more = shipped.pooled(())
     both = concatenate([samples("a", "records"), dataclasses.replace(more, tasks=more.tasks + np.int32(8))])
     beside, held_out = MambaModel(fit_settings(chain.params)), samples("a", "holdout")
@@ -157,6 +163,21 @@ def test_what_comes_with_tcl_is_learned_beside_the_first_platform(with_shipped):
     learned = catalogue.load(Workspace().model_folder("a"))
     np.testing.assert_array_equal(learned.predict(held_out), beside.predict(held_out))
     assert provenance.read(Workspace().model_folder("a"))["parameters"]["shipped"] == training.reference.digest()
+
+
+def test_another_machines_programs_are_told_to_be_this_ones_but_for_the_width_of_vectors():
+    """Else the machine and the first platform's vectors come together alone, and later platforms are ranked as the first one is."""
+    there, here = Hardware(cores=2, l2_kib=2048, turbo_ghz=3), Hardware(cores=8, l2_kib=512, simd_bytes=16)
+    widths = [16.0, 32.0, 64.0]
+    rows = np.concatenate([hardware_rows(dataclasses.replace(there, simd_bytes=width).vector(), 1) for width in widths])
+    tokens = np.random.default_rng(0).normal(size=(3, 4, rows.shape[1])).astype(np.float32)
+    tokens[:, 0] = rows
+    given = Samples(tokens.copy(), np.full(3, 4, np.int32), np.zeros(3, np.int32), np.ones(3))
+    told = training._as_here(given, here).features
+    wanted = np.concatenate([hardware_rows(dataclasses.replace(here, simd_bytes=width).vector(), 1) for width in widths])
+    np.testing.assert_array_equal(told[:, 0], wanted)
+    np.testing.assert_array_equal(told[:, 1:], tokens[:, 1:])
+    np.testing.assert_array_equal(given.features, tokens)
 
 
 def test_what_knows_the_shipped_stays_as_it_is_where_few_measurements_show_no_difference(with_shipped, monkeypatch):
