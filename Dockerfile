@@ -21,7 +21,7 @@ ENV PATH=/tcl/.venv/bin:$PATH \
 # Nobody is root here: the code and the packages stay root's, and what is written lies in folders of the user's own, which
 # volumes that are new take over with their owner.
 RUN useradd --create-home --uid 1000 tcl \
- && mkdir -p /state data logs networks registry .dvc/cache .dvc/tmp .prefect mlruns \
+ && mkdir -p /state data/tuned logs networks registry .dvc/cache .dvc/tmp .prefect mlruns \
  && chown tcl:tcl . params.yaml .dvc /state \
  && chown -R tcl:tcl data logs networks registry .dvc/cache .dvc/tmp .prefect mlruns
 USER tcl

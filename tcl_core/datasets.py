@@ -16,10 +16,23 @@ from tcl_core.features.batches import Samples, concatenate
 from tcl_core.files import place, shown
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, open_log
-from tcl_core.reference import PACKAGED, PREPARED, REGISTERS, Case, Reference, cache_of_features, drawn
+from tcl_core.reference import PACKAGED, PREPARED, REGISTERS, SEARCHED, Case, Reference, cache_of_features, drawn
 from tcl_core.stages.exchange import Refused, encoder_of
 
-__all__ = ["PACKAGED", "PREPARED", "REGISTERS", "Case", "Reference", "drawn", "log", "prepared", "reference", "registers"]
+__all__ = [
+    "PACKAGED",
+    "PREPARED",
+    "REGISTERS",
+    "SEARCHED",
+    "Case",
+    "Reference",
+    "drawn",
+    "log",
+    "prepared",
+    "reference",
+    "registers",
+    "searched",
+]
 
 
 def reference(folder: str | Path | None = None, features: str | Path | None = None) -> Reference:
@@ -38,6 +51,11 @@ def prepared(features: str | Path | None = None) -> Reference:
 def registers(features: str | Path | None = None) -> Reference:
     """The same networks' programs as a search draws them: most add up in registers; ``data/registers/README.md`` tells how many."""
     return reference(REGISTERS, features)
+
+
+def searched(features: str | Path | None = None) -> Reference:
+    """The same tasks' programs that searches met, on AVX2 of another machine; ``data/searched/README.md`` tells how many."""
+    return reference(SEARCHED, features)
 
 
 def log(path: str | Path, hardware: Sequence[float] = (), target: str = "") -> Samples:

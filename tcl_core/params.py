@@ -148,6 +148,7 @@ class Train:
     schedule: Annotated[str, OneOf(tuple(name for name in SCHEDULES if name != "step"))]  # whose period would be one more
     unlabelled: CountOrZero
     shipped: bool
+    tuned: bool
     validation_share: Annotated[float, Between(0, 0.9)]
 
 

@@ -3,6 +3,7 @@
 PACKAGED   networks as their authors wrote them
 PREPARED   as params.yaml prepares them: the tasks that projects have
 REGISTERS  likewise, and nine in ten programs are of the kind among which a search has to choose (``programs.registers``)
+SEARCHED   of the same tasks those programs that searches met, on another machine's AVX2
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from tcl_core.records import ProgramKey
 PACKAGED = Path(__file__).parent / "package_data" / "reference"
 PREPARED = PACKAGED.with_name("prepared")
 REGISTERS = PACKAGED.with_name("registers")
-LEARNED = PREPARED, REGISTERS
+SEARCHED = PACKAGED.with_name("searched")
+LEARNED = PREPARED, REGISTERS, SEARCHED
 """What projects learn beside their own measurements, and those who have none (``shipped``)."""
 
 

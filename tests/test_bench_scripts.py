@@ -41,12 +41,18 @@ TABLES = {
         *(f"summary.{key}" for key in ("networks", "cut", "tuned", "faster_than_pytorch")),
         *(f"rows.*.{key}" for key in ("network", "tasks", "untuned_ms", "tuned_ms", "pytorch_ms", "ratio")),
     ),
+    "near": tuple(
+        f"summary.{row}.{figure}"
+        for row in ("drawn", "+ EPYC's draws", "+ searched", "+ all searched")
+        for figure in ("all", "near", "pairs_less_drawn")
+    ),
     "pipeline": (
         *(f"summary.platforms.*.{key}" for key in ("programs_measured", "top1", "top5", "random_top1", "pairwise_accuracy")),
         *(f"summary.tuned.{key}" for key in ("network", "platform", "trials", "untuned_ms", "tuned_ms", "pytorch_ms")),
         "summary.seconds.*",
     ),
     "reference": (),
+    "searched": (),
     "samplers": tuple(f"summary.*.*.*.{key}" for key in ("pairs", "u16", "found", "labels", "pairs_less_random", "u16_less_random")),
     "pools": tuple(
         f"summary.{pool}.{row}.{figure}"
@@ -102,6 +108,7 @@ TABLES = {
 FILES = {
     "tune": ("tune_curves.png",),
     "accuracy": ("accuracy_curve.png",),
+    "searched": tuple(f"searched/{name}.parquet" for name in ("tasks", "networks", "sketches", "programs", "platform=host-avx2/records")),
     "reference": tuple(
         f"reference/{name}.parquet" for name in ("tasks", "networks", "sketches", "programs", "platform=host-sse42/records")
     ),

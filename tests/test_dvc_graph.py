@@ -215,6 +215,8 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
         "train": {
             "data/prepared",
             "data/registers",
+            "data/searched",
+            "data/tuned",
             "tcl_core/reference.py",
             "tcl_core/chain/state.py",
             "tcl_core/learning",

@@ -23,6 +23,8 @@ COPIED = (
     "networks",
     "data/prepared",
     "data/registers",
+    "data/searched",
+    "data/tuned",
     ".dvc/config",
     ".dvcignore",
     "dvc.yaml",

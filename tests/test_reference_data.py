@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -82,14 +83,46 @@ def test_an_edition_is_what_its_readme_says(edition):
     assert f"{len(trained)} of the training networks, {len(of['held_out'])} of the held-out ones, {len(sealed)} of the sealed ones" in told
 
 
+def test_what_searches_met_is_what_its_readme_says():
+    folder = FOLDER.with_name("searched")
+    records, told = store.read_records(folder / "platform=host-avx2"), (folder / "README.md").read_text()
+    ended = Counter(record.error for record in records)
+    failed = sum(count for kind, count in ended.items() if kind != "ok")
+    drawn = {record.key for record in store.read_records(FOLDER.parent / "epyc" / "registers" / "platform=host-avx2")}
+    searched = [record for record in records if record.key not in drawn]
+    of = f"{len(records):,} records, {len(searched):,} of them searched"
+    assert f"{of}: {failed} failed, {sum(record.disturbed for record in records)} disturbed" in told
+    assert len({record.host for record in records}) == 1
+    uses = store.read_table(folder / "networks.parquet", "networks")
+    held_out = {use["task_key"] for use in uses if use["split"] == "held_out"} & {record.task_key for record in records}
+    trained = {record.task_key for record in records} - held_out
+    assert f"{len(trained)} of the training networks, {len(held_out)} of the held-out ones" in told
+    programs = store.read_table(folder / "programs.parquet", "programs")
+    keys = {(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in programs}
+    assert len(keys) == len(programs) and {record.key for record in records} < keys
+
+
+def test_searches_meet_faster_programs_than_draws():
+    """Of the tasks that the EPYC measured both ways on AVX2: the median program as searched beside the median as drawn."""
+    drawn_keys = {record.key for record in store.read_records(FOLDER.parent / "epyc" / "registers" / "platform=host-avx2")}
+    of: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    for record in store.read_records(FOLDER.with_name("searched") / "platform=host-avx2"):
+        of[record.key in drawn_keys].setdefault(record.task_key, []).append(record.latency_s)
+    drawn, searched = ({key: float(np.median(each)) for key, each in of[which].items()} for which in (True, False))
+    both = [key for key in drawn if key in searched and np.isfinite([drawn[key], searched[key]]).all()]
+    assert len(both) >= 100
+    assert np.median([searched[key] / drawn[key] for key in both]) < 0.9
+
+
 def test_what_one_edition_holds_out_the_other_does_not_train_on():
-    """Both are learned in one heap, and their tasks were cut from graphs that differ a little."""
-    uses = {name: store.read_table(FOLDER.with_name(name) / "networks.parquet", "networks") for name in ("prepared", "registers")}
+    """All are learned in one heap, and their tasks were cut from graphs that differ a little."""
+    names = ("prepared", "registers", "searched")
+    uses = {name: store.read_table(FOLDER.with_name(name) / "networks.parquet", "networks") for name in names}
     of = {
         name: {split: {use["task_key"] for use in rows if use["split"] == split} for split in ("train", "held_out", "sealed")}
         for name, rows in uses.items()
     }
-    for mine, other in (("prepared", "registers"), ("registers", "prepared")):
+    for mine, other in permutations(names, 2):
         apart = of[mine]["held_out"] | of[mine]["sealed"]
         assert not (of[other]["train"] - of[other]["held_out"] - of[other]["sealed"]) & apart
 

@@ -1,6 +1,7 @@
 """Exchange with other tuners: logs in (`tcl import`), a MetaSchedule database out (`tcl export`).
 
 data/imported/platform=P/   tasks.parquet, sketches.parquet; records/LOG.parquet; reports/LOG.json, LOG.refused.txt
+data/tuned/platform=P/      the same of what `tcl tune` measured here, which training learns
 data/exported/platform=P/   database_workload.json, database_tuning_record.json
 """
 
@@ -9,17 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from tcl_core import store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import BusyError, DataError, UsageError, unknown_name
 from tcl_core.features import log_tokens
-from tcl_core.features.batches import Samples
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.files import check_not_there, replacing, shown, writing
@@ -63,8 +66,10 @@ class ImportReport:
         )
 
 
-def import_logs(workspace: Workspace, paths: Sequence[Path], platform: str, wanted: str = "") -> list[ImportReport]:
-    """Read logs into data/imported/platform=P/, a file of records per log.
+def import_logs(
+    workspace: Workspace, paths: Sequence[Path], platform: str, wanted: str = "", into: Path | None = None
+) -> list[ImportReport]:
+    """Read logs into data/imported/platform=P/, or ``into`` another folder, a file of records per log.
 
     A log of the same name and folder replaces its own records.  ``wanted`` keeps only lines whose target has it in it.
     Raises UsageError for a name or file that is wrong, DataError for a file that is no log or has no record of the
@@ -75,7 +80,7 @@ def import_logs(workspace: Workspace, paths: Sequence[Path], platform: str, want
             f"'{shown(platform)}' cannot name a platform; use letters, digits and . _ + -, as in ryzen-3700x, "
             f"at most {LONGEST_NAME} of them"
         )
-    folder = workspace.imported_folder(platform)
+    folder = into or workspace.imported_folder(platform)
     logs = _named(workspace, paths, folder)
     megabytes = {name: 1 + path.stat().st_size // 2**20 for name, path in logs.items()}
     with _alone(folder), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as bar:
@@ -226,11 +231,29 @@ def imported_batches(
     if not (folder / "tasks.parquet").exists():
         known = [path.name.removeprefix("platform=") for path in folder.parent.glob("platform=*")]
         raise unknown_name("imported platform", platform, known, str(folder.parent))
+    yield from _batches(folder, logs, hardware)
+
+
+def _batches(folder: Path, logs: Sequence[str] | None, hardware: Sequence[float]) -> Iterator[Samples]:
     tasks, sketches = (_rows(folder, table) for table in TABLES)
     encoder = None
     for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK, BY_IMPORT):
         encoder = encoder or encoder_of(tasks, sketches, columns["task_key"])
         yield encoder.encode_columns(columns, hardware)
+
+
+def keep_tuned(workspace: Workspace, database: Path, platform: str) -> ImportReport:
+    """Take what tuning measured on a platform into data/tuned/platform=P/, where training finds it.  Raises as ``import_logs``."""
+    (report,) = import_logs(workspace, [database], platform, into=workspace.tuned_folder(platform))
+    return report
+
+
+def tuned_samples(workspace: Workspace, platform: str, hardware: Sequence[float], without: Collection[str] = ()) -> Samples:
+    """What tuning measured on a platform, of which there is some, but for tasks of the keys ``without``."""
+    folder = workspace.tuned_folder(platform)
+    samples = concatenate(list(_batches(folder, None, hardware)))
+    keys = [row["task_key"] for row in _rows(folder, "tasks")]
+    return samples.take(~np.isin(samples.tasks, [number for number, key in enumerate(keys) if key in without]))
 
 
 def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:

@@ -23,7 +23,8 @@ DVC = """[core]
     type = "reflink,copy"
 """
 NETWORKS = "Put .pt2 and .onnx files with fixed shapes here, and name them in params.yaml as networks/FILE: DVC sees when they change.\n"
-OURS = {".dvc", "networks", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE}
+TUNED = "What tcl tune measured here, for tcl train to learn (train.tuned of params.yaml).  To forget a platform's, delete its folder.\n"
+OURS = {".dvc", "networks", "data", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE}
 IGNORED = {".git", ".gitignore", ".gitattributes"}  # what a new repository has
 
 
@@ -53,9 +54,10 @@ def _check_place(folder: Path) -> None:
 
 
 def _fill(folder: Path, in_git: bool) -> None:
-    for name in (".dvc", "networks"):
+    for name in (".dvc", "networks", "data/tuned"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "networks" / "README.md").write_text(NETWORKS)
+    (folder / "data" / "tuned" / "README.md").write_text(TUNED)
     no_scm = "" if in_git else "\n    no_scm = true"
     (folder / ".dvc" / "config").write_text(DVC.format(autostage=str(in_git).lower(), no_scm=no_scm))
     (folder / ".dvc" / ".gitignore").write_text("/config.local\n/tmp\n/cache\n")
@@ -73,4 +75,4 @@ def without_sources(dvc: str) -> str:
     """dvc.yaml's text without dependencies on TCL's own code and data, which an installed package has elsewhere: after an
     upgrade say ``dvc repro --force``.
     """
-    return re.sub(r"^ *- (tcl_core/\S+|data/(?:prepared|registers)\b).*\n", "", dvc, flags=re.MULTILINE)
+    return re.sub(r"^ *- (tcl_core/\S+|data/(?:prepared|registers|searched)\b).*\n", "", dvc, flags=re.MULTILINE)

@@ -23,8 +23,9 @@ from tcl_core.learning.batches_by_task import any_usable
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
-from tcl_core.platforms import Hardware, read_saved_hardware, save_hardware
+from tcl_core.platforms import Hardware, cpu_named, read_saved_hardware, save_hardware
 from tcl_core.progress import Progress, progress
+from tcl_core.stages.exchange import tuned_samples
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
 from tcl_core.teaching import TEACHERS, pseudo_labelled
@@ -44,18 +45,22 @@ class _Curve:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """From how many programs a model learned: measured ones, shipped ones, and further ones that an ensemble of teachers labelled."""
+    """From how many programs a model learned: measured ones, shipped ones, those that tuning measured, and further ones that an
+    ensemble of teachers labelled.
+    """
 
     model: str
     platform: str
     measured: int
     labelled: int = 0
     shipped: int = 0
+    tuned: int = 0
 
     def __str__(self) -> str:
         shipped = f", on {self.shipped} that come with TCL" if self.shipped else ""
+        tuned = f", on {self.tuned} of earlier tunings" if self.tuned else ""
         more = f", and on {self.labelled} that a teacher ensemble labelled" if self.labelled else ""
-        return f"trained on {self.measured} measured programs of {self.platform}{shipped}{more}"
+        return f"trained on {self.measured} measured programs of {self.platform}{shipped}{tuned}{more}"
 
 
 @dataclass(frozen=True)
@@ -95,16 +100,18 @@ def train(workspace: Workspace) -> TrainReport:
     with training_alone(checkpoint), workspace.timed("train"):
         origin = _origin(workspace, "train", [platform], "train")
         measured, valid = workspace.split_by_task(workspace.samples(platform), workspace.params.train.validation_share)
-        shipped = _shipped(workspace, valid)
-        labelled = _with_unlabelled(workspace, platform, measured, shipped)
+        beside = _beside(workspace, valid)
+        labelled = _with_unlabelled(workspace, platform, measured, beside)
         settings = within_steps(fit_settings(workspace.params), len(labelled), workspace.params.train.steps)
         with progress(f"training on {platform}", settings.epochs) as shown:
             curve = _Curve(shown)
             state = learn_first(labelled, valid, settings, measured=measured, on_epoch=curve, checkpoint=checkpoint)
-        state = replace(state, shipped=shipped is not None).with_platform(read_saved_hardware(workspace.records_folder(platform)).vector())
+        state = replace(state, shipped=beside.shipped > 0).with_platform(read_saved_hardware(workspace.records_folder(platform)).vector())
         _save(workspace, platform, state, curve, checkpoint, origin)
-    more = len(shipped.measured) if shipped else 0
-    return TrainReport(catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured) - more, more)
+    more = len(beside)
+    return TrainReport(
+        catalogue.CHAIN_MODEL, platform, len(measured), len(labelled) - len(measured) - more, beside.shipped, more - beside.shipped
+    )
 
 
 def _learns_shipped(params: Params) -> bool:
@@ -113,31 +120,60 @@ def _learns_shipped(params: Params) -> bool:
 
 
 @dataclass(frozen=True)
-class _Shipped:
-    """What comes with TCL: measured programs, and further ones of the same tasks; these are numbered after the project's own."""
-
-    measured: Samples
-    further: Samples
-
-
-def _shipped(workspace: Workspace, valid: Samples | None) -> _Shipped | None:
-    """If params.yaml wants it and the chain begins with such CPUs as it was measured on; of no task that a held-out network has, and
-    of none of ``valid``.
+class _Beside:
+    """What is learned beside the project's own records: heaps of measured programs, the first ``shipped`` of which come with TCL, and
+    of further ones; their tasks are numbered after the project's own.
     """
-    if not _learns_shipped(workspace.params):
-        return None
+
+    measured: Sequence[Samples] = ()
+    further: Sequence[Samples] = ()
+    shipped: int = 0
+
+    def __len__(self) -> int:
+        """How many of them were measured."""
+        return sum(map(len, self.measured))
+
+
+def _beside(workspace: Workspace, valid: Samples | None) -> _Beside:
+    """What comes with TCL, if params.yaml wants it and the chain begins with such CPUs as it was measured on, and what was measured
+    when networks were tuned; of no task that a held-out network has, and of none of ``valid``.
+    """
+    tunings = _tunings(workspace)
+    if not tunings and not _learns_shipped(workspace.params):
+        return _Beside()
     apart = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
     if valid is not None:
         kept_apart = set(valid.tasks.tolist())
         apart |= {key for key, number in workspace.encoder.numbers.items() if number in kept_apart}
-    first = np.int32(len(workspace.tasks))
-    sets = reference.learned_sets()
-    heaps = (reference.shipped(heap, sets) for heap in (lambda data: data.pooled(apart), lambda data: data.unmeasured(apart)))
     here = read_saved_hardware(workspace.records_folder(workspace.params.chain.first))
-    return _Shipped(*(replace(_as_here(heap, here), tasks=heap.tasks + first, task_names=()) for heap in heaps))
+    measured, further, first = list[Samples](), list[Samples](), len(workspace.tasks)
+    if _learns_shipped(workspace.params):
+        sets = reference.learned_sets()
+        heaps = (reference.shipped(heap, sets) for heap in (lambda data: data.pooled(apart), lambda data: data.unmeasured(apart)))
+        for heap, into in zip(heaps, (measured, further), strict=True):
+            into.append(_numbered(as_here(heap, here), first))
+    shipped = sum(map(len, measured))
+    for platform in tunings:  # a model that knows what searches met serves the next search best
+        width = float(cpu_named(workspace.params.platforms[platform].mcpu).simd_bytes)
+        heap = tuned_samples(workspace, platform, replace(here, simd_bytes=width).vector(), apart)
+        first = 1 + max((int(part.tasks.max(initial=-1)) for part in (*measured, *further)), default=first - 1)
+        measured.append(_numbered(heap, first))
+    return _Beside(measured, further, shipped)
 
 
-def _as_here(samples: Samples, here: Hardware) -> Samples:
+def _numbered(samples: Samples, first: int) -> Samples:
+    return replace(samples, tasks=samples.tasks + np.int32(first), task_names=())
+
+
+def _tunings(workspace: Workspace) -> list[str]:
+    """CPUs of the chain on which ``tcl tune`` measured something that params.yaml wants learned."""
+    params = workspace.params
+    if not params.train.tuned or params.candidates.design_space != "cpu":
+        return []
+    return [name for name in params.chain_order if (workspace.tuned_folder(name) / "tasks.parquet").exists()]
+
+
+def as_here(samples: Samples, here: Hardware) -> Samples:
     """The programs as if this machine had measured them: under its hardware row, but for the width of vectors.
 
     The project's own programs know this machine with the first platform's vectors alone, and all others are another machine's.  So a
@@ -149,12 +185,13 @@ def _as_here(samples: Samples, here: Hardware) -> Samples:
     return replace(samples, features=features)
 
 
-def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples, shipped: _Shipped | None) -> Samples:
+def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples, beside: _Beside) -> Samples:
     """The programs with labels of a teacher ensemble that learned from them, and further ones that it labelled (``teaching``)."""
-    reads = ("tokens",) if shipped else ("tokens", "per-store features")  # shipped programs are not lowered: it would take minutes
+    # Shipped and tuned programs are not lowered: it would take minutes.
+    reads = ("tokens",) if beside else ("tokens", "per-store features")
     asked = sum(member.count for member in TEACHERS if catalogue.reads(member.model) in reads)
     with progress(f"asking a teacher ensemble about programs of {platform}", asked) as shown:
-        return _pseudo_labelled(workspace, platform, measured, reads, shipped, shown.advance)
+        return _pseudo_labelled(workspace, platform, measured, reads, beside, shown.advance)
 
 
 def _pseudo_labelled(
@@ -162,19 +199,18 @@ def _pseudo_labelled(
     platform: str,
     measured: Samples,
     reads: Sequence[str],
-    shipped: _Shipped | None = None,
+    beside: _Beside = _Beside(),
     on_member: Callable[[str], None] = lambda name: None,
 ) -> Samples:
     """So labelled by those members of the teacher ensemble that read one of these; unlabelled where params.yaml wants no further programs."""
     count, tasks = workspace.params.train.unlabelled, np.unique(measured.tasks)
     if not count:
-        return concatenate([measured, shipped.measured]) if shipped else measured
+        return concatenate([measured, *beside.measured])
     more = workspace.unlabelled(tasks, count, platform, reads)
     views = {each: workspace.samples_in(each, platform) for each in more}
     views = {each: samples.take(np.isin(samples.tasks, tasks)) for each, samples in views.items()}
-    if shipped:
-        views["tokens"] = concatenate([views["tokens"], shipped.measured])
-        more["tokens"] = concatenate([more["tokens"], shipped.further])
+    views["tokens"] = concatenate([views["tokens"], *beside.measured])
+    more["tokens"] = concatenate([more["tokens"], *beside.further])
     return pseudo_labelled(views, more, workspace.params.seed, on_member=on_member)
 
 
@@ -282,12 +318,16 @@ def _origin(workspace: Workspace, stage: str, platforms: Sequence[str], *section
     before its training, for all of it may change meanwhile.  Raises DataError for a damaged hardware row of theirs.
     """
     params, sections = workspace.params, (*sections, "collect", "measure")
-    shipped = {"shipped": reference.digest()} if stage == "train" and _learns_shipped(params) else {}
+    beside: dict[str, Any] = {}
+    if stage == "train" and _learns_shipped(params):
+        beside["shipped"] = reference.digest()
+    if stage == "train" and (tunings := _tunings(workspace)):
+        beside["tuned"] = {name: store.data_digest(workspace.tuned_folder(name)) for name in tunings}
     for platform in platforms:
         read_saved_hardware(workspace.records_folder(platform))  # else a damaged one would be a model's origin, read or not
     return provenance.collect(
         stage,
-        {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}, **shipped},
+        {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}, **beside},
         {platform: workspace.records_folder(platform) for platform in platforms},
         before,
     )

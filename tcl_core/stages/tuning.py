@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,11 +13,12 @@ from typing import Any
 from tcl_core import registry, shipped_model, store
 from tcl_core.checked import damaged, read_json, write_json
 from tcl_core.compat import TVM_VERSION, make_target
-from tcl_core.errors import NoChampionError, UsageError
+from tcl_core.errors import DataError, NoChampionError, TclError, UsageError
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import kind_of
 from tcl_core.programs.networks import check_there
 from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.exchange import keep_tuned
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace, kept, with_registry
 from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
@@ -24,6 +26,8 @@ from tcl_core.stages.unfinished import asked_for, check_length, folder_of
 from tcl_core.trained import Trained, find_trained
 
 TUNED = "tuned.json"  # of the reports
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,23 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
         folder = _unfinished(workspace, asked)
         tuned = _tune(workspace, asked, setup, file, load(), aside, request.warm_start, folder)
     write_json(workspace.reports / TUNED, tuned)
+    _keep(workspace, platform, folder, tuned)
     shutil.rmtree(folder, ignore_errors=True)  # only now: whatever stops it before, the same command goes on
     return TuneReport(tuned, out=request.out)
+
+
+def _keep(workspace: Workspace, platform: str, measured: Path, tuned: Mapping[str, Any]) -> None:
+    """Leave what was measured to the platform's next model (``training``), unless all of it is held-out networks'."""
+    try:
+        apart = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
+    except DataError:  # no stage has cut any network
+        apart = set()
+    if {task["key"] for task in tuned["task_times"] if task["trials"]} <= apart:
+        return
+    try:
+        keep_tuned(workspace, measured, platform)
+    except TclError as error:
+        log.warning("what was measured will not teach the next model (%s)", error)
 
 
 def _guessed_text(tuned: Mapping[str, Any]) -> str:

@@ -146,6 +146,10 @@ class Workspace:
     def imported_folder(self, platform: str) -> Path:
         return self.data / "imported" / f"platform={platform}"
 
+    def tuned_folder(self, platform: str) -> Path:
+        """What ``tcl tune`` measured, as imported logs are kept."""
+        return self.data / "tuned" / f"platform={platform}"
+
     def network(self, name: str) -> str:
         """A network of params.yaml as it is imported: a file's path is relative to the project."""
         return str(self.root / name) if is_file_name(name) else name

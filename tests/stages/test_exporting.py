@@ -12,11 +12,14 @@ import pytest
 from tcl_core import store
 from tcl_core.compat import load_tvm, make_target, quiet_compiler
 from tcl_core.errors import DataError, UsageError
+from tcl_core.features.encode import Encoder
+from tcl_core.platforms import Hardware
 from tcl_core.programs.networks import load_relax
 from tcl_core.programs.sketches import DesignSpace, trace_to_json
 from tcl_core.programs.graph import PREPARED, apply_database, fuse
 from tcl_core.programs.tasks import extract_tasks
 from tcl_core.records import Record
+from tcl_core.stages import exchange
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
 from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, plain_database
@@ -42,6 +45,27 @@ def test_what_was_measured_goes_out_and_comes_back(here, matmul, conv):
     assert {(r.key, r.latencies_s) for r in back} == {(r.key, r.latencies_s) for r in [*records, *holdout]}
     assert json.loads(back[0].host)["mcpu"] == "haswell"
     assert tcl("export", "-p", "host-avx2", "--to", here / "elsewhere").endswith("elsewhere") and (here / "elsewhere" / RECORDS).exists()
+
+
+def test_what_tuning_measured_is_there_to_be_learned(here, matmul, conv):
+    """Under the hardware row that is given, and without the tasks that are judged on; the same database again takes its own place."""
+    write_pool("train", matmul, conv)
+    records = [record for tiny in (matmul, conv) for record in measured(tiny, np.random.default_rng(0), TARGET)]
+    store.write_records(Workspace().records_folder("host-avx2"), records)
+    tcl("export", "-p", "host-avx2", "--to", here / "measured")
+    for _ in range(2):
+        assert exchange.keep_tuned(Workspace(), Path("measured"), "host-avx2").records == len(records)
+    assert not Workspace().imported_folder("host-avx2").exists()
+    hardware = Hardware(cores=2, simd_bytes=32).vector()
+    found = exchange.tuned_samples(Workspace(), "host-avx2", hardware)
+    encoder = Encoder([matmul.task, conv.task], [*matmul.rows(), *conv.rows()])
+    wanted = encoder.encode([record.key for record in records], hardware, [record.latency_s for record in records])
+    order = [np.lexsort((samples.latencies_s,)) for samples in (found, wanted)]
+    np.testing.assert_array_equal(found.latencies_s[order[0]], wanted.latencies_s[order[1]])
+    np.testing.assert_array_equal(found.features[order[0]], wanted.features[order[1]])
+    (left,) = {tuple(exchange.tuned_samples(Workspace(), "host-avx2", hardware, {matmul.task.key}).latencies_s)}
+    assert sorted(left) == sorted(record.latency_s for record in records if record.task_key == conv.task.key)
+    assert len(exchange.tuned_samples(Workspace(), "host-avx2", hardware, {matmul.task.key, conv.task.key})) == 0
 
 
 def test_export_names_what_is_missing(here, matmul):

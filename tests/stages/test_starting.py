@@ -37,9 +37,9 @@ def test_stages_depend_on_data_alone(tmp_path):
     ours, theirs = (YAML(typ="safe").load(folder / "dvc.yaml")["stages"] for folder in (tmp_path, ROOT))
     assert ours.keys() == theirs.keys()
     text = (tmp_path / "dvc.yaml").read_text()
-    assert "- tcl_core" not in text and not re.search("- data/(prepared|registers)", text)
-    assert text.count("- data/") == (ROOT / "dvc.yaml").read_text().count("- data/") - 2
-    deps = "  deps:\n    - tcl_core/x.py  # why\n    - data/prepared  # so\n    - data/registers\n    - data/y\n"
+    assert "- tcl_core" not in text and not re.search("- data/(prepared|registers|searched)", text)
+    assert text.count("- data/") == (ROOT / "dvc.yaml").read_text().count("- data/") - 3
+    deps = "  deps:\n    - tcl_core/x.py  # why\n    - data/prepared  # so\n    - data/registers\n    - data/searched\n    - data/y\n"
     assert without_sources(deps) == "  deps:\n    - data/y\n"
 
 

@@ -143,7 +143,7 @@ def with_shipped(folder, monkeypatch) -> tuple[TinyWorkspace, Shipped]:
     chain.params = dataclasses.replace(chain.params, train=dataclasses.replace(chain.params.train, shipped=True))
     monkeypatch.setattr(training.reference, "learned_sets", lambda: [shipped])
     monkeypatch.setattr(training.reference, "shipped", lambda heap, sets: heap(*sets))
-    monkeypatch.setattr(training, "_as_here", lambda heap, here: shipped.told_under.append(here.cores) or heap)
+    monkeypatch.setattr(training, "as_here", lambda heap, here: shipped.told_under.append(here.cores) or heap)
     chain.tasks = [None] * 8  # of which no name is asked
     chain.networks = [{"split": "train", "task_key": "mine"}, {"split": "held_out", "task_key": "judged"}]
     return chain, shipped
@@ -173,7 +173,7 @@ def test_another_machines_programs_are_told_to_be_this_ones_but_for_the_width_of
     tokens = np.random.default_rng(0).normal(size=(3, 4, rows.shape[1])).astype(np.float32)
     tokens[:, 0] = rows
     given = Samples(tokens.copy(), np.full(3, 4, np.int32), np.zeros(3, np.int32), np.ones(3))
-    told = training._as_here(given, here).features
+    told = training.as_here(given, here).features
     wanted = np.concatenate([hardware_rows(dataclasses.replace(here, simd_bytes=width).vector(), 1) for width in widths])
     np.testing.assert_array_equal(told[:, 0], wanted)
     np.testing.assert_array_equal(told[:, 1:], tokens[:, 1:])
@@ -214,6 +214,42 @@ def test_tasks_kept_apart_for_validation_are_not_learned_from_what_comes_with_tc
     report = training.train(chain)
     apart = shipped.without - {"judged"}
     assert len(apart) == 2 and apart < set(keys) and report.measured == 48
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_was_tuned_is_learned_beside_the_first_platform(folder, monkeypatch, wanted):
+    """Of each CPU of the chain, under this machine's row with its vectors, in tasks of its own; nothing of held-out networks."""
+    chain, told = project(), {}
+    train = dataclasses.replace(chain.params.train, tuned=wanted)
+    chain.params = dataclasses.replace(chain.params, train=train, platforms=chain.params.platforms | {"c": Platform(mcpu="haswell")})
+    chain.tasks = [None] * 8
+    chain.networks = [{"split": "train", "task_key": "mine"}, {"split": "held_out", "task_key": "judged"}]
+    some = {"b": samples("b", "holdout").take(np.arange(12)), "c": samples("c", "holdout").take(np.arange(20))}
+
+    def tuned(workspace, platform, hardware, without):
+        told[platform] = (hardware, without)
+        return some[platform]
+
+    monkeypatch.setattr(training, "tuned_samples", tuned)
+    for platform in some:
+        chain.tuned_folder(platform).mkdir(parents=True)
+        (chain.tuned_folder(platform) / "tasks.parquet").write_text("as a table")
+    report = training.train(chain)
+    parameters = provenance.read(Workspace().model_folder("a"))["parameters"]
+    if not wanted:
+        assert not told and report.tuned == 0 and "tuned" not in parameters
+        return
+    assert told == {
+        "b": (Hardware(cores=ord("a"), simd_bytes=16).vector(), {"judged"}),
+        "c": (Hardware(cores=ord("a"), simd_bytes=32).vector(), {"judged"}),
+    }
+    assert report.tuned == 32 and str(report) == "trained on 64 measured programs of a, on 32 of earlier tunings"
+    assert parameters["tuned"] == {platform: store.data_digest(chain.tuned_folder(platform)) for platform in some}
+    apart = [dataclasses.replace(part, tasks=part.tasks + np.int32(first)) for part, first in zip(some.values(), (8, 10), strict=True)]
+    assert set(apart[0].tasks) == {8, 9} and set(apart[1].tasks) == {10, 11, 12}
+    beside, held_out = MambaModel(fit_settings(chain.params)), samples("a", "holdout")
+    beside.fit(concatenate([samples("a", "records"), *apart]))
+    np.testing.assert_array_equal(catalogue.load(Workspace().model_folder("a")).predict(held_out), beside.predict(held_out))
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def tuner(project, monkeypatch):
         compile_ms: float | None = None
         left_out = 0
         guessed = False
+        keys = ("", "")
 
         folders: list[Path] = []
         stopped = False
@@ -72,7 +73,10 @@ def tuner(project, monkeypatch):
             if out is not None:
                 for name in ("network.so", "example.npz"):
                     (out / name).write_text("built")
-            times = (TaskTime("fused_conv2d", 2.0, 1.5, 150), TaskTime("reshape", 1.0, None, 1, guessed=self.guessed))
+            times = (
+                TaskTime("fused_conv2d", 2.0, 1.5, 150, key=self.keys[0]),
+                TaskTime("reshape", 1.0, None, 1, False, self.keys[1], self.guessed),
+            )
             return Tuned(trials or 151, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0, self.compile_ms, times, self.left_out, COMPARED)
 
     tuner = Tuner()
@@ -92,6 +96,22 @@ def test_nothing_new_is_tuned_once(project, tuner):
     said = tune(project, None, P, None)
     assert said.startswith("unchanged: resnet-18 on") and said.endswith("to tune it once more: tcl tune --force")
     assert tuner.calls == [("resnet-18", 200)]
+
+
+@pytest.mark.parametrize("held_out", [(), ("one",), ("one", "other")])
+def test_what_was_measured_teaches_the_next_model(project, tuner, monkeypatch, held_out):
+    """Unless all of it is held-out networks': the same run of the pipeline again would find something new to learn."""
+    monkeypatch.setattr(project, "networks", [{"split": "held_out", "task_key": key} for key in held_out], raising=False)
+    kept = []
+    monkeypatch.setattr(tuning, "keep_tuned", lambda workspace, database, platform: kept.append((database, platform, database.exists())))
+    tuner.keys = ("one", "other")
+    tune(project, "resnet-18", P, 200)
+    assert kept == ([] if len(held_out) == 2 else [(tuner.folders[0], P, True)])
+
+
+def test_what_cannot_be_kept_for_the_next_model_is_said_and_no_failure(project, tuner, caplog):
+    assert tune(project, "resnet-18", P, 200).startswith("resnet-18")
+    assert "what was measured will not teach the next model (the folder" in caplog.text
 
 
 @pytest.mark.parametrize("change", ["network", "trials", "graph", "champion", "force"])

@@ -1,0 +1,196 @@
+"""What a model should have learned to tell the programs apart that a search meets.
+
+    python bench/near.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
+
+drawn            data/prepared and data/registers: uniform draws and such as a search begins with, which a Xeon measured
++ EPYC's draws   and data/epyc/registers: some of these programs on the machine of the tested ones
++ searched       and data/searched instead: as many programs of the same networks that searches met on that machine
++ all searched   and all of those
+
+Boosted trees on tokens learn that in one heap, as what comes with TCL is learned, under this machine's hardware row; without the tasks of three
+training networks at a time, of which they rank the programs that searches met, and on the Xeon those that were drawn.
+
+all   rank correlation of scores with speed;  near   of the programs within 1.6 times the fastest;  pairs   share of pairs ranked right.
+Mean over tasks, and the 95 % interval of the difference from `drawn` over draws of the tasks.  --quick: one fold, one seed.  What was
+computed with the same code and data is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
+
+from tcl_core import environment, store  # noqa: F401  (before torch is imported)
+
+import numpy as np
+import torch
+from _identity import code_identity
+from _paired import against
+from _transfer_data import FOLDS
+from scipy.stats import spearmanr
+
+from tcl_core import datasets
+from tcl_core.errors import TclError
+from tcl_core.evaluation.metrics import task_pairs
+from tcl_core.features.batches import Samples, rows_by_task
+from tcl_core.models import catalogue
+from tcl_core.progress import progress
+from tcl_core.reference import Reference, apart
+from tcl_core.stages.training import as_here
+
+COMMAND = "python bench/near.py"
+DRAWN, HERE, FEW, ALL = ROWS = "drawn", "+ EPYC's draws", "+ searched", "+ all searched"
+SETS = "prepared", "registers", "epyc/registers", "searched"
+NEAR, ENOUGH = 1.6, 8  # times the fastest; programs of which a rank correlation says something
+FIGURES = {"all": "searched, all", "near": "searched, near the fastest", "pairs": "drawn, pairs right"}
+DIGITS = 5
+
+Figures = dict[str, dict[str, float]]
+"""Figure -> "platform, task" -> value."""
+
+
+class Bench:
+    """The data sets of ``SETS``; the last one's programs are what is to be told apart."""
+
+    def __init__(self, sets: Mapping[str, Reference], folds: Sequence[Sequence[str]], enough: int = ENOUGH) -> None:
+        self.sets, self.folds, self.enough = sets, folds, enough
+        searched = sets["searched"]
+        self.platform = searched.platforms[0]
+        self.here = searched.hardware(self.platform)
+        self.counts = [len(data.platforms) * len(data.encoder.numbers) for data in sets.values()]
+
+    def unit(self, fold: int, seed: int) -> dict[str, Figures]:
+        """Row -> its figures."""
+        tested = self.folds[fold]
+        ranked = {use["task_key"] for data in self.sets.values() for use in data.uses if use["network"] in tested}
+        heaps = {name: as_here(data.pooled(ranked), self.here) for name, data in self.sets.items()}
+        numbers = self.sets["epyc/registers"].encoder.numbers
+        place = self.sets["epyc/registers"].platforms.index(self.platform)
+        heaps["epyc/registers"] = _of(heaps["epyc/registers"], {number + place * len(numbers) for number in numbers.values()})
+        few = np.random.default_rng([seed, fold]).permutation(len(heaps["searched"]))[: len(heaps["epyc/registers"])]
+        more = {
+            DRAWN: {},
+            HERE: {"epyc/registers": heaps["epyc/registers"]},
+            FEW: {"searched": heaps["searched"].take(np.sort(few))},
+            ALL: {"searched": heaps["searched"]},
+        }
+        return {row: self._judged({**dict(list(heaps.items())[:2]), **more[row]}, tested, seed) for row in ROWS}
+
+    def _judged(self, heaps: Mapping[str, Samples], tested: Sequence[str], seed: int) -> Figures:
+        counts = [count for name, count in zip(self.sets, self.counts, strict=True) if name in heaps]
+        model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
+        model.fit(apart(list(heaps.values()), counts))
+        found: Figures = {name: {} for name in FIGURES}
+        test = self.sets["searched"].case(self.platform, tested=tested).test
+        for name, values in correlations(model.predict(test), test, self.enough).items():
+            found[name] |= {f"{self.platform}, {task}": round(value, DIGITS) for task, value in values.items()}
+        drawn = self.sets["registers"]
+        for platform in drawn.platforms:
+            test = as_here(drawn.case(platform, tested=tested).test, self.here)
+            by_task = task_pairs(model.predict(test), test.latencies_s, test.tasks)
+            found["pairs"] |= {f"{platform}, {task}": round(float(value), DIGITS) for task, value in by_task.items()}
+        return found
+
+
+def _of(samples: Samples, tasks: set[int]) -> Samples:
+    return samples.take(np.isin(samples.tasks, list(tasks)))
+
+
+def correlations(scores: np.ndarray, samples: Samples, enough: int = ENOUGH) -> dict[str, dict[int, float]]:
+    """Of all, and near the fastest: task -> Spearman's rank correlation of scores and speed, where there are enough programs that differ."""
+    found: dict[str, dict[int, float]] = {"all": {}, "near": {}}
+    for rows in rows_by_task(samples.tasks):
+        ran = rows[np.isfinite(samples.latencies_s[rows])]
+        seconds, said = samples.latencies_s[ran], scores[ran]
+        near = seconds <= NEAR * seconds.min(initial=math.inf)
+        for name, kept in (("all", np.ones(len(ran), dtype=bool)), ("near", near)):
+            if kept.sum() >= enough and np.ptp(said[kept]) and np.ptp(seconds[kept]):
+                found[name][int(samples.tasks[rows[0]])] = float(spearmanr(said[kept], -seconds[kept])[0])
+    return found
+
+
+def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
+    """Row -> figure -> [mean, low, high], and the figure less that of `drawn`; a task counts once, with its mean."""
+    found: dict[str, Any] = {}
+    for row in ROWS:
+        found[row] = {}
+        for name in FIGURES:
+            mine, base = (_by_task(units, which, name) for which in (row, DRAWN))
+            both = sorted(mine.keys() & base.keys())  # scores that are all alike have no correlation
+            of = [np.array([values[task] for task in both]) for values in (mine, base)]
+            found[row][name] = against(of[0], np.zeros(len(both)))
+            found[row][f"{name}_less_drawn"] = against(*of)
+    return found
+
+
+def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, name: str) -> dict[int, float]:
+    """Task -> its mean over platforms and seeds."""
+    values: dict[int, list[float]] = {}
+    for unit in units.values():
+        for place, value in unit[row][name].items():
+            values.setdefault(int(place.split(", ")[1]), []).append(value)
+    return {task: float(np.mean(of_task)) for task, of_task in values.items()}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    def cell(row: str, name: str) -> str:
+        _, low, high = found[row][f"{name}_less_drawn"]
+        return f"{found[row][name][0]:.3f}" + ("" if row == DRAWN or low is None else f" ({low:+.3f} to {high:+.3f})")
+
+    return markdown(["learned", *FIGURES.values()], [[row, *(cell(row, name) for name in FIGURES)] for row in ROWS])
+
+
+def run(given: Any) -> None:
+    folds, seeds = given.folds, given.seeds
+    if given.smallest:
+        from _smallest import reference
+
+        bench = Bench({name: reference() for name in SETS}, FOLDS, enough=2)
+    else:
+        bench = Bench({name: datasets.reference(ROOT / "data" / name) for name in SETS}, FOLDS)
+    if given.quick or given.smallest:
+        folds, seeds = 1, 1
+    data = "-".join(store.data_digest(each.folder)[:12] for each in bench.sets.values())
+    identity = f"{code_identity(['tcl_core.models.trees', 'tcl_core.reference'], [])}-{data}"
+    file = result_file("near.json")
+    before = json.loads(file.read_text()) if file.exists() else {}
+    units = before["units"] if before.get("identity") == identity else {}
+    todo = [(fold, seed) for seed in range(seeds) for fold in range(folds)]
+    until = time.monotonic() + 60 * given.minutes
+    with progress("learning", len(todo)) as shown:
+        for fold, seed in todo:
+            if f"{fold}, {seed}" not in units and time.monotonic() < until:
+                units[f"{fold}, {seed}"] = bench.unit(fold, seed)
+                save("near", {"identity": identity, "summary": summary(units), "units": units}, COMMAND + " --quick" * given.quick)
+            shown.advance(f"fold {fold}, seed {seed}")
+    text = table(summary(units))
+    into_document("near", text)
+    print(text)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action=Quick, help="one fold, one seed")
+    parser.add_argument(
+        "--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help=f"groups of networks ({len(FOLDS)})"
+    )
+    parser.add_argument("--seeds", type=int, choices=range(1, 51), metavar="N", default=1, help="of each fold (1)")
+    parser.add_argument("--threads", type=int, default=2, help="of training (2)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    try:
+        run(given)
+    except TclError as error:
+        sys.exit(f"near: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Measure what searches meet: programs that a search proposes for the tasks of a data set, told what it measured before.
+
+    python bench/searched.py [--minutes M] [--platform host-avx2] [--like data/registers] [--draws FOLDER] [--to data/searched]
+
+The model of the search is the one that comes with TCL.  Passes go over all training and held-out tasks of the data set, ``EACH`` programs
+of a task in each; so a run that is stopped, or ends with its minutes, has as many of each task, and the same command goes on
+from there.  Further programs, which nobody measured, are the next ones that each search would have asked for.
+
+A search meets no programs but those that its model likes.  Who learns these alone learns to like the opposite: of two programs of which one
+lacks what the model likes, it was measured for being good otherwise.  So with --draws what this machine measured of draws joins them, in the same tasks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from _tables import arguments, result_file
+from reference import BENCH, check_folder, hardware_of
+
+from tcl_core import environment, store  # noqa: F401  (before torch is imported)
+from tcl_core.collect import Collection
+from tcl_core.compat import quiet_compiler
+from tcl_core.errors import DataError, TclError
+from tcl_core.features.encode import Encoder
+from tcl_core.journal import iter_journal
+from tcl_core.platforms import host_fingerprint, save_hardware
+from tcl_core.profiles import load_patched
+from tcl_core.programs.pool import Program
+from tcl_core.programs.sketches import trace_to_json
+from tcl_core.programs.tasks import Task
+from tcl_core.progress import progress
+from tcl_core.records import Record
+from tcl_core.shipped_model import pretrained
+from tcl_core.stages.collecting import setup_of
+from tcl_core.stages.machine import measuring_alone
+from tcl_core.stages.workspace import Workspace
+from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
+
+SPLITS = ("train", "held_out")
+EACH = 8  # programs of a task in a pass: a search's batch
+FURTHER = 48  # programs of a task that are written beside the measured ones
+
+
+class Searches:
+    """The search of every task, and what was measured of all."""
+
+    def __init__(self, workspace: Workspace, platform: str, tasks: Sequence[Task], journal: Path) -> None:
+        self.workspace, self.platform, self.tasks, self.journal = workspace, platform, tasks, journal
+        self.setup, self.hardware = setup_of(workspace, platform), hardware_of(workspace, platform)
+        model = pretrained(workspace.params.platforms[platform].mcpu).model
+        settings = SearchSettings(seed=workspace.params.seed)
+        self._of: dict[str, ScheduleSearch] = {}
+        with progress("finding design spaces", len(tasks)) as shown, quiet_compiler():
+            for task in tasks:
+                self._of[task.key] = ScheduleSearch(task, model, self.hardware.vector(), self.setup.target, settings)
+                shown.advance(task.name[:40])
+        self.sketches = [
+            {"task_key": key, "sketch_id": sketch.index, "trace_json": trace_to_json(sketch.trace)}
+            for key, search in self._of.items()
+            for sketch in search.sketches
+        ]
+        self.programs: list[Program] = []
+        self.records: dict[tuple, Record] = {}
+        self._take(record for record in iter_journal(journal) if record.protocol == self.setup.protocol_json(record.error))
+
+    def _take(self, records: Iterable[Record]) -> None:
+        known = {(p.task_key, p.sketch, p.decisions) for p in self.programs}
+        for record in records:
+            if record.key not in known:
+                known.add(record.key)
+                self.programs.append(Program(record.task_key, record.program_id, record.sketch_id, tuple(record.decisions)))
+            self.records[record.key] = record
+            self._of[record.task_key].tell(record.key[1:], record.latency_s)
+
+    def proposed(self, count: int) -> list[Program]:
+        """So many further programs of each task, none of which was measured."""
+        found = []
+        numbers = defaultdict(int)
+        for program in self.programs:
+            numbers[program.task_key] = max(numbers[program.task_key], program.number + 1)
+        with progress("searching", len(self.tasks)) as shown, quiet_compiler():
+            for task in self.tasks:
+                search = self._of[task.key]
+                search.schedules(count)
+                found += [Program(task.key, numbers[task.key] + n, *candidate) for n, candidate in enumerate(search.waiting)]
+                shown.advance(task.name[:40])
+        return found
+
+    def measure(self, programs: Sequence[Program]) -> None:
+        """Measure these, beside what is known of others of their tasks."""
+        collection = Collection(
+            programs=[*self.programs, *programs],
+            encoder=Encoder(self.tasks, self.sketches),
+            hardware=self.hardware.vector(),
+            host=host_fingerprint(),
+            setup=self.setup,
+            journal=self.journal,
+        )
+        first = len(self.programs)
+        collection.records |= {row: record for row, record in collection.known.items() if row < first}
+        with progress("measuring", len(programs)) as shown, collection.measuring() as measuring:
+            rows = range(first, len(collection.programs))
+            found: list[Record] = []
+            measuring.measure(rows, 0, self.workspace.params.measure.check_fraction, lambda record: (found.append(record), shown.advance()))
+        self._take(found)
+
+
+def tasks_of(like: Path) -> tuple[dict[str, str], list[Task], list[dict]]:
+    """The split of each task that is searched, these tasks, and which networks have them.
+
+    As in ``Reference``: what a held-out or sealed network has is none of the training networks', and sealed tasks stay so.
+    """
+    if not (like / "tasks.parquet").exists():
+        raise DataError(f"{like} is no data set: it has no tasks.parquet; give --like the folder of one, such as data/registers")
+    uses = store.read_table(like / "networks.parquet", "networks")
+    splits = {use["task_key"]: use["split"] for last in ("train", "sealed", "held_out") for use in uses if use["split"] == last}
+    splits = {key: split for key, split in splits.items() if split in SPLITS}
+    tasks = [Task.from_row(row) for row in store.read_table(like / "tasks.parquet", "tasks") if row["task_key"] in splits]
+    return splits, tasks, [use for use in uses if use["task_key"] in splits]
+
+
+def draws_of(folder: Path, platform: str, tasks: Container[str], sketches: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """What this machine measured of draws of these tasks, of the very sketches that are searched."""
+    texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
+    theirs = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in store.read_table(folder / "sketches.parquet", "sketches")}
+    records = [record for record in store.read_records(folder / f"platform={platform}") if record.task_key in tasks]
+    if others := {record.host for record in records} - {host_fingerprint()}:
+        raise DataError(f"{folder} was measured on {' and '.join(sorted(others))}; give --draws a data set of this machine")
+    return [record for record in records if texts.get(record.key[:2]) == theirs[record.key[:2]]]
+
+
+def write(searches: Searches, draws: Sequence[Record], splits: Mapping[str, str], uses: Sequence[dict], folder: Path) -> str:
+    """All tables of the data set, its programs numbered anew; says what there is."""
+    searched = [searches.records[p.task_key, p.sketch, p.decisions] for p in searches.programs]
+    measured = sorted({record.key: record for record in (*draws, *searched)}.values(), key=lambda record: record.task_key)
+    further = [(p.task_key, p.sketch, p.decisions) for p in searches.proposed(FURTHER)]
+    keys = [record.key for record in measured]
+    keys += sorted(set(further) - set(keys))
+    numbers, counts = dict[tuple, int](), Counter[str]()
+    for key in keys:
+        numbers[key] = counts[key[0]]
+        counts[key[0]] += 1
+    rows = [
+        {"task_key": task, "split": splits[task], "program_id": numbers[task, sketch, decisions], "sketch_id": sketch, "decisions": list(decisions)}
+        for task, sketch, decisions in keys
+    ]  # fmt: skip
+    store.write_table(folder / "tasks.parquet", "tasks", [task.as_row() for task in searches.tasks])
+    store.write_table(folder / "networks.parquet", "networks", list(uses))
+    store.write_table(folder / "sketches.parquet", "sketches", searches.sketches)
+    store.write_table(folder / "programs.parquet", "programs", rows)
+    place = folder / f"platform={searches.platform}"
+    store.write_records(place, [replace(record, program_id=numbers[record.key]) for record in measured])
+    save_hardware(place, searches.hardware)
+    failed, disturbed = sum(r.error != "ok" for r in measured), sum(r.disturbed for r in measured)
+    return (
+        f"{searches.platform}: {len(measured):,} records of {len(counts)} tasks, {len(searched):,} of them searched: {failed} failed, "
+        f"{disturbed} disturbed; {len(rows) - len(measured):,} further programs"
+    )
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--minutes", type=float, default=40.0, help="begin no further pass after so many")
+    parser.add_argument("--platform", default="host-avx2", help="name in params.yaml")
+    parser.add_argument("--like", type=Path, default=Path("data/registers"), metavar="FOLDER", help="whose tasks are searched")
+    parser.add_argument("--draws", type=Path, metavar="FOLDER", help="a data set in which this machine measured draws of these tasks")
+    parser.add_argument("--to", type=Path, default=Path("data/searched"), help="folder of the data set")
+    given = parser.parse_args()
+    workspace = Workspace(".", load_patched(BENCH / "registers.yaml"))
+    try:
+        check_folder(workspace, given.to)
+        splits, tasks, uses = tasks_of(given.like)
+        if given.smallest:
+            from _smallest import scratch
+
+            workspace, given.to, given.minutes, tasks = Workspace(scratch(), workspace.params), result_file("searched"), 0.0, tasks[:2]
+            short = replace(workspace.params.measure, repeats=1, max_repeats=1, min_repeat_ms=1)
+            workspace.params = replace(workspace.params, measure=short)
+        end = time.monotonic() + 60 * given.minutes
+        with measuring_alone():
+            searches = Searches(workspace, given.platform, tasks, workspace.journal / given.to.name / given.platform)
+            with suppress(KeyboardInterrupt):
+                while not searches.records or time.monotonic() < end:
+                    if not (programs := searches.proposed(EACH)):
+                        break
+                    searches.measure(programs)
+            draws = draws_of(given.draws, given.platform, splits, searches.sketches) if given.draws else []
+            print(write(searches, draws, splits, uses, given.to))
+    except TclError as error:
+        sys.exit(f"searched: {error}")
+
+
+if __name__ == "__main__":
+    main()
