@@ -2,13 +2,13 @@
 
     python bench/near.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
 
-drawn            data/prepared and data/registers: uniform draws and such as a search begins with, which a Xeon measured
-+ EPYC's draws   and data/epyc/registers: some of these programs on the machine of the tested ones
-+ searched       and data/searched instead: as many programs of the same networks that searches met on that machine
-+ all searched   and all of those
+drawn             data/prepared and data/registers: uniform draws and such as a search begins with, which a Xeon measured
++ draws here      and what data/searched has of draws, measured on the machine of the tested programs
++ searched alone  and what it has of searched programs
++ both            and all of it, in the same tasks: what comes with TCL
 
 Boosted trees on tokens learn that in one heap, as what comes with TCL is learned, under this machine's hardware row; without the tasks of three
-training networks at a time, of which they rank the programs that searches met, and on the Xeon those that were drawn.
+training networks at a time, of which they rank the programs that searches met, and those that were drawn on the Xeon.
 
 all   rank correlation of scores with speed;  near   of the programs within 1.6 times the fastest;  pairs   share of pairs ranked right.
 Mean over tasks, and the 95 % interval of the difference from `drawn` over draws of the tasks.  --quick: one fold, one seed.  What was
@@ -21,7 +21,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,12 +42,14 @@ from tcl_core.evaluation.metrics import task_pairs
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.models import catalogue
 from tcl_core.progress import progress
+from tcl_core.records import ProgramKey
 from tcl_core.reference import Reference, apart
 from tcl_core.stages.training import as_here
 
 COMMAND = "python bench/near.py"
-DRAWN, HERE, FEW, ALL = ROWS = "drawn", "+ EPYC's draws", "+ searched", "+ all searched"
-SETS = "prepared", "registers", "epyc/registers", "searched"
+DRAWN, HERE, ALONE, BOTH = ROWS = "drawn", "+ draws here", "+ searched alone", "+ both"
+SETS = "prepared", "registers", "searched"
+DRAWS = ROOT / "data" / "epyc" / "registers"
 NEAR, ENOUGH = 1.6, 8  # times the fastest; programs of which a rank correlation says something
 FIGURES = {"all": "searched, all", "near": "searched, near the fastest", "pairs": "drawn, pairs right"}
 DIGITS = 5
@@ -57,39 +59,43 @@ Figures = dict[str, dict[str, float]]
 
 
 class Bench:
-    """The data sets of ``SETS``; the last one's programs are what is to be told apart."""
+    """The data sets of ``SETS``; the last one's programs are what is to be told apart, but for the ``draws``."""
 
-    def __init__(self, sets: Mapping[str, Reference], folds: Sequence[Sequence[str]], enough: int = ENOUGH) -> None:
+    def __init__(
+        self, sets: Mapping[str, Reference], draws: Collection[ProgramKey], folds: Sequence[Sequence[str]], enough: int = ENOUGH
+    ) -> None:
         self.sets, self.folds, self.enough = sets, folds, enough
-        searched = sets["searched"]
-        self.platform = searched.platforms[0]
-        self.here = searched.hardware(self.platform)
+        self.searched = sets["searched"]
+        self.platform = self.searched.platforms[-1]
+        self.here = self.searched.hardware(self.platform)
         self.counts = [len(data.platforms) * len(data.encoder.numbers) for data in sets.values()]
+        records = store.read_records(self.searched.folder / f"platform={self.platform}")
+        self.drawn = np.array([record.key in draws for record in records])
 
     def unit(self, fold: int, seed: int) -> dict[str, Figures]:
         """Row -> its figures."""
         tested = self.folds[fold]
         ranked = {use["task_key"] for data in self.sets.values() for use in data.uses if use["network"] in tested}
-        heaps = {name: as_here(data.pooled(ranked), self.here) for name, data in self.sets.items()}
-        numbers = self.sets["epyc/registers"].encoder.numbers
-        place = self.sets["epyc/registers"].platforms.index(self.platform)
-        heaps["epyc/registers"] = _of(heaps["epyc/registers"], {number + place * len(numbers) for number in numbers.values()})
-        few = np.random.default_rng([seed, fold]).permutation(len(heaps["searched"]))[: len(heaps["epyc/registers"])]
-        more = {
-            DRAWN: {},
-            HERE: {"epyc/registers": heaps["epyc/registers"]},
-            FEW: {"searched": heaps["searched"].take(np.sort(few))},
-            ALL: {"searched": heaps["searched"]},
-        }
-        return {row: self._judged({**dict(list(heaps.items())[:2]), **more[row]}, tested, seed) for row in ROWS}
+        heaps = [as_here(self.sets[name].pooled(ranked), self.here) for name in SETS[:-1]]
+        all_here = self.searched.samples(self.platform)
+        numbers = self.searched.encoder.numbers
+        trained = np.isin(all_here.tasks, [numbers[key] for key in self._trained() - ranked])
+        parts = {HERE: self.drawn, ALONE: ~self.drawn, BOTH: np.ones(len(all_here), dtype=bool)}
+        learned = {DRAWN: heaps} | {row: [*heaps, all_here.take(trained & part)] for row, part in parts.items()}
+        asked = {task for weights in self.searched.case(self.platform, tested=tested).networks.values() for task in weights}
+        test = all_here.take(np.isin(all_here.tasks, list(asked)) & ~self.drawn)
+        return {row: self._judged(of_row, test, tested, seed) for row, of_row in learned.items()}
 
-    def _judged(self, heaps: Mapping[str, Samples], tested: Sequence[str], seed: int) -> Figures:
-        counts = [count for name, count in zip(self.sets, self.counts, strict=True) if name in heaps]
+    def _trained(self) -> set[str]:
+        """Keys of the tasks that no held-out network has."""
+        of = {split: {use["task_key"] for use in self.searched.uses if use["split"] == split} for split in ("train", "held_out", "sealed")}
+        return of["train"] - of["held_out"] - of["sealed"]
+
+    def _judged(self, heaps: Sequence[Samples], searched: Samples, tested: Sequence[str], seed: int) -> Figures:
         model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
-        model.fit(apart(list(heaps.values()), counts))
+        model.fit(apart(heaps, self.counts[: len(heaps)]))
         found: Figures = {name: {} for name in FIGURES}
-        test = self.sets["searched"].case(self.platform, tested=tested).test
-        for name, values in correlations(model.predict(test), test, self.enough).items():
+        for name, values in correlations(model.predict(searched), searched, self.enough).items():
             found[name] |= {f"{self.platform}, {task}": round(value, DIGITS) for task, value in values.items()}
         drawn = self.sets["registers"]
         for platform in drawn.platforms:
@@ -97,10 +103,6 @@ class Bench:
             by_task = task_pairs(model.predict(test), test.latencies_s, test.tasks)
             found["pairs"] |= {f"{platform}, {task}": round(float(value), DIGITS) for task, value in by_task.items()}
         return found
-
-
-def _of(samples: Samples, tasks: set[int]) -> Samples:
-    return samples.take(np.isin(samples.tasks, list(tasks)))
 
 
 def correlations(scores: np.ndarray, samples: Samples, enough: int = ENOUGH) -> dict[str, dict[int, float]]:
@@ -152,9 +154,12 @@ def run(given: Any) -> None:
     if given.smallest:
         from _smallest import reference
 
-        bench = Bench({name: reference() for name in SETS}, FOLDS, enough=2)
+        sets = {name: reference() for name in SETS}
+        draws = {r.key for r in store.read_records(sets["searched"].folder / "platform=host-avx512") if r.program_id % 2}
+        bench = Bench(sets, draws, FOLDS, enough=2)
     else:
-        bench = Bench({name: datasets.reference(ROOT / "data" / name) for name in SETS}, FOLDS)
+        draws = {record.key for record in store.read_records(DRAWS / "platform=host-avx2")}
+        bench = Bench({name: datasets.reference(ROOT / "data" / name) for name in SETS}, draws, FOLDS)
     if given.quick or given.smallest:
         folds, seeds = 1, 1
     data = "-".join(store.data_digest(each.folder)[:12] for each in bench.sets.values())

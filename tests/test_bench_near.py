@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from near import DRAWN, FEW, FIGURES, ROWS, correlations, summary
+from near import ALONE, DRAWN, FIGURES, ROWS, correlations, summary
 
 from tcl_core.features.batches import Samples
 
@@ -29,7 +29,7 @@ def test_scores_that_are_all_alike_have_no_correlation():
 
 def test_a_difference_is_of_tasks_that_both_ranked():
     figures = {row: {name: {f"host-avx2, {task}": 0.25 for task in range(12)} for name in FIGURES} for row in ROWS}
-    figures[FEW]["near"] = {f"host-avx2, {task}": 0.5 for task in range(1, 13)}
+    figures[ALONE]["near"] = {f"host-avx2, {task}": 0.5 for task in range(1, 13)}
     found = summary({"0, 0": figures})
-    assert found[FEW]["near"] == [0.5, 0.5, 0.5] and found[FEW]["near_less_drawn"] == [0.25, 0.25, 0.25]
+    assert found[ALONE]["near"] == [0.5, 0.5, 0.5] and found[ALONE]["near_less_drawn"] == [0.25, 0.25, 0.25]
     assert found[DRAWN]["near_less_drawn"] == [0.0, 0.0, 0.0]

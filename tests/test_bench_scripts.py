@@ -43,7 +43,7 @@ TABLES = {
     ),
     "near": tuple(
         f"summary.{row}.{figure}"
-        for row in ("drawn", "+ EPYC's draws", "+ searched", "+ all searched")
+        for row in ("drawn", "+ draws here", "+ searched alone", "+ both")
         for figure in ("all", "near", "pairs_less_drawn")
     ),
     "pipeline": (
