@@ -101,7 +101,7 @@ def test_nothing_new_is_tuned_once(project, tuner):
 @pytest.mark.parametrize("held_out", [(), ("one",), ("one", "other")])
 def test_what_was_measured_teaches_the_next_model(project, tuner, monkeypatch, held_out):
     """Unless all of it is held-out networks': the same run of the pipeline again would find something new to learn."""
-    monkeypatch.setattr(project, "networks", [{"split": "held_out", "task_key": key} for key in held_out], raising=False)
+    project.networks = [{"split": "held_out", "task_key": key} for key in held_out]
     kept = []
     monkeypatch.setattr(tuning, "keep_tuned", lambda workspace, database, platform: kept.append((database, platform, database.exists())))
     tuner.keys = ("one", "other")
