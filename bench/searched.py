@@ -30,6 +30,7 @@ from tcl_core.compat import quiet_compiler
 from tcl_core.errors import DataError, TclError
 from tcl_core.features.encode import Encoder
 from tcl_core.journal import iter_journal
+from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import host_fingerprint, save_hardware
 from tcl_core.profiles import load_patched
 from tcl_core.programs.pool import Program
@@ -51,10 +52,9 @@ FURTHER = 48  # programs of a task that are written beside the measured ones
 class Searches:
     """The search of every task, and what was measured of all."""
 
-    def __init__(self, workspace: Workspace, platform: str, tasks: Sequence[Task], journal: Path) -> None:
+    def __init__(self, workspace: Workspace, platform: str, tasks: Sequence[Task], journal: Path, model: CostModel | None) -> None:
         self.workspace, self.platform, self.tasks, self.journal = workspace, platform, tasks, journal
         self.setup, self.hardware = setup_of(workspace, platform), hardware_of(workspace, platform)
-        model = pretrained(workspace.params.platforms[platform].mcpu).model
         settings = SearchSettings(seed=workspace.params.seed)
         self._of: dict[str, ScheduleSearch] = {}
         with progress("finding design spaces", len(tasks)) as shown, quiet_compiler():
@@ -175,17 +175,18 @@ def main() -> None:
     given = parser.parse_args()
     workspace = Workspace(".", load_patched(BENCH / "registers.yaml"))
     try:
-        check_folder(workspace, given.to)
         splits, tasks, uses = tasks_of(given.like)
         if given.smallest:
             from _smallest import scratch
 
-            workspace, given.to, given.minutes, tasks = Workspace(scratch(), workspace.params), result_file("searched"), 0.0, tasks[:2]
             short = replace(workspace.params.measure, repeats=1, max_repeats=1, min_repeat_ms=1)
-            workspace.params = replace(workspace.params, measure=short)
+            workspace = Workspace(scratch(), replace(workspace.params, measure=short))
+            given.to, given.minutes, tasks = result_file("searched"), 0.0, tasks[:2]
+        check_folder(workspace, given.to)
         end = time.monotonic() + 60 * given.minutes
+        model = None if given.smallest else pretrained(workspace.params.platforms[given.platform].mcpu).model
         with measuring_alone():
-            searches = Searches(workspace, given.platform, tasks, workspace.journal / given.to.name / given.platform)
+            searches = Searches(workspace, given.platform, tasks, workspace.journal / given.to.name / given.platform, model)
             with suppress(KeyboardInterrupt):
                 while not searches.records or time.monotonic() < end:
                     if not (programs := searches.proposed(EACH)):
