@@ -24,7 +24,7 @@ DVC = """[core]
 """
 NETWORKS = "Put .pt2 and .onnx files with fixed shapes here, and name them in params.yaml as networks/FILE: DVC sees when they change.\n"
 TUNED = "What tcl tune measured here, for tcl train to learn (train.tuned of params.yaml).  To forget a platform's, delete its folder.\n"
-OURS = {".dvc", "networks", "data", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE}
+OURS = {".dvc", "networks", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE}
 IGNORED = {".git", ".gitignore", ".gitattributes"}  # what a new repository has
 
 
@@ -48,6 +48,8 @@ def _check_place(folder: Path) -> None:
         raise UsageError(f"{shown(folder)} is no folder; name one that is empty, or a new one")
     with writing(folder):
         there = {path.name for path in folder.iterdir()} - IGNORED
+        if (folder / "data").is_dir() and {path.name for path in (folder / "data").iterdir()} <= {"tuned"}:
+            there -= {"data"}  # of a start that was killed; other data are somebody's
     others = sorted(there if PARAMS in there else there - OURS)
     if others:
         raise UsageError(f"{shown(folder)} is not empty ({shown(others[0])} is there); name an empty folder, or a new one")

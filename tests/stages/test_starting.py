@@ -52,6 +52,17 @@ def test_dvc_knows_whether_git_is_there(in_git, tmp_path):
     assert ("no_scm" in config) is not in_git and f"autostage = {str(in_git).lower()}" in config
 
 
+def test_data_of_somebodys_are_no_start_that_was_killed(tmp_path):
+    (tmp_path / "data" / "tuned").mkdir(parents=True)
+    start_project(tmp_path)
+    mine = tmp_path / "mine"
+    (mine / "data").mkdir(parents=True)
+    (mine / "data" / "precious.csv").write_text("1")
+    with pytest.raises(UsageError, match="is not empty .data is there."):
+        start_project(mine)
+    assert files(mine) == {"data/precious.csv"}
+
+
 def test_a_folder_with_something_in_it_stays_as_it_is(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match=r"is not empty \(thesis.tex is there\); name an empty folder, or a new one"):
