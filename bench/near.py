@@ -17,36 +17,30 @@ computed with the same code and data is kept.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
+from _by_fold import begin, compute, identity
+from _tables import ROOT, markdown
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
-import torch
-from _identity import code_identity
 from _paired import against
 from _transfer_data import FOLDS
 from scipy.stats import spearmanr
 
 from tcl_core import datasets
-from tcl_core.errors import TclError
 from tcl_core.evaluation.metrics import task_pairs
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.models import catalogue
-from tcl_core.progress import progress
 from tcl_core.records import ProgramKey
 from tcl_core.reference import Reference, apart
 from tcl_core.stages.training import as_here
 
-COMMAND = "python bench/near.py"
 DRAWN, HERE, ALONE, BOTH = ROWS = "drawn", "+ draws here", "+ searched alone", "+ both"
 SETS = "prepared", "registers", "searched"
 DRAWS = ROOT / "data" / "epyc" / "registers"
@@ -150,7 +144,6 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def run(given: Any) -> None:
-    folds, seeds = given.folds, given.seeds
     if given.smallest:
         from _smallest import reference
 
@@ -160,42 +153,9 @@ def run(given: Any) -> None:
     else:
         draws = {record.key for record in store.read_records(DRAWS / "platform=host-avx2")}
         bench = Bench({name: datasets.reference(ROOT / "data" / name) for name in SETS}, draws, FOLDS)
-    if given.quick or given.smallest:
-        folds, seeds = 1, 1
-    data = "-".join(store.data_digest(each.folder)[:12] for each in bench.sets.values())
-    identity = f"{code_identity(['tcl_core.models.trees', 'tcl_core.reference'], [])}-{data}"
-    file = result_file("near.json")
-    before = json.loads(file.read_text()) if file.exists() else {}
-    units = before["units"] if before.get("identity") == identity else {}
-    todo = [(fold, seed) for seed in range(seeds) for fold in range(folds)]
-    until = time.monotonic() + 60 * given.minutes
-    with progress("learning", len(todo)) as shown:
-        for fold, seed in todo:
-            if f"{fold}, {seed}" not in units and time.monotonic() < until:
-                units[f"{fold}, {seed}"] = bench.unit(fold, seed)
-                save("near", {"identity": identity, "summary": summary(units), "units": units}, COMMAND + " --quick" * given.quick)
-            shown.advance(f"fold {fold}, seed {seed}")
-    text = table(summary(units))
-    into_document("near", text)
-    print(text)
-
-
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--quick", action=Quick, help="one fold, one seed")
-    parser.add_argument(
-        "--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help=f"groups of networks ({len(FOLDS)})"
-    )
-    parser.add_argument("--seeds", type=int, choices=range(1, 51), metavar="N", default=1, help="of each fold (1)")
-    parser.add_argument("--threads", type=int, default=2, help="of training (2)")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    try:
-        run(given)
-    except TclError as error:
-        sys.exit(f"near: {error}")
+    units = {f"{fold}, {seed}": partial(bench.unit, fold, seed) for seed in range(given.seeds) for fold in range(given.folds)}
+    compute("near", given, identity(["tcl_core.models.trees", "tcl_core.reference"], bench.sets.values()), units, summary, table)
 
 
 if __name__ == "__main__":
-    main()
+    begin(__doc__, run, seeds=1)

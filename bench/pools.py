@@ -15,33 +15,26 @@ draws of the tasks.  --quick: one fold, one seed.  What was computed with the sa
 
 from __future__ import annotations
 
-import json
-import math
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from _tables import Quick, arguments, into_document, markdown, result_file, save
+from _by_fold import begin, compute, identity
+from _tables import markdown
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
-import torch
-from _identity import code_identity
 from _paired import against
 from _transfer_data import FOLDS
 
 from tcl_core import datasets
-from tcl_core.errors import TclError
 from tcl_core.evaluation.metrics import subset_top_1, task_pairs
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
-from tcl_core.progress import progress
 from tcl_core.reference import Reference, apart
 
-COMMAND = "python bench/pools.py"
 UNIFORM, LEANING, HALVES, BOTH = ROWS = "uniform", "leaning", "half each", "both"
 FIGURES = {"pairs": task_pairs, "u16": subset_top_1}
 DIGITS = 5
@@ -118,47 +111,15 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def run(given: Any) -> None:
-    bench, folds, seeds = Bench({UNIFORM: datasets.prepared(), LEANING: datasets.registers()}, FOLDS), given.folds, given.seeds
-    if given.quick:
-        folds, seeds = 1, 1
     if given.smallest:
         from _smallest import reference
 
-        bench, folds, seeds = Bench({UNIFORM: reference(), LEANING: reference()}, FOLDS), 1, 1
-    data = "-".join(store.data_digest(each.folder)[:12] for each in bench.pools.values())
-    identity = f"{code_identity(['tcl_core.models.trees', 'tcl_core.reference'], [])}-{data}"
-    file = result_file("pools.json")
-    before = json.loads(file.read_text()) if file.exists() else {}
-    units = before["units"] if before.get("identity") == identity else {}
-    todo = [(fold, seed) for seed in range(seeds) for fold in range(folds)]
-    until = time.monotonic() + 60 * given.minutes
-    with progress("learning", len(todo)) as shown:
-        for fold, seed in todo:
-            if f"{fold}, {seed}" not in units and time.monotonic() < until:
-                units[f"{fold}, {seed}"] = bench.unit(fold, seed)
-                save("pools", {"identity": identity, "summary": summary(units), "units": units}, COMMAND + " --quick" * given.quick)
-            shown.advance(f"fold {fold}, seed {seed}")
-    text = table(summary(units))
-    into_document("pools", text)
-    print(text)
-
-
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--quick", action=Quick, help="one fold, one seed")
-    parser.add_argument(
-        "--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help=f"groups of networks ({len(FOLDS)})"
-    )
-    parser.add_argument("--seeds", type=int, choices=range(1, 51), metavar="N", default=3, help="of each fold (3)")
-    parser.add_argument("--threads", type=int, default=2, help="of training (2)")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    try:
-        run(given)
-    except TclError as error:
-        sys.exit(f"pools: {error}")
+        bench = Bench({UNIFORM: reference(), LEANING: reference()}, FOLDS)
+    else:
+        bench = Bench({UNIFORM: datasets.prepared(), LEANING: datasets.registers()}, FOLDS)
+    units = {f"{fold}, {seed}": partial(bench.unit, fold, seed) for seed in range(given.seeds) for fold in range(given.folds)}
+    compute("pools", given, identity(["tcl_core.models.trees", "tcl_core.reference"], bench.pools.values()), units, summary, table)
 
 
 if __name__ == "__main__":
-    main()
+    begin(__doc__, run, seeds=3)

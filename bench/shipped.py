@@ -23,34 +23,27 @@ difference from `own` over draws of the tasks.
 
 from __future__ import annotations
 
-import json
-import math
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from _tables import ROOT, Quick, arguments, into_document, markdown, result_file, save
+from _by_fold import begin, compute, identity
+from _tables import ROOT, markdown
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
-import torch
-from _identity import code_identity
 from _paired import against
 from _transfer_data import FOLDS
 
 from tcl_core import datasets
-from tcl_core.errors import TclError
 from tcl_core.evaluation.metrics import subset_top_1, task_pairs
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.models.mamba import MambaModel
-from tcl_core.progress import progress
 from tcl_core.reference import REGISTERS, Reference
 from tcl_core.teaching import STUDENT, Member, pseudo_labelled
 
-COMMAND = "python bench/shipped.py"
 PROJECT, RECORDS = 5, 160  # networks, and programs measured on a platform, as in params.yaml
 OWN, THERE, HERE = "own", "Xeon", "EPYC"
 BOTH = f"{THERE}, {HERE}"
@@ -169,54 +162,20 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def run(given: Any) -> None:
-    folds, seeds = given.folds, given.seeds
     if given.smallest:
         from _smallest import reference
 
         bench = Bench({HERE: reference(), THERE: reference()}, FOLDS, epochs=1)
     else:
-        bench = Bench(
-            {name: datasets.reference(folder) for name, folder in FOLDERS.items()}, FOLDS, QUICK_EPOCHS if given.quick else STUDENT.epochs
-        )
+        machines = {name: datasets.reference(folder) for name, folder in FOLDERS.items()}
+        bench = Bench(machines, FOLDS, QUICK_EPOCHS if given.quick else STUDENT.epochs)
     platforms = bench.reference.platforms
     if given.quick or given.smallest:
-        folds, seeds, platforms = 1, 1, platforms[1:2]
-    digests = [store.data_digest(reference.folder)[:12] for reference in bench.machines.values()]
-    identity = "-".join([code_identity(["tcl_core.teaching", "tcl_core.reference"], []), *digests])
-    file = result_file("shipped.json")
-    before = json.loads(file.read_text()) if file.exists() else {}
-    units = before["units"] if before.get("identity") == identity else {}
-    todo = [(fold, platform, seed) for seed in range(seeds) for fold in range(folds) for platform in platforms]
-    until = time.monotonic() + 60 * given.minutes
-    with progress("learning", len(todo)) as shown:
-        for fold, platform, seed in todo:
-            name = f"{fold}, {platform}, {seed}"
-            if name not in units and time.monotonic() < until:
-                units[name] = bench.unit(fold, platform, seed)
-                units = json.loads(json.dumps(units))  # tasks are texts, as in what was kept
-                save("shipped", {"identity": identity, "summary": summary(units), "units": units}, COMMAND + " --quick" * given.quick)
-            shown.advance(f"{platform}, fold {fold}")
-    text = table(summary(units))
-    into_document("shipped", text)
-    print(text)
-
-
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--quick", action=Quick, help="one fold, one seed, one platform, fewer epochs")
-    parser.add_argument(
-        "--folds", type=int, choices=range(1, len(FOLDS) + 1), default=len(FOLDS), help=f"groups of networks ({len(FOLDS)})"
-    )
-    parser.add_argument("--seeds", type=int, choices=range(1, 51), metavar="N", default=3, help="of each fold (3)")
-    parser.add_argument("--threads", type=int, default=2, help="of training (2)")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    try:
-        run(given)
-    except TclError as error:
-        sys.exit(f"shipped: {error}")
+        platforms = platforms[1:2]
+    todo = [(fold, platform, seed) for seed in range(given.seeds) for fold in range(given.folds) for platform in platforms]
+    units = {f"{fold}, {platform}, {seed}": partial(bench.unit, fold, platform, seed) for fold, platform, seed in todo}
+    compute("shipped", given, identity(["tcl_core.teaching", "tcl_core.reference"], bench.machines.values()), units, summary, table)
 
 
 if __name__ == "__main__":
-    main()
+    begin(__doc__, run, seeds=3, quick="one fold, one seed, one platform, fewer epochs")
