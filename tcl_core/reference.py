@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from tcl_core.features.tokens import with_hardware
 from tcl_core.files import user_cache
 from tcl_core.platforms import Hardware, read_saved_hardware
 from tcl_core.programs.tasks import Task
-from tcl_core.records import ProgramKey
+from tcl_core.records import ProgramKey, Record
 
 PACKAGED = Path(__file__).parent / "package_data" / "reference"
 PREPARED = PACKAGED.with_name("prepared")
@@ -111,6 +111,7 @@ class Reference:
         self.encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))
         self.uses = store.read_table(folder / "networks.parquet", "networks")
         self.samples = lru_cache(maxsize=4)(self._samples)
+        self._records = cache(self._read_records)
 
     @cached_property
     def platforms(self) -> list[str]:
@@ -133,19 +134,21 @@ class Reference:
             raise unknown_name("platform", platform, self._measured, str(self.folder))
         return self.folder / f"platform={platform}"
 
+    def _read_records(self, platform: str) -> list[Record]:
+        return store.read_records(self._place(platform))
+
     def _samples(self, platform: str, reads: str = "tokens") -> Samples:
         """All measured programs, in the rows that models read: tokens, per-store features, or tokens with states."""
-        place = self._place(platform)
         if reads == "tokens":
             return self._tokens(platform)
         samples = self.samples(platform)
-        keys = [record.key for record in store.read_records(place)]
+        keys = [record.key for record in self._records(platform)]
         lowered = with_per_store if reads == "per-store features" else with_states
         return lowered(samples, keys, self.encoder, self.features / reads.split()[0])
 
     def _tokens(self, platform: str) -> Samples:
         """Those of ``_encoded`` that it measured, with its hardware row and latencies."""
-        records, (place, encoded) = store.read_records(self._place(platform)), self._encoded
+        records, (place, encoded) = self._records(platform), self._encoded
         tokens = encoded.take(np.array([place[record.key] for record in records], dtype=np.int64))
         kept = replace(tokens, features=tokens.features[:, : tokens.lengths.max(initial=0)])
         latencies_s = np.array([record.latency_s for record in records])
@@ -154,7 +157,7 @@ class Reference:
     @cached_property
     def _encoded(self) -> tuple[dict[ProgramKey, int], Samples]:
         """Every program that some platform measured: its row, and all rows under some hardware.  Most were measured on each."""
-        records = (record for platform in self.platforms for record in store.read_records(self._place(platform)))
+        records = (record for platform in self.platforms for record in self._records(platform))
         keys = list(dict.fromkeys(record.key for record in records))
         return {key: row for row, key in enumerate(keys)}, self.encoder.encode(keys, self.hardware(self.platforms[0]).vector())
 
@@ -185,7 +188,7 @@ class Reference:
     def unmeasured(self, without: Collection[str] = ()) -> Samples:
         """Further programs of those tasks, which no platform measured, in a heap like that of ``pooled``; latencies inf."""
         kept, numbers = self._trained(without), self.encoder.numbers
-        known = {record.key for platform in self.platforms for record in store.read_records(self._place(platform))}
+        known = {record.key for platform in self.platforms for record in self._records(platform)}
         rows = store.read_table(self.folder / "programs.parquet", "programs")
         programs = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows if numbers[row["task_key"]] in kept]
         tokens = self.encoder.encode([key for key in programs if key not in known], self.hardware(self.platforms[0]).vector())

@@ -1,16 +1,18 @@
 """From programs, known by task, sketch and decisions, to the arrays that models see.
 
-Keeps the templates of sketches, so that encoding costs array operations alone.
+The templates of sketches are kept, so that encoding costs array operations alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from tcl_core.compat import load_module
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.features.groups import by_sketch, samples_of
@@ -32,6 +34,22 @@ class _Template:
     width: int
 
 
+# Data sets share tasks and sketches, which take TVM milliseconds each to read: what one encoder has read others find here.
+@lru_cache(maxsize=1024)
+def _read_task(operator: str, flops: float, module_json: str) -> tuple[Any, Workload]:
+    """A task's module, and what it computes."""
+    module = load_module(module_json)
+    return module, read_workload(operator, flops, module)
+
+
+@lru_cache(maxsize=4096)
+def _read_template(trace_json: str, *task: Any) -> _Template:
+    """Of a sketch of the task that ``_read_task`` reads from these."""
+    module, workload = _read_task(*task)
+    sketch = read_sketch("", 0, trace_from_json(trace_json, module))
+    return _Template(sketch_primitives(sketch, workload), sketch.width)
+
+
 class Encoder:
     """Turns programs into tokens; reads each task and sketch when a program of it is first met."""
 
@@ -40,22 +58,20 @@ class Encoder:
         self.numbers = {task.key: number for number, task in enumerate(tasks)}
         self.names = tuple(task.name for task in tasks)
         self.texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
-        self._modules: dict[str, Any] = {}
-        self._workloads: dict[str, Workload] = {}
-        self._templates: dict[tuple[str, int], _Template] = {}
+        self._added: dict[tuple[str, int], _Template] = {}
 
     def add(self, sketch: Sketch) -> None:
         """Learn one more sketch of a known task."""
         primitives = sketch_primitives(sketch, self.workload(sketch.task_key))
-        self._templates[sketch.task_key, sketch.index] = _Template(primitives, sketch.width)
+        self._added[sketch.task_key, sketch.index] = _Template(primitives, sketch.width)
 
     def workload(self, task_key: str) -> Workload:
-        """What a task computes; read from its module when first asked for."""
-        if task_key not in self._workloads:
-            task = self.tasks[task_key]
-            self._modules[task_key] = task.module()
-            self._workloads[task_key] = read_workload(task.operator, task.flops, self._modules[task_key])
-        return self._workloads[task_key]
+        """What a task computes."""
+        return _read_task(*self._of_task(task_key))[1]
+
+    def _of_task(self, task_key: str) -> tuple[str, float, str]:
+        task = self.tasks[task_key]
+        return task.operator, task.flops, task.module_json
 
     def trace_json(self, task_key: str, sketch: int) -> str:
         """A sketch's trace as text.  Raises DataError for a sketch of another pool."""
@@ -64,11 +80,9 @@ class Encoder:
         return self.texts[task_key, sketch]
 
     def _template(self, group: tuple[str, int]) -> _Template:
-        if group not in self._templates:
-            text = self.trace_json(*group)
-            self.workload(group[0])
-            self.add(read_sketch(*group, trace_from_json(text, self._modules[group[0]])))
-        return self._templates[group]
+        if group in self._added:
+            return self._added[group]
+        return _read_template(self.trace_json(*group), *self._of_task(group[0]))
 
     def operators(self, keys: Sequence[ProgramKey]) -> np.ndarray:
         """(N,) operator type of each program."""

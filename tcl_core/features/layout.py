@@ -129,10 +129,17 @@ def log2p(x: np.ndarray | float) -> np.ndarray:
 
 def token_row(kind: str, numbers: Row, count: int) -> np.ndarray:
     """(count, F) of one row; each number is a constant or (count,)."""
-    row = np.zeros((count, WIDTH), dtype=np.float32)
-    row[:, KINDS.index(kind)] = 1.0
-    for column, value in enumerate(numbers[:NUMBERS]):
-        row[:, len(KINDS) + column] = value
+    row, constant = np.empty((count, WIDTH), dtype=np.float32), np.zeros(WIDTH, dtype=np.float32)
+    varying = []
+    for column, value in enumerate(numbers[:NUMBERS], len(KINDS)):
+        if isinstance(value, np.ndarray):
+            varying.append((column, value))
+        else:
+            constant[column] = value
+    constant[KINDS.index(kind)] = 1.0
+    row[:] = constant
+    for column, value in varying:
+        row[:, column] = value
     return row
 
 

@@ -30,6 +30,7 @@ from tcl_core.features.layout import (
     LOOPS,
     PRIMITIVE,
     SPLIT,
+    WIDTH,
     WORKLOAD,
     Row,
     kinds_of,
@@ -59,8 +60,7 @@ def program_tokens(primitives: Sequence[Primitive], workload: Workload, hardware
         if primitive.kind not in IGNORED:
             kind = primitive.kind if primitive.kind in KINDS else "other"
             rows.append(token_row(kind, _primitive_numbers(primitive, workload, nest, decisions), len(decisions)))
-    rows += [token_row("level", numbers, len(decisions)) for numbers in nest.level_numbers()]
-    return np.stack(rows, axis=1)
+    return np.concatenate([np.stack(rows, axis=1), nest.level_tokens()], axis=1)
 
 
 def hardware_rows(hardware: Sequence[float], count: int) -> np.ndarray:
@@ -206,40 +206,48 @@ class _Nest:
             seen.add(axis)
         return [range(a, b) for a, b in zip(bounds, [*bounds[1:], len(self.axes)], strict=True)]
 
-    def level_numbers(self) -> list[Row]:
-        """Per level: its trip count, the work and the footprints inside it, and how its innermost loop strides."""
-        levels, anchor, rows = self.levels(), self.workload.anchor, []
+    def level_tokens(self) -> np.ndarray:
+        """(N, levels, F) rows: trip count, the work and the footprints inside each level, and how its innermost loop strides."""
+        levels, anchor, axes = self.levels(), self.workload.anchor, np.array(self.axes)
+        firsts, lasts, depths = [level[0] for level in levels], [level[-1] for level in levels], np.arange(len(levels))
+        tiles, walked = self.tiles[:, firsts], axes[lasts]
+        strides = np.array([access.strides for access in anchor.accesses[:ACCESSES]])  # (accesses, axes)
+        turning, moves = self._turning(levels, axes, strides)
+        rows = np.zeros((*tiles.shape[:2], WIDTH), dtype=np.float32)
+        rows[..., KINDS.index("level")] = 1.0
+        numbers = numbers_of(rows)
+        found = (
+            (LEVEL.reduces, [anchor.reduces[walked]]),
+            (LEVEL.depth, [depths / AXES]),
+            (LEVEL.height, [(len(levels) - depths) / AXES]),
+            (LEVEL.trips, [log2p(np.multiply.reduceat(self.extents, firsts, axis=1))]),
+            (LEVEL.work, [log2p(tiles.prod(axis=2))]),
+            (LEVEL.innermost, [log2p(self.extents[:, lasts])]),
+            (LEVEL.turning, [turning]),
+            (LEVEL.strides, log2p(strides[:, walked])),
+            (LEVEL.contiguous, strides[:, walked] == 1),
+            (LEVEL.footprints, self._footprints(tiles)),
+            (LEVEL.moves, moves),
+            (LEVEL.lines, [log2p(access.lines(tiles, LINE_BYTES)) for access in anchor.accesses[:ACCESSES]]),
+        )
+        for place, columns in found:
+            for column, values in enumerate(columns, place.start):
+                numbers[..., column] = values
+        room = LEVEL.extents.stop - LEVEL.extents.start
         for depth, level in enumerate(levels):
-            tiles, last = self.tiles[:, level[0]], level[-1]
-            strides = [access.strides[self.axes[last]] for access in anchor.accesses]
-            turning, moves = self._turning(level)
-            rows.append(
-                LEVEL.row(
-                    reduces=float(anchor.reduces[self.axes[last]]),
-                    depth=depth / AXES,
-                    height=(len(levels) - depth) / AXES,
-                    trips=log2p(self.extents[:, level].prod(axis=1)),
-                    work=log2p(tiles.prod(axis=1)),
-                    innermost=log2p(self.extents[:, last]),
-                    strides=[log2p(s) for s in strides],
-                    contiguous=[float(s == 1) for s in strides],
-                    footprints=self._footprints(tiles),
-                    extents=[log2p(self.extents[:, p]) for p in level],
-                    turning=turning,
-                    moves=moves,
-                    lines=self._lines(tiles),
-                )
-            )
+            loops = level[:room]
+            numbers[:, depth, LEVEL.extents.start : LEVEL.extents.start + len(loops)] = log2p(self.extents[:, loops])
         return rows
 
-    def _turning(self, level: range) -> tuple[np.ndarray, Row]:
-        """Of the level's last loop that turns more than once: its extent, and how far a turn moves in each access."""
-        turns = self.extents[:, level] > 1
-        place = level[-1] - turns[:, ::-1].argmax(axis=1)  # the level's last loop where none turns
-        programs, axis = np.arange(len(place)), np.array(self.axes)[place]
+    def _turning(self, levels: Sequence[range], axes: np.ndarray, strides: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each level's last loop that turns more than once: its extent (N, levels), and how far a turn moves in each access,
+        (accesses, N, levels); the level's last loop where none turns.
+        """
+        turns = self.extents > 1
+        place = np.stack([level[-1] - turns[:, level][:, ::-1].argmax(axis=1) for level in levels], axis=1)
+        programs, axis = np.arange(len(place))[:, None], axes[place]
         step = self.tiles[programs, place + 1, axis]
-        moves = [log2p(access.strides[axis] * step) for access in self.workload.anchor.accesses[:ACCESSES]]
-        return log2p(self.extents[programs, place]), moves
+        return log2p(self.extents[programs, place]), log2p(strides[:, axis] * step)
 
     def reach(self, key: str, limit: np.ndarray) -> np.ndarray:
         """(N,) iterations that an annotation of the root with the value ``limit`` (N,) takes hold of, as TVM rewrites it.
@@ -262,6 +270,3 @@ class _Nest:
 
     def _footprints(self, tiles: np.ndarray) -> Row:
         return [log2p(access.footprint_bytes(tiles)) for access in self.workload.anchor.accesses[:ACCESSES]]
-
-    def _lines(self, tiles: np.ndarray) -> Row:
-        return [log2p(access.lines(tiles, LINE_BYTES)) for access in self.workload.anchor.accesses[:ACCESSES]]

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -40,6 +41,7 @@ from tcl_core.learning.losses import differences, pair_weights
 from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
 
 ROUNDS = 10  # trees of an epoch
+PAIRS = 2**20  # compared at once: some megabytes for each number of a pair
 EMBEDDING = 32
 LAST = 8  # tokens at the end of a program, its innermost tiling levels, which keep their places in the row
 GROWING = {
@@ -243,7 +245,7 @@ class _Ranking:
         groups, scores = usable_tasks(samples), samples.scores
         parts = group_tasks(groups, settings.batch_size, np.random.default_rng(settings.seed))
         lean = replace(samples, features=samples.features[..., :0])  # a batch copies them, and nobody reads them here
-        self.batches = [make_batch(lean, scores, rows) for rows in parts]
+        self.batches = [make_batch(lean, scores, rows) for rows in _alike(chain.from_iterable(parts))]
         self.size, self.sigma = len(samples), settings.sigma
         self.programs, self.tasks = sum(map(len, groups)), len(groups)
 
@@ -260,6 +262,13 @@ class _Ranking:
         """Mean LambdaRank loss and top-1 over the tasks, of (N,) ``scores``."""
         predicted = ((batch.by_task(torch.from_numpy(scores[batch.rows])), batch) for batch in self.batches)
         return ranking_metrics(predicted, self.sigma)
+
+
+def _alike(parts: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """The parts, those of one size together: of a task of ten beside one of a hundred, ninety-nine in a hundred pairs would be padding."""
+    for size, some in groupby(sorted(parts, key=len), key=len):
+        alike, count = list(some), max(1, PAIRS // size**2)
+        yield from (alike[first : first + count] for first in range(0, len(alike), count))
 
 
 def rank_derivatives(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -98,21 +98,25 @@ def sample_programs(
     stream: Sequence[int] = (),
     known: Collection[tuple[int, tuple[int, ...]]] = (),
     lean: float = 0.0,
+    tried: bool = True,
 ) -> list[Program]:
     """Up to ``count`` distinct valid programs, drawn uniformly over sketches; fewer from a small design space.
 
     The draw depends on the seed and the task alone, not on which other tasks are in the pool.  Another ``stream`` than the
     pool's, of positive numbers, is another draw of the same seed; ``known`` are (sketch, decisions) to leave out.  So large a
-    share as ``lean`` is drawn, of a CPU's sketches, among those that add up in registers (``registers``).
+    share as ``lean`` is drawn, of a CPU's sketches, among those that add up in registers (``registers``).  Without ``tried``
+    a CPU's programs are taken to be valid (``DesignSpace.replayed``).
     """
     rng = np.random.default_rng([seed, zlib.crc32(task.key.encode()), *stream])
-    kinds = [leaning(sketches, width) for width in WIDTHS] if lean and space.target.kind.name == "llvm" else []
+    on_cpu = space.target.kind.name == "llvm"
+    understood = space.canonical if tried or not on_cpu else space.replayed
+    kinds = [leaning(sketches, width) for width in WIDTHS] if lean and on_cpu else []
     found: dict[tuple[int, tuple[int, ...]], None] = {}
     for _ in range(DRAWS[space.target.kind.name] * count):
         sketch = sketches[rng.integers(len(sketches))]
         try:
             leans = kinds and rng.random() < lean
-            decisions = space.canonical(sketch, _of_kind(kinds[rng.integers(len(kinds))], sketch, rng) if leans else draw(sketch, rng))
+            decisions = understood(sketch, _of_kind(kinds[rng.integers(len(kinds))], sketch, rng) if leans else draw(sketch, rng))
         except InvalidProgram:
             continue
         program = sketch.index, tuple(int(d) for d in decisions)

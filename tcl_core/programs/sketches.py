@@ -93,6 +93,11 @@ class Sketch:
         """Length of a decision vector."""
         return sum(slot.width for slot in self.slots)
 
+    @cached_property
+    def moves_blocks(self) -> bool:
+        """Whether a decision says where a block is computed: TVM moves it from where it cannot be."""
+        return any(slot.kind == "location" for slot in self.slots)
+
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, width) decision vectors, every slot drawn uniformly from its choices."""
         columns = [slot.choices[rng.integers(len(slot.choices), size=count)] for slot in self.slots]
@@ -213,9 +218,8 @@ class DesignSpace:
 
     def with_choices(self, sketch: Sketch) -> Sketch:
         """The sketch with every slot's choices, some of which only random replays can show."""
-        located = any(slot.kind == "location" for slot in sketch.slots)
         seen: list[list[tuple[int, ...]]] = [[] for _ in sketch.slots]
-        for seed in range(1, (PROBES if located else 2) + 1):
+        for seed in range(1, (PROBES if sketch.moves_blocks else 2) + 1):
             replayed = self._replay_at_random(sketch.trace, seed)
             for values, slot in zip(seen, sketch.slots, strict=True):
                 values.append(tuple(_read_slot(slot.kind, replayed.insts[slot.instruction], replayed.decisions)))
@@ -237,12 +241,7 @@ class DesignSpace:
 
     def apply(self, trace: Any) -> Any:
         """Replay a filled trace and run the post-processors."""
-        schedule = self._schedule(self.module, seed=1, error_render_level="none")
-        try:
-            trace.apply_to_schedule(schedule, remove_postproc=True)
-            schedule.enter_postproc()
-        except Exception as error:  # TVM reports an impossible decision by several types
-            raise InvalidProgram(str(error).strip().splitlines()[-1]) from error
+        schedule = self._replay(trace)
         for postproc in self.context.space_generator.postprocs:
             try:
                 accepted = postproc.apply(schedule)
@@ -252,10 +251,28 @@ class DesignSpace:
                 raise InvalidProgram(f"rejected by {type(postproc).__name__}")
         return schedule
 
+    def _replay(self, trace: Any) -> Any:
+        schedule = self._schedule(self.module, seed=1, error_render_level="none")
+        try:
+            trace.apply_to_schedule(schedule, remove_postproc=True)
+            schedule.enter_postproc()
+        except Exception as error:  # TVM reports an impossible decision by several types
+            raise InvalidProgram(str(error).strip().splitlines()[-1]) from error
+        return schedule
+
     def canonical(self, sketch: Sketch, decisions: Sequence[int]) -> np.ndarray:
         """The decisions as TVM understands them (it moves an impossible compute location); must be valid."""
-        schedule = self.materialise(sketch, decisions)
-        return sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
+        return _decisions(sketch, self.materialise(sketch, decisions))
+
+    def replayed(self, sketch: Sketch, decisions: np.ndarray) -> np.ndarray:
+        """The same of one of the vectors that a CPU's sketch offers, in a fraction of the time: of these post-processors refuse hardly any,
+        so none is asked, and TVM changes nothing but where a block is computed.
+        """
+        return _decisions(sketch, self._replay(sketch.trace_with(decisions))) if sketch.moves_blocks else decisions
+
+
+def _decisions(sketch: Sketch, schedule: Any) -> np.ndarray:
+    return sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
 
 
 def _choices(slot: Slot, instructions: Sequence[Any], seen: Sequence[tuple[int, ...]]) -> np.ndarray:

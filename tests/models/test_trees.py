@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features import layout, per_store
 from tcl_core.features.layout import KINDS, LEVEL, numbers_of
-from tcl_core.features.batches import Samples
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning.fit import FitSettings
 from tcl_core.learning.losses import lambda_rank, pair_weights
-from tcl_core.models import catalogue
+from tcl_core.models import catalogue, trees
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import LAST, ROUNDS, TreesModel, XgboostModel, rank_derivatives
 
@@ -80,6 +80,19 @@ def test_derivatives_are_those_of_the_loss():
 def test_tasks_without_an_order_have_no_derivatives():
     first, second = rank_derivatives(torch.rand(1, 3), torch.full((1, 3), 0.4), torch.ones(1, 3, dtype=torch.bool))
     assert not first.any() and not second.any()
+
+
+def test_tasks_of_one_size_are_compared_together(monkeypatch):
+    monkeypatch.setattr(trees, "PAIRS", 2 * 24**2)
+    few, many = statement_samples(tasks=3, programs=5), statement_samples(seed=1, tasks=5, programs=24)
+    both = concatenate([few, replace(many, tasks=many.tasks + np.int32(3))])
+    ranking = trees._Ranking(both, SETTINGS)
+    assert [batch.labels.shape for batch in ranking.batches] == [(3, 5), (2, 24), (2, 24), (1, 24)]
+    assert all(batch.mask.all() for batch in ranking.batches)
+    scores = np.random.default_rng(0).normal(size=len(both)).astype(np.float32)
+    alone = [trees._Ranking(part, SETTINGS).derivatives(of) for part, of in ((few, scores[:15]), (many, scores[15:]))]
+    for whole, parts in zip(ranking.derivatives(scores), zip(*alone, strict=True), strict=True):
+        np.testing.assert_allclose(whole, np.concatenate(parts), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -41,6 +41,19 @@ def test_decisions_survive_a_schedule(tiny_tasks, name):
         movable = np.concatenate([[s.kind == "location"] * s.width for s in sketch.slots] or [np.zeros(0)]).astype(bool)
         assert canonical[~movable].tolist() == decisions[~movable].tolist()
         assert tiny.space.canonical(sketch, canonical).tolist() == canonical.tolist()
+        assert tiny.space.replayed(sketch, decisions).tolist() == canonical.tolist()
+
+
+def test_only_what_may_move_a_block_is_replayed(tiny_tasks, monkeypatch):
+    asked = []
+    for name in NAMES:
+        space = tiny_tasks[name].space
+        monkeypatch.setattr(space, "_replay", lambda trace, replay=space._replay: asked.append(trace) or replay(trace))
+        for sketch, decisions in per_sketch(tiny_tasks[name], 2):
+            before = len(asked)
+            space.replayed(sketch, decisions)
+            assert len(asked) - before == any(slot.kind == "location" for slot in sketch.slots)
+    assert asked
 
 
 @pytest.mark.parametrize("name", NAMES)
