@@ -120,7 +120,7 @@ class MambaBlock(nn.Module):
         if batch.last and not torch.is_grad_enabled() and scan_kernel.available(projected, batch.index, *shape, "last"):
             return self.out_proj(scan_kernel.last_mixed(projected, batch.index, batch.lengths, *weights)[:, None])
         if scan_kernel.available(projected, batch.index, *shape):
-            return self.out_proj(batch.read(scan_kernel.CompiledMix.apply(projected, batch.index, *weights)))
+            return self.out_proj(batch.read(scan_kernel.CompiledMix.apply(projected, batch.index, batch.lengths, *weights)))
         x, gate = batch.spread(projected).chunk(2, dim=-1)
         x = F.silu(causal_convolution(x, taps, self.conv.bias))
         step, B, C = self.x_proj(x).split([self.rank, self.state, self.state], dim=-1)

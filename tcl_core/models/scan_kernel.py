@@ -51,16 +51,17 @@ def available(projected: Tensor, index: Tensor, state: int, rank: int, taps: int
 
 
 class CompiledMix(torch.autograd.Function):
-    """(B, L, W) from ``projected`` (M, 2W) and ``index`` (B, L), which says which of its rows stands where.
+    """(B, L, W) from ``projected`` (M, 2W) and ``index`` (B, L), which says which of its rows stands where; 0 behind each program's
+    ``lengths`` (B,) tokens, for a batch is as long as its longest program, and that is twice as long as most.
 
     The weights are ``taps`` (W, K) and ``bias`` (W,) of the convolution, ``x_proj`` (R + 2N, W), ``dt`` (W, R),
     ``dt_bias`` (W,), ``A`` (W, N) and ``D`` (W,).
     """
 
     @staticmethod
-    def forward(ctx, projected, index, taps, bias, x_proj, dt, dt_bias, A, D):
+    def forward(ctx, projected, index, lengths, taps, bias, x_proj, dt, dt_bias, A, D):
         inner = F.pad(x_proj.T, (0, -len(x_proj) % LANES))  # (W, S), S whole registers
-        tensors = (projected, index, taps.T, bias, inner, x_proj, dt.T, dt_bias, A.T / math.log(2.0), D)
+        tensors = (projected, index, lengths, taps.T, bias, inner, x_proj, dt.T, dt_bias, A.T / math.log(2.0), D)
         tensors = [tensor.contiguous() for tensor in tensors]
         ctx.save_for_backward(*tensors)
         out = projected.new_empty(*index.shape, len(D))
@@ -77,7 +78,7 @@ class CompiledMix(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         tensors, grad = list(ctx.saved_tensors), grad.contiguous()
-        projected, index, taps, _, inner, x_proj, dt, _, A, D = tensors
+        projected, index, _, taps, _, inner, x_proj, dt, _, A, D = tensors
         length, rows_of = index.shape[1], (len(taps), 1, len(x_proj), len(dt), 1, len(A), 1)
         run, new = kernel("backward", len(D), len(A), len(dt), len(taps)), projected.new_empty
 
@@ -90,7 +91,7 @@ class CompiledMix(torch.autograd.Function):
 
         grad_projected, grads = (sum(parts[1:], parts[0]) for parts in zip(*_in_slices(backward, len(index)), strict=True))
         taps, bias, x_proj, dt, dt_bias, A, D = grads.split(rows_of)
-        return grad_projected, None, taps.T, bias[0], x_proj, dt.T, dt_bias[0], A.T, D[0]
+        return grad_projected, None, None, taps.T, bias[0], x_proj, dt.T, dt_bias[0], A.T, D[0]
 
 
 def last_mixed(projected, index, lengths, taps, bias, x_proj, dt, dt_bias, A, D) -> Tensor:
@@ -105,15 +106,15 @@ def last_mixed(projected, index, lengths, taps, bias, x_proj, dt, dt_bias, A, D)
 
     def forward(rows: slice) -> None:
         room = projected.new_empty(4, length, len(D)), projected.new_empty(length, inner.shape[1])
-        run(tensors[0], tensors[1][rows], tensors[2][rows], *tensors[3:], *room, out[rows])
+        run(*_cut(tensors, rows), *room, out[rows])
 
     _in_slices(forward, len(index))
     return out
 
 
 def _cut(tensors: list[Tensor], rows: slice) -> list[Tensor]:
-    """The slice of the batch, in ``index``; all else whole."""
-    return [tensors[0], tensors[1][rows], *tensors[2:]]
+    """The slice of the batch, in ``index`` and ``lengths``; all else whole."""
+    return [tensors[0], tensors[1][rows], tensors[2][rows], *tensors[3:]]
 
 
 @cache

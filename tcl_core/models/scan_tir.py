@@ -117,7 +117,7 @@ def prepare_part(W, N, R, K):
     return prepare
 
 
-# --- the output of every token ---
+# --- the output of every token; 0 behind a program's end ---
 
 
 def forward_kernel(W, N, R, K):
@@ -129,13 +129,15 @@ def forward_kernel(W, N, R, K):
 
     @T.prim_func(s_tir=True)
     def forward(
-        projected_: T.handle, index_: T.handle, taps_: T.handle, bias_: T.handle, inner_: T.handle, x_proj_: T.handle,
-        dt_: T.handle, dt_bias_: T.handle, A_: T.handle, D_: T.handle, room_: T.handle, s_: T.handle, out_: T.handle,
+        projected_: T.handle, index_: T.handle, lengths_: T.handle, taps_: T.handle, bias_: T.handle, inner_: T.handle,
+        x_proj_: T.handle, dt_: T.handle, dt_bias_: T.handle, A_: T.handle, D_: T.handle, room_: T.handle, s_: T.handle,
+        out_: T.handle,
     ):  # fmt: skip
         T.func_attr({"global_symbol": "forward", "tirx.noalias": True})
-        batch, length, rows = T.int64(), T.int64(), T.int64()
+        batch, longest, rows = T.int64(), T.int64(), T.int64()
         projected = T.match_buffer(projected_, (rows, 2 * W), "float32")
-        index = T.match_buffer(index_, (batch, length), "int64")
+        index = T.match_buffer(index_, (batch, longest), "int64")
+        lengths = T.match_buffer(lengths_, (batch,), "int64")
         taps = T.match_buffer(taps_, (K, W), "float32")
         bias = T.match_buffer(bias_, (W,), "float32")
         inner = T.match_buffer(inner_, (W, S), "float32")
@@ -144,13 +146,17 @@ def forward_kernel(W, N, R, K):
         dt_bias = T.match_buffer(dt_bias_, (W,), "float32")
         A = T.match_buffer(A_, (N, W), "float32")
         D = T.match_buffer(D_, (W,), "float32")
-        room = T.match_buffer(room_, (4, length, W), "float32")
-        s = T.match_buffer(s_, (length, S), "float32")
-        out = T.match_buffer(out_, (batch, length, W), "float32")
+        room = T.match_buffer(room_, (4, longest, W), "float32")
+        s = T.match_buffer(s_, (longest, S), "float32")
+        out = T.match_buffer(out_, (batch, longest, W), "float32")
         h = T.alloc_buffer((N, V), "float32", scope="local")
         v = T.alloc_buffer((V,), "float32", scope="local")
         sums = T.alloc_buffer((2, S // V, V), "float32", scope="local")
         for b in range(batch):
+            length: T.let = T.max(lengths[b], T.int64(1))
+            for t, d in T.grid(longest - length, W // V):
+                for k in T.vectorized(V):
+                    out[b, length + t, d * V + k] = T.float32(0)
             prepare(b, length, S // V, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
             for d in range(W // V):
                 for n in T.unroll(N):
@@ -414,15 +420,16 @@ def backward_kernel(W, N, R, K):
 
     @T.prim_func(s_tir=True)
     def backward(
-        projected_: T.handle, index_: T.handle, taps_: T.handle, bias_: T.handle, inner_: T.handle, x_proj_: T.handle,
-        dt_: T.handle, dt_bias_: T.handle, A_: T.handle, D_: T.handle, room_: T.handle, s_: T.handle, states_: T.handle,
-        lanes_: T.handle, grad_s_: T.handle, part_: T.handle, grad_: T.handle, grad_projected_: T.handle,
+        projected_: T.handle, index_: T.handle, lengths_: T.handle, taps_: T.handle, bias_: T.handle, inner_: T.handle,
+        x_proj_: T.handle, dt_: T.handle, dt_bias_: T.handle, A_: T.handle, D_: T.handle, room_: T.handle, s_: T.handle,
+        states_: T.handle, lanes_: T.handle, grad_s_: T.handle, part_: T.handle, grad_: T.handle, grad_projected_: T.handle,
         grads_: T.handle,
     ):  # fmt: skip
         T.func_attr({"global_symbol": "backward", "tirx.noalias": True})
-        batch, length, rows = T.int64(), T.int64(), T.int64()
+        batch, longest, rows = T.int64(), T.int64(), T.int64()
         projected = T.match_buffer(projected_, (rows, 2 * W), "float32")
-        index = T.match_buffer(index_, (batch, length), "int64")
+        index = T.match_buffer(index_, (batch, longest), "int64")
+        lengths = T.match_buffer(lengths_, (batch,), "int64")
         taps = T.match_buffer(taps_, (K, W), "float32")
         bias = T.match_buffer(bias_, (W,), "float32")
         inner = T.match_buffer(inner_, (W, S), "float32")
@@ -431,13 +438,13 @@ def backward_kernel(W, N, R, K):
         dt_bias = T.match_buffer(dt_bias_, (W,), "float32")
         A = T.match_buffer(A_, (N, W), "float32")
         D = T.match_buffer(D_, (W,), "float32")
-        room = T.match_buffer(room_, (6, length, W), "float32")
-        s = T.match_buffer(s_, (length, S), "float32")
-        states = T.match_buffer(states_, (2, length + 1, N, V), "float32")  # h, then the decays
-        lanes = T.match_buffer(lanes_, (length, scalars, V), "float32")  # gradient of s before it is summed up
-        grad_s = T.match_buffer(grad_s_, (length, scalars), "float32")
+        room = T.match_buffer(room_, (6, longest, W), "float32")
+        s = T.match_buffer(s_, (longest, S), "float32")
+        states = T.match_buffer(states_, (2, longest + 1, N, V), "float32")  # h, then the decays
+        lanes = T.match_buffer(lanes_, (longest, scalars, V), "float32")  # gradient of s before it is summed up
+        grad_s = T.match_buffer(grad_s_, (longest, scalars), "float32")
         part = T.match_buffer(part_, (SKIP + 1, W), "float32")  # of grads, what one program adds
-        grad = T.match_buffer(grad_, (batch, length, W), "float32")
+        grad = T.match_buffer(grad_, (batch, longest, W), "float32")
         grad_projected = T.match_buffer(grad_projected_, (rows, 2 * W), "float32")
         grads = T.match_buffer(grads_, (SKIP + 1, W), "float32")
         v = T.alloc_buffer((V,), "float32", scope="local")
@@ -447,6 +454,7 @@ def backward_kernel(W, N, R, K):
         into = T.alloc_buffer((V,), "float32", scope="local")  # gradient of delta u, through the states
         slope = T.alloc_buffer((V,), "float32", scope="local")  # gradient of delta, through the decays
         for b in range(batch):
+            length: T.let = T.max(lengths[b], T.int64(1))
             prepare(b, length, S // V, projected, index, taps, bias, inner, dt, dt_bias, room, s, v, sums)
             clear(length, lanes, part)
             for d in range(W // V):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ def values_and_gradients(block, batch, projected, compiled: bool, monkeypatch) -
     out = block.mix(projected, batch)
     monkeypatch.undo()
     assert len(used) == compiled
+    out = out * batch.mask[..., None]
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     names, leaves = zip(("projected", projected), *block.named_parameters(), strict=True)
     gradients = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
@@ -46,10 +48,13 @@ def values_and_gradients(block, batch, projected, compiled: bool, monkeypatch) -
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_compiled_equals_readable(shape, threads, monkeypatch):
-    """Against the readable block in double precision, whose scan is the reference's equal."""
+def test_compiled_equals_readable(shape, ragged, threads, monkeypatch):
+    """Against the readable block in double precision, whose scan is the reference's equal; ragged: of different lengths."""
     block, batch, projected = problem(shape)
+    if ragged:
+        batch = replace(batch, lengths=torch.randint(1, shape[1] + 1, (shape[0],)))
     exact = (copy.deepcopy(block).double(), batch, projected.detach().double().requires_grad_())
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
