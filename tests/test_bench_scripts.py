@@ -35,6 +35,7 @@ TABLES = {
         *(f"summary.{key}" for key in ("injected", "recorded", "candidates", "lost", "doubled", "misjudged", "leftovers")),
         *(f"figures.*.{key}" for key in ("candidates", "bad", "events", "recorded", "lost", "doubled", "misjudged", "leftovers")),
     ),
+    "gate": tuple(f"summary.{rule}.{key}" for rule in ("both 95%", "together 90%", "all") for key in ("better in both", "u16_gained")),
     "lean": tuple(f"summary.*.{key}" for key in ("pairs", "u16", "found", "pairs_less_random", "u16_less_random", "found_less_random")),
     "model_speed": ("programs_per_s.*.*.train", "programs_per_s.*.*.infer", "cold_start_s.mamba.*.first", "cold_start_s.mamba.*.later"),
     "networks": (

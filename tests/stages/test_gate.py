@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tcl_core.errors import DataError
+from tcl_core.evaluation.intervals import flipped_signs
 from tcl_core.features.batches import Samples
 from tcl_core.params import Promote
-from tcl_core.stages.gate import Verdict, judge
+from tcl_core.stages.gate import Verdict, judge, together
 
 SETTINGS = Promote(confidence=0.95, first_confidence=0.5, min_tasks=5)
 BEST = (1, 2, 3, 4, 5, 6, 7, 8)  # the place at which each program is ranked, from the fastest to the slowest
@@ -35,9 +36,9 @@ def test_better_in_pairs_and_in_choices_passes():
     found = verdict(THIRD_FIRST, SECOND_FIRST)
     assert found.better
     assert found.reason == (
-        "pairs 0.964 to 0.893 (confidence 1.000), U16 0.500 to 0.333 (confidence 1.000), top-1 0.500 to 0.333 "
+        "pairs 0.964 to 0.893, U16 0.500 to 0.333 (confidence together 1.000), top-1 0.500 to 0.333 "
         "(difference +0.167 to +0.167), against champion version 1 on 96 held-out programs of 12 tasks; "
-        "confidence 0.95 needed of pairs and U16"
+        "both must be higher, with confidence 0.95 together"
     )
     assert set(found.figures()) == {"pairs", "u16", "top_1"} and found.figures()["u16"]["candidate"] == 0.5
 
@@ -57,11 +58,37 @@ def test_who_is_better_on_some_tasks_and_worse_on_others_must_be_so_on_enough():
     assert not lost.better and lost.comparisons["pairs"].candidate > lost.comparisons["pairs"].champion
 
 
+def test_two_figures_that_are_each_unsure_can_be_sure_together():
+    """Of twelve tasks the candidate wins pairs in all but the first three, and choices in all but the next three."""
+    old, won = dict.fromkeys(range(12), 0.5), lambda lost: {task: 0.5 + (-0.01 if task in lost else 0.01) for task in range(12)}
+    pairs, chosen = won(range(3)), won(range(3, 6))
+    alone = [flipped_signs(old, figure).probability for figure in (pairs, chosen)]
+    assert alone == [pytest.approx(1 - 299 / 4096)] * 2  # at most three of twelve coins show heads
+    assert together((old, pairs), (old, chosen)) == 1 - 1 / 64
+
+
+def test_together_is_exact_for_few_tasks_and_nothing_for_twins():
+    old, new = dict.fromkeys(range(4), 0.5), dict.fromkeys(range(4), 0.6)
+    assert together((old, new), (old, new)) == 1 - 1 / 16
+    assert together((old, new), (old, old)) == 1 - 1 / 16, "a figure in which nothing differs has no say"
+    assert together((old, old), (old, old)) == 0.0
+    assert together((old, new), (new, old)) == 0.0, "what one figure wins the other loses, task by task"
+
+
+def test_equal_models_pass_as_often_as_the_confidence_says():
+    draw, passed = np.random.default_rng(0), 0
+    old = dict.fromkeys(range(12), 0.5)
+    for _ in range(200):
+        pairs, chosen = (dict(enumerate(0.5 + draw.normal(0, 0.01, 12))) for _ in range(2))
+        passed += together((old, pairs), (old, chosen)) >= 0.95
+    assert 2 <= passed <= 22  # of 10 that are expected
+
+
 def test_top_1_that_is_lost_beyond_its_interval_refuses():
     """Better on ten light tasks, worse on the only two that the networks run often enough to matter."""
     found = verdict(THIRD_FIRST, SECOND_FIRST, mixed=2, weights={0: 1.0, 1: 1.0})
     assert found.comparisons["top_1"].high < 0 and not found.better
-    assert found.reason.endswith("; confidence 0.95 needed of pairs and U16, and top-1 is lost beyond its interval")
+    assert found.reason.endswith("; both must be higher, with confidence 0.95 together, and top-1 is lost beyond its interval")
 
 
 def test_top_1_that_may_be_lost_does_not_refuse():

@@ -29,13 +29,13 @@ def test_the_first_must_beat_a_random_ranking_by_what_it_is_expected_to_find(pro
     """Of 1 .. 6 ms a random choice takes 3.5 ms on average, whatever the seed: 1 / 3.5 = 0.286."""
     said = made_and_promoted(project, "worst")
     assert said == (
-        f"tcl-{P} version 1 stays a candidate: pairs 0.000 to 0.500 (confidence 0.000), U16 0.167 to 0.286 (confidence 0.000), "
+        f"tcl-{P} version 1 stays a candidate: pairs 0.000 to 0.500, U16 0.167 to 0.286 (confidence together 0.000), "
         "top-1 0.167 to 0.286 (difference -0.119 to -0.119), against a random ranking on 72 held-out programs of 12 tasks; "
-        "confidence 0.5 needed of pairs and U16, and top-1 is lost beyond its interval"
+        "both must be higher, with confidence 0.5 together, and top-1 is lost beyond its interval"
     )
     said = made_and_promoted(project, "best")
     assert (
-        "version 2 is now champion: pairs 1.000 to 0.500 (confidence 1.000), U16 1.000 to 0.286 (confidence 1.000), top-1 1.000 to 0.286"
+        "version 2 is now champion: pairs 1.000 to 0.500, U16 1.000 to 0.286 (confidence together 1.000), top-1 1.000 to 0.286"
         in said
     )
     assert registry.champion_version(P) == 2
@@ -68,16 +68,16 @@ def test_a_champion_that_cannot_rank_does_not_wave_the_next_one_through(project,
         "narrow": "47 features", "nan": "not numbers", "gone": "unknown model 'transformer'",
         "damaged": "holds other bytes than were registered", "lost": "there is no model in",
     }[champion]  # fmt: skip
-    assert "version 2 stays a candidate: pairs 0.000 to 0.500 " in said and "against a random ranking (champion version 1 " in said
-    assert f"{why}" in said and "confidence 0.95 needed of pairs and U16" in said
+    assert "version 2 stays a candidate: pairs 0.000 to 0.500, " in said and "against a random ranking (champion version 1 " in said
+    assert f"{why}" in said and "with confidence 0.9 together" in said
     assert registry.champion_version(P) == 1
 
 
 def test_the_first_needs_no_more_than_to_be_likelier_better_than_chance(project):
     """With something promoted already the same model would need params.yaml's confidence."""
     assert project.params.promote.first_confidence == 0.5 < project.params.promote.confidence
-    assert "confidence 0.5 needed" in made_and_promoted(project, "best")
-    assert "confidence 0.95 needed" in made_and_promoted(project, "worst")
+    assert "with confidence 0.5 together" in made_and_promoted(project, "best")
+    assert "with confidence 0.9 together" in made_and_promoted(project, "worst")
 
 
 def _how(folder: Path, champion: str) -> str:
