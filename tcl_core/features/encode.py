@@ -1,6 +1,6 @@
 """From programs, known by task, sketch and decisions, to the arrays that models see.
 
-The templates of sketches are kept, so that encoding costs array operations alone.
+Keeps the templates of sketches, so that encoding costs array operations alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Template:
     width: int
 
 
-# Data sets share tasks and sketches, which take TVM milliseconds each to read: what one encoder has read others find here.
+# Data sets share tasks and sketches, which take TVM milliseconds each to read: what one encoder read lately the next one finds here.
 @lru_cache(maxsize=1024)
 def _read_task(operator: str, flops: float, module_json: str) -> tuple[Any, Workload]:
     """A task's module, and what it computes."""
@@ -58,16 +58,19 @@ class Encoder:
         self.numbers = {task.key: number for number, task in enumerate(tasks)}
         self.names = tuple(task.name for task in tasks)
         self.texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
-        self._added: dict[tuple[str, int], _Template] = {}
+        self._workloads: dict[str, Workload] = {}
+        self._templates: dict[tuple[str, int], _Template] = {}
 
     def add(self, sketch: Sketch) -> None:
         """Learn one more sketch of a known task."""
         primitives = sketch_primitives(sketch, self.workload(sketch.task_key))
-        self._added[sketch.task_key, sketch.index] = _Template(primitives, sketch.width)
+        self._templates[sketch.task_key, sketch.index] = _Template(primitives, sketch.width)
 
     def workload(self, task_key: str) -> Workload:
-        """What a task computes."""
-        return _read_task(*self._of_task(task_key))[1]
+        """What a task computes; read from its module when first asked for."""
+        if task_key not in self._workloads:
+            self._workloads[task_key] = _read_task(*self._of_task(task_key))[1]
+        return self._workloads[task_key]
 
     def _of_task(self, task_key: str) -> tuple[str, float, str]:
         task = self.tasks[task_key]
@@ -80,9 +83,9 @@ class Encoder:
         return self.texts[task_key, sketch]
 
     def _template(self, group: tuple[str, int]) -> _Template:
-        if group in self._added:
-            return self._added[group]
-        return _read_template(self.trace_json(*group), *self._of_task(group[0]))
+        if group not in self._templates:
+            self._templates[group] = _read_template(self.trace_json(*group), *self._of_task(group[0]))
+        return self._templates[group]
 
     def operators(self, keys: Sequence[ProgramKey]) -> np.ndarray:
         """(N,) operator type of each program."""

@@ -52,7 +52,7 @@ def available(projected: Tensor, index: Tensor, state: int, rank: int, taps: int
 
 class CompiledMix(torch.autograd.Function):
     """(B, L, W) from ``projected`` (M, 2W) and ``index`` (B, L), which says which of its rows stands where; 0 behind each program's
-    ``lengths`` (B,) tokens, for a batch is as long as its longest program, and that is twice as long as most.
+    ``lengths`` (B,) tokens, for a batch is as long as its longest program.
 
     The weights are ``taps`` (W, K) and ``bias`` (W,) of the convolution, ``x_proj`` (R + 2N, W), ``dt`` (W, R),
     ``dt_bias`` (W,), ``A`` (W, N) and ``D`` (W,).
