@@ -34,10 +34,7 @@ def test_the_first_must_beat_a_random_ranking_by_what_it_is_expected_to_find(pro
         "both must be higher, with confidence 0.5 together, and top-1 is lost beyond its interval"
     )
     said = made_and_promoted(project, "best")
-    assert (
-        "version 2 is now champion: pairs 1.000 to 0.500, U16 1.000 to 0.286 (confidence together 1.000), top-1 1.000 to 0.286"
-        in said
-    )
+    assert "version 2 is now champion: pairs 1.000 to 0.500, U16 1.000 to 0.286 (confidence together 1.000), top-1 1.000 to 0.286" in said
     assert registry.champion_version(P) == 2
     assert str(promotion.promote(project, P)) == f"tcl-{P} version 2 is the champion already"
 
