@@ -3,7 +3,7 @@
     python bench/gate.py [--quick] [--draws N]
 
 Champion and candidate are models of which one is known to be better: boosted trees that learned other programs (`bench/pools.py`), two of
-its four rows, judged by some 35 tasks of each of four folds on three platforms.  A gate sees --held-out of a platform's tasks, drawn
+its four rows, judged by 23 to 35 tasks of each of four folds on three platforms.  A gate sees --held-out of a platform's tasks, drawn
 again and again; the candidate's gain is its difference on the others.
 
 both 95%        the candidate is better in pairs, and in U16, each with that confidence
