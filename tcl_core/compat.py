@@ -149,6 +149,16 @@ def choose_cuda_compiler() -> None:
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", cuda_compiler() or "nvrtc")
 
 
+def schedule_by_rules(module: Any, target: Any) -> Any:
+    """A module whose functions, where nobody has scheduled them, are so by the rules that Relax has for GPUs (``dlight``)."""
+    load_tvm()
+    gpu = importlib.import_module("tvm.s_tir.dlight").gpu
+    apply = importlib.import_module("tvm.s_tir.dlight").ApplyDefaultSchedule
+    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    with target:
+        return apply(*rules)(module)
+
+
 @contextmanager
 def quiet_compiler() -> Iterator[None]:
     """Keep the compiler's own chatter off standard error while it works; what it raises is still raised.

@@ -127,6 +127,12 @@ def why_no_gpu(design_space: str) -> str | None:
     return None
 
 
+def why_other_gpu(arch: str) -> str | None:
+    """Why this machine's GPU does not run machine code of an architecture; None if it does."""
+    here = read_gpu().arch
+    return None if here == arch else f"it was built for {arch}, and this GPU is {here}"
+
+
 def _can_load(library: str) -> bool:
     try:
         ctypes.CDLL(library)

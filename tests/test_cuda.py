@@ -8,19 +8,22 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import TinyTask, conv_module, matmul_module
+from conftest import TinyTask, conv_module, matmul_module, onnx_model
 
-from tcl_core.compat import load_tvm, make_target, structural_key
+from tcl_core.compat import load_tvm, make_target, quiet_compiler, structural_key
 from tcl_core.features.encode import Encoder
 from tcl_core.features.layout import KINDS, WIDTH
 from tcl_core.gpu import GpuHardware
 from tcl_core.measure.sentinel import sentinel_module
-from tcl_core.platforms import pool_target
+from tcl_core.platforms import KINDS as KINDS_OF_PLATFORMS, pool_target
 from tcl_core.programs import gpu_threads
+from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.gpu_threads import draw, launchable
+from tcl_core.programs.networks import load_relax
 from tcl_core.programs.pool import build_pool
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import describe
+from tcl_core.tuning.library import export
 
 H100 = pool_target("cuda-sm80", 1) | {"arch": "sm_90"}
 
@@ -173,6 +176,26 @@ def test_nvcc_makes_machine_code_of_it(space, sketches):
     with make_target(H100):
         code = nvcc.compile_cuda(source, target_format="cubin", arch="sm_90", compiler="nvcc")
     assert bytes(code[:4]) == b"\x7fELF" and b"main_kernel" in bytes(code)
+
+
+def test_what_nobody_scheduled_is_bound_to_threads_by_rules(tiny):
+    """A GPU runs no unbound loop, but a program's output is compared with that of the task as it is written down."""
+    target, kind = make_target(H100), KINDS_OF_PLATFORMS["cuda"]
+    unsearched = kind.unsearched(tiny.module, target)
+    with target:
+        built = load_tvm().tirx.build(unsearched, target=target)
+    assert "__global__" in str(built.imports[0].inspect_source())
+    assert KINDS_OF_PLATFORMS["local"].unsearched(tiny.module, target) is tiny.module
+
+
+def test_a_network_is_built_for_a_gpu(tmp_path):
+    """Its tasks without programs by TVM's rules; the library has code for both sides."""
+    target = make_target(H100)
+    network = onnx_model(tmp_path / "net.onnx", [("Relu", ["x"], ["h"]), ("Softmax", ["h"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
+    with quiet_compiler():
+        export(fuse(load_relax(network), target, PREPARED), target, tmp_path / "net.so")
+    library = (tmp_path / "net.so").read_bytes()
+    assert library[:4] == b"\x7fELF" and b"_kernel" in library
 
 
 def test_the_sentinel_of_a_gpu():

@@ -346,7 +346,7 @@ def test_a_device_behind_a_tracker_says_what_it_is():
     assert found == ("rpc pi4: Cortex-A72", Hardware(cores=4.0, threads=4.0, memory_gib=4.0, simd_bytes=16.0))
     assert kind.behind(spec) == ("10.0.0.2", 9190, "pi4") and kind.target(spec) == remote_target("cortex-a72", 4)
     assert kind.why_not(spec, "cpu") is None  # away today is an error, not a platform less
-    assert kind.why_untuned("p") == "networks are tuned on this machine's CPU; p is a device behind RPC" and kind.apart
+    assert kind.why_untuned("p") == "networks are tuned for this machine's CPU or GPU; p is a device behind RPC" and kind.apart
 
 
 def test_a_gpu_is_asked_itself(monkeypatch):
@@ -360,9 +360,12 @@ def test_a_gpu_is_asked_itself(monkeypatch):
     assert (found.host, found.hardware.cuda_cores, found.hardware.int8_tops) == (gpu.gpu_fingerprint(), 6912, 624)
     assert kind.target(spec) == {"kind": "cuda", "arch": "sm_80", **gpu.POOL_LIMITS}
     assert (kind.shown_as(spec, True), kind.shown_as(spec, False), kind.device) == ("NVIDIA A100", "GPU", "cuda")
-    assert (kind.apart, kind.bounded, kind.why_untuned("p")) == (
-        True, False, "networks are tuned on this machine's CPU; p is an NVIDIA GPU",
-    )  # fmt: skip
+    assert (kind.apart, kind.bounded, kind.why_untuned("p")) == (True, False, None)
+    monkeypatch.setattr("tcl_core.platforms.cuda.why_no_gpu", lambda space: None)
+    assert kind.why_unfit({"arch": "sm_80"}) is None
+    assert kind.why_unfit({"arch": "sm_90"}) == "it was built for sm_90, and this GPU is sm_80"
+    monkeypatch.setattr("tcl_core.platforms.cuda.why_no_gpu", lambda space: "there is none")
+    assert kind.why_unfit({"arch": "sm_80"}) == "there is none"
 
 
 def test_only_a_cpus_caches_are_emptied():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol as Interface
@@ -69,7 +70,18 @@ class HostDevice:
         return HostClock(program, arguments, self._device, self._flushed)
 
     def run(self, work: Callable[[], Any]) -> Any:
-        return work()
+        """The process ends where the program spoilt the device for all that come after it, as a fault does on a GPU."""
+        try:
+            return work()
+        except Exception:
+            self._end_if_spoilt()
+            raise
+
+    def _end_if_spoilt(self) -> None:
+        try:
+            self._device.sync()
+        except Exception as error:
+            sys.exit(f"the device does not recover: {error}")
 
     def release(self) -> None:
         """This process has it alone."""

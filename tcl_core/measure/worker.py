@@ -101,7 +101,8 @@ class Worker:
 
     def _reference(self, task_key: str, module_json: str) -> list[np.ndarray]:
         arguments = self._inputs(task_key, module_json)
-        return self._results(self._compile(self.space(task_key, module_json).module), arguments)
+        unsearched = self.setup.kind.unsearched(self.space(task_key, module_json).module, self.target)
+        return self._results(self._compile(unsearched), arguments)
 
     def _results(self, function: Any, arguments: list[Any]) -> list[np.ndarray]:
         """All arguments after one call on fresh ones, so that a program that writes too little is seen."""

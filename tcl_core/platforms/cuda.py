@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tcl_core.errors import UsageError
-from tcl_core.gpu import DESIGN_SPACES, POOL_LIMITS, gpu_fingerprint, gpu_target, read_gpu, read_gpu_hardware, why_no_gpu
+from tcl_core.gpu import (
+    DESIGN_SPACES,
+    POOL_LIMITS,
+    gpu_fingerprint,
+    gpu_target,
+    read_gpu,
+    read_gpu_hardware,
+    why_no_gpu,
+    why_other_gpu,
+)
 from tcl_core.platforms.kind import Ask, Found, Kind, Measure, Platform
 
 
@@ -16,7 +26,6 @@ class Cuda(Kind):
     design_spaces = tuple(DESIGN_SPACES)
     apart = True
     bounded = False  # CUDA reserves far more addresses than it uses
-    elsewhere = "an NVIDIA GPU"
 
     def check_measure(self, name: str, measure: Measure) -> None:
         if measure.flush_cache:
@@ -37,6 +46,15 @@ class Cuda(Kind):
 
     def find(self, platform: Platform, ask: Ask) -> Found:
         return Found(gpu_fingerprint(), read_gpu_hardware(platform.hardware))
+
+    def why_unfit(self, target: Mapping[str, Any]) -> str | None:
+        return why_no_gpu("cuda") or why_other_gpu(str(target.get("arch")))
+
+    def unsearched(self, module: Any, target: Any) -> Any:
+        """By TVM's general rules for GPUs: a loop that is bound to no thread runs on none."""
+        from tcl_core.compat import schedule_by_rules
+
+        return schedule_by_rules(module, target)
 
     def prepare(self) -> None:
         from tcl_core.compat import choose_cuda_compiler

@@ -71,7 +71,7 @@ class Kind(ABC):
     remote         its devices are behind TVM's RPC tracker
     apart          its programs run on another device than they are built on
     bounded        what a program may take of the address space says something about its memory
-    elsewhere      what it is, if it is not this machine's CPU, the only one that networks are tuned on
+    elsewhere      what it is, if it is no part of this machine, on which alone networks are tuned
     """
 
     name: ClassVar[str]
@@ -119,7 +119,15 @@ class Kind(ABC):
 
     def why_untuned(self, name: str) -> str | None:
         """Why no network is tuned on the platform ``name``; None where networks are."""
-        return f"networks are tuned on this machine's CPU; {name} is {self.elsewhere}" if self.elsewhere else None
+        return f"networks are tuned for this machine's CPU or GPU; {name} is {self.elsewhere}" if self.elsewhere else None
+
+    def why_unfit(self, target: Mapping[str, Any]) -> str | None:
+        """Why this machine cannot run what was built for a target of this kind; None where nothing is known against it."""
+        return None
+
+    def unsearched(self, module: Any, target: Any) -> Any:
+        """A module that nobody scheduled as one that TVM can build: as it is written down, which a CPU runs."""
+        return module
 
 
 class CpuKind(Kind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tcl_core.platforms.cpus import target_of
@@ -21,6 +22,9 @@ class Local(CpuKind):
 
     def target(self, platform: Platform) -> dict[str, Any]:
         return target_of(platform.mcpu, threads())
+
+    def why_unfit(self, target: Mapping[str, Any]) -> str | None:
+        return why_not(str(target["mcpu"])) if "mcpu" in target else None
 
     def find(self, platform: Platform, ask: Ask) -> Found:
         given = {"bandwidth_gbs": ask.bandwidth_gbs(), **platform.hardware}

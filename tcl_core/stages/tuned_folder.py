@@ -27,7 +27,7 @@ import numpy as np
 from tcl_core.checked import check_contents, damaged, read_json, write_contents, write_json
 from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
 from tcl_core.files import shown, whole_folder, writing
-from tcl_core.platforms import why_not
+from tcl_core.platforms import kind_measured
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
 
@@ -98,16 +98,18 @@ def _as_text(report: Mapping[str, Any]) -> str:
         latency = f"{task['latency_ms']:.4g}" if task["latency_ms"] is not None else "not measured" if task.get("guessed") else "TVM's own"
         lines.append(f"| {task['name']} | {task['weight']:g} | {latency} | {'cold' if task['cold'] else 'warm'} | {task['trials']} |")
     lines.append(f"| all, of those measured | | {report['tasks_ms']:.4g} | | {report['trials']} |")
-    return "\n".join([*lines, "", EXAMPLE_OF_USE])
+    return "\n".join([*lines, "", _example_of_use(kind_measured(report["target"], remote=False).device)])
 
 
-EXAMPLE_OF_USE = f"""To run it, with TVM and NumPy alone:
+def _example_of_use(device: str) -> str:
+    return f"""To run it, with TVM and NumPy alone:
 
 ```python
 import numpy as np, tvm
-machine = tvm.relax.VirtualMachine(tvm.runtime.load_module("{LIBRARY}"), tvm.cpu())
+device = tvm.{device}()
+machine = tvm.relax.VirtualMachine(tvm.runtime.load_module("{LIBRARY}"), device)
 example = np.load("{EXAMPLE}")
-output = machine["main"](*(tvm.runtime.tensor(example[f"input_{{n}}"]) for n in range(len(example.files) - 1)))
+output = machine["main"](*(tvm.runtime.tensor(example[f"input_{{n}}"], device) for n in range(len(example.files) - 1)))
 ```
 """
 
@@ -145,14 +147,15 @@ class RunReport:
 def run_tuned(folder: Path, rounds: int = ROUNDS) -> RunReport:
     """Run the network of such a folder in a process of its own: check its output, and time it.
 
-    Raises UsageError for a folder of another kind, DataError for a damaged one, PlatformError where this CPU cannot run
+    Raises UsageError for a folder of another kind, DataError for a damaged one, PlatformError where this machine cannot run
     the network, or computes something else.
     """
     from tcl_core.tuning import latency
 
     report = _report(folder)
     inputs, expected = _example(folder / EXAMPLE)
-    with measuring_alone(), latency.running(folder / LIBRARY, report["threads"], report["pin_threads"], inputs) as process:
+    place = report["threads"], report["pin_threads"], inputs, kind_measured(report["target"], remote=False).device
+    with measuring_alone(), latency.running(folder / LIBRARY, *place) as process:
         differs = latency.difference(process.output, expected)
         if differs > TOLERANCE:
             raise PlatformError(f"{shown(folder)} computes something else here: its output differs by {differs:.2g} of its magnitude")
@@ -167,8 +170,7 @@ def _report(folder: Path) -> dict[str, Any]:
     if report.get("format") != FORMAT:
         raise UsageError(f"{shown(folder)} is no folder that this version of tcl tune --out wrote; {AGAIN}")
     check_contents(folder, AGAIN)
-    mcpu = report["target"].get("mcpu")
-    if mcpu and (reason := why_not(mcpu)):
+    if reason := kind_measured(report["target"], remote=False).why_unfit(report["target"]):
         raise PlatformError(f"{shown(folder)} was tuned for {report['platform']}, which cannot run here ({reason}); tune it here")
     return report
 

@@ -80,7 +80,7 @@ class TuneReport:
 
 @dataclass(frozen=True)
 class NotTuned:
-    """The chain's last platform is not this machine's CPU."""
+    """The chain's last platform is neither this machine's CPU nor its GPU."""
 
     platform: str
     reason: str
@@ -183,8 +183,10 @@ def _check_tunable(workspace: Workspace, platform: str) -> None:
 
 
 def _why_elsewhere(workspace: Workspace, platform: str) -> str | None:
-    """Why nothing is tuned on a platform that is not this machine's CPU; None for one that is."""
-    return kind_of(workspace.params.platforms[platform]).why_untuned(platform)
+    """Why nothing is tuned on a platform that is neither this machine's CPU nor its GPU; None for one that is."""
+    spec, design_space = workspace.params.platforms[platform], workspace.params.candidates.design_space
+    kind = kind_of(spec)
+    return kind.why_untuned(platform) or (kind.why_not(spec, design_space) if kind.apart else None)
 
 
 def _why_untunable(workspace: Workspace, platform: str) -> str | None:

@@ -4,6 +4,8 @@
     eager     PyTorch, with threads that wait asleep and with such that spin for a while: the faster of both counts
     compile   torch.compile, its compiler's time left out; both ways as well
 
+On a GPU all three keep weights and inputs there, and each inference is waited for; there is one way to wait.
+
 In each round every system runs for a moment, in another order each time; so what disturbs the machine for longer
 disturbs all of them, and ratios are taken within a round.  Whoever has no turn is stopped, threads and all: waiting
 threads of OpenMP spin on the others' cores.  After half of the rounds all processes are started anew, for where memory
@@ -25,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +42,7 @@ from tcl_core.sandbox import Rights, command
 ROUNDS, STARTS = 7, 2
 PYTORCH = ("eager", "compile")
 SLEEPING, SPINNING = POLICIES = ("sleeping", "spinning")  # how threads of OpenMP wait
+CPU = "cpu"
 START_S, ROUND_S = 900.0, 300.0  # torch.compile of a large network takes minutes
 LONGEST_ANSWER = 1 << 14
 DRAWS = 10_000
@@ -86,22 +89,25 @@ def compare(
     pin: bool,
     rounds: int = ROUNDS,
     inputs: Sequence[np.ndarray] | None = None,
+    device: str = CPU,
 ) -> Latencies:
     """Time libraries of a network, by the names that are given here, beside PyTorch's, all on ``threads`` threads and the same inputs; none: the network's own.
 
-    A file from elsewhere is run by a process of few rights, which may start no compiler: for it torch.compile is missing.
+    A file from elsewhere is run by a process of few rights, which may start no compiler: for it torch.compile is missing, and on a
+    ``device`` that is not the CPU eager too.
     Raises UsageError for a bad network, PlatformError for a library that does not run.
     """
     inputs = example_inputs(network) if inputs is None else inputs
-    missing = {kind: why for kind in PYTORCH if (why := _why_not(kind, network))}
+    missing = {kind: why for kind in PYTORCH if (why := _why_not(kind, network, device))}
     rounds_ms: dict[Key, list[float]] = {}
     outputs: dict[Key, np.ndarray] = {}
+    place = _Place(threads, pin, device)
     with tempfile.TemporaryDirectory(prefix="tcl-compare-") as scratch:
         for start in range(STARTS):
             if share := len(range(start, rounds, STARTS)):
                 with ExitStack() as stack:
-                    systems = {(name, ""): stack.enter_context(_library(path, threads, pin, inputs)) for name, path in libraries.items()}
-                    systems |= _both_of_pytorch(stack, network, threads, scratch, inputs, missing)
+                    systems = {(name, ""): stack.enter_context(_library(path, place, inputs)) for name, path in libraries.items()}
+                    systems |= _both_of_pytorch(stack, network, place, scratch, inputs, missing)
                     for key, found_ms in _by_turns(systems, share, start).items():
                         rounds_ms.setdefault(key, []).extend(found_ms)
                     outputs |= {key: system.output for key, system in systems.items()}
@@ -109,9 +115,9 @@ def compare(
 
 
 @contextmanager
-def running(library: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray]) -> Iterator[Process]:
+def running(library: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray], device: str = CPU) -> Iterator[Process]:
     """A library alone in its process.  Raises PlatformError where it does not run."""
-    with _library(library, threads, pin, inputs) as process:
+    with _library(library, _Place(threads, pin, device), inputs) as process:
         yield process
 
 
@@ -133,18 +139,34 @@ def ratio(ours_ms: Sequence[float], theirs_ms: Sequence[float], seed: int = 0) -
 Key = tuple[str, str]  # a system's name, and how its threads wait
 
 
+class _Place(NamedTuple):
+    """Where a process runs its network.
+
+    device  as TVM and PyTorch name it
+    """
+
+    threads: int
+    pin: bool
+    device: str
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """How OpenMP's threads may wait there."""
+        return POLICIES if self.device == CPU else ("",)
+
+
 def _both_of_pytorch(
-    stack: ExitStack, network: str, threads: int, scratch: str, inputs: Sequence[np.ndarray], missing: dict[str, str]
+    stack: ExitStack, network: str, place: _Place, scratch: str, inputs: Sequence[np.ndarray], missing: dict[str, str]
 ) -> dict[Key, Process]:
     """Eager and compile, each with both ways to wait, but for what is missing; whatever fails becomes so.
 
     Eager and compile start side by side: that is one thread's work each, and nothing is timed yet.
     """
     found: dict[Key, Process] = {}
-    for way in POLICIES:
+    for way in place.ways:
         for kind in PYTORCH:
             if kind not in missing:
-                found[kind, way] = stack.enter_context(_pytorch(kind, way, network, threads, scratch, inputs))
+                found[kind, way] = stack.enter_context(_pytorch(kind, way, network, place, scratch, inputs))
         for kind in PYTORCH:
             try:
                 if kind not in missing:
@@ -296,12 +318,13 @@ def _started(*given: Any) -> Iterator[Process]:
 
 
 @contextmanager
-def _library(path: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray]) -> Iterator[Process]:
+def _library(path: Path, place: _Place, inputs: Sequence[np.ndarray]) -> Iterator[Process]:
     path = Path(os.path.realpath(path))
-    order = {"kind": "library", "network": str(path), "threads": threads, "pin": pin, "memory_bytes": 0}
+    order = {"kind": "library", "network": str(path), "memory_bytes": 0, **place._asdict()}
+    rights = Rights(readable=(str(path),), outside=place.device != CPU)
     with ExitStack() as stack:
         try:
-            process = stack.enter_context(_started(order, Rights(readable=(str(path),)), inputs, os.environ))
+            process = stack.enter_context(_started(order, rights, inputs, os.environ))
             process.wait_until_ready()
             yield process
         except ProcessFailed as failed:
@@ -309,23 +332,25 @@ def _library(path: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray]) 
 
 
 @contextmanager
-def _pytorch(kind: str, waiting: str, network: str, threads: int, scratch: str, inputs: Sequence[np.ndarray]) -> Iterator[Process]:
+def _pytorch(kind: str, waiting: str, network: str, place: _Place, scratch: str, inputs: Sequence[np.ndarray]) -> Iterator[Process]:
     memory_bytes, rights = 0, Rights(scratch, outside=True)
     if is_file_name(network):
         path = existing(network)
         network, (memory_bytes, rights) = str(path), memory_and_rights(path, scratch)
-    order = {"kind": kind, "network": network, "threads": threads, "pin": False, "memory_bytes": memory_bytes}
+    order = {"kind": kind, "network": network, "memory_bytes": memory_bytes, **place._asdict(), "pin": False}
     environment = os.environ | dict.fromkeys(("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR"), scratch)
-    environment |= {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment |= {"OMP_NUM_THREADS": str(place.threads), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     environment.pop("OMP_WAIT_POLICY", None)  # OpenMP's default is to spin for a while, then to sleep
     with _started(order, rights, inputs, environment | ({"OMP_WAIT_POLICY": "PASSIVE"} if waiting == SLEEPING else {})) as process:
         yield process
 
 
-def _why_not(kind: str, network: str) -> str:
+def _why_not(kind: str, network: str, device: str) -> str:
     """Why PyTorch cannot run a network so; "": it may."""
     if network.endswith(".onnx"):
         return "an ONNX file is no PyTorch network"
     if kind == "compile" and is_file_name(network):
         return "a network file is run by a process that may start no compiler"
+    if device != CPU and is_file_name(network):
+        return "a network file is run by a process that may use no GPU"
     return ""

@@ -25,7 +25,8 @@ def export(module: Any, target: Any, path: Path) -> None:
     tvm = load_tvm()
     with quiet_compiler():
         try:
-            built = tvm.compile(module, target)
+            with target:  # CUDA's compiler asks for the architecture
+                built = tvm.compile(module, target)
         except Exception as error:  # TVM raises what its passes raise
             raise PlatformError(f"TVM cannot build {_guilty(module, target)} ({last_line(error)}); give another network") from error
         for folder in filter(Path.is_dir, (path.parent, Path(tempfile.gettempdir()))):

@@ -20,7 +20,7 @@ from tcl_core.files import shown
 from tcl_core.measure.job import Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.models.cost_model import CostModel
-from tcl_core.platforms import host_fields
+from tcl_core.platforms import host_fields, kind_measured
 from tcl_core.progress import progress, say
 from tcl_core.programs.graph import Graph, apply_database, fuse
 from tcl_core.programs.networks import import_network
@@ -93,6 +93,7 @@ def tune_network(
     reference's output.
     Raises PlatformError, before anything is searched, if TVM cannot build the network or makes something else of it.
     """
+    setup.kind.prepare()
     target = make_target(setup.target)
     say(f"reading {shown(network)}, and building it as it is")
     with quiet_compiler():
@@ -107,8 +108,8 @@ def tune_network(
         search_s = time.monotonic() - start
         left_out = workshop.build_tuned(database)
         times = _as_built(times, workshop.kept)
-        threads, pin = setup.protocol.threads, setup.protocol.pin_threads
-        compared = latency.compare(network, {"tuned": workshop.tuned}, threads, pin, inputs=imported.inputs)
+        threads, pin, device = setup.protocol.threads, setup.protocol.pin_threads, setup.kind.device
+        compared = latency.compare(network, {"tuned": workshop.tuned}, threads, pin, inputs=imported.inputs, device=device)
         if out is not None:
             shutil.move(workshop.tuned, out / LIBRARY)
             arrays = {f"input_{number}": array for number, array in enumerate(imported.inputs)}
@@ -212,7 +213,8 @@ class _Workshop:
         export(apply_database(self.module, self.target, database_of(records)), self.target, self.tuned)
 
     def _running(self, library: Path) -> AbstractContextManager[latency.Process]:
-        return latency.running(library, self.setup.protocol.threads, self.setup.protocol.pin_threads, self.inputs)
+        protocol = self.setup.protocol
+        return latency.running(library, protocol.threads, protocol.pin_threads, self.inputs, self.setup.kind.device)
 
 
 def search_tasks(
@@ -254,9 +256,10 @@ def search_tasks(
 
 
 def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:
-    """The tasks of a fused module; ``coldness`` tells which are timed with cold weights."""
+    """The tasks of a fused module; ``coldness`` tells which are timed with cold weights: none where they are no CPU's."""
     uses = [(each.task_name, each.dispatched[0], float(each.weight)) for each in fused_tasks(module, make_target(target))]
-    cold = is_cold([(task, times) for _, task, times in uses], own_cache_bytes(host_fields()))
+    near = not kind_measured(target, remote=False).apart
+    cold = near and is_cold([(task, times) for _, task, times in uses], own_cache_bytes(host_fields()))
     return [Tunable(describe(name, task), times, task, cold and is_large(task)) for name, task, times in uses]
 
 

@@ -5,6 +5,7 @@ The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.tuning.timed_process
     kind      library, eager or compile
     network   the library's file; else a network's name or .pt2 file
     threads, pin, memory_bytes (0: any)
+    device    cpu or cuda, on which weights and inputs lie
     inputs    descriptor of an .npz file with input_0, input_1, ...
     output    descriptor of the file that takes the first output, as .npy
 
@@ -93,22 +94,35 @@ def _library(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: An
     """With the threads that programs were measured with, each on a core of its own where they were."""
     tvm = load_tvm(without_torch=True)
     set_threads(order["threads"], order["pin"])
-    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(order["network"]), tvm.cpu())
-    main, arguments = machine["main"], [tvm.runtime.tensor(array) for array in inputs]
+    device = tvm.device(order["device"])
+    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(order["network"]), device)
+    main, arguments = machine["main"], [tvm.runtime.tensor(array, device) for array in inputs]
+
+    def run() -> Any:
+        found = main(*arguments)
+        device.sync()
+        return found
+
     with calling_thread_pinned() if order["pin"] else nullcontext():
-        _serve(
-            lambda: main(*arguments), lambda found: (found if isinstance(found, tvm.runtime.Tensor) else found[0]).numpy(), order, answers
-        )
+        _serve(run, lambda found: (found if isinstance(found, tvm.runtime.Tensor) else found[0]).numpy(), order, answers)
 
 
 def _torch(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: Any) -> None:
     import torch
 
     torch.set_num_threads(order["threads"])
-    model, tensors = _module(order["network"]), [torch.from_numpy(array) for array in inputs]
+    device = torch.device(order["device"])
+    model, tensors = _module(order["network"]).to(device), [torch.from_numpy(array).to(device) for array in inputs]
     with torch.inference_mode():
-        run = torch.compile(model) if order["kind"] == "compile" else model
-        _serve(lambda: run(*tensors), lambda found: (found[0] if isinstance(found, tuple | list) else found).numpy(), order, answers)
+        compiled = torch.compile(model) if order["kind"] == "compile" else model
+
+        def run() -> Any:
+            found = compiled(*tensors)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            return found
+
+        _serve(run, lambda found: (found[0] if isinstance(found, tuple | list) else found).cpu().numpy(), order, answers)
 
 
 def _module(network: str) -> Any:

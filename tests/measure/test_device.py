@@ -97,5 +97,24 @@ def test_a_program_of_this_process(make_setup, matmul):
     np.testing.assert_allclose(arguments[2].numpy(), np.maximum(arrays[0] @ arrays[1], 0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_process_whose_device_is_spoilt_ends(make_setup, spoilt):
+    """A GPU's context does not survive a kernel's fault: later programs would be blamed for it."""
+
+    def sync():
+        if spoilt:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def program():
+        raise RuntimeError("the program failed")
+
+    device = HostDevice(make_setup())
+    device._device = SimpleNamespace(sync=sync)
+    assert device.run(lambda: 3) == 3
+    ends = SystemExit if spoilt else RuntimeError
+    with pytest.raises(ends, match="^the device does not recover: an illegal" if spoilt else "^the program failed$"):
+        device.run(program)
+
+
 def test_where_all_caches_are_flushed_nothing_more_is_evicted(flushing):
     assert isinstance(flushing.clock(lambda: None, [], cold=True), HostClock)

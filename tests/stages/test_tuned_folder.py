@@ -106,7 +106,7 @@ def test_a_folder_of_another_kind(folder, what, tmp_path):
 
 def test_what_was_tuned_for_another_cpu_is_refused(folder, monkeypatch):
     rewritten(folder, target={"kind": "llvm", "mcpu": "x86-64-v4"}, platform="host-avx512")
-    monkeypatch.setattr(tuned_folder, "why_not", lambda mcpu: f"this CPU lacks what {mcpu} needs")
+    monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: f"this CPU lacks what {mcpu} needs")
     why = r"fast was tuned for host-avx512, which cannot run here \(this CPU lacks what x86-64-v4 needs\); tune it here"
     with pytest.raises(PlatformError, match=why):
         run_tuned(folder)

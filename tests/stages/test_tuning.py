@@ -299,18 +299,21 @@ def test_without_pytorch_everything_is_still_said(project, tuner, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("elsewhere", "what"),
+    ("elsewhere", "why"),
     [
-        (Platform("rpc", "cortex-a72", "localhost:9190", "pi4", 4), "a device behind RPC"),
-        (Platform("cuda"), "an NVIDIA GPU"),
+        (
+            Platform("rpc", "cortex-a72", "localhost:9190", "pi4", 4),
+            "networks are tuned for this machine's CPU or GPU; b is a device behind RPC",
+        ),
+        (Platform("cuda"), "the GPU is away"),
     ],
     ids=["rpc", "cuda"],
 )
-def test_a_chain_that_ends_elsewhere_goes_on_untuned(project, tuner, elsewhere, what):
+def test_a_chain_that_ends_elsewhere_goes_on_untuned(project, tuner, monkeypatch, elsewhere, why):
     """That is said where nobody asked for the platform, and an error where somebody did."""
+    monkeypatch.setattr("tcl_core.platforms.cuda.why_no_gpu", lambda design_space: "the GPU is away")
     platforms = project.params.platforms | {"b": elsewhere}
     project = TinyWorkspace(params=dataclasses.replace(project.params, platforms=platforms))
-    why = f"networks are tuned on this machine's CPU; b is {what}"
     assert tune(project, None, None, None) == f"nothing tuned: {why}"
     with pytest.raises(UsageError, match=f"^cannot tune on b: {why}; choose one of: {P}$"):
         tune(project, None, "b", None)
@@ -321,10 +324,11 @@ def test_a_chain_that_ends_elsewhere_goes_on_untuned(project, tuner, elsewhere, 
     assert tuner.calls == [("resnet-18", 200)]
 
 
-def test_a_chain_without_this_machine_names_what_to_add(project, tuner):
+def test_a_chain_without_this_machine_names_what_to_add(project, tuner, monkeypatch):
+    monkeypatch.setattr("tcl_core.platforms.cuda.why_no_gpu", lambda design_space: "the GPU is away")
     project = TinyWorkspace(params=dataclasses.replace(project.params, platforms=dict.fromkeys((P, "b"), Platform("cuda"))))
     with pytest.raises(
-        UsageError, match=f"{P} is an NVIDIA GPU; add one of kind local to params.yaml, with an mcpu that this machine runs$"
+        UsageError, match=f"{P}: the GPU is away; add one of kind local to params.yaml, with an mcpu that this machine runs$"
     ):
         tune(project, None, P, None)
 

@@ -129,6 +129,38 @@ def test_an_onnx_file_has_no_pytorch(tmp_path, monkeypatch):
     assert found.reference == "first" and found.systems["first"].difference == 0.0
 
 
+def test_what_runs_on_a_gpu(tmp_path, monkeypatch):
+    """Every process is told so and may use it; threads of OpenMP play no part; a stranger's file gets no GPU."""
+    orders, rights = [], []
+
+    class Told:
+        output = np.zeros(1)
+
+        def __init__(self, order, granted, inputs, environment):
+            orders.append(order)
+            rights.append((order["kind"], granted.outside))
+
+        def wait_until_ready(self):
+            pass
+
+        def round_ms(self):
+            return 1.0
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(latency, "Process", Told)
+    monkeypatch.setattr(latency, "STARTS", 1)
+    found = compare("resnet-18", {"tuned": tmp_path}, 1, False, rounds=3, inputs=[], device="cuda")
+    assert [order["device"] for order in orders] == ["cuda"] * 3 and rights == [("library", True), ("eager", True), ("compile", True)]
+    assert found.systems["eager"].waiting == "" and found.ratios["tuned/compile"].value == 1.0
+    (tmp_path / "net.pt2").touch()
+    found = compare(str(tmp_path / "net.pt2"), {"tuned": tmp_path}, 1, False, rounds=3, inputs=[], device="cuda")
+    assert found.missing["eager"] == "a network file is run by a process that may use no GPU" and set(found.systems) == {"tuned"}
+    compare("resnet-18", {"tuned": tmp_path}, 1, False, rounds=3, inputs=[])
+    assert [each for each in rights[-5:] if each[0] == "library"] == [("library", False)] and orders[-1]["device"] == "cpu"
+
+
 def test_who_has_no_turn_is_stopped(inputs, library):
     """So that its waiting threads spin on nobody's core; it goes on when it is asked."""
     with latency.running(library, 2, False, inputs) as process:
@@ -182,7 +214,7 @@ def test_a_process_that_hangs_is_given_up(inputs, library, monkeypatch):
 
 
 def started(library: Path, inputs: list) -> latency.Process:
-    order = {"kind": "library", "network": str(library), "threads": 1, "pin": False, "memory_bytes": 0}
+    order = {"kind": "library", "network": str(library), "threads": 1, "pin": False, "device": "cpu", "memory_bytes": 0}
     process = latency.Process(order, latency.Rights(readable=(str(library),)), inputs, os.environ)
     process.wait_until_ready()
     return process
