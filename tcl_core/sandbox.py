@@ -216,6 +216,7 @@ def _allowed(rights: Rights) -> Iterator[tuple[str, int]]:
         yield rights.scratch, ALL_WRITING | READ
     if rights.outside:
         yield "/dev", WRITE_FILE
+        yield "/proc/self/task", WRITE_FILE | TRUNCATE  # CUDA names its threads there, and without that does not start
         return
     yield str(package.parent), READ_DIR
     modules = set(sys.path) - {"", os.getcwd(), str(package.parent)}  # the project's folder holds more than modules

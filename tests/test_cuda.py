@@ -16,13 +16,13 @@ from tcl_core.features.layout import KINDS, WIDTH
 from tcl_core.gpu import GpuHardware
 from tcl_core.measure.sentinel import sentinel_module
 from tcl_core.platforms import KINDS as KINDS_OF_PLATFORMS, pool_target
-from tcl_core.programs import gpu_threads
 from tcl_core.programs.graph import PREPARED, fuse
-from tcl_core.programs.gpu_threads import draw, launchable
+from tcl_core.programs.gpu_limits import SHARED_BYTES, Limits, _read_limits, launching
 from tcl_core.programs.networks import load_relax
 from tcl_core.programs.pool import build_pool
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import describe
+from tcl_core.programs.workload import read_workload
 from tcl_core.tuning.library import export
 
 H100 = pool_target("cuda-sm80", 1) | {"arch": "sm_90"}
@@ -48,14 +48,14 @@ def sketches(space):
     return space.sketches()
 
 
-def valid(space, sketch, rng, tries=400):
+def limits_of(space, sketch) -> Limits:
+    return _read_limits(sketch, read_workload("", 0.0, space.module))
+
+
+def valid(space, sketch, rng):
     """Decisions of a program that TVM accepts."""
-    for _ in range(tries):
-        try:
-            return space.canonical(sketch, draw(sketch, rng))
-        except InvalidProgram:
-            continue
-    raise AssertionError(f"no valid program among {tries}")
+    drawn = sketch.sample(4000, rng)
+    return next(space.canonical(sketch, row) for row in drawn[limits_of(space, sketch).allow(drawn)] if is_taken(space, sketch, row))
 
 
 def test_a_design_space_of_cuda(sketches):
@@ -95,7 +95,7 @@ def test_a_sketch_survives_as_text_and_decisions(space, sketches):
         assert structural_key(expected) == structural_key(found)
 
 
-# --- drawing what can be launched ---
+# --- what can be launched, told beforehand ---
 
 
 def threads_of(schedule):
@@ -103,35 +103,47 @@ def threads_of(schedule):
     return {int(n) for n in re.findall(r'thread_binding\((\d+), thread="threadIdx.x"\)', schedule.mod.script())}
 
 
-def test_threads_are_told_from_the_decisions(space, sketches):
-    """As TVM binds them; what it refuses for its threads is found without a replay."""
+def shared_bytes_of(source):
+    """Of the kernel with most, as CUDA is told."""
+    kernels = source.split("__global__")[1:]
+    return max(sum(4 * int(n) for n in re.findall(r"__shared__ .*?\[(\d+)\];", kernel)) for kernel in kernels)
+
+
+def test_threads_and_shared_memory_are_told_from_the_decisions(space, sketches):
+    """As TVM binds and allots them."""
     rng = np.random.default_rng(2)
     for sketch in sketches:
-        (columns,) = set(gpu_threads._bound_loops(sketch))
-        decisions = valid(space, sketch, rng)
-        assert threads_of(space.materialise(sketch, decisions)) == {int(np.prod(decisions[list(columns)]))}
-        many = sketch.sample(200, rng)
-        fits = launchable(sketch, many)
-        threads = many[:, list(columns)].prod(axis=1)
-        assert np.array_equal(fits, (threads >= 32) & (threads <= 1024)) and 0 < fits.mean() < 0.9
-        for refused in many[~fits][:5]:
-            with pytest.raises(InvalidProgram):
-                space.canonical(sketch, refused)
+        limits = limits_of(space, sketch)
+        (columns,) = set(limits.threads)
+        drawn = sketch.sample(4000, rng)
+        for decisions in drawn[limits.allow(drawn)][:3]:
+            assert threads_of(space.materialise(sketch, decisions)) == {int(np.prod(decisions[list(columns)]))}
+            (told,) = limits.shared_bytes(decisions[None]).values()
+            assert shared_bytes_of(source_of(space, sketch, decisions)) == told[0] <= SHARED_BYTES
 
 
-def test_what_is_drawn_can_be_launched(sketches):
+def test_what_cannot_be_launched_is_found_without_a_replay(space, sketches):
+    """All that TVM refuses, but for what its pipelines trip over; and nothing that it takes."""
     rng = np.random.default_rng(3)
-    drawn = np.stack([draw(sketches[0], rng) for _ in range(50)])
-    assert launchable(sketches[0], drawn).all() and len(np.unique(drawn, axis=0)) > 20
+    for sketch in sketches:
+        drawn = sketch.sample(4000, rng)
+        fits = limits_of(space, sketch).allow(drawn)
+        assert 0 < fits.mean() < 0.5
+        assert sum(is_taken(space, sketch, decisions) for decisions in drawn[fits][:10]) >= 8
+        assert not any(is_taken(space, sketch, decisions) for decisions in drawn[~fits][:10])
 
 
-def test_a_cpus_sketch_is_drawn_as_ever(matmul):
-    """The pool of a seed must not change."""
-    sketch = matmul.sketches[0]
-    ours, plain = np.random.default_rng(5), np.random.default_rng(5)
-    for _ in range(5):
-        assert np.array_equal(draw(sketch, ours), sketch.sample(1, plain)[0])
-    assert launchable(sketch, sketch.sample(10, ours)).all()
+def is_taken(space, sketch, decisions) -> bool:
+    try:
+        space.canonical(sketch, decisions)
+    except InvalidProgram:
+        return False
+    return True
+
+
+def test_of_a_cpus_sketch_all_can_be_launched(matmul):
+    fits = launching(matmul.sketches, read_workload("matmul", 1.0, matmul.module))
+    assert all(fits(sketch, sketch.sample(10, np.random.default_rng(5))).all() for sketch in matmul.sketches)
 
 
 def test_a_pool_for_gpus(tiny):

@@ -81,6 +81,9 @@ def test_nothing_is_written_where_devices_and_networks_may_be_used(place):
     assert ask(place, writing_to(place / "scratch" / "new"), rights) == 1
     assert ask(place, "subprocess.run(['true']).returncode", rights) == 0
     assert ask(place, "socket.socket().fileno() > 0", rights) is True
+    naming = "open(f'/proc/self/task/{os.getpid()}/comm', 'w').write('cuda00')"  # as CUDA does when it starts
+    assert ask(place, naming, rights) == 6
+    assert ask(place, naming, Rights(scratch=str(place / "scratch"), readable=(str(place),))) == "PermissionError"
 
 
 @needs["files"]

@@ -19,18 +19,20 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from tcl_core.platforms import pool_target, threads
-from tcl_core.programs.gpu_threads import draw
+from tcl_core.programs.gpu_limits import launching
 from tcl_core.programs.registers import Fits, leaning
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tasks import Task, argument_types
+from tcl_core.programs.workload import read_workload
 
 # Share of a network's cost below which a task can wait.
 SMALL = 0.01
-# Draws per wanted program before a design space counts as exhausted; a GPU's rules reject seven of eight.
+# Draws per wanted program before a design space counts as exhausted; of a GPU's small ones few vectors can be launched.
 DRAWS = {"llvm": 8, "cuda": 40}
 # Bytes of a vector: for each width in turn the pool leans to programs that add up in registers, since it serves every CPU.
 WIDTHS = 16, 32, 64
 REDRAWN = 64  # vectors among which one that adds up in registers is looked for; of 100 on AVX-512 three to five do
+LAUNCHED = 512  # vectors among which one that a GPU can launch is looked for; of 100 some five do, in places one
 
 
 Job = TypeVar("Job")
@@ -111,12 +113,20 @@ def sample_programs(
     on_cpu = space.target.kind.name == "llvm"
     understood = space.canonical if tried or not on_cpu else space.replayed
     kinds = [leaning(sketches, width) for width in WIDTHS] if lean and on_cpu else []
+    launches = None if on_cpu else launching(sketches, read_workload(task.operator, task.flops, task.module()))
+
+    def drawn(sketch: Sketch) -> np.ndarray:
+        if launches:
+            return _of_kind(launches, sketch, rng, LAUNCHED)
+        if kinds and rng.random() < lean:
+            return _of_kind(kinds[rng.integers(len(kinds))], sketch, rng, REDRAWN)
+        return sketch.sample(1, rng)[0]
+
     found: dict[tuple[int, tuple[int, ...]], None] = {}
     for _ in range(DRAWS[space.target.kind.name] * count):
         sketch = sketches[rng.integers(len(sketches))]
         try:
-            leans = kinds and rng.random() < lean
-            decisions = understood(sketch, _of_kind(kinds[rng.integers(len(kinds))], sketch, rng) if leans else draw(sketch, rng))
+            decisions = understood(sketch, drawn(sketch))
         except InvalidProgram:
             continue
         program = sketch.index, tuple(int(d) for d in decisions)
@@ -128,9 +138,9 @@ def sample_programs(
     return [Program(task.key, number, *program) for number, program in enumerate(ordered)]
 
 
-def _of_kind(kind: Fits, sketch: Sketch, rng: np.random.Generator) -> np.ndarray:
-    """A (width,) vector of the kind; where none is found, any."""
-    drawn = sketch.sample(REDRAWN, rng)
+def _of_kind(kind: Fits, sketch: Sketch, rng: np.random.Generator, among: int) -> np.ndarray:
+    """A (width,) vector of the kind; where none is found ``among`` so many, any."""
+    drawn = sketch.sample(among, rng)
     return drawn[kind(sketch, drawn).argmax()]
 
 

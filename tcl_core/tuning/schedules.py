@@ -14,7 +14,7 @@ from tcl_core.features.encode import Encoder
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import TreesModel
 from tcl_core.platforms import simd_bytes
-from tcl_core.programs.gpu_threads import launchable
+from tcl_core.programs.gpu_limits import launching
 from tcl_core.programs.primitives import Hole, sketch_primitives
 from tcl_core.programs.registers import leaning
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
@@ -69,7 +69,7 @@ class ScheduleSearch(DecisionSearch):
         super().__init__(sketches, view, rng, *shape, _unroll(sketches, encoder.workload(task.key)))
         self.lessons = lessons
         if target["kind"] == "cuda":
-            self.fits = launchable
+            self.fits = launching(sketches, encoder.workload(task.key))
         else:
             self.leans, self.lean = leaning(sketches, simd_bytes(self.space.target)), settings.lean
 

@@ -138,12 +138,14 @@ def test_a_gpus_programs_are_proposed_replayed_and_built(module, model):
 
 
 def test_what_a_gpu_could_not_launch_is_not_even_scored():
-    """Nine of ten decision vectors ask for too few threads or too many: a search that met those would find next to nothing."""
-    from tcl_core.programs.gpu_threads import launchable
+    """Nineteen of twenty decision vectors ask for threads or memory that there are not: of those a search would replay nothing else."""
+    from tcl_core.programs.gpu_limits import launching
+    from tcl_core.programs.workload import read_workload
 
     task = describe("fused_task", matmul_module(64, 64, 64))
     search = ScheduleSearch(task, None, HARDWARE, H100, SearchSettings(population=64, generations=2))
     search.schedules(4)
+    fits = launching(search.sketches, read_workload(task.operator, task.flops, task.module()))
     for index, decisions in search._alive:
-        assert launchable(search.sketches[index], np.array([decisions])).all()
+        assert fits(search.sketches[index], np.array([decisions])).all()
     assert len(search._alive) == 64

@@ -1,0 +1,144 @@
+"""Which programs of a GPU's sketch a GPU can launch, told from their decisions alone.
+
+Of decision vectors drawn at random four in five ask for too few threads in a block or too many, and of the others four to nine in ten
+for more of the memory that a block's threads share; a replay that shows it takes some hundredths of a second, up to two tenths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tcl_core.gpu import POOL_LIMITS
+from tcl_core.programs.registers import Fits
+from tcl_core.programs.sketches import Sketch
+from tcl_core.programs.workload import Access, Workload
+
+THREADS, BLOCKS = "threadIdx.x", "blockIdx"
+LEAST, MOST = "meta_schedule.thread_extent_low_inclusive", "meta_schedule.thread_extent_high_inclusive"
+SHARED, STAGES = "shared", "software_pipeline_stage"
+SHARED_BYTES = POOL_LIMITS["max_shared_memory_per_block"]
+
+Columns = tuple[int | None, ...]
+"""Of the decision vector, whose product is a loop's extent; None stands for an extent that no decision tells."""
+
+
+def launching(sketches: Sequence[Sketch], workload: Workload) -> Fits:
+    """Programs of a task's sketches whose blocks have a number of threads that is allowed, and fit the memory that these share."""
+    limits = {sketch.index: _read_limits(sketch, workload) for sketch in sketches}
+    return lambda sketch, decisions: limits[sketch.index].allow(decisions)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tile of a buffer that the threads of a block copy to the memory that they share, for one computation.
+
+    nest     of loops in which that is: each is a kernel of its own
+    access   of the computation to the buffer
+    columns  of each axis of the computation: how far it goes while the copy serves it
+    """
+
+    nest: int
+    access: Access
+    columns: tuple[Columns, ...]
+
+    def size(self, decisions: np.ndarray) -> np.ndarray:
+        """(N,) bytes, of (N, width) decisions."""
+        return self.access.footprint_bytes(np.stack([_extent(columns, decisions) for columns in self.columns], axis=-1))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sketch's programs must keep to.
+
+    threads      columns of each loop that is bound to the threads of a block
+    least, most  threads of a block
+    copies       what is copied to shared memory
+    versions     nest -> copies of each tile that a pipeline of so many stages keeps at once
+    """
+
+    threads: tuple[Columns, ...]
+    least: float
+    most: float
+    copies: tuple[Copy, ...]
+    versions: Mapping[int, int]
+
+    def allow(self, decisions: np.ndarray) -> np.ndarray:
+        """(N,) truth values of (N, width) decisions."""
+        fits = np.ones(len(decisions), dtype=bool)
+        for columns in self.threads:
+            if None not in columns:
+                threads = _extent(columns, decisions)
+                fits &= (threads >= self.least) & (threads <= self.most)
+        return fits & np.all([shared <= SHARED_BYTES for shared in self.shared_bytes(decisions).values()], axis=0)
+
+    def shared_bytes(self, decisions: np.ndarray) -> dict[int, np.ndarray]:
+        """Nest -> (N,) bytes of shared memory, of (N, width) decisions."""
+        found: dict[int, np.ndarray] = {}
+        for copy in self.copies:
+            found[copy.nest] = found.get(copy.nest, 0) + self.versions.get(copy.nest, 1) * copy.size(decisions)
+        return found
+
+
+def _extent(columns: Columns, decisions: np.ndarray) -> np.ndarray:
+    """(N,) products; what no decision tells counts as 1."""
+    known = [column for column in columns if column is not None]
+    return decisions[:, known].astype(np.int64).prod(axis=1)
+
+
+def _read_limits(sketch: Sketch, workload: Workload) -> Limits:
+    """From the sketch's primitives, in their order."""
+    tiles = {slot.instruction: range(slot.offset, slot.offset + slot.width) for slot in sketch.slots if slot.kind == "tile"}
+    column: dict[Any, int] = {}  # factor -> its column
+    extent: dict[Any, Columns] = {}  # loop ->
+    axis: dict[Any, int] = {}  # loop -> which of its computation's axes it is, or a part of
+    fused: dict[Any, Sequence[Any]] = {}  # loop -> those that it was made of
+    names: dict[Any, str] = {}
+    orders: list[list[Any]] = []  # the loops of each nest
+    copied: dict[Any, Access] = {}
+    within: list[Any] = []  # loops that are bound, but not to the blocks themselves
+    threads, copies, versions, bounds = [], [], {}, {}
+    for position, instruction in enumerate(sketch.trace.insts):
+        kind, inputs, outputs, attrs = instruction.kind.name, instruction.inputs, instruction.outputs, instruction.attrs
+        if kind == "GetSBlock":
+            names[outputs[0]] = str(attrs[0])
+        elif kind == "GetLoops":
+            axis.update((loop, number) for number, loop in enumerate(outputs))
+        elif position in tiles:
+            column.update(zip(outputs, tiles[position], strict=True))
+        elif kind == "Split":
+            extent.update((loop, (column.get(factor),)) for loop, factor in zip(outputs, inputs[1:], strict=True))
+            axis.update(dict.fromkeys(outputs, axis.get(inputs[0], -1)))
+        elif kind == "Reorder":
+            orders.append(list(inputs))
+        elif kind == "Fuse":
+            fused[outputs[0]] = list(inputs)
+            extent[outputs[0]] = tuple(c for loop in inputs for c in extent.get(loop, (None,)))
+        elif kind == "Bind":
+            if str(attrs[0]) == THREADS:
+                threads.append(extent.get(inputs[0], (None,)))
+            if not str(attrs[0]).startswith(BLOCKS):
+                within += fused.get(inputs[0], inputs[:1])
+        elif kind == "CacheRead" and str(attrs[1]) == SHARED and (block := workload.block(names.get(inputs[0], ""))):
+            copied[outputs[0]] = block.accesses[1 + int(attrs[0])]  # the first is what it writes
+        elif kind == "ComputeAt" and inputs[0] in copied and (nest := _nest_of(inputs[1], orders)) is not None:
+            order = orders[nest]
+            inside = [*(loop for loop in order if loop in within), *order[order.index(inputs[1]) + 1 :]]
+            access = copied[inputs[0]]
+            of_axis = [
+                tuple(c for loop in inside if axis[loop] == number for c in extent[loop]) for number in range(access.coefficients.shape[1])
+            ]
+            copies.append(Copy(nest, access, tuple(of_axis)))
+        elif kind == "Annotate":
+            if str(attrs[0]) == STAGES and (nest := _nest_of(fused.get(inputs[0], inputs)[0], orders)) is not None:
+                versions[nest] = 1 + max(int(stage) for stage in inputs[1])
+            elif isinstance(number := getattr(inputs[1], "value", None), int):
+                bounds[str(attrs[0])] = number
+    return Limits(tuple(threads), bounds.get(LEAST, 1), bounds.get(MOST, np.inf), tuple(copies), versions)
+
+
+def _nest_of(loop: Any, orders: Sequence[Sequence[Any]]) -> int | None:
+    return next((number for number, order in enumerate(orders) if loop in order), None)
