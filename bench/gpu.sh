@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Measures programs on the NVIDIA GPU of a machine that has Python 3.11 or 3.12 with PyTorch, CUDA 13 with nvcc, and no network.
+# Measures programs on the NVIDIA GPU of a machine that has Python 3.11 or 3.12 with PyTorch, CUDA 13 with nvcc, and no network;
+# where NETWORK is given, learns from them and tunes that network.
 #
 #   bench/gpu.sh WHEELS [DATA.tar.gz]
 #
@@ -9,6 +10,7 @@
 #
 # Environment: OUT      where gpu-data.tar.gz is left, with params.yaml and all of data/ (default: ./gpu-data)
 #              PROFILE  sizes: default or full (default: as in DATA's params.yaml, else the checkout's)
+#              NETWORK  such as resnet-18: tuned in the end with what was learned; the result is left in OUT/tuned
 #              LIMIT_S  stop after so many seconds; the journal in the archive lets the next run go on from there
 #              PYTHON   the Python that has PyTorch (default: python3)
 set -euo pipefail
@@ -47,11 +49,15 @@ if [ -n "${PROFILE:-}" ]; then "${tcl[@]}" profile "$PROFILE"; fi
 "${tcl[@]}" platforms
 if [ ! -d data/programs/pool ]; then "${tcl[@]}" tasks && "${tcl[@]}" candidates; fi
 
-for stage in collect holdout; do
+stages=(collect holdout)
+if [ -n "${NETWORK:-}" ]; then stages+=(train "tune $NETWORK -p gpu --model data/models/gpu --overwrite --out $out/tuned"); fi
+
+for stage in "${stages[@]}"; do
+    read -ra words <<< "$stage"
     limit=()
     if [ -n "${LIMIT_S:-}" ]; then limit=(timeout --signal=TERM --kill-after=30 "$((LIMIT_S > SECONDS ? LIMIT_S - SECONDS : 1))"); fi
     status=0
-    "${limit[@]}" "${tcl[@]}" "$stage" || status=$?
+    "${limit[@]}" "${tcl[@]}" "${words[@]}" || status=$?
     if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
         echo "stopped after $SECONDS s: what was measured is in $out/gpu-data.tar.gz; give it to the next run"
         exit 0

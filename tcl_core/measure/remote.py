@@ -70,7 +70,7 @@ class RemoteDevice:
         return RemoteTensor(self, array)
 
     def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor], cold: bool = False) -> Clock:
-        """Nothing is ``cold``: networks are tuned on this machine's CPU only."""
+        """Nothing is ``cold``: networks are tuned on this machine only."""
         return RemoteClock(self, program, arguments, self._setup.protocol.flush_cache)
 
     def run(self, work: Callable[[], Any]) -> Any:
