@@ -335,7 +335,7 @@ def best_setup() -> tuple[str, Setup]:
     """The last of the chain's platforms that this machine can run, and how it is measured here."""
     workspace = Workspace()
     specs = {name: workspace.params.platforms[name] for name in workspace.params.chain_order}
-    runnable = [name for name, spec in specs.items() if not kind_of(spec).elsewhere and why_not(spec.mcpu) is None]
+    runnable = [name for name, spec in specs.items() if kind_of(spec).name == "local" and why_not(spec.mcpu) is None]
     if not runnable:
         sys.exit("collect: this machine can run no CPU platform of params.yaml; add one it can")
     return runnable[-1], replace(setup_of(workspace, runnable[-1]), protocol=PROTOCOL, limits=LIMITS)

@@ -315,7 +315,7 @@ def _interval(found: Sequence[float] | None) -> str:
 def best_platform(workspace: Workspace, reference: Reference) -> str:
     """The last platform of the reference data that this machine can run."""
     specs = workspace.params.platforms
-    runnable = [p for p in reference.platforms if p in specs and not kind_of(specs[p]).elsewhere and why_not(specs[p].mcpu) is None]
+    runnable = [p for p in reference.platforms if p in specs and kind_of(specs[p]).name == "local" and why_not(specs[p].mcpu) is None]
     if not runnable:
         sys.exit("search: this machine can run no platform of the reference data set")
     return runnable[-1]

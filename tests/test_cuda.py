@@ -22,6 +22,7 @@ from tcl_core.programs.networks import load_relax
 from tcl_core.programs.pool import build_pool
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import describe
+from tcl_core.programs.unlabelled import draw_unlabelled
 from tcl_core.programs.workload import read_workload
 from tcl_core.tuning.library import export
 
@@ -158,6 +159,16 @@ def test_a_pool_for_gpus(tiny):
     assert samples.features.shape == (6, samples.lengths.max(), WIDTH)
     assert samples.features[0, :, KINDS.index("Bind")].sum() == 3  # blocks, virtual threads, threads
     assert len(np.unique(samples.features.reshape(6, -1), axis=0)) == 6
+
+
+def test_further_programs_for_gpus_are_drawn_without_being_tried(tiny, space, sketches, monkeypatch):
+    """Hardly any of them is none."""
+    texts = {(tiny.task.key, sketch.index): trace_to_json(sketch.trace) for sketch in sketches}
+    monkeypatch.setattr(DesignSpace, "materialise", lambda *given: pytest.fail("tried"))
+    drawn = draw_unlabelled([tiny.task], texts, (), 12, 0, pool_target("cuda-sm80", 1))
+    monkeypatch.undo()
+    assert len(set(drawn)) == 12
+    assert sum(is_taken(space, sketches[sketch], np.array(decisions)) for _, sketch, decisions in drawn) >= 10
 
 
 # --- code ---

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -183,3 +186,36 @@ def test_looking_for_a_gpu_loads_no_compiler():
     code = "import sys; from tcl_core.gpu import why_no_gpu; why_no_gpu('cuda'); print('tvm' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+ROOT = Path(__file__).parents[1]
+STAGES = (
+    "cli",
+    "stages.candidates",
+    "stages.collecting",
+    "stages.training",
+    "stages.tuning",
+    "tuning.network",
+    "models.catalogue",
+    "models.mamba",
+)
+
+
+def names_in(lines) -> set[str]:
+    """Of packages, as indices write them."""
+    found = (re.match(r"[\w.-]+", line) for line in lines if not line.startswith("#"))
+    return {match[0].lower().replace("_", "-").replace(".", "-") for match in found if match}
+
+
+def test_what_gpu_sh_installs_is_all_that_its_stages_need():
+    """Beside PyTorch, and what that brings: no other package of the project is there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = names_in([*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)])
+    listed = names_in((ROOT / "bench/gpu-requirements.txt").read_text().splitlines())
+    assert listed <= declared
+    absent = declared - listed - {"numpy", "torch"}
+    modules = sorted(module for module, owners in packages_distributions().items() if names_in(owners) & absent)
+    assert {"mlflow", "prefect", "transformers"} <= set(modules)
+    code = f"import sys; sys.modules.update(dict.fromkeys({modules})); import " + ", ".join(f"tcl_core.{stage}" for stage in STAGES)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr

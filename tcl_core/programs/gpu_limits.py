@@ -6,7 +6,7 @@ for more of the memory that a block's threads share; a replay that shows it take
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,55 +90,91 @@ def _extent(columns: Columns, decisions: np.ndarray) -> np.ndarray:
 
 
 def _read_limits(sketch: Sketch, workload: Workload) -> Limits:
-    """From the sketch's primitives, in their order."""
+    loops = _read_loops(sketch)
+    bounds: dict[str, float] = {}
+    versions: dict[int, int] = {}
+    for instruction in sketch.trace.insts:
+        if instruction.kind.name == "Annotate":
+            key, (place, value) = str(instruction.attrs[0]), instruction.inputs
+            if key == STAGES and (nest := loops.nest_of(place)) is not None:
+                versions[nest] = 1 + max(int(stage) for stage in value)
+            elif isinstance(number := getattr(value, "value", value), int):  # of a trace that was text: a plain number
+                bounds[key] = number
+    return Limits(loops.threads, bounds.get(LEAST, 1), bounds.get(MOST, np.inf), tuple(_read_copies(sketch, workload, loops)), versions)
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """The loops that a sketch makes.
+
+    extent   loop -> its columns
+    axis     loop -> number of its computation's axis that it is a part of
+    fused    loop -> those that it was made of
+    nests    the loops of each nest, outermost first
+    bound    loop -> what it is bound to
+    """
+
+    extent: Mapping[Any, Columns]
+    axis: Mapping[Any, int]
+    fused: Mapping[Any, Sequence[Any]]
+    nests: Sequence[Sequence[Any]]
+    bound: Mapping[Any, str]
+
+    @property
+    def threads(self) -> tuple[Columns, ...]:
+        """Columns of each loop that is bound to the threads of a block."""
+        return tuple(self.extent.get(loop, (None,)) for loop, to in self.bound.items() if to == THREADS)
+
+    def parts(self, loop: Any) -> Sequence[Any]:
+        return self.fused.get(loop, [loop])
+
+    def nest_of(self, loop: Any) -> int | None:
+        return next((number for number, nest in enumerate(self.nests) if self.parts(loop)[0] in nest), None)
+
+    def serving(self, nest: int, loop: Any) -> list[Any]:
+        """Loops of a nest for all of whose steps a copy serves that is made in ``loop``: those inside, and the threads of a block."""
+        order = self.nests[nest]
+        in_block = {part for each, to in self.bound.items() if not to.startswith(BLOCKS) for part in self.parts(each)}
+        return [*(each for each in order if each in in_block), *order[order.index(loop) + 1 :]]
+
+
+def _read_loops(sketch: Sketch) -> _Loops:
     tiles = {slot.instruction: range(slot.offset, slot.offset + slot.width) for slot in sketch.slots if slot.kind == "tile"}
-    column: dict[Any, int] = {}  # factor -> its column
-    extent: dict[Any, Columns] = {}  # loop ->
-    axis: dict[Any, int] = {}  # loop -> which of its computation's axes it is, or a part of
-    fused: dict[Any, Sequence[Any]] = {}  # loop -> those that it was made of
-    names: dict[Any, str] = {}
-    orders: list[list[Any]] = []  # the loops of each nest
-    copied: dict[Any, Access] = {}
-    within: list[Any] = []  # loops that are bound, but not to the blocks themselves
-    threads, copies, versions, bounds = [], [], {}, {}
+    column: dict[Any, int] = {}  # factor ->
+    extent: dict[Any, Columns] = {}
+    axis: dict[Any, int] = {}
+    fused: dict[Any, Sequence[Any]] = {}
+    nests: list[list[Any]] = []
+    bound: dict[Any, str] = {}
     for position, instruction in enumerate(sketch.trace.insts):
-        kind, inputs, outputs, attrs = instruction.kind.name, instruction.inputs, instruction.outputs, instruction.attrs
-        if kind == "GetSBlock":
-            names[outputs[0]] = str(attrs[0])
+        kind, inputs, outputs = instruction.kind.name, instruction.inputs, instruction.outputs
+        if position in tiles:
+            column.update(zip(outputs, tiles[position], strict=True))
         elif kind == "GetLoops":
             axis.update((loop, number) for number, loop in enumerate(outputs))
-        elif position in tiles:
-            column.update(zip(outputs, tiles[position], strict=True))
         elif kind == "Split":
             extent.update((loop, (column.get(factor),)) for loop, factor in zip(outputs, inputs[1:], strict=True))
             axis.update(dict.fromkeys(outputs, axis.get(inputs[0], -1)))
-        elif kind == "Reorder":
-            orders.append(list(inputs))
         elif kind == "Fuse":
             fused[outputs[0]] = list(inputs)
             extent[outputs[0]] = tuple(c for loop in inputs for c in extent.get(loop, (None,)))
+        elif kind == "Reorder":
+            nests.append(list(inputs))
         elif kind == "Bind":
-            if str(attrs[0]) == THREADS:
-                threads.append(extent.get(inputs[0], (None,)))
-            if not str(attrs[0]).startswith(BLOCKS):
-                within += fused.get(inputs[0], inputs[:1])
+            bound[inputs[0]] = str(instruction.attrs[0])
+    return _Loops(extent, axis, fused, nests, bound)
+
+
+def _read_copies(sketch: Sketch, workload: Workload, loops: _Loops) -> Iterator[Copy]:
+    names: dict[Any, str] = {}
+    copied: dict[Any, Access] = {}
+    for instruction in sketch.trace.insts:
+        kind, inputs, outputs, attrs = instruction.kind.name, instruction.inputs, instruction.outputs, instruction.attrs
+        if kind == "GetSBlock":
+            names[outputs[0]] = str(attrs[0])
         elif kind == "CacheRead" and str(attrs[1]) == SHARED and (block := workload.block(names.get(inputs[0], ""))):
             copied[outputs[0]] = block.accesses[1 + int(attrs[0])]  # the first is what it writes
-        elif kind == "ComputeAt" and inputs[0] in copied and (nest := _nest_of(inputs[1], orders)) is not None:
-            order = orders[nest]
-            inside = [*(loop for loop in order if loop in within), *order[order.index(inputs[1]) + 1 :]]
-            access = copied[inputs[0]]
-            of_axis = [
-                tuple(c for loop in inside if axis[loop] == number for c in extent[loop]) for number in range(access.coefficients.shape[1])
-            ]
-            copies.append(Copy(nest, access, tuple(of_axis)))
-        elif kind == "Annotate":
-            if str(attrs[0]) == STAGES and (nest := _nest_of(fused.get(inputs[0], inputs)[0], orders)) is not None:
-                versions[nest] = 1 + max(int(stage) for stage in inputs[1])
-            elif isinstance(number := getattr(inputs[1], "value", None), int):
-                bounds[str(attrs[0])] = number
-    return Limits(tuple(threads), bounds.get(LEAST, 1), bounds.get(MOST, np.inf), tuple(copies), versions)
-
-
-def _nest_of(loop: Any, orders: Sequence[Sequence[Any]]) -> int | None:
-    return next((number for number, order in enumerate(orders) if loop in order), None)
+        elif kind == "ComputeAt" and inputs[0] in copied and (nest := loops.nest_of(inputs[1])) is not None:
+            access, serving = copied[inputs[0]], loops.serving(nest, inputs[1])
+            axes = range(access.coefficients.shape[1])
+            yield Copy(nest, access, tuple(tuple(c for each in serving if loops.axis[each] == n for c in loops.extent[each]) for n in axes))

@@ -106,20 +106,23 @@ def sample_programs(
 
     The draw depends on the seed and the task alone, not on which other tasks are in the pool.  Another ``stream`` than the
     pool's, of positive numbers, is another draw of the same seed; ``known`` are (sketch, decisions) to leave out.  So large a
-    share as ``lean`` is drawn, of a CPU's sketches, among those that add up in registers (``registers``).  Without ``tried``
-    a CPU's programs are taken to be valid (``DesignSpace.replayed``).
+    share as ``lean`` is drawn, of a CPU's sketches, among those that add up in registers (``registers``); of a GPU's, all among those
+    that it can launch (``gpu_limits``).  Without ``tried`` programs are taken to be valid (``DesignSpace.replayed``).
     """
     rng = np.random.default_rng([seed, zlib.crc32(task.key.encode()), *stream])
     on_cpu = space.target.kind.name == "llvm"
-    understood = space.canonical if tried or not on_cpu else space.replayed
+    understood = space.canonical if tried else space.replayed
     kinds = [leaning(sketches, width) for width in WIDTHS] if lean and on_cpu else []
     launches = None if on_cpu else launching(sketches, read_workload(task.operator, task.flops, task.module()))
 
     def drawn(sketch: Sketch) -> np.ndarray:
         if launches:
-            return _of_kind(launches, sketch, rng, LAUNCHED)
+            vectors = sketch.sample(LAUNCHED, rng)
+            if not (fits := launches(sketch, vectors)).any():
+                raise InvalidProgram("no GPU can launch any of these")
+            return vectors[fits.argmax()]
         if kinds and rng.random() < lean:
-            return _of_kind(kinds[rng.integers(len(kinds))], sketch, rng, REDRAWN)
+            return _of_kind(kinds[rng.integers(len(kinds))], sketch, rng)
         return sketch.sample(1, rng)[0]
 
     found: dict[tuple[int, tuple[int, ...]], None] = {}
@@ -138,9 +141,9 @@ def sample_programs(
     return [Program(task.key, number, *program) for number, program in enumerate(ordered)]
 
 
-def _of_kind(kind: Fits, sketch: Sketch, rng: np.random.Generator, among: int) -> np.ndarray:
-    """A (width,) vector of the kind; where none is found ``among`` so many, any."""
-    drawn = sketch.sample(among, rng)
+def _of_kind(kind: Fits, sketch: Sketch, rng: np.random.Generator) -> np.ndarray:
+    """A (width,) vector of the kind; where none is found, any."""
+    drawn = sketch.sample(REDRAWN, rng)
     return drawn[kind(sketch, drawn).argmax()]
 
 

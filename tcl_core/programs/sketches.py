@@ -265,8 +265,8 @@ class DesignSpace:
         return _decisions(sketch, self.materialise(sketch, decisions))
 
     def replayed(self, sketch: Sketch, decisions: np.ndarray) -> np.ndarray:
-        """The same of one of the vectors that a CPU's sketch offers, in a fraction of the time: of these post-processors refuse hardly any,
-        so none is asked, and TVM changes nothing but where a block is computed.
+        """The same of one of the vectors that a CPU's sketch offers, or of a GPU's that can be launched, in a fraction of the time: of these
+        post-processors refuse hardly any, so none is asked, and TVM changes nothing but where a block is computed.
         """
         return _decisions(sketch, self._replay(sketch.trace_with(decisions))) if sketch.moves_blocks else decisions
 

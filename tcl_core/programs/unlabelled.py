@@ -24,7 +24,7 @@ def draw_unlabelled(
     target: dict[str, Any],
     lean: float = 0.0,
 ) -> list[ProgramKey]:
-    """Up to ``count`` distinct programs of each task, drawn as the pool is, none of them ``measured``; of CPUs hardly any is invalid.
+    """Up to ``count`` distinct programs of each task, drawn as the pool is, none of them ``measured``; hardly any is invalid.
 
     ``sketches`` are the pool's, (task key, number) -> trace as JSON, and ``target`` is that of the pool
     (``platforms.pool_target``); ``lean`` is that of ``sample_programs``.  A small design space has fewer, or none.

@@ -154,8 +154,8 @@ def run_tuned(folder: Path, rounds: int = ROUNDS) -> RunReport:
 
     report = _report(folder)
     inputs, expected = _example(folder / EXAMPLE)
-    place = report["threads"], report["pin_threads"], inputs, kind_measured(report["target"], remote=False).device
-    with measuring_alone(), latency.running(folder / LIBRARY, *place) as process:
+    device = kind_measured(report["target"], remote=False).device
+    with measuring_alone(), latency.running(folder / LIBRARY, report["threads"], report["pin_threads"], inputs, device) as process:
         differs = latency.difference(process.output, expected)
         if differs > TOLERANCE:
             raise PlatformError(f"{shown(folder)} computes something else here: its output differs by {differs:.2g} of its magnitude")
@@ -170,7 +170,11 @@ def _report(folder: Path) -> dict[str, Any]:
     if report.get("format") != FORMAT:
         raise UsageError(f"{shown(folder)} is no folder that this version of tcl tune --out wrote; {AGAIN}")
     check_contents(folder, AGAIN)
-    if reason := kind_measured(report["target"], remote=False).why_unfit(report["target"]):
+    try:
+        reason = kind_measured(report["target"], remote=False).why_unfit(report["target"])
+    except (StopIteration, KeyError, TypeError):
+        raise damaged(folder / REPORT, "it names no target of this version", AGAIN) from None
+    if reason:
         raise PlatformError(f"{shown(folder)} was tuned for {report['platform']}, which cannot run here ({reason}); tune it here")
     return report
 

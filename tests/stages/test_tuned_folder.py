@@ -9,9 +9,10 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from tcl_core.checked import write_contents
+from tcl_core.checked import read_json, write_contents, write_json
 from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.gpu import Gpu
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import EXTRACTION_TARGET
@@ -108,6 +109,23 @@ def test_what_was_tuned_for_another_cpu_is_refused(folder, monkeypatch):
     rewritten(folder, target={"kind": "llvm", "mcpu": "x86-64-v4"}, platform="host-avx512")
     monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: f"this CPU lacks what {mcpu} needs")
     why = r"fast was tuned for host-avx512, which cannot run here \(this CPU lacks what x86-64-v4 needs\); tune it here"
+    with pytest.raises(PlatformError, match=why):
+        run_tuned(folder)
+
+
+@pytest.mark.parametrize("target", [{"kind": "abacus"}, {}, "llvm"], ids=["unknown", "none", "text"])
+def test_a_target_that_is_none_is_a_sentence(folder, target):
+    write_json(folder / "report.json", read_json(folder / "report.json", "") | {"target": target})
+    write_contents(folder)
+    with pytest.raises(DataError, match=r"report.json.*it names no target of this version.*tune again: tcl tune --out"):
+        run_tuned(folder)
+
+
+def test_what_was_tuned_for_another_gpu_is_refused(folder, monkeypatch):
+    rewritten(folder, target={"kind": "cuda", "arch": "sm_90"}, platform="gpu")
+    monkeypatch.setattr("tcl_core.platforms.cuda.why_no_gpu", lambda design_space: None)
+    monkeypatch.setattr("tcl_core.gpu.read_gpu", lambda: Gpu("NVIDIA A100", 80 << 30, {"major": 8, "minor": 0}))
+    why = r"fast was tuned for gpu, which cannot run here \(it was built for sm_90, and this GPU is sm_80\); tune it here"
     with pytest.raises(PlatformError, match=why):
         run_tuned(folder)
 
