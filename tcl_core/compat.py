@@ -152,11 +152,11 @@ def choose_cuda_compiler() -> None:
 def schedule_by_rules(module: Any, target: Any) -> Any:
     """A module whose functions, where nobody has scheduled them, are so by the rules that Relax has for GPUs (``dlight``)."""
     load_tvm()
-    gpu = importlib.import_module("tvm.s_tir.dlight").gpu
-    apply = importlib.import_module("tvm.s_tir.dlight").ApplyDefaultSchedule
+    dlight = importlib.import_module("tvm.s_tir.dlight")
+    gpu = dlight.gpu
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     with target:
-        return apply(*rules)(module)
+        return dlight.ApplyDefaultSchedule(*rules)(module)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Which programs of a GPU's sketch a GPU can launch, told from their decisions alone.
 
-Of decision vectors drawn at random four in five ask for too few threads in a block or too many, and of the others four to nine in ten
-for more of the memory that a block's threads share; a replay that shows it takes some hundredths of a second, up to two tenths.
+Of decision vectors of a convolution drawn at random some four in five ask for too few threads in a block or too many, and of the others
+three quarters or more for more memory than a block's threads share; a replay that shows it takes some hundredths of a second, up to two
+tenths.
 """
 
 from __future__ import annotations
