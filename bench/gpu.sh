@@ -49,19 +49,21 @@ if [ -n "${PROFILE:-}" ]; then "${tcl[@]}" profile "$PROFILE"; fi
 "${tcl[@]}" platforms
 if [ ! -d data/programs/pool ]; then "${tcl[@]}" tasks && "${tcl[@]}" candidates; fi
 
-stages=(collect holdout)
-if [ -n "${NETWORK:-}" ]; then stages+=(train "tune $NETWORK -p gpu --model data/models/gpu --overwrite --out $out/tuned"); fi
-
-for stage in "${stages[@]}"; do
-    read -ra words <<< "$stage"
-    limit=()
+run() { # a command of tcl, within what is left of LIMIT_S
+    local limit=() status=0
     if [ -n "${LIMIT_S:-}" ]; then limit=(timeout --signal=TERM --kill-after=30 "$((LIMIT_S > SECONDS ? LIMIT_S - SECONDS : 1))"); fi
-    status=0
-    "${limit[@]}" "${tcl[@]}" "${words[@]}" || status=$?
+    "${limit[@]}" "${tcl[@]}" "$@" || status=$?
     if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
         echo "stopped after $SECONDS s: what was measured is in $out/gpu-data.tar.gz; give it to the next run"
         exit 0
     fi
     if [ "$status" -ne 0 ]; then exit "$status"; fi
-done
+}
+
+run collect
+run holdout
+if [ -n "${NETWORK:-}" ]; then
+    run train
+    run tune "$NETWORK" -p gpu --model data/models/gpu --overwrite --out "$out/tuned"
+fi
 echo "measured; the data set is $out/gpu-data.tar.gz"

@@ -17,7 +17,7 @@ from tcl_core.gpu import GpuHardware
 from tcl_core.measure.sentinel import sentinel_module
 from tcl_core.platforms import KINDS as KINDS_OF_PLATFORMS, pool_target
 from tcl_core.programs.graph import PREPARED, fuse
-from tcl_core.programs.gpu_limits import SHARED_BYTES, Limits, _read_limits, launching
+from tcl_core.programs.gpu_limits import SHARED_BYTES, Limits, read_limits, launching
 from tcl_core.programs.networks import load_relax
 from tcl_core.programs.pool import build_pool
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, read_sketch, trace_from_json, trace_to_json
@@ -50,7 +50,7 @@ def sketches(space):
 
 
 def limits_of(space, sketch) -> Limits:
-    return _read_limits(sketch, read_workload("", 0.0, space.module))
+    return read_limits(sketch, read_workload("", 0.0, space.module))
 
 
 def valid(space, sketch, rng):

@@ -29,7 +29,7 @@ Columns = tuple[int | None, ...]
 
 def launching(sketches: Sequence[Sketch], workload: Workload) -> Fits:
     """Programs of a task's sketches whose blocks have a number of threads that is allowed, and fit the memory that these share."""
-    limits = {sketch.index: _read_limits(sketch, workload) for sketch in sketches}
+    limits = {sketch.index: read_limits(sketch, workload) for sketch in sketches}
     return lambda sketch, decisions: limits[sketch.index].allow(decisions)
 
 
@@ -90,7 +90,8 @@ def _extent(columns: Columns, decisions: np.ndarray) -> np.ndarray:
     return decisions[:, known].astype(np.int64).prod(axis=1)
 
 
-def _read_limits(sketch: Sketch, workload: Workload) -> Limits:
+def read_limits(sketch: Sketch, workload: Workload) -> Limits:
+    """Those of a sketch of the task of that workload."""
     loops = _read_loops(sketch)
     bounds: dict[str, float] = {}
     versions: dict[int, int] = {}

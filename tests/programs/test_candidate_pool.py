@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import zlib
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +22,16 @@ from tcl_core.programs.unlabelled import draw_unlabelled
 
 def named(key, flops):
     return Task(key, f"task {key}", "matmul", flops, "{}")
+
+
+def test_a_cpus_programs_are_drawn_as_ever(matmul):
+    """A sketch, then its vector, from a stream that the seed and the task begin: the pool of a seed must not change."""
+    rng, expected = np.random.default_rng([0, zlib.crc32(matmul.task.key.encode())]), set()
+    while len(expected) < 8:
+        sketch = matmul.sketches[rng.integers(len(matmul.sketches))]
+        expected.add((sketch.index, tuple(matmul.space.canonical(sketch, sketch.sample(1, rng)[0]).tolist())))
+    drawn = sample_programs(matmul.task, matmul.sketches, matmul.space, 8, seed=0)
+    assert {(program.sketch, program.decisions) for program in drawn} == expected
 
 
 def test_a_program_comes_from_its_row():

@@ -138,7 +138,7 @@ def test_a_gpus_programs_are_proposed_replayed_and_built(module, model):
 
 
 def test_what_a_gpu_could_not_launch_is_not_even_scored():
-    """Nineteen of twenty decision vectors ask for threads or memory that there are not: of those a search would replay nothing else."""
+    """Most decision vectors ask for threads or memory that there are not: a search that met those would replay little else."""
     from tcl_core.programs.gpu_limits import launching
     from tcl_core.programs.workload import read_workload
 
