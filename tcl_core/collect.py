@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -24,13 +24,15 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, scaled_within_task
 from tcl_core.features.encode import Encoder
 from tcl_core.journal import Journal, iter_journal
-from tcl_core.learning.fit import OnEpoch
 from tcl_core.measure.job import Job, Outcome, Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.pool import Program
 from tcl_core.records import ProgramKey, Record
 from tcl_core.sampler_names import BLIND
 from tcl_core.sampling.catalogue import pick
+
+if TYPE_CHECKING:
+    from tcl_core.learning.fit import OnEpoch
 
 
 class Chooser(Protocol):

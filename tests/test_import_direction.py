@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,7 @@ def test_what_is_allowed_is_not_found(path, source):
     assert violations(path, source) == []
 
 
+@cache
 def names_of(file: Path) -> set[str]:
     """What a module has at its top, branches and try blocks included; imported names are among it."""
     found: set[str] = set()
@@ -152,6 +156,15 @@ def test_what_scripts_and_tests_import_of_ours_is_there():
     """A type checker looks at tcl_core and flows alone, and a comparison that takes hours is rarely run."""
     files = [file for folder in ("bench", "tests", "examples") for file in (ROOT / folder).rglob("*.py")]
     assert {str(file.relative_to(ROOT)): found for file in files if (found := missing_names(file.read_text()))} == {}
+
+
+def test_stages_that_do_not_learn_load_nothing_that_does():
+    """Each is a process of its own, in which torch takes seconds to load, and the trees' library as long again."""
+    stages = "baselines candidates collecting drifting overview probing promotion reporting tuned_folder tuning".split()
+    modules = ", ".join(f"tcl_core.stages.{stage}" for stage in stages)
+    code = f"import sys, {modules}; print({{'torch', 'xgboost', 'tvm', 'mlflow', 'prefect', 'scipy'}} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (said.stdout.strip(), said.stderr) == ("set()", "")
 
 
 def test_a_name_that_moved_is_found():

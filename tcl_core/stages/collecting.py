@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from tcl_core.errors import PlatformError
 from tcl_core.features.batches import Samples
 from tcl_core.files import replacing, sync_folder, writing
 from tcl_core.journal import line_of, locked
-from tcl_core.learning.fit import FitSettings, OnEpoch
+from tcl_core.learning.fit_settings import FitSettings
 from tcl_core.gpu import GpuHardware
 from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup, Tracker
 from tcl_core.measure.runner import Runner
@@ -32,6 +32,9 @@ from tcl_core.records import ProgramKey, Record
 from tcl_core.sampler_names import LEARNED_ELSEWHERE
 from tcl_core.stages.machine import bandwidth_here, measuring_alone
 from tcl_core.stages.workspace import Skipped, Workspace, by_measuring
+
+if TYPE_CHECKING:
+    from tcl_core.learning.fit import OnEpoch
 
 FORCED = "measuring-again"  # a file in a journal: it was begun by `--force`, whose command has not ended well yet
 

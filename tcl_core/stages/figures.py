@@ -37,8 +37,9 @@ from tcl_core.files import shown
 from tcl_core.params import PARAMS
 from tcl_core.report.tuned import NAMES
 from tcl_core.settings import read_yaml, yaml_format
-from tcl_core.stages import promotion, tuning
+from tcl_core.stages import promotion
 from tcl_core.stages.overview import SUMMARY, stages_of
+from tcl_core.stages.tuned_report import last_tuned
 from tcl_core.stages.workspace import Workspace, learning_curve
 
 FIGURES = "report.json"  # what a page was made of: goes with a copy of data/reports
@@ -133,7 +134,7 @@ def _of_reports(reports: Path) -> dict[str, Any]:
     """Raises DataError for a damaged file."""
     evaluation = _evaluation(reports)
     collection = {file.stem: _collected(file) for file in sorted((reports / "collect").glob("*.json"))}
-    tuned = tuning.last_tuned(reports)
+    tuned = last_tuned(reports)
     names = dict.fromkeys([*evaluation.get("chain", {}).get("platforms", evaluation.get("platforms", {})), *collection])
     ran = [name for name in names if not collection.get(name, {}).get("skipped")]
     unknown = dict.fromkeys(("kind", "hardware", "previous", "held_out", "champion", "version"))

@@ -9,8 +9,9 @@ from typing import Any
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
 from tcl_core.params import Params
-from tcl_core.stages import promotion, tuning
+from tcl_core.stages import promotion
 from tcl_core.stages.diagram import stage_names
+from tcl_core.stages.tuned_report import last_tuned, tuned_text
 from tcl_core.stages.workspace import MEASURED_BY, Workspace, with_registry
 
 SUMMARY = "summary.json"  # of the reports
@@ -19,7 +20,7 @@ SUMMARY = "summary.json"  # of the reports
 @with_registry
 def summarise(workspace: Workspace) -> dict[str, Any]:
     """Everything of the last run that a person asks for first -> data/reports/summary.json, which is returned."""
-    evaluation, tuned = promotion.evaluation(workspace.reports), tuning.last_tuned(workspace.reports)
+    evaluation, tuned = promotion.evaluation(workspace.reports), last_tuned(workspace.reports)
     platforms: dict[str, Any] = {}
     for platform in workspace.params.chain_order:
         reason = workspace.skipped(platform)
@@ -93,7 +94,7 @@ def summary_text(summary: Mapping[str, Any], reports: Path) -> str:
         )
         lines.append(f"  {_beside(p)}")
     if tuned:
-        lines.append(f"- {tuning.tuned_text(tuned)}")
+        lines.append(f"- {tuned_text(tuned)}")
     total = sum(seconds.values())
     spent = ", ".join(f"{stage} {s:.0f} s" for stage, s in sorted(seconds.items(), key=lambda item: -item[1])[:5])
     lines += ["", f"Time: {total / 60:.1f} min in stages ({spent})"]

@@ -29,7 +29,7 @@ from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
 from tcl_core.files import shown, whole_folder, writing
 from tcl_core.platforms import kind_measured
 from tcl_core.stages.machine import measuring_alone
-from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
+from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE
 
 FORMAT = "tuned network 1"
 REPORT, TEXT, DATABASE = "report.json", "report.md", "database"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tcl_core import registry, shipped_model, store
-from tcl_core.checked import damaged, read_json, write_json
+from tcl_core.checked import write_json
 from tcl_core.compat import TVM_VERSION, make_target
 from tcl_core.errors import DataError, NoChampionError, TclError, UsageError
 from tcl_core.measure.job import Setup
@@ -22,10 +22,9 @@ from tcl_core.stages.exchange import keep_tuned
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace, kept, with_registry
 from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
+from tcl_core.stages.tuned_report import TUNED, tuned_text
 from tcl_core.stages.unfinished import asked_for, check_length, folder_of
 from tcl_core.trained import Trained, find_trained
-
-TUNED = "tuned.json"  # of the reports
 
 log = logging.getLogger(__name__)
 
@@ -249,31 +248,3 @@ def _unfinished(workspace: Workspace, asked: Mapping[str, Any]) -> Path:
     A run that ends well leaves nothing there.
     """
     return workspace.data / "tuning" / folder_of({name: value for name, value in asked.items() if name not in ("trials_asked", "minutes")})
-
-
-def last_tuned(reports: Path) -> dict[str, Any]:
-    """What tuning wrote last into a folder of reports; empty before the first time.  Raises DataError where it is damaged."""
-    again, file = "tune again: tcl tune", reports / TUNED
-    try:
-        found = read_json(file, again)
-    except FileNotFoundError:
-        return {}
-    if not {"network", "platform", "untuned_ms", "tuned_ms", "pytorch_ms"} <= found.keys():
-        raise damaged(file, "it is no report of tuning", again)
-    return found
-
-
-def tuned_text(tuned: Mapping[str, Any]) -> str:
-    """One line; PyTorch's time is unknown for an ONNX file, torch.compile's for any file."""
-    pytorch = "-" if tuned["pytorch_ms"] is None else ms(tuned["pytorch_ms"])
-    compiled = "" if tuned.get("compile_ms") is None else f", torch.compile {ms(tuned['compile_ms'])}"
-    by = f", by {tuned['model']}" if "model" in tuned else ""
-    return (
-        f"{tuned['network']} on {tuned['platform']}{by}: {ms(tuned['untuned_ms'])} untuned, "
-        f"{ms(tuned['tuned_ms'])} tuned, PyTorch {pytorch}{compiled}"
-    )
-
-
-def ms(milliseconds: float) -> str:
-    """To the hundredth, of less than one to three digits."""
-    return f"{milliseconds:.2f} ms" if milliseconds >= 1 else f"{milliseconds:.3g} ms"

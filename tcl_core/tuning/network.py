@@ -28,19 +28,13 @@ from tcl_core.programs.tasks import describe, fused_tasks
 from tcl_core.tuning import latency
 from tcl_core.tuning.coldness import is_cold, is_large, own_cache_bytes
 from tcl_core.tuning.database import open_database
-from tcl_core.tuning.library import by_task, database_of, export, without_spoilers
+from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE, by_task, database_of, export, without_spoilers
 from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import TaskTime, Tunable, Tuner
 
-# A tuned network whose output differs by more, relative to the output's magnitude, is refused.
-TOLERANCE = 1e-3
-
-
 # Programs of a task that are tried in the network before the task is left to TVM.
 ALTERNATIVES = 3
-
-LIBRARY, EXAMPLE = "network.so", "example.npz"
 
 
 @dataclass(frozen=True)

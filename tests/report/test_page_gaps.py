@@ -61,7 +61,7 @@ def test_no_failed_candidate_needs_no_chart(undrawn):
 
 
 def test_a_report_of_tuning_that_tells_the_least(undrawn):
-    """What ``use.last_tuned`` demands, and no more."""
+    """What ``tuned_report.last_tuned`` demands, and no more."""
     least = {key: made_up.tuned()[key] for key in ("network", "platform", "untuned_ms", "tuned_ms", "pytorch_ms")}
     read = without(tuned=least)
     assert "– programs of – tasks in –" in read.sections["tuning"]

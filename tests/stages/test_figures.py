@@ -16,14 +16,14 @@ from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.intervals import chain_figures, model_figures
 from tcl_core.records import Record
-from tcl_core.stages import figures, overview, promotion, tuning
+from tcl_core.stages import figures, overview, promotion, tuned_report
 from tcl_core.stages.figures import figures_of, gather
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
 from tests.shipped import SHIPPED
 
 REPORTS = Workspace().reports
-EVALUATION, PAGE, TUNED = REPORTS / promotion.EVALUATION, REPORTS / promotion.PAGE, REPORTS / tuning.TUNED
+EVALUATION, PAGE, TUNED = REPORTS / promotion.EVALUATION, REPORTS / promotion.PAGE, REPORTS / tuned_report.TUNED
 FIGURES, SUMMARY = REPORTS / figures.FIGURES, REPORTS / overview.SUMMARY
 FIRST, SECOND, SKIPPED = "host-sse42", "host-avx2", "host-avx512"
 OPERATORS = {"a" * 16: "conv2d", "b" * 16: "conv2d", "c" * 16: "matmul"}

@@ -14,7 +14,7 @@ from tcl_core.checked import write_json, read_json
 from tcl_core.errors import BusyError, DataError, NoChampionError, TclError, UsageError
 from tcl_core.params import Platform
 from tcl_core.platforms import Hardware
-from tcl_core.stages import overview, promotion, tuned_folder, tuning
+from tcl_core.stages import overview, promotion, tuned_folder, tuned_report, tuning
 from tcl_core.platforms import save_hardware
 from tcl_core.stages.workspace import Workspace
 from tests.stages import known_models
@@ -125,7 +125,7 @@ def test_what_is_new_is_tuned(project, tuner, change):
     network, trials = ("bert-tiny" if change == "network" else "resnet-18"), (64 if change == "trials" else 200)
     tune(project, network, P, trials, force=change == "force")
     assert tuner.calls == [("resnet-18", 200), (network, trials)]
-    tuned = json.loads((Workspace().reports / tuning.TUNED).read_text())
+    tuned = json.loads((Workspace().reports / tuned_report.TUNED).read_text())
     assert tuned["champion_version"] == (2 if change == "champion" else 1)
     assert tune(project, network, P, trials).startswith("unchanged")
 
@@ -232,7 +232,7 @@ def test_a_saved_model_takes_the_champions_place(project, tuner):
     named = f"resnet-18 on {P}, by the known model in data/models/elsewhere: 2000.00 ms untuned"
     assert said.startswith(named) and tune(project, None, P, None, model=folder).startswith(f"unchanged: {named}")
     assert f"- {named}" in summary(project)
-    assert json.loads((Workspace().reports / tuning.TUNED).read_text()).get("champion_version") is None
+    assert json.loads((Workspace().reports / tuned_report.TUNED).read_text()).get("champion_version") is None
     saved_elsewhere("best")
     tune(project, None, P, None, model=folder)
     tune(project, None, P, None)
@@ -317,7 +317,7 @@ def test_a_chain_that_ends_elsewhere_goes_on_untuned(project, tuner, monkeypatch
     assert tune(project, None, None, None) == f"nothing tuned: {why}"
     with pytest.raises(UsageError, match=f"^cannot tune on b: {why}; choose one of: {P}$"):
         tune(project, None, "b", None)
-    assert tuner.calls == [] and not (Workspace().reports / tuning.TUNED).exists()
+    assert tuner.calls == [] and not (Workspace().reports / tuned_report.TUNED).exists()
     summary(project)
     assert json.loads((Workspace().reports / overview.SUMMARY).read_text())["tuned"] == {}
     tune(project, None, P, None)
@@ -475,6 +475,6 @@ def test_times_of_stages_that_are_no_more_do_not_count(project):
 
 
 def test_another_file_in_the_place_of_the_report_of_tuning_is_said(project):
-    write_json(Workspace().reports / tuning.TUNED, {"platforms": {}})
+    write_json(Workspace().reports / tuned_report.TUNED, {"platforms": {}})
     with pytest.raises(DataError, match=r"tuned.json is damaged \(it is no report of tuning\); tune again: tcl tune"):
-        tuning.last_tuned(Workspace().reports)
+        tuned_report.last_tuned(Workspace().reports)

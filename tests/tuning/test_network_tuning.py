@@ -22,8 +22,7 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import latency, network
 from tcl_core.programs.tuning_logs.opening import INSIDE
 from tcl_core.tuning.database import RECORDS, seconds_of
-from tcl_core.tuning.network import EXAMPLE, LIBRARY, TOLERANCE
-from tcl_core.tuning.library import by_task
+from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE, by_task
 from tcl_core.tuning.transfer import Donors
 
 ROOT = Path(__file__).parents[2]
