@@ -1,8 +1,9 @@
 # Each target does everything it needs, also on a machine that has only Python 3.11 or 3.12 and a C++ compiler.
 #   make run                 the whole pipeline: tasks, measuring, training, chain, evaluation, registry, tuning
 #   make run PROFILE=full    the same with the sizes of a named profile (see `tcl profile --help`)
-#   make test                all tests
-#   make test-fast           all but those marked slow: whole runs and comparisons
+#   make test                all tests but whole runs of the pipeline, of the comparisons and of the examples
+#   make test-all            those too, which is what continuous integration runs
+#   make test-fast           neither those nor what starts processes or trains to an end
 #   make lint                what a linter and a type checker find without running anything
 #   make docs                pages of the public functions, from their docstrings -> build/api
 #   make bench               the comparisons with other cost models, samplers and tuners
@@ -20,7 +21,7 @@ export PATH := $(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help run test test-fast lint docs bench ui serve setup clean
+.PHONY: help run test test-all test-fast lint docs bench ui serve setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -29,11 +30,16 @@ run: setup
 	@python -m flows.pipeline
 
 # Two processes, since one leaves nearly half of two CPUs idle; what the tests of a file share is made once.
+PYTEST := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	@python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -m "not whole"
+
+test-all: setup
+	@$(PYTEST)
 
 test-fast: setup
-	@python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	@$(PYTEST) -m "not whole and not slow"
 
 lint: setup
 	@ruff check
