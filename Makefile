@@ -1,9 +1,8 @@
 # Each target does everything it needs, also on a machine that has only Python 3.11 or 3.12 and a C++ compiler.
 #   make run                 the whole pipeline: tasks, measuring, training, chain, evaluation, registry, tuning
 #   make run PROFILE=full    the same with the sizes of a named profile (see `tcl profile --help`)
-#   make test                all tests but whole runs of the pipeline, of the comparisons and of the examples
-#   make test-all            those too, which is what continuous integration runs
-#   make test-fast           neither those nor what starts processes or trains to an end
+#   make test                the tests, but for those marked slow
+#   make test-all            those too: whole runs of the pipeline, the comparisons and the examples, kills and servers
 #   make lint                what a linter and a type checker find without running anything
 #   make docs                pages of the public functions, from their docstrings -> build/api
 #   make bench               the comparisons with other cost models, samplers and tuners
@@ -21,7 +20,7 @@ export PATH := $(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help run test test-all test-fast lint docs bench ui serve setup clean
+.PHONY: help run test test-all lint docs bench ui serve setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -33,13 +32,10 @@ run: setup
 PYTEST := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: setup
-	@$(PYTEST) -m "not whole"
+	@$(PYTEST) -m "not slow"
 
 test-all: setup
 	@$(PYTEST)
-
-test-fast: setup
-	@$(PYTEST) -m "not whole and not slow"
 
 lint: setup
 	@ruff check

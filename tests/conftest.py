@@ -27,13 +27,11 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, describe
 from tcl_core.programs.workload import Workload, read_workload
 
 
-WHOLE = "test_end_to_end.py", "test_bench_scripts.py", "test_examples.py"  # `make test` leaves them out, `make test-all` begins with them
-SLOW = (  # so does `make test-fast` with these: trainings to an end, kills, servers, real devices, networks and fresh environments
-    "test_adapters.py", "test_bench_networks.py", "test_bridge.py", "test_collect_ends.py", "test_device_command.py",
-    "test_distributed.py", "test_exporting.py", "test_features_flow.py", "test_flow.py", "test_graph.py",
-    "test_kernel_cache.py", "test_kills.py", "test_latency.py", "test_network_files.py", "test_network_tuning.py", "test_networks.py",
-    "test_plain_tvm.py", "test_remote.py", "test_runner.py", "test_runner_processes.py", "test_serve.py", "test_simplify.py",
-    "test_trees.py", "test_training.py", "test_wheel.py", "test_worker_handle.py", "flows/test_stages.py",
+WHOLE = "test_end_to_end.py", "test_bench_scripts.py", "test_examples.py"
+SLOW = (  # `make test` leaves them out, so that it ends in a quarter of an hour: whole runs, networks tuned and built, kills, servers
+    *WHOLE, "test_bench_datasets.py", "test_bench_networks.py", "test_collect_ends.py", "test_device_command.py", "test_distributed.py",
+    "test_dvc_lock.py", "test_exporting.py", "test_features_flow.py", "test_kills.py", "test_latency.py", "test_network_tuning.py",
+    "test_plain_tvm.py", "test_remote.py", "test_serve.py", "test_shipped_model.py", "test_wheel.py",
 )  # fmt: skip
 USABLE = os.sched_getaffinity(0)
 
@@ -41,9 +39,8 @@ USABLE = os.sched_getaffinity(0)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in WHOLE)  # so that no process is left alone with one of them
     for item in items:
-        for mark, files in ((pytest.mark.whole, WHOLE), (pytest.mark.slow, SLOW)):
-            if item.path.as_posix().endswith(files):
-                item.add_marker(mark)
+        if item.path.name in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 def interruptible() -> None:
