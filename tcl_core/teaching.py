@@ -15,13 +15,18 @@ A score stands in the place of minus the logarithm of a latency, so what comes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
+from threading import Event, Lock
 
 import numpy as np
+import torch
 
+from tcl_core import environment
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.models import catalogue, mamba
+from tcl_core.models.torch_threads import torch_threads
 
 Views = Mapping[str, Samples]
 """What models read ("tokens", "per-store features") -> the same programs in those rows."""
@@ -46,26 +51,49 @@ def pseudo_labelled(
     unlabelled: Views,
     seed: int = 0,
     teachers: Sequence[Member] = TEACHERS,
-    on_member: Callable[[str], None] = lambda name: None,
+    on_epoch: Callable[[str], None] = lambda name: None,
 ) -> Samples:
     """The tokens of all programs, with pseudo-latencies (seconds up to a factor of the task) in which the teacher ensemble's scores lie.
 
-    ``measured`` and ``unlabelled`` share one task numbering.  Members that read what is not given are left out.  Raises
-    DataError when the others have nothing to learn from.
+    ``measured`` and ``unlabelled`` share one task numbering.  Members that read what is not given are left out, the others learn side by
+    side; ``on_epoch`` hears which of them ended an epoch.  Raises DataError when they have nothing to learn from.
     """
     tokens = concatenate([replace(part["tokens"], states=None) for part in (measured, unlabelled)])
-    total, weights = np.zeros(len(tokens)), 0.0
-    for member in (member for member in teachers if catalogue.reads(member.model) in measured):
-        reads = catalogue.reads(member.model)
-        for number in range(member.count):
-            model = catalogue.create(member.model)
-            model.settings = replace(model.settings, seed=seed + 1000 * number)
-            model.fit(measured[reads])
-            scores = [model.predict(part[reads]) for part in (measured, unlabelled)]
-            total += member.weight * standardised(np.concatenate(scores), tokens.tasks)
-            weights += member.weight
-            on_member(member.model)
-    return replace(tokens, latencies_s=np.exp(-total / weights))
+    stopped, one_at_a_time = Event(), Lock()
+
+    def ended(name: str) -> None:
+        if stopped.is_set():
+            raise CancelledError
+        with one_at_a_time:
+            on_epoch(name)
+
+    def scores(member: Member, number: int) -> np.ndarray:
+        """Weighted, of all programs."""
+        model, reads = catalogue.create(member.model), catalogue.reads(member.model)
+        model.settings = replace(model.settings, seed=seed + 1000 * number)
+        model.fit(measured[reads], on_epoch=lambda *_: ended(member.model))
+        found = [model.predict(part[reads]) for part in (measured, unlabelled)]
+        return member.weight * standardised(np.concatenate(found), tokens.tasks)
+
+    asked, threads = members(measured, teachers), torch.get_num_threads()
+    if (count := min(len(asked), threads)) > 1 and environment.processes() == 1:  # half of growing trees is too serial to be shared
+        pool = torch_threads(count, threads // count)
+        found = [pool.submit(scores, *one) for one in asked]
+        try:
+            total = sum(future.result() for future in found)
+        except BaseException:
+            stopped.set()
+            for future in found:
+                future.cancel()
+            raise
+    else:
+        total = sum(scores(*one) for one in asked)
+    return replace(tokens, latencies_s=np.exp(-total / sum(member.weight for member, _ in asked)))
+
+
+def members(reads: Container[str], teachers: Sequence[Member] = TEACHERS) -> list[tuple[Member, int]]:
+    """Each model of those that read what is given, with its number among its like."""
+    return [(member, number) for member in teachers if catalogue.reads(member.model) in reads for number in range(member.count)]
 
 
 def teach(measured: Samples, unlabelled: Samples | None = None, seed: int = 0) -> Samples:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
+import torch
 
 from tcl_core import teaching
 from tcl_core.errors import DataError
@@ -68,8 +70,8 @@ def test_members_count_by_their_weight_and_are_told(monkeypatch):
         def __init__(self, sign):
             self.sign, self.settings = sign, STUDENT
 
-        def fit(self, samples):
-            pass
+        def fit(self, samples, on_epoch):
+            on_epoch(1, 0.0, {})
 
         def predict(self, samples):
             return self.sign * samples.features[:, 3, len(layout.KINDS)]
@@ -80,7 +82,51 @@ def test_members_count_by_their_weight_and_are_told(monkeypatch):
     found = pseudo_labelled(views(measured), views(more), 0, (Member("trees", 3, 1.0), Member("random", 1, 1.0)), asked.append)
     alone = pseudo_labelled(views(measured), views(more), 0, ONE)
     np.testing.assert_allclose(np.log(found.latencies_s), np.log(alone.latencies_s) / 2, rtol=1e-6)
-    assert asked == ["trees", "trees", "trees", "random"]
+    assert sorted(asked) == ["random", "trees", "trees", "trees"]
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_side_by_side_they_say_what_they_say_one_by_one(two_threads):
+    measured, more = problem(0), problem(1)
+    both = pseudo_labelled(views(measured), views(more), 0, (Member("trees", 2, 1.0),))
+    torch.set_num_threads(1)
+    alone = pseudo_labelled(views(measured), views(more), 0, (Member("trees", 2, 1.0),))
+    np.testing.assert_allclose(np.log(both.latencies_s), np.log(alone.latencies_s), atol=1e-4)
+
+
+def test_one_that_fails_ends_the_others(monkeypatch, two_threads):
+    begun, ended = Event(), Event()
+
+    class Lasting:
+        settings = STUDENT
+
+        def fit(self, samples, on_epoch):
+            begun.set()
+            try:
+                while True:
+                    on_epoch(1, 0.0, {})
+            finally:
+                ended.set()
+
+    class Failing:
+        settings = STUDENT
+
+        def fit(self, samples, on_epoch):
+            assert begun.wait(30)
+            raise DataError("nothing to learn")
+
+    kinds = {"trees": Failing, "random": Lasting}
+    monkeypatch.setattr(teaching.catalogue, "create", lambda name: kinds[name]())
+    with pytest.raises(DataError, match="nothing to learn"):
+        pseudo_labelled(views(problem(0)), views(problem(1)), 0, (*ONE, Member("random", 1, 1.0)))
+    assert ended.wait(30)
 
 
 def test_members_that_read_what_is_not_given_are_left_out():

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
-from threading import Barrier
 from typing import ClassVar, Self
 
 import numpy as np
@@ -25,6 +22,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
+from tcl_core.models.torch_threads import torch_threads
 
 CHUNK = 512  # programs per forward pass of predict, at most
 LEAST = 64  # worth a pass of their own beside another
@@ -113,7 +111,7 @@ class TorchCostModel(CostModel):
                 values[rows] = function(*arrays).cpu().numpy()
 
         starts = range(0, len(samples), size)
-        list(_threads(threads).map(one, starts) if min(threads, len(starts)) > 1 else map(one, starts))
+        list(torch_threads(threads).map(one, starts) if min(threads, len(starts)) > 1 else map(one, starts))
         return values
 
     def _check_features(self, samples: Samples) -> None:
@@ -162,18 +160,3 @@ class TorchCostModel(CostModel):
         except (RuntimeError, TypeError, AttributeError) as error:
             raise DataError(f"'{folder}' was saved by another version ({str(error).splitlines()[0]}); train the model again.") from None
         return model
-
-
-@cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    """Threads of which each has one torch thread; that of the others stays as it is."""
-    pool, all_there = ThreadPoolExecutor(count, thread_name_prefix="predict"), Barrier(count)
-
-    def alone(_: int) -> None:
-        torch.get_num_threads()  # else torch sets this thread up later, with as many as the others have
-        torch.set_num_threads(1)
-        all_there.wait()
-
-    list(pool.map(alone, range(count)))
-    torch.set_num_threads(count)  # what threads to come begin with
-    return pool

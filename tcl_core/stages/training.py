@@ -28,7 +28,7 @@ from tcl_core.progress import Progress, progress
 from tcl_core.stages.exchange import tuned_samples
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
-from tcl_core.teaching import TEACHERS, pseudo_labelled
+from tcl_core.teaching import members, pseudo_labelled
 
 
 class _Curve:
@@ -189,7 +189,7 @@ def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples, bes
     """The programs with labels of a teacher ensemble that learned from them, and further ones that it labelled (``teaching``)."""
     # Shipped and tuned programs are not lowered: it would take minutes.
     reads = ("tokens",) if beside else ("tokens", "per-store features")
-    asked = sum(member.count for member in TEACHERS if catalogue.reads(member.model) in reads)
+    asked = sum(catalogue.own_settings(member.model).epochs for member, _ in members(reads))
     with progress(f"asking a teacher ensemble about programs of {platform}", asked) as shown:
         return _pseudo_labelled(workspace, platform, measured, reads, beside, shown.advance)
 
@@ -200,7 +200,7 @@ def _pseudo_labelled(
     measured: Samples,
     reads: Sequence[str],
     beside: _Beside = _Beside(),
-    on_member: Callable[[str], None] = lambda name: None,
+    on_epoch: Callable[[str], None] = lambda name: None,
 ) -> Samples:
     """So labelled by those members of the teacher ensemble that read one of these; unlabelled where params.yaml wants no further programs."""
     count, tasks = workspace.params.train.unlabelled, np.unique(measured.tasks)
@@ -211,7 +211,7 @@ def _pseudo_labelled(
     views = {each: samples.take(np.isin(samples.tasks, tasks)) for each, samples in views.items()}
     views["tokens"] = concatenate([views["tokens"], *beside.measured])
     more["tokens"] = concatenate([more["tokens"], *beside.further])
-    return pseudo_labelled(views, more, workspace.params.seed, on_member=on_member)
+    return pseudo_labelled(views, more, workspace.params.seed, on_epoch=on_epoch)
 
 
 @with_registry

@@ -15,11 +15,12 @@ from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.learning.fit import FitSettings
-from tcl_core.models import catalogue, torch_model
+from tcl_core.models import catalogue
 from tcl_core.files import whole_folder
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
 from tcl_core.models.random_scores import RandomScores
+from tcl_core.models.torch_threads import torch_threads
 
 SETTINGS = FitSettings(epochs=2, batch_size=16, seed=3)
 
@@ -66,16 +67,17 @@ def test_threads_that_predict_side_by_side_give_the_same_scores(count):
     assert scores[0].shape == (count,) and (count < 2 or np.ptp(scores[0]) > 0)
 
 
-def test_a_thread_that_predicts_has_one_torch_thread_and_the_others_keep_theirs():
+@pytest.mark.parametrize("each", [1, 2])
+def test_threads_side_by_side_have_torch_threads_of_their_own_and_the_others_keep_theirs(each):
     before, found = torch.get_num_threads(), []
     try:
         torch.set_num_threads(3)
-        pool, all_there = torch_model._threads(3), Barrier(3)
+        pool, all_there = torch_threads(3, each), Barrier(3)
         inside = list(pool.map(lambda _: (all_there.wait(), torch.get_num_threads())[1], range(3)))
         fresh = Thread(target=lambda: found.append(torch.get_num_threads()))
         fresh.start()
         fresh.join()
-        assert inside == [1, 1, 1] and found == [3] and torch.get_num_threads() == 3
+        assert inside == [each] * 3 and found == [3] and torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
 
