@@ -104,6 +104,7 @@ class Candidates:
     programs_per_task: Count
     held_out_programs_per_task: Count
     lean: Share = 0.0
+    costly: Share = 1.0
     design_space: Annotated[str, OneOf(DESIGN_SPACES)] = "cpu"
 
 

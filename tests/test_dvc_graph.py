@@ -205,7 +205,7 @@ def test_tasks_are_cut_again_for_other_networks_only(stages):
 def test_what_draws_programs_is_an_input_of_the_pool_and_of_those_who_draw_further_ones(stages):
     for address, stage in stages.items():
         if address.partition("@")[0] in ("candidates", "train", "distill"):
-            assert {f"tcl_core/programs/{name}.py" for name in ("pool", "registers", "sketches")} <= inputs(stage), address
+            assert {f"tcl_core/programs/{name}.py" for name in ("pool", "registers", "sketches", "unrolling")} <= inputs(stage), address
 
 
 def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):

@@ -23,6 +23,7 @@ from tcl_core.programs.gpu_limits import launching
 from tcl_core.programs.registers import Fits, leaning
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tasks import Task, argument_types
+from tcl_core.programs.unrolling import COSTLY, unrolled
 from tcl_core.programs.workload import read_workload
 
 # Share of a network's cost below which a task can wait.
@@ -100,6 +101,7 @@ def sample_programs(
     stream: Sequence[int] = (),
     known: Collection[tuple[int, tuple[int, ...]]] = (),
     lean: float = 0.0,
+    costly: float = 1.0,
     tried: bool = True,
 ) -> list[Program]:
     """Up to ``count`` distinct valid programs, drawn uniformly over sketches; fewer from a small design space.
@@ -107,13 +109,15 @@ def sample_programs(
     The draw depends on the seed and the task alone, not on which other tasks are in the pool.  Another ``stream`` than the
     pool's, of positive numbers, is another draw of the same seed; ``known`` are (sketch, decisions) to leave out.  So large a
     share as ``lean`` is drawn, of a CPU's sketches, among those that add up in registers (``registers``); of a GPU's, all among those
-    that it can launch (``gpu_limits``).  Without ``tried`` programs are taken to be valid (``DesignSpace.replayed``).
+    that it can launch (``gpu_limits``).  Of a CPU's that take long to build (``unrolling``) the share ``costly`` stays.  Without ``tried`` programs are taken to be valid (``DesignSpace.replayed``).
     """
     rng = np.random.default_rng([seed, zlib.crc32(task.key.encode()), *stream])
     on_cpu = space.target.kind.name == "llvm"
     understood = space.canonical if tried else space.replayed
     kinds = [leaning(sketches, width) for width in WIDTHS] if lean and on_cpu else []
-    launches = None if on_cpu else launching(sketches, read_workload(task.operator, task.flops, task.module()))
+    workload = read_workload(task.operator, task.flops, task.module())
+    launches = None if on_cpu else launching(sketches, workload)
+    steps = unrolled(sketches, workload) if on_cpu and costly < 1 else None
 
     def drawn(sketch: Sketch) -> np.ndarray:
         if launches:
@@ -127,9 +131,13 @@ def sample_programs(
 
     found: dict[tuple[int, tuple[int, ...]], None] = {}
     for _ in range(DRAWS[space.target.kind.name] * count):
-        sketch = sketches[rng.integers(len(sketches))]
+        place = rng.integers(len(sketches))
+        sketch = sketches[place]
         try:
-            decisions = understood(sketch, drawn(sketch))
+            vector = drawn(sketch)
+            if steps and steps((place, vector)) >= COSTLY and rng.random() >= costly:
+                continue
+            decisions = understood(sketch, vector)
         except InvalidProgram:
             continue
         program = sketch.index, tuple(int(d) for d in decisions)
@@ -156,11 +164,12 @@ def build_pool(
     on_task: Callable[[Task], Any] = lambda task: None,
     design_space: str = "cpu",
     lean: float = 0.0,
+    costly: float = 1.0,
 ) -> tuple[list[dict[str, Any]], list[Program]]:
     """The sketches (rows of the sketches table) and ``count`` programs each of the first ``limit`` (0: all) tasks.
 
-    ``cores`` bounds the parallel loops of the sketches; ``design_space`` is cpu or one of ``gpu.DESIGN_SPACES``; ``lean`` as
-    of ``sample_programs``.
+    ``cores`` bounds the parallel loops of the sketches; ``design_space`` is cpu or one of ``gpu.DESIGN_SPACES``; ``lean`` and
+    ``costly`` as of ``sample_programs``.
     A task whose design space is a single program needs no model and is passed over.
     """
     rows: list[dict[str, Any]] = []
@@ -174,7 +183,7 @@ def build_pool(
 
     def draw_of(known: tuple[Task, DesignSpace, list[Sketch]]) -> list[Program]:
         task, space, sketches = known
-        return sample_programs(task, sketches, space, count, seed, lean=lean) if _has_choice(sketches) else []
+        return sample_programs(task, sketches, space, count, seed, lean=lean, costly=costly) if _has_choice(sketches) else []
 
     for (task, _, sketches), drawn in in_turn(draw_of, with_sketches()):
         if len(drawn) > 1:

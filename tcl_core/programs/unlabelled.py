@@ -23,11 +23,12 @@ def draw_unlabelled(
     seed: int,
     target: dict[str, Any],
     lean: float = 0.0,
+    costly: float = 1.0,
 ) -> list[ProgramKey]:
     """Up to ``count`` distinct programs of each task, drawn as the pool is, none of them ``measured``; hardly any is invalid.
 
     ``sketches`` are the pool's, (task key, number) -> trace as JSON, and ``target`` is that of the pool
-    (``platforms.pool_target``); ``lean`` is that of ``sample_programs``.  A small design space has fewer, or none.
+    (``platforms.pool_target``); ``lean`` and ``costly`` are those of ``sample_programs``.  A small design space has fewer, or none.
     """
     tasks = list(tasks)
     known: dict[str, set[tuple[int, tuple[int, ...]]]] = {task.key: set() for task in tasks}
@@ -40,7 +41,7 @@ def draw_unlabelled(
         space = DesignSpace(task.key, module, target)
         mine = sorted((number, text) for (key, number), text in sketches.items() if key == task.key)
         read = [space.with_choices(read_sketch(task.key, number, trace_from_json(text, module))) for number, text in mine]
-        return sample_programs(task, read, space, count, seed, STREAM, known[task.key], lean, tried=False)
+        return sample_programs(task, read, space, count, seed, STREAM, known[task.key], lean, costly, tried=False)
 
     found: list[ProgramKey] = []
     with progress("drawing programs for the teacher ensemble", len(tasks)) as shown:

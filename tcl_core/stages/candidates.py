@@ -109,6 +109,7 @@ def _write_pool(workspace: Workspace, split: str, without: Iterable[str], limit:
             lambda task: shown.advance(task.name[:40]),
             workspace.params.candidates.design_space,
             workspace.params.candidates.lean,
+            workspace.params.candidates.costly,
         )
     store.write_table(workspace.pool / split / "sketches.parquet", "sketches", sketches)
     store.write_table(workspace.pool / split / "programs.parquet", "programs", [_program_row(p, split) for p in programs])

@@ -271,7 +271,7 @@ class Workspace:
             with_programs = {key[0] for key in pool}
             among = [task for task in self.tasks if task.key in with_programs]
             target = pool_target(p.candidates.design_space, threads())
-            drawn = draw_unlabelled(among, self.encoder.texts, pool, count, p.seed, target, p.candidates.lean)
+            drawn = draw_unlabelled(among, self.encoder.texts, pool, count, p.seed, target, p.candidates.lean, p.candidates.costly)
             saved = about | {"programs": [" ".join(map(str, (task, sketch, *decisions))) for task, sketch, decisions in drawn]}
             write_json(path, saved)
         texts = (text.split(" ") for text in saved["programs"])

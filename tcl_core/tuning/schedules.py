@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,16 +15,13 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import TreesModel
 from tcl_core.platforms import simd_bytes
 from tcl_core.programs.gpu_limits import launching
-from tcl_core.programs.primitives import Hole, sketch_primitives
 from tcl_core.programs.registers import leaning
-from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, trace_to_json
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram, trace_to_json
 from tcl_core.programs.tasks import Task
-from tcl_core.programs.workload import Workload
+from tcl_core.programs.unrolling import unrolled
 from tcl_core.tuning.belief import Views
 from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.search import Candidate, DecisionSearch, View
-
-UNROLL = "unroll_explicit"
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class ScheduleSearch(DecisionSearch):
         rng = np.random.default_rng([settings.seed, int(task.key[:8], 16)])
         shape = (settings.population, settings.generations, settings.explore)
         view = self._counted(_view(task, encoder, model, hardware))
-        super().__init__(sketches, view, rng, *shape, _unroll(sketches, encoder.workload(task.key)))
+        super().__init__(sketches, view, rng, *shape, unrolled(sketches, encoder.workload(task.key)))
         self.lessons = lessons
         if target["kind"] == "cuda":
             self.fits = launching(sketches, encoder.workload(task.key))
@@ -146,23 +143,3 @@ def views_of(model: CostModel | None, samples: Samples) -> Views:
         return Views(np.zeros(len(samples)), (rows,))
     scores, places = model.predict_and_embed(samples)
     return Views(scores, (places, rows))
-
-
-def _unroll(sketches: Sequence[Sketch], workload: Workload) -> Callable[[Candidate], int]:
-    """How many steps a candidate unrolls at most."""
-    holes = [_unroll_hole(sketch, workload) for sketch in sketches]
-
-    def unroll(candidate: Candidate) -> int:
-        hole = holes[candidate[0]]
-        if not isinstance(hole, Hole):
-            return hole
-        value = candidate[1][hole.column]
-        return value if hole.table is None else hole.table[value]
-
-    return unroll
-
-
-def _unroll_hole(sketch: Sketch, workload: Workload) -> int | Hole:
-    """Where the sketch decides it; 0 for one that unrolls nothing."""
-    found = (p.numbers[0] for p in sketch_primitives(sketch, workload) if p.key.endswith(UNROLL) and p.numbers)
-    return next(found, 0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tcl_core.programs.registers import Fits
 from tcl_core.programs.sketches import Sketch
+from tcl_core.programs.unrolling import COSTLY, COSTLY_SHARE
 from tcl_core.tuning.belief import Belief, Picker, Points, Scale, Views, gains_of, joined, worth_learning
 from tcl_core.tuning.lessons import Lessons
 
@@ -22,8 +23,6 @@ View = Callable[[Sequence[Candidate]], Views]
 
 CURIOSITY = 1.0  # standard deviations of a belief that count as gain
 FOUNDERS = 4  # of the fastest measured programs, that have children whatever the others promise
-# Programs that unroll so many steps take several times as long to build as others: one in ten may.
-COSTLY_UNROLL, COSTLY_SHARE = 512, 0.1
 REDRAWS = 32  # vectors drawn anew for one that was wanted, where some of the first ones are not of the kind
 
 
@@ -198,7 +197,7 @@ class DecisionSearch:
         return list(picked)
 
     def _is_costly(self, candidate: Candidate) -> bool:
-        return self.unroll(candidate) >= COSTLY_UNROLL
+        return self.unroll(candidate) >= COSTLY
 
     def _random(self, count: int) -> list[Candidate]:
         which = self.rng.integers(len(self.sketches), size=count)

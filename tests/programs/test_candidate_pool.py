@@ -18,6 +18,7 @@ from tcl_core.programs.registers import leaning
 from tcl_core.programs.sketches import InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import Task, describe
 from tcl_core.programs.unlabelled import draw_unlabelled
+from tcl_core.programs.unrolling import COSTLY, unrolled
 
 
 def named(key, flops):
@@ -117,6 +118,17 @@ def test_a_leaning_pool_is_of_programs_that_add_up_in_registers(matmul):
         for lean in (0.0, 0.5, 1.0)
     )
     assert uniform < 0.35 < half < 0.8 < most
+
+
+@pytest.mark.parametrize("lean", [0.0, 1.0])
+def test_few_programs_unroll_so_much_that_they_take_long_to_build(matmul, lean):
+    """Of such as are all kept a quarter do."""
+    steps = unrolled(matmul.sketches, matmul.workload)
+    drawn = [steps((sketch.index, decisions)) for sketch in matmul.sketches for decisions in matmul.sample(sketch, 100)]
+    pool = [steps((p.sketch, p.decisions)) for p in sample_programs(*of_matmul(matmul), 150, seed=0, lean=lean, costly=0.33)]
+    assert set(pool) == set(drawn) == {0, 16, 64, COSTLY}
+    assert 0.18 < np.mean(np.array(drawn) == COSTLY) < 0.32
+    assert 0.03 < np.mean(np.array(pool) == COSTLY) < 0.17
 
 
 def test_it_leans_to_each_width_of_vectors(matmul):

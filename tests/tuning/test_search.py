@@ -8,7 +8,8 @@ import pytest
 from tcl_core.programs.sketches import Sketch, Slot
 from tcl_core.tuning.belief import Views
 from tcl_core.tuning.lessons import SLOPE, Lessons
-from tcl_core.tuning.search import COSTLY_UNROLL, DecisionSearch
+from tcl_core.programs.unrolling import COSTLY
+from tcl_core.tuning.search import DecisionSearch
 
 
 def sketch_of(index, *sizes):
@@ -211,7 +212,7 @@ def test_without_a_champion_or_a_draw_there_is_no_guess(sketches, monkeypatch):
 
 def test_no_guess_is_costly_to_build():
     search = search_of([sketch_of(0, 4, 64)], lambda c: float(c[1][0]), population=64)
-    search.unroll = lambda candidate: COSTLY_UNROLL * (candidate[1][0] == 3)
+    search.unroll = lambda candidate: COSTLY * (candidate[1][0] == 3)
     assert {decisions[0] for _, decisions in search.guess(4)} == {2}
 
 
@@ -248,7 +249,7 @@ def test_programs_that_are_costly_to_build_keep_to_their_quota(favoured):
     costly = []
     for _ in range(5):
         batch = search.propose(16)[:8]  # as who replays them takes them
-        costly += [search.unroll(candidate) >= COSTLY_UNROLL for candidate in batch]
+        costly += [search.unroll(candidate) >= COSTLY for candidate in batch]
         for candidate in batch:
             search.tell(candidate, 1e-3)
     assert len(costly) == 40 and (sum(costly) == 4 if favoured else sum(costly) <= 4)
@@ -282,7 +283,7 @@ def test_children_that_leave_the_kind_mostly_go(lean, most):
 
 def test_a_space_of_costly_programs_is_searched_all_the_same():
     search = search_of([sketch_of(0, 4, 4)], lambda c: 0.0, population=32)
-    search.unroll = lambda candidate: COSTLY_UNROLL
+    search.unroll = lambda candidate: COSTLY
     assert len(search.propose(8)) == 8
 
 
