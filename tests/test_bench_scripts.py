@@ -31,6 +31,12 @@ TABLES = {
         *(f"figures.agreement.*.{key}" for key in ("programs", "spearman", "spearman_within_tasks", "median_ratio")),
         "summary.ratio_batch3",  # of the smallest form
     ),
+    "costly": tuple(
+        f"summary.{data}.{row}.{figure}"
+        for data in ("prepared", "registers")
+        for row in ("all of them", "a third", "none", "a third, longer")
+        for figure in ("pairs", "u16", "pairs_less_all")
+    ),
     "faults": (
         *(f"summary.{key}" for key in ("injected", "recorded", "candidates", "lost", "doubled", "misjudged", "leftovers")),
         *(f"figures.*.{key}" for key in ("candidates", "bad", "events", "recorded", "lost", "doubled", "misjudged", "leftovers")),

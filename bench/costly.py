@@ -1,0 +1,164 @@
+"""What does a cost model miss that learned few of the programs that take long to build?
+
+    python bench/costly.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
+
+A quarter of the programs that are drawn unroll 512 steps and take 3.5 times as long to build as the others (docs/measuring.md);
+``candidates.costly`` says how many of such draws a pool keeps.
+
+all of them      ten programs of each task, half of them of data/prepared, half of data/registers, at random
+a third          ten, of the costly ones a third as many to others
+none             ten that are not costly
+a third, longer  thirteen, a third as many costly ones to others: they take as long to build as ten of the first row
+
+Boosted trees on tokens learn these programs of one platform, as a project learns its own, without the tasks of three training networks at
+a time; of these networks they rank every program of either data set, costly or not.
+
+pairs  share of pairs ranked right; u16  top-1 of sixteen.  Mean over tasks, and the 95 % interval of the difference from the first row
+over draws of the tasks.  --quick: one fold, one seed.  What was computed with the same code and data is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+from _by_fold import begin, compute, identity
+from _tables import markdown
+
+from tcl_core import environment, store  # noqa: F401  (before torch is imported)
+
+import numpy as np
+from _paired import against
+from _transfer_data import FOLDS
+
+from tcl_core import datasets
+from tcl_core.evaluation.metrics import subset_top_1, task_pairs
+from tcl_core.features.batches import Samples, rows_by_task
+from tcl_core.models import catalogue
+from tcl_core.programs.sketches import read_sketch, trace_from_json
+from tcl_core.programs.unrolling import COSTLY, unrolled
+from tcl_core.reference import Reference, apart
+
+PLATFORM = "host-avx2"
+ALL, THIRD, NONE, LONGER = "all of them", "a third", "none", "a third, longer"
+ROWS = {ALL: (1.0, (5, 5)), THIRD: (1 / 3, (5, 5)), NONE: (0.0, (5, 5)), LONGER: (1 / 3, (6, 7))}
+"""Share of the costly programs that stays, and how many programs of each data set's tasks are learned."""
+FIGURES = {"pairs": task_pairs, "u16": subset_top_1}
+DIGITS = 5
+
+Figures = dict[str, dict[str, dict[str, float]]]
+"""Data set -> figure -> task -> value."""
+
+
+class Drawn:
+    """A data set's programs on one platform, and which of them are costly."""
+
+    def __init__(self, data: Reference, platform: str) -> None:
+        self.data, self.platform = data, platform
+
+    @cached_property
+    def samples(self) -> Samples:
+        return self.data.samples(self.platform)
+
+    @cached_property
+    def costly(self) -> np.ndarray:
+        """(N,) bool."""
+        records, encoder = store.read_records(self.data.folder / f"platform={self.platform}"), self.data.encoder
+        steps, places = {}, {}
+        for task in {record.task_key for record in records}:
+            mine = sorted(sketch for key, sketch in encoder.texts if key == task)
+            module = encoder.tasks[task].module()
+            sketches = [read_sketch(task, sketch, trace_from_json(encoder.texts[task, sketch], module)) for sketch in mine]
+            steps[task], places[task] = unrolled(sketches, encoder.workload(task)), {sketch: place for place, sketch in enumerate(mine)}
+        keys = (record.key for record in records)
+        return np.array([steps[task]((places[task][sketch], decisions)) >= COSTLY for task, sketch, decisions in keys])
+
+    def learned(self, tasks: set[int], kept: float, count: int, rng: np.random.Generator) -> Samples:
+        """``count`` programs of each of the tasks at random, of the costly ones the share ``kept`` as often as of others."""
+        rows = []
+        for group in rows_by_task(self.samples.tasks):
+            if int(self.samples.tasks[group[0]]) in tasks:
+                stays = ~self.costly[group] | (rng.random(len(group)) < kept)
+                rows.append(rng.permutation(group[stays])[:count])
+        return self.samples.take(np.sort(np.concatenate(rows)))
+
+
+class Bench:
+    """Two data sets whose networks are split alike."""
+
+    def __init__(self, sets: Mapping[str, Reference], platform: str, folds: Sequence[Sequence[str]]) -> None:
+        self.sets = {name: Drawn(data, platform) for name, data in sets.items()}
+        self.platform, self.folds = platform, folds
+
+    def unit(self, fold: int, seed: int) -> dict[str, Figures]:
+        """Row -> its figures."""
+        cases = {name: each.data.case(self.platform, tested=self.folds[fold]) for name, each in self.sets.items()}
+        numbers, found = [len(each.data.encoder.numbers) for each in self.sets.values()], {}
+        for row, (kept, counts) in ROWS.items():
+            rng = np.random.default_rng([seed, fold])
+            parts = [
+                each.learned(set(cases[name].train.tasks.tolist()), kept, count, rng)
+                for (name, each), count in zip(self.sets.items(), counts, strict=True)
+            ]
+            found[row] = _judged(apart(parts, numbers), {name: case.test for name, case in cases.items()}, seed)
+        return found
+
+
+def _judged(learned: Samples, tests: Mapping[str, Samples], seed: int) -> Figures:
+    model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
+    model.fit(learned)
+    found: Figures = {}
+    for name, test in tests.items():
+        scores = model.predict(test)
+        by_figure = {key: figure(scores, test.latencies_s, test.tasks) for key, figure in FIGURES.items()}
+        found[name] = {key: {str(task): round(float(value), DIGITS) for task, value in of.items()} for key, of in by_figure.items()}
+    return found
+
+
+def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
+    """Data set -> row -> figure -> [mean, low, high], and the figure less that of `all of them`; a task counts once, with its mean."""
+    found: dict[str, Any] = {}
+    for data in next(iter(units.values()))[ALL]:
+        for row in ROWS:
+            of_row = found.setdefault(data, {}).setdefault(row, {})
+            for name in FIGURES:
+                mine, base = (_by_task(units, which, data, name) for which in (row, ALL))
+                of_row[name] = against(mine, np.zeros(len(mine)))
+                of_row[f"{name}_less_all"] = against(mine, base)
+    return found
+
+
+def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, data: str, name: str) -> np.ndarray:
+    """(T,) each task's mean over seeds, in order of the tasks."""
+    values: dict[int, list[float]] = {}
+    for unit in units.values():
+        for task, value in unit[row][data][name].items():
+            values.setdefault(int(task), []).append(value)
+    return np.array([np.mean(values[task]) for task in sorted(values)])
+
+
+def table(found: Mapping[str, Any]) -> str:
+    def cell(row: str, of: Mapping[str, Any], name: str) -> str:
+        _, low, high = of[f"{name}_less_all"]
+        return f"{of[name][0]:.3f}" + ("" if row == ALL or low is None else f" ({low:+.3f} to {high:+.3f})")
+
+    header = ["costly programs learned", *(f"{data}, {name}" for data in found for name in ("pairs right", "U16"))]
+    return markdown(header, [[row, *(cell(row, of[row], name) for of in found.values() for name in FIGURES)] for row in ROWS])
+
+
+def run(given: Any) -> None:
+    if given.smallest:
+        from _smallest import reference
+
+        sets = {"prepared": reference(), "registers": reference()}
+    else:
+        sets = {"prepared": datasets.prepared(), "registers": datasets.registers()}
+    bench = Bench(sets, PLATFORM, FOLDS)
+    units = {f"{fold}, {seed}": partial(bench.unit, fold, seed) for seed in range(given.seeds) for fold in range(given.folds)}
+    compute("costly", given, identity(["tcl_core.models.trees", "tcl_core.reference"], sets.values()), units, summary, table)
+
+
+if __name__ == "__main__":
+    begin(__doc__, run, seeds=3)
