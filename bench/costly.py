@@ -20,23 +20,19 @@ over draws of the tasks.  --quick: one fold, one seed.  What was computed with t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 from _by_fold import begin, compute, identity
-from _tables import markdown
+from _pool_rows import Figures, beside_first, judged, table
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
-from _paired import against
 from _transfer_data import FOLDS
 
 from tcl_core import datasets
-from tcl_core.evaluation.metrics import subset_top_1, task_pairs
 from tcl_core.features.batches import Samples, rows_by_task
-from tcl_core.models import catalogue
 from tcl_core.programs.sketches import read_sketch, trace_from_json
 from tcl_core.programs.unrolling import COSTLY, unrolled
 from tcl_core.reference import Reference, apart
@@ -45,11 +41,6 @@ PLATFORM = "host-avx2"
 ALL, THIRD, NONE, LONGER = "all of them", "a third", "none", "a third, longer"
 ROWS = {ALL: (1.0, (5, 5)), THIRD: (1 / 3, (5, 5)), NONE: (0.0, (5, 5)), LONGER: (1 / 3, (6, 7))}
 """Share of the costly programs that stays, and how many programs of each data set's tasks are learned."""
-FIGURES = {"pairs": task_pairs, "u16": subset_top_1}
-DIGITS = 5
-
-Figures = dict[str, dict[str, dict[str, float]]]
-"""Data set -> figure -> task -> value."""
 
 
 class Drawn:
@@ -102,50 +93,9 @@ class Bench:
                 each.learned(set(cases[name].train.tasks.tolist()), kept, count, rng)
                 for (name, each), count in zip(self.sets.items(), counts, strict=True)
             ]
-            found[row] = _judged(apart(parts, numbers), {name: case.test for name, case in cases.items()}, seed)
+            tests = {name: {self.platform: case.test} for name, case in cases.items()}
+            found[row] = judged(apart(parts, numbers), tests, seed)
         return found
-
-
-def _judged(learned: Samples, tests: Mapping[str, Samples], seed: int) -> Figures:
-    model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
-    model.fit(learned)
-    found: Figures = {}
-    for name, test in tests.items():
-        scores = model.predict(test)
-        by_figure = {key: figure(scores, test.latencies_s, test.tasks) for key, figure in FIGURES.items()}
-        found[name] = {key: {str(task): round(float(value), DIGITS) for task, value in of.items()} for key, of in by_figure.items()}
-    return found
-
-
-def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """Data set -> row -> figure -> [mean, low, high], and the figure less that of `all of them`; a task counts once, with its mean."""
-    found: dict[str, Any] = {}
-    for data in next(iter(units.values()))[ALL]:
-        for row in ROWS:
-            of_row = found.setdefault(data, {}).setdefault(row, {})
-            for name in FIGURES:
-                mine, base = (_by_task(units, which, data, name) for which in (row, ALL))
-                of_row[name] = against(mine, np.zeros(len(mine)))
-                of_row[f"{name}_less_all"] = against(mine, base)
-    return found
-
-
-def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, data: str, name: str) -> np.ndarray:
-    """(T,) each task's mean over seeds, in order of the tasks."""
-    values: dict[int, list[float]] = {}
-    for unit in units.values():
-        for task, value in unit[row][data][name].items():
-            values.setdefault(int(task), []).append(value)
-    return np.array([np.mean(values[task]) for task in sorted(values)])
-
-
-def table(found: Mapping[str, Any]) -> str:
-    def cell(row: str, of: Mapping[str, Any], name: str) -> str:
-        _, low, high = of[f"{name}_less_all"]
-        return f"{of[name][0]:.3f}" + ("" if row == ALL or low is None else f" ({low:+.3f} to {high:+.3f})")
-
-    header = ["costly programs learned", *(f"{data}, {name}" for data in found for name in ("pairs right", "U16"))]
-    return markdown(header, [[row, *(cell(row, of[row], name) for of in found.values() for name in FIGURES)] for row in ROWS])
 
 
 def run(given: Any) -> None:
@@ -157,7 +107,9 @@ def run(given: Any) -> None:
         sets = {"prepared": datasets.prepared(), "registers": datasets.registers()}
     bench = Bench(sets, PLATFORM, FOLDS)
     units = {f"{fold}, {seed}": partial(bench.unit, fold, seed) for seed in range(given.seeds) for fold in range(given.folds)}
-    compute("costly", given, identity(["tcl_core.models.trees", "tcl_core.reference"], sets.values()), units, summary, table)
+    kept = identity(["tcl_core.models.trees", "tcl_core.reference"], sets.values())
+    shown = partial(table, first=ALL, said="costly programs learned")
+    compute("costly", given, kept, units, partial(beside_first, first=ALL), shown)
 
 
 if __name__ == "__main__":

@@ -16,31 +16,21 @@ draws of the tasks.  --quick: one fold, one seed.  What was computed with the sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from _by_fold import begin, compute, identity
-from _tables import markdown
+from _pool_rows import Figures, beside_first, judged, table
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
-from _paired import against
 from _transfer_data import FOLDS
 
 from tcl_core import datasets
-from tcl_core.evaluation.metrics import subset_top_1, task_pairs
-from tcl_core.features.batches import Samples
-from tcl_core.models import catalogue
 from tcl_core.reference import Reference, apart
 
-UNIFORM, LEANING, HALVES, BOTH = ROWS = "uniform", "leaning", "half each", "both"
-FIGURES = {"pairs": task_pairs, "u16": subset_top_1}
-DIGITS = 5
-
-Figures = dict[str, dict[str, dict[str, float]]]
-"""Pool -> figure -> "platform, task" -> value."""
+UNIFORM, LEANING, HALVES, BOTH = "uniform", "leaning", "half each", "both"
 
 
 class Bench:
@@ -61,53 +51,10 @@ class Bench:
         counts = [len(data.platforms) * len(data.encoder.numbers) for data in self.pools.values()]
         both = [apart(samples, counts) for samples in (halves, list(heaps.values()))]
         learned = {UNIFORM: few[UNIFORM], LEANING: few[LEANING], HALVES: both[0], BOTH: both[1]}
-        return {row: self._judged(samples, tested, seed) for row, samples in learned.items()}
-
-    def _judged(self, learned: Samples, tested: Sequence[str], seed: int) -> Figures:
-        model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
-        model.fit(learned)
-        found: Figures = {}
-        for pool, data in self.pools.items():
-            of_pool = found.setdefault(pool, {name: {} for name in FIGURES})
-            for platform in data.platforms:
-                test = data.case(platform, tested=tested).test
-                scores = model.predict(test)
-                for name, figure in FIGURES.items():
-                    by_task = figure(scores, test.latencies_s, test.tasks)
-                    of_pool[name] |= {f"{platform}, {task}": round(float(value), DIGITS) for task, value in by_task.items()}
-        return found
-
-
-def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """Pool -> row -> figure -> [mean, low, high], and the figure less that of `uniform`; a task counts once, with its mean."""
-    pools = next(iter(units.values()))[UNIFORM]
-    found: dict[str, Any] = {}
-    for pool in pools:
-        for row in ROWS:
-            of_row = found.setdefault(pool, {}).setdefault(row, {})
-            for name in FIGURES:
-                mine, base = (_by_task(units, which, pool, name) for which in (row, UNIFORM))
-                of_row[name] = against(mine, np.zeros(len(mine)))
-                of_row[f"{name}_less_uniform"] = against(mine, base)
-    return found
-
-
-def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, pool: str, name: str) -> np.ndarray:
-    """(T,) each task's mean over platforms and seeds, in order of the tasks."""
-    values: dict[int, list[float]] = {}
-    for unit in units.values():
-        for place, value in unit[row][pool][name].items():
-            values.setdefault(int(place.split(", ")[1]), []).append(value)
-    return np.array([np.mean(values[task]) for task in sorted(values)])
-
-
-def table(found: Mapping[str, Any]) -> str:
-    def cell(row: str, of: Mapping[str, Any], name: str) -> str:
-        _, low, high = of[f"{name}_less_uniform"]
-        return f"{of[name][0]:.3f}" + ("" if row == UNIFORM or low is None else f" ({low:+.3f} to {high:+.3f})")
-
-    header = ["learned", *(f"{pool} programs, {name}" for pool in found for name in ("pairs right", "U16"))]
-    return markdown(header, [[row, *(cell(row, of[row], name) for of in found.values() for name in FIGURES)] for row in ROWS])
+        tests = {
+            pool: {platform: data.case(platform, tested=tested).test for platform in data.platforms} for pool, data in self.pools.items()
+        }
+        return {row: judged(samples, tests, seed) for row, samples in learned.items()}
 
 
 def run(given: Any) -> None:
@@ -118,7 +65,9 @@ def run(given: Any) -> None:
     else:
         bench = Bench({UNIFORM: datasets.prepared(), LEANING: datasets.registers()}, FOLDS)
     units = {f"{fold}, {seed}": partial(bench.unit, fold, seed) for seed in range(given.seeds) for fold in range(given.folds)}
-    compute("pools", given, identity(["tcl_core.models.trees", "tcl_core.reference"], bench.pools.values()), units, summary, table)
+    kept = identity(["tcl_core.models.trees", "tcl_core.reference"], bench.pools.values())
+    shown = partial(table, first=UNIFORM, said="learned", of=" programs")
+    compute("pools", given, kept, units, partial(beside_first, first=UNIFORM), shown)
 
 
 if __name__ == "__main__":
