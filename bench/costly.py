@@ -8,7 +8,7 @@ A quarter of the programs that are drawn unroll 512 steps and take 3.5 times as 
 all of them      ten programs of each task, half of them of data/prepared, half of data/registers, at random
 a third          ten, of the costly ones a third as many to others
 none             ten that are not costly
-a third, longer  thirteen, a third as many costly ones to others: they take as long to build as ten of the first row
+a third, longer  thirteen, a third as many costly ones to others: by that factor they take as long to build as ten of the first row
 
 Boosted trees on tokens learn these programs of one platform, as a project learns its own, without the tasks of three training networks at
 a time; of these networks they rank every program of either data set, costly or not.
