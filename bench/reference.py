@@ -184,13 +184,13 @@ def write_records(workspace: Workspace, collections: Mapping[str, Collection], d
         yield f"{name}: {len(records)} records of {len({r.task_key for r in records})} tasks, {failed} failed, {disturbed} disturbed"
 
 
-def check_folder(workspace: Workspace, folder: Path) -> None:
-    """Raise DataError where the folder holds another machine's measurements, or some of which there is no journal."""
-    for place in folder.glob("platform=*"):
+def check_folder(workspace: Workspace, folder: Path, platform: str = "*") -> None:
+    """Raise DataError where the folder holds another machine's measurements of the platform ("*": of any), or some of which there is no journal."""
+    for place in folder.glob(f"platform={platform}"):
         others = {host for file in place.glob("*.parquet") for host in store.record_hosts(file)} - {host_fingerprint()}
         if others:
             raise DataError(f"{place} was measured on {' and '.join(sorted(others))}; give another folder with --to")
-        if not (workspace.journal / folder.name).exists():
+        if not (workspace.journal / folder.name / place.name.removeprefix("platform=")).exists():
             raise DataError(f"{place} is there, but not the journal of its measurements; give another folder with --to")
 
 

@@ -6,6 +6,8 @@ The model of the search is the one that comes with TCL.  Passes go over all trai
 of a task in each; so a run that is stopped, or ends with its minutes, has as many of each task, and the same command goes on
 from there.  Further programs, which nobody measured, are the next ones that each search would have asked for.
 
+Further platforms join a data set that is there, each measured by a machine of its own: programs keep their numbers, and new ones follow.
+
 A search meets no programs but those that its model likes.  Who learns these alone learns to like the opposite: of two programs of which one
 lacks what the model likes, it was measured for being good otherwise.  So with --draws what this machine measured of draws joins them, in the same tasks.
 """
@@ -137,32 +139,40 @@ def draws_of(folder: Path, platform: str, tasks: Container[str], sketches: Seque
 
 
 def write(searches: Searches, draws: Sequence[Record], splits: Mapping[str, str], uses: Sequence[dict], folder: Path) -> str:
-    """All tables of the data set, its programs numbered anew; says what there is."""
+    """The platform's records and all programs of the data set, those that were there first; says what the platform has."""
     searched = [searches.records[p.task_key, p.sketch, p.decisions] for p in searches.programs]
     measured = sorted({record.key: record for record in (*draws, *searched)}.values(), key=lambda record: record.task_key)
-    further = [(p.task_key, p.sketch, p.decisions) for p in searches.proposed(FURTHER)]
-    keys = [record.key for record in measured]
-    keys += sorted(set(further) - set(keys))
-    numbers, counts = dict[tuple, int](), Counter[str]()
-    for key in keys:
-        numbers[key] = counts[key[0]]
-        counts[key[0]] += 1
-    rows = [
-        {"task_key": task, "split": splits[task], "program_id": numbers[task, sketch, decisions], "sketch_id": sketch, "decisions": list(decisions)}
-        for task, sketch, decisions in keys
-    ]  # fmt: skip
-    store.write_table(folder / "tasks.parquet", "tasks", [task.as_row() for task in searches.tasks])
-    store.write_table(folder / "networks.parquet", "networks", list(uses))
-    store.write_table(folder / "sketches.parquet", "sketches", searches.sketches)
+    further = sorted((p.task_key, p.sketch, p.decisions) for p in searches.proposed(FURTHER))
+    table(folder, "tasks", [task.as_row() for task in searches.tasks])
+    table(folder, "networks", list(uses))
+    table(folder, "sketches", searches.sketches)
+    rows = store.read_table(folder / "programs.parquet", "programs") if (folder / "programs.parquet").exists() else []
+    numbers = {(row["task_key"], row["sketch_id"], tuple(row["decisions"])): row["program_id"] for row in rows}
+    counts = Counter(task for task, *_ in numbers)
+    new = dict.fromkeys(key for key in (*(record.key for record in measured), *further) if key not in numbers)
+    for task, sketch, decisions in new:
+        number = numbers[task, sketch, decisions] = counts[task]
+        counts[task] += 1
+        row = {"task_key": task, "split": splits[task], "program_id": number, "sketch_id": sketch, "decisions": list(decisions)}
+        rows.append(row)
     store.write_table(folder / "programs.parquet", "programs", rows)
     place = folder / f"platform={searches.platform}"
     store.write_records(place, [replace(record, program_id=numbers[record.key]) for record in measured])
     save_hardware(place, searches.hardware)
     failed, disturbed = sum(r.error != "ok" for r in measured), sum(r.disturbed for r in measured)
     return (
-        f"{searches.platform}: {len(measured):,} records of {len(counts)} tasks, {len(searched):,} of them searched: {failed} failed, "
-        f"{disturbed} disturbed; {len(rows) - len(measured):,} further programs"
+        f"{searches.platform}: {len(measured):,} records of {len({r.task_key for r in measured})} tasks, {len(searched):,} of them searched: "
+        f"{failed} failed, {disturbed} disturbed; {len(rows):,} programs in all, {len(new):,} of them new"
     )
+
+
+def table(folder: Path, name: str, rows: list[dict]) -> None:
+    """Write it, or raise DataError where another is there: the programs of other platforms are made of that."""
+    place = folder / f"{name}.parquet"
+    if not place.exists():
+        store.write_table(place, name, rows)
+    elif store.read_table(place, name) != rows:
+        raise DataError(f"{place} is of other {name} than {folder} would get now; give another folder with --to")
 
 
 def main() -> None:
@@ -182,7 +192,7 @@ def main() -> None:
             short = replace(workspace.params.measure, repeats=1, max_repeats=1, min_repeat_ms=1)
             workspace = Workspace(scratch(), replace(workspace.params, measure=short))
             given.to, given.minutes, tasks = result_file("searched"), 0.0, tasks[:2]
-        check_folder(workspace, given.to)
+        check_folder(workspace, given.to, given.platform)
         end = time.monotonic() + 60 * given.minutes
         model = None if given.smallest else pretrained(workspace.params.platforms[given.platform].mcpu).model
         with measuring_alone():
