@@ -54,7 +54,7 @@ def registers(features: str | Path | None = None) -> Reference:
 
 
 def searched(features: str | Path | None = None) -> Reference:
-    """The same tasks' programs that searches met, and draws beside them, on AVX2 of another machine; ``data/searched/README.md`` tells how many."""
+    """The same tasks' programs that searches met, and draws beside them, on AVX2 and AVX-512 of a machine each; ``data/searched/README.md`` tells how many."""
     return reference(SEARCHED, features)
 
 

@@ -3,7 +3,7 @@
 PACKAGED   networks as their authors wrote them
 PREPARED   as params.yaml prepares them: the tasks that projects have
 REGISTERS  likewise, and nine in ten programs are of the kind among which a search has to choose (``programs.registers``)
-SEARCHED   of the same tasks those programs that searches met, and draws beside them, on another machine's AVX2
+SEARCHED   of the same tasks those programs that searches met, and draws beside them, on AVX2 of another machine and on AVX-512
 """
 
 from __future__ import annotations
