@@ -7,22 +7,24 @@ data/exported/platform=P/   database_workload.json, database_tuning_record.json
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import re
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import numpy as np
 
 from tcl_core import store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import BusyError, DataError, UsageError, unknown_name
 from tcl_core.features import log_tokens
-from tcl_core.features.batches import Samples, concatenate
+from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.files import check_not_there, replacing, shown, writing
@@ -33,6 +35,7 @@ from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
 from tcl_core.programs.tuning_logs.opening import RECORDS, WORKLOADS, log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.reading import Log, open_log_file
 from tcl_core.progress import Progress, progress
+from tcl_core.records import ProgramKey
 from tcl_core.stages.workspace import SPLITS, Workspace, by_stage
 
 BY_IMPORT = store.Remedy("import a log again: tcl import LOG --platform P", "delete it and import its log again")
@@ -67,11 +70,12 @@ class ImportReport:
 
 
 def import_logs(
-    workspace: Workspace, paths: Sequence[Path], platform: str, wanted: str = "", into: Path | None = None
+    workspace: Workspace, paths: Sequence[Path], platform: str, wanted: str = "", into: Path | None = None, name: str = ""
 ) -> list[ImportReport]:
     """Read logs into data/imported/platform=P/, or ``into`` another folder, a file of records per log.
 
-    A log of the same name and folder replaces its own records.  ``wanted`` keeps only lines whose target has it in it.
+    A log of the same name and folder replaces its own records; ``name`` is that of one log, without which it has its file's.
+    ``wanted`` keeps only lines whose target has it in it.
     Raises UsageError for a name or file that is wrong, DataError for a file that is no log or has no record of the
     platform's target, PlatformError when the disk is full.
     """
@@ -81,7 +85,7 @@ def import_logs(
             f"at most {LONGEST_NAME} of them"
         )
     folder = into or workspace.imported_folder(platform)
-    logs = _named(workspace, paths, folder)
+    logs = _named(workspace, paths, folder, name)
     megabytes = {name: 1 + path.stat().st_size // 2**20 for name, path in logs.items()}
     with _alone(folder), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as bar:
         known = Known(*(_rows(folder, table) for table in TABLES), pool=_pool_sketches(workspace))
@@ -93,12 +97,12 @@ def import_logs(
     return reports
 
 
-def _named(workspace: Workspace, paths: Sequence[Path], folder: Path) -> dict[str, Path]:
+def _named(workspace: Workspace, paths: Sequence[Path], folder: Path, given: str) -> dict[str, Path]:
     """Log name -> file.  Raises UsageError where two logs, now or before, have one name."""
     logs: dict[str, Path] = {}
     for path in map(log_file, paths):
         open_log_file(path).close()
-        name = log_name(path)
+        name = given or log_name(path)
         if len(os.fsencode(name)) > LONGEST_NAME or not name.isprintable():
             raise UsageError(f"records cannot be filed under '{shown(name)}'; give the log a plain name of at most {LONGEST_NAME} bytes")
         if os.path.realpath(logs.get(name, path)) != os.path.realpath(path):
@@ -243,17 +247,35 @@ def _batches(folder: Path, logs: Sequence[str] | None, hardware: Sequence[float]
 
 
 def keep_tuned(workspace: Workspace, database: Path, platform: str) -> ImportReport:
-    """Take what tuning measured on a platform into data/tuned/platform=P/, where training finds it.  Raises as ``import_logs``."""
-    (report,) = import_logs(workspace, [database], platform, into=workspace.tuned_folder(platform))
+    """Take what tuning measured on a platform into data/tuned/platform=P/, where training finds it.  Raises as ``import_logs``.
+
+    Filed under its folder's name and its first measurement: the same network tuned once more is another log.
+    """
+    with open_log_file(log_file(database)) as file:
+        first = hashlib.sha256(file.readline()).hexdigest()[:8]
+    (report,) = import_logs(workspace, [database], platform, into=workspace.tuned_folder(platform), name=f"{database.name}-{first}")
     return report
 
 
+def was_tuned(workspace: Workspace, platform: str) -> bool:
+    """Whether tuning has measured something on a platform that training may learn."""
+    return any((workspace.tuned_folder(platform) / "records").glob("*.parquet"))
+
+
 def tuned_samples(workspace: Workspace, platform: str, hardware: Sequence[float], without: Collection[str] = ()) -> Samples:
-    """What tuning measured on a platform, of which there is some, but for tasks of the keys ``without``."""
+    """What tuning measured on a platform, of which there is some, but for tasks of the keys ``without``.
+
+    A program is one row, with the median of all that was measured of it, inf where it failed once: finalists are measured again, and
+    then checked.
+    """
     folder = workspace.tuned_folder(platform)
-    samples = concatenate(list(_batches(folder, None, hardware)))
-    keys = [row["task_key"] for row in _rows(folder, "tasks")]
-    return samples.take(~np.isin(samples.tasks, [number for number, key in enumerate(keys) if key in without]))
+    readings: dict[ProgramKey, list[Sequence[float]]] = {}
+    for record in store.read_records(folder / "records", BY_IMPORT):
+        if record.task_key not in without:
+            readings.setdefault(record.key, []).append(record.latencies_s)
+    latencies_s = [statistics.median(chain.from_iterable(each)) if all(each) else math.inf for each in readings.values()]
+    encoder = Encoder([Task.from_row(row) for row in _rows(folder, "tasks")], _rows(folder, "sketches"))
+    return encoder.encode(list(readings), hardware, latencies_s)
 
 
 def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:

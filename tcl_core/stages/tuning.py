@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tcl_core import registry, shipped_model, store
 from tcl_core.checked import write_json
 from tcl_core.compat import TVM_VERSION, make_target
 from tcl_core.errors import DataError, NoChampionError, TclError, UsageError
+from tcl_core.files import writing
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import kind_of
 from tcl_core.programs.networks import check_there
@@ -79,7 +82,7 @@ class TuneReport:
 
 @dataclass(frozen=True)
 class NotTuned:
-    """The chain's last platform is neither this machine's CPU nor its GPU."""
+    """The chain's last platform is neither this machine's CPU nor its GPU, or has no champion."""
 
     platform: str
     reason: str
@@ -97,7 +100,7 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     What was tuned last with the same graph, champion and trials is said once more, unless ``again`` or ``out`` is given.
 
     Raises UsageError for a platform on which this machine tunes nothing, and for ``out`` where it must not be written;
-    RegistryError where there is no champion and the platform is no x86; and as ``transfer.Donors`` for the databases, and as ``find_trained`` and
+    RegistryError where there is no champion of a platform that was asked for, and it is no x86; and as ``transfer.Donors`` for the databases, and as ``find_trained`` and
     ``Trained.check_target`` for a model that cannot be the champion's successor.
     """
     platform = request.platform
@@ -109,36 +112,63 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     network = request.network or workspace.params.tune.network
     file = request.network or workspace.network(network)
     check_there(file)
-    ranking, load = _ranking(workspace, platform, request.model)
+    try:
+        ranking, load = _ranking(workspace, platform, request.model)
+    except NoChampionError as error:  # all its models were kept back: of the pipeline that is no failure
+        if request.platform is not None:
+            raise
+        return NotTuned(platform, str(error))
     trials = request.trials or (None if request.minutes else workspace.params.tune.trials)
     setup = setup_of(workspace, platform)
     asked = {"network": network, "platform": platform, **ranking, "minutes": request.minutes}
     asked |= {} if trials is None else {"trials_asked": trials}
     asked |= asked_for(file, workspace.params.graph, setup, workspace.params.seed, request.warm_start)
-    last = kept(workspace.reports / TUNED, "it is tuned anew")
-    if not request.force and request.out is None and asked.items() <= last.items():
-        return TuneReport(last, unchanged=True)
-    with nullcontext() if request.out is None else tuned_folder(request.out, request.overwrite) as aside:
-        folder = _unfinished(workspace, asked)
-        tuned = _tune(workspace, asked, setup, file, load(), aside, request.warm_start, folder)
-    write_json(workspace.reports / TUNED, tuned)
-    _keep(workspace, platform, folder, tuned)
-    shutil.rmtree(folder, ignore_errors=True)  # only now: whatever stops it before, the same command goes on
+    anew = request.force or request.out is not None
+    if not anew and (last := _told_before(workspace, asked)):
+        return last
+    folder = _unfinished(workspace, asked)
+    with ExitStack() as alone:
+        with nullcontext() if request.out is None else tuned_folder(request.out, request.overwrite) as aside:
+            alone.enter_context(measuring_alone())  # to the end: nobody else begins with, or removes, what is not kept yet
+            if not anew and (last := _told_before(workspace, asked)):  # by another process meanwhile
+                return last
+            tuned = _tune(workspace, asked, setup, file, load(), aside, request.warm_start, folder)
+        not_kept = _keep(workspace, platform, folder, tuned)
+        write_json(workspace.reports / TUNED, tuned)
+        _clear(folder, not_kept)  # only now: whatever stops it before, the same command goes on
     return TuneReport(tuned, out=request.out)
 
 
-def _keep(workspace: Workspace, platform: str, measured: Path, tuned: Mapping[str, Any]) -> None:
-    """Leave what was measured to the platform's next model (``training``), unless all of it is held-out networks'."""
+def _told_before(workspace: Workspace, asked: Mapping[str, Any]) -> TuneReport | None:
+    """The last tuning's report, if it is of just that."""
+    last = kept(workspace.reports / TUNED, "it is tuned anew")
+    return TuneReport(last, unchanged=True) if asked.items() <= last.items() else None
+
+
+def _keep(workspace: Workspace, platform: str, measured: Path, tuned: Mapping[str, Any]) -> TclError | None:
+    """Leave what was measured to the platform's next model (``training``), unless all of it is held-out networks'; why that was not done."""
     try:
         apart = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
     except DataError:  # no stage has cut any network
         apart = set()
     if {task["key"] for task in tuned["task_times"] if task["trials"]} <= apart:
-        return
+        return None
     try:
         keep_tuned(workspace, measured, platform)
     except TclError as error:
-        log.warning("what was measured will not teach the next model (%s)", error)
+        return error
+    return None
+
+
+def _clear(measured: Path, not_kept: TclError | None) -> None:
+    """Remove what was measured, or where there is no other copy take it out of the next tuning's way: that is to measure anew."""
+    if not_kept is None:
+        shutil.rmtree(measured, ignore_errors=True)
+        return
+    aside = measured.with_name(f"{measured.name}.not-learned-{uuid.uuid4().hex[:8]}")
+    with writing(aside):
+        os.replace(measured, aside)
+    log.warning("what was measured will not teach the next model, and stays in %s (%s)", aside, not_kept)
 
 
 def _guessed_text(tuned: Mapping[str, Any]) -> str:
@@ -165,8 +195,8 @@ def _ranking(workspace: Workspace, platform: str, model: Path | None) -> tuple[d
     try:
         version, folder = registry.champion(platform)
     except NoChampionError:
-        mcpu = workspace.params.platforms[platform].mcpu
-        if shipped_model.why_unknown(mcpu):
+        mcpu = workspace.params.platforms[platform].mcpu  # a GPU has none
+        if not mcpu or shipped_model.why_unknown(mcpu):
             raise
         return {"model": shipped_model.NAME, "model_sha256": shipped_model.digest()}, lambda: shipped_model.pretrained(mcpu)
     return {"champion_version": version}, lambda: find_trained(folder)
@@ -210,7 +240,7 @@ def _tune(
 
     trained.check_target(make_target(setup.target))
     donors = Donors(warm_start, setup.target) if warm_start else None
-    with measuring_alone(), workspace.timed("tune"):
+    with workspace.timed("tune"):
         result = tune_network(
             file,
             workspace.params.graph,

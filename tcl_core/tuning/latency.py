@@ -108,7 +108,7 @@ def compare(
                 with ExitStack() as stack:
                     systems = {(name, ""): stack.enter_context(_library(path, place, inputs)) for name, path in libraries.items()}
                     systems |= _both_of_pytorch(stack, network, place, scratch, inputs, missing)
-                    for key, found_ms in _by_turns(systems, share, start).items():
+                    for key, found_ms in _by_turns(systems, share, missing, start).items():
                         rounds_ms.setdefault(key, []).extend(found_ms)
                     outputs |= {key: system.output for key, system in systems.items()}
     return _summed_up({key: found_ms for key, found_ms in rounds_ms.items() if key[0] not in missing}, outputs, missing)
@@ -176,15 +176,19 @@ def _both_of_pytorch(
     return {key: process for key, process in found.items() if key[0] not in missing}
 
 
-def _by_turns(systems: Mapping[Key, Process], rounds: int, seed: int = 0) -> dict[Key, list[float]]:
+def _by_turns(systems: Mapping[Key, Process], rounds: int, missing: dict[str, str], seed: int = 0) -> dict[Key, list[float]]:
+    """Milliseconds of each round.  A way of PyTorch that fails becomes missing; raises PlatformError for a library that does."""
     order, found = np.random.default_rng(seed), {key: [] for key in systems}
     for _ in range(rounds):
         for place in order.permutation(len(systems)):
-            key = list(systems)[place]
+            name, _ = key = list(systems)[place]
             try:
-                found[key].append(systems[key].round_ms())
+                if name not in missing:
+                    found[key].append(systems[key].round_ms())
             except ProcessFailed as failed:
-                raise PlatformError(f"{key[0]} ran first and then {failed}; nothing was compared, run again") from None
+                if name not in PYTORCH:
+                    raise PlatformError(f"{name} ran first and then {failed}; nothing was compared, run again") from None
+                missing[name] = f"it ran first and then {failed}"
     return found
 
 
@@ -251,7 +255,10 @@ class Process:
         try:
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
-            return float(self._answer(ROUND_S, "ms"))
+            ms = float(self._answer(ROUND_S, "ms"))
+            if not 0 < ms < math.inf:
+                raise ProcessFailed("gave an answer that is none")
+            return ms
         except (TypeError, ValueError, BrokenPipeError):
             raise ProcessFailed(self._death()) from None
         finally:
@@ -303,9 +310,12 @@ class Process:
 
 def _read_array(file: Any) -> np.ndarray:
     try:
-        return np.load(file, allow_pickle=False)
+        found = np.load(file, allow_pickle=False)
     except Exception:  # whoever made the network may have written it
-        raise ProcessFailed("gave an output that is none") from None
+        found = None
+    if not (isinstance(found, np.ndarray) and found.dtype.kind in "biuf"):
+        raise ProcessFailed("gave an output that is none")
+    return found
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.models.cost_model import CostModel
@@ -22,6 +23,8 @@ from tcl_core.programs.unrolling import unrolled
 from tcl_core.tuning.belief import Views
 from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.search import Candidate, DecisionSearch, View
+
+BARREN = 8  # proposals of a batch without one program among them, after which a design space counts as exhausted
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,15 @@ class ScheduleSearch(DecisionSearch):
         self.waiting, found = [], []
         for candidate in first[:count]:
             found += self._replayed(candidate)
-        while len(found) < count:
+        barren = 0
+        while len(found) < count and barren < BARREN:
             before = len(self.excluded), len(found)
             for candidate in self.propose(2 * count):
                 if len(found) < count:
                     found += self._replayed(candidate)
             if (len(self.excluded), len(found)) == before:
                 break  # nothing is left; else what is no program of its own is excluded now, and the next proposals are others
+            barren = barren + 1 if len(found) == before[1] else 0
         return found
 
     def first_valid(self, candidates: Iterable[Candidate]) -> Any | None:
@@ -142,4 +147,6 @@ def views_of(model: CostModel | None, samples: Samples) -> Views:
     if model is None:
         return Views(np.zeros(len(samples)), (rows,))
     scores, places = model.predict_and_embed(samples)
+    if not np.isfinite(scores).all():
+        raise DataError("the model predicts values that are not numbers; train it again")
     return Views(scores, (places, rows))

@@ -29,11 +29,13 @@ from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
 from tcl_core.tuning.transfer import TRANSFERRED, Donors, transferred
 
-# Programs measured again because the machine was not quiet: each at most so often, all at most this share of the trials.
+# Programs measured again because the machine was not quiet: each at most so often, all at most this share of the trials, or of
+# what was measured so far where minutes are given.
 AGAIN, AGAIN_SHARE = 2, 0.25
 # Programs of a task that are measured again in the end: so many, none slower than this times the fastest.
 FINALISTS, CLOSE = 3, 1.1
 FINALS = 3  # rounds of finals, where all finalists of one fail
+AT_ONCE = 32  # finalists: what they are found to be is kept then
 GUESSES = 16  # of the best ranked programs of a task that was not measured, for some are no programs
 
 
@@ -189,13 +191,12 @@ class Tuner:
         lessons: Lessons | None = None,
     ) -> None:
         self.tunables = list(tunables)
-        trials = sys.maxsize if trials is None else trials
-        self.budget = Budget([Account(t.weight, cost(t.task)) for t in self.tunables], trials)
+        self.budget = Budget([Account(t.weight, cost(t.task)) for t in self.tunables], sys.maxsize if trials is None else trials)
         self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings, lessons)
         self._target, self._database = make_target(target), database
         self._donors, self._searches = donors, searches
         self._neighbours = Donors((), target) if shares and searches else None  # tasks of this network
-        self._again = int(AGAIN_SHARE * trials)
+        self._again, self._again_more = (0.0, AGAIN_SHARE) if trials is None else (AGAIN_SHARE * trials, 0.0)
         self._runs: dict[int, TaskRun] = {}
         self._lent: set[int] = set()  # tasks whose programs those that come later may try
         self._donated: set[int] = set()  # tasks that ``donors`` fit
@@ -240,9 +241,11 @@ class Tuner:
                 break
             before_s = self.budget.network_s()
             run = self._run(turn.task)
-            candidates = run.propose(turn.count)
-            outcomes = self._measured(runner, [run.job(candidate) for candidate in candidates])
-            told = [run.tell(candidate, outcome) for candidate, outcome in zip(candidates, outcomes, strict=True)]
+            candidates, outcomes, told = run.propose(turn.count), list[Outcome](), list[float]()
+            try:
+                self._measure(runner, [run.job(candidate) for candidate in candidates], outcomes)
+            finally:
+                told += [run.tell(*each) for each in zip(candidates, outcomes, strict=False)]
             self.budget.tell(turn.task, told)
             self._lend(turn.task)
             run.search.share()
@@ -253,28 +256,36 @@ class Tuner:
             for outcome in outcomes:
                 on_trial(outcome)
         for _ in range(FINALS):
-            if pairs := [(run, candidate) for run in self._runs.values() for candidate in run.finalists()]:
-                self._finals(runner, pairs)
+            pairs = [(run, candidate) for run in self._runs.values() for candidate in run.finalists()]
+            for start in range(0, len(pairs), AT_ONCE):
+                self._finals(runner, pairs[start : start + AT_ONCE])
 
     def _finalists(self) -> int:
         return sum(len(run.finalists()) for run in self._runs.values())
 
-    def _measured(self, runner: Runner, jobs: Sequence[Job]) -> list[Outcome]:
-        """Their outcomes; those that were disturbed are measured again, as far as the share for that goes."""
-        outcomes = list(runner.measure(jobs))
+    def _measure(self, runner: Runner, jobs: Sequence[Job], outcomes: list[Outcome]) -> None:
+        """Append their outcomes, in their order; those that were disturbed are measured again, as far as the share for that goes.
+
+        Where the runner gives up, ``outcomes`` has what it found before.
+        """
+        for outcome in runner.measure(jobs):
+            outcomes.append(outcome)
+        self._again += self._again_more * len(jobs)
         for _ in range(AGAIN):
-            disturbed = [number for number, outcome in enumerate(outcomes) if outcome.disturbed][: self._again]
+            disturbed = [number for number, outcome in enumerate(outcomes) if outcome.disturbed][: int(self._again)]
             self._again -= len(disturbed)
             again = runner.measure([jobs[number] for number in disturbed]) if disturbed else ()
             for number, outcome in zip(disturbed, again, strict=True):
                 outcomes[number] = _steadier(outcomes[number], outcome)
-        return outcomes
 
     def _finals(self, runner: Runner, pairs: Sequence[tuple[TaskRun, Candidate]]) -> None:
         """One more measurement of the few best of each task, side by side, with a check of their output."""
-        outcomes = self._measured(runner, [run.job(candidate, check=True) for run, candidate in pairs])
-        for (run, candidate), outcome in zip(pairs, outcomes, strict=True):
-            run.confirm(candidate, outcome)
+        outcomes: list[Outcome] = []
+        try:
+            self._measure(runner, [run.job(candidate, check=True) for run, candidate in pairs], outcomes)
+        finally:
+            for (run, candidate), outcome in zip(pairs, outcomes, strict=False):
+                run.confirm(candidate, outcome)
 
     def winners(self, count: int = 1) -> Any:
         """A database of nothing but each task's best program that was found right, for the compiler to apply; or, in this order,

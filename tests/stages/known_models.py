@@ -16,6 +16,7 @@ from tcl_core import provenance, store
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
+from tcl_core.features.layout import WIDTH
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import FORMAT
 from tcl_core.params import Chain, Link, load_params
@@ -34,7 +35,7 @@ class Known:
     have changed.
     """
 
-    reads = "tokens"
+    reads, row_width = "tokens", WIDTH
 
     def __init__(self, how: str) -> None:
         self.how = how

@@ -11,6 +11,7 @@ import pytest
 
 from tcl_core.checked import read_json, write_json
 from tcl_core.features.batches import Samples
+from tcl_core.features.layout import WIDTH
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import FORMAT, CostModel
@@ -32,7 +33,7 @@ def predict_log(*given, **named) -> str:
 class Told:
     """Ranks as the text in its folder tells; remembers how many programs it was given at a time."""
 
-    reads, calls = "tokens", list[int]()
+    reads, row_width, calls = "tokens", WIDTH, list[int]()
 
     def __init__(self, how: str) -> None:
         self.how = how

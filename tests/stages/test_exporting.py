@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import statistics
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,6 +70,33 @@ def test_what_tuning_measured_is_there_to_be_learned(here, matmul, conv):
     (left,) = {tuple(exchange.tuned_samples(Workspace(), "host-avx2", hardware, {matmul.task.key}).latencies_s)}
     assert sorted(left) == sorted(record.latency_s for record in records if record.task_key == conv.task.key)
     assert len(exchange.tuned_samples(Workspace(), "host-avx2", hardware, {matmul.task.key, conv.task.key})) == 0
+
+
+def test_a_network_that_is_tuned_once_more_teaches_both_times(here, matmul):
+    """Its folder has the same name; what was measured first tells them apart."""
+    for seed in range(2):
+        write_pool("train", matmul)
+        records = measured(matmul, np.random.default_rng(seed), TARGET)
+        store.write_records(Workspace().records_folder("host-avx2"), records[: 3 - seed])
+        tcl("export", "-p", "host-avx2", "--to", here / "measured", *(["--overwrite"] if seed else []))
+        exchange.keep_tuned(Workspace(), Path("measured"), "host-avx2")
+    files = sorted((Workspace().tuned_folder("host-avx2") / "records").glob("*.parquet"))
+    assert len(files) == 2 and all(re.fullmatch("measured-[0-9a-f]{8}", file.stem) for file in files)
+
+
+def test_a_program_that_was_measured_again_is_one_row(here, matmul):
+    """With all readings; whoever failed once has failed: what a finalist computes was not looked at before."""
+    write_pool("train", matmul)
+    first = measured(matmul, np.random.default_rng(0), TARGET)[:3]
+    again = [replace(first[0], latencies_s=(8.0, 9.0, 10.0)), replace(first[1], error="wrong-result", latencies_s=())]
+    folder = Workspace().tuned_folder("host-avx2")
+    store.write_records(folder / "records", [*first, *again])
+    store.write_table(folder / "tasks.parquet", "tasks", [matmul.task.as_row()])
+    store.write_table(folder / "sketches.parquet", "sketches", matmul.rows())
+    assert exchange.was_tuned(Workspace(), "host-avx2") and not exchange.was_tuned(Workspace(), "host-avx512")
+    found = exchange.tuned_samples(Workspace(), "host-avx2", Hardware(cores=2).vector())
+    wanted = sorted([statistics.median((*first[0].latencies_s, 8.0, 9.0, 10.0)), math.inf, first[2].latency_s])
+    assert sorted(found.latencies_s.tolist()) == wanted
 
 
 def test_export_names_what_is_missing(here, matmul):

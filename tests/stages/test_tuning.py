@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -109,9 +110,42 @@ def test_what_was_measured_teaches_the_next_model(project, tuner, monkeypatch, h
     assert kept == ([] if len(held_out) == 2 else [(tuner.folders[0], P, True)])
 
 
-def test_what_cannot_be_kept_for_the_next_model_is_said_and_no_failure(project, tuner, caplog):
+def test_what_cannot_be_kept_for_the_next_model_is_said_and_not_removed(project, tuner, caplog):
+    """Nor found by the same command with --force, which is to measure anew."""
     assert tune(project, "resnet-18", P, 200).startswith("resnet-18")
-    assert "what was measured will not teach the next model (the folder" in caplog.text
+    (aside,) = tuner.folders[0].parent.iterdir()
+    assert aside.name.startswith(f"{tuner.folders[0].name}.not-learned-") and [file.name for file in aside.iterdir()] == ["measured-1"]
+    assert f"what was measured will not teach the next model, and stays in {aside} (the folder" in caplog.text
+
+
+def test_who_is_stopped_while_it_keeps_what_was_measured_goes_on(project, tuner, monkeypatch):
+    """The report tells nothing yet, and what was measured is where the same command looks."""
+
+    def stopped(workspace, database, platform):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "keep_tuned", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        tune(project, "resnet-18", P, 200)
+    assert not (project.reports / tuned_report.TUNED).exists()
+    monkeypatch.setattr(tuning, "keep_tuned", lambda workspace, database, platform: None)
+    assert tune(project, "resnet-18", P, 200).startswith("resnet-18")
+    assert tuner.folders[0] == tuner.folders[1] and not tuner.folders[0].exists()
+
+
+def test_who_waited_for_the_same_tuning_is_told_its_outcome(project, tuner, monkeypatch):
+    """And measures nothing: the other one has ended well meanwhile."""
+    tune(project, "resnet-18", P, 200)
+    told = (project.reports / tuned_report.TUNED).read_bytes()
+    (project.reports / tuned_report.TUNED).unlink()
+
+    @contextmanager
+    def after_the_other():
+        (project.reports / tuned_report.TUNED).write_bytes(told)
+        yield
+
+    monkeypatch.setattr(tuning, "measuring_alone", after_the_other)
+    assert tune(project, "resnet-18", P, 200).startswith("unchanged") and len(tuner.calls) == 1
 
 
 @pytest.mark.parametrize("change", ["network", "trials", "graph", "champion", "force"])
@@ -261,10 +295,24 @@ def test_before_anything_is_promoted_the_model_that_comes_with_tcl_ranks(project
     assert not tune(project, None, P, None).startswith("unchanged: ") and len(set(tuner.folders)) == 2
 
 
-def test_what_comes_with_tcl_ranks_nothing_for_an_arm(project, tuner, nothing_promoted):
+def test_what_comes_with_tcl_ranks_nothing_for_an_arm(project, tuner, nothing_promoted, monkeypatch):
+    """Who asked for it is told so; the pipeline, which takes the chain's last platform, is whole without."""
     arm = dataclasses.replace(project.params, platforms=project.params.platforms | {P: Platform(mcpu="cortex-a72")})
     with pytest.raises(NoChampionError, match=f"^{P} has no champion"):
         tune(TinyWorkspace(params=arm), None, P, None)
+    monkeypatch.setattr(TinyWorkspace, "platforms_that_ran", lambda workspace: [P])
+    assert tune(TinyWorkspace(params=arm), None, None, None) == f"nothing tuned: {P} has no champion"
+    assert tuner.calls == []
+
+
+def test_what_comes_with_tcl_ranks_nothing_for_a_gpu(project, tuner, nothing_promoted, monkeypatch):
+    """Which has no mcpu: the pipeline then skips tuning, and does not fail."""
+    monkeypatch.setattr(tuning, "_check_tunable", lambda workspace, platform: None)
+    gpu = dataclasses.replace(
+        project.params, platforms=project.params.platforms | {P: dataclasses.replace(project.params.platforms[P], mcpu="")}
+    )
+    with pytest.raises(NoChampionError, match=f"^{P} has no champion"):
+        tune(TinyWorkspace(params=gpu), None, P, None)
     assert tuner.calls == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -200,7 +201,47 @@ def test_a_process_that_dies_in_a_round_is_a_sentence(inputs, library, monkeypat
 
     monkeypatch.setattr(latency.Process, "round_ms", killed)
     with pytest.raises(PlatformError, match=r"^one ran first and then ended with -9 \(no word\); nothing was compared"):
-        latency._by_turns({("one", ""): started(library, inputs)}, 1)
+        latency._by_turns({("one", ""): started(library, inputs)}, 1, {})
+
+
+def test_a_way_of_pytorch_that_dies_in_a_round_is_missing_and_the_others_are_timed(inputs, library, monkeypatch):
+    """A library that was tuned for hours is not thrown away for it."""
+    asked = latency.Process.round_ms
+    systems = {("tuned", ""): started(library, inputs), ("compile", "sleeping"): started(library, inputs)}
+    systems["compile", "spinning"] = systems["compile", "sleeping"]
+
+    def killed(self):
+        if self is systems["compile", "sleeping"]:
+            os.kill(self._process.pid, signal.SIGKILL)
+        return asked(self)
+
+    monkeypatch.setattr(latency.Process, "round_ms", killed)
+    missing: dict[str, str] = {}
+    found = latency._by_turns(systems, 3, missing)
+    assert missing == {"compile": "it ran first and then ended with -9 (no word)"} and len(found["tuned", ""]) == 3
+    systems["tuned", ""].close()
+
+
+@pytest.mark.parametrize("said", ["NaN", "0", "-1.5", "Infinity", '"soon"'])
+def test_no_time_of_a_round(said):
+    process = latency.Process.__new__(latency.Process)
+    process._signal, process._answer = lambda number: None, lambda timeout_s, word: json.loads(said)
+    process._process = type("Child", (), {"stdin": open(os.devnull, "wb")})
+    process._death = lambda: "gave an answer that is none"
+    with pytest.raises(latency.ProcessFailed, match="gave an answer that is none"):
+        process.round_ms()
+    process._process.stdin.close()
+
+
+@pytest.mark.parametrize("array", [np.array(["text"]), np.array([1j]), np.array([b"x"])])
+def test_no_output_of_a_network(tmp_path, array):
+    """Whoever made the network may have written it."""
+    np.save(tmp_path / "output.npy", array)
+    with open(tmp_path / "output.npy", "rb") as file, pytest.raises(latency.ProcessFailed, match="gave an output that is none"):
+        latency._read_array(file)
+    np.savez(tmp_path / "several.npz", array)
+    with open(tmp_path / "several.npz", "rb") as file, pytest.raises(latency.ProcessFailed, match="gave an output that is none"):
+        latency._read_array(file)
 
 
 def test_a_process_that_hangs_is_given_up(inputs, library, monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import conv_module, matmul_module
 
+from tcl_core.errors import DataError
 from tcl_core.models.cost_model import CostModel
 from tcl_core.compat import load_tvm, make_target
 from tcl_core.features.encode import Encoder
@@ -15,7 +16,7 @@ from tcl_core.models import catalogue
 from tcl_core.models.world_model import WorldModel
 from tcl_core.platforms import pool_target
 from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
-from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
+from tcl_core.tuning.schedules import BARREN, ScheduleSearch, SearchSettings
 
 HARDWARE = (1.0,) * 11
 
@@ -49,6 +50,31 @@ def test_what_a_program_unrolls_is_read_from_its_sketch(matmul):
         assert search.unroll(candidate) == int(drawn.attrs[0][int(bare.decisions[drawn])])
         found.add(search.unroll(candidate))
     assert found <= {0, 16, 64, 512} and len(found) > 1
+
+
+class Senseless:
+    """Its weights have diverged."""
+
+    def predict_and_embed(self, samples):
+        return np.full(len(samples), np.nan, np.float32), np.zeros((len(samples), 2), np.float32)
+
+
+def test_a_model_that_predicts_no_numbers_is_said_and_not_searched_with(matmul):
+    with pytest.raises(DataError, match="predicts values that are not numbers; train it again"):
+        search_of(matmul.task, Senseless()).schedules(4)
+
+
+def test_a_space_that_yields_nothing_any_more_is_given_up(matmul, monkeypatch):
+    """Else each vector of decisions would be replayed, for minutes, whatever time is left."""
+    search, replayed = search_of(matmul.task), []
+
+    def refused(candidate):
+        replayed.append(candidate)
+        search.exclude(candidate)
+        return []
+
+    monkeypatch.setattr(search, "_replayed", refused)
+    assert search.schedules(4) == [] and 0 < len(replayed) <= BARREN * 2 * 4
 
 
 class Weak:

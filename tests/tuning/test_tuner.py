@@ -153,6 +153,55 @@ def test_what_was_disturbed_is_measured_again(matmul):
     assert 5e-4 in again and min(again) == 5e-4
 
 
+class GivesUp(FakeRunner):
+    """After so many jobs, whose outcomes it gives before it says so."""
+
+    def __init__(self, jobs, finals=False):
+        super().__init__()
+        self.left, self.finals = jobs, finals
+
+    def measure(self, jobs):
+        for outcome in super().measure(jobs):
+            if self.finals and not outcome.checked:
+                yield outcome
+                continue
+            if not self.left:
+                raise PlatformError("the workers died 3 times")
+            self.left -= 1
+            yield outcome
+
+
+def test_a_runner_that_gives_up_loses_nothing_that_it_measured(tasks, tmp_path):
+    """Of a turn; the same command goes on from there."""
+    tuner = tuner_of(tasks, 24, open_database(tmp_path))
+    with pytest.raises(PlatformError, match="died 3 times"):
+        tuner.run(GivesUp(13))
+    assert len(open_database(tmp_path)) == 13
+    again, runner = tuner_of(tasks, 24, open_database(tmp_path)), FakeRunner()
+    again.run(runner)
+    assert len(trials_of(runner)) == 24 - 13
+
+
+def test_finals_are_kept_as_they_go(tasks, tmp_path, monkeypatch):
+    """Of many tasks they take minutes."""
+    monkeypatch.setattr(tuner_module, "AT_ONCE", 1)
+    tuner = tuner_of(tasks, 24, open_database(tmp_path))
+    with pytest.raises(PlatformError, match="died 3 times"):
+        tuner.run(GivesUp(1, finals=True))
+    assert len(open_database(tmp_path)) == 24 + 1
+
+
+def test_where_minutes_are_given_a_quarter_of_what_was_measured_is_measured_again(matmul, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(tuner_module.time, "monotonic", lambda: float(next(clock)))
+    runner = FakeRunner(lambda job: Outcome("ok", (latency_s(job),), disturbed=True, checked=job.check))
+    tuner = tuner_of([(matmul, 1.0)], None)
+    tuner.run(runner, seconds=20.0)
+    measured = sum(account.trials for account in tuner.budget.accounts)
+    again = len(runner.jobs) - measured - len(tuner._runs[0].final)
+    assert measured >= 16 and 0 < again <= 0.25 * (measured + len(tuner._runs[0].final))
+
+
 def test_the_winner_is_the_one_of_the_better_median_of_both_measurements(matmul):
     """The luckiest of the first measurements is behind in the second; the others that are close are measured again as well."""
     first, again = {}, Counter()
