@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run, task_run
+from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows import report
@@ -23,7 +23,7 @@ from flows.dvc_stage import Busy, StageFailed, only_run, reproduce, run_command
 from flows.features import lower_programs
 from flows.server import begun, prefect_api, wait_until_recorded
 from tcl_core import store
-from tcl_core.errors import BusyError, PlatformError, RegistryError, TclError, unknown_name
+from tcl_core.errors import BusyError, PlatformError, TclError, unknown_name
 from tcl_core.params import load_params
 from tcl_core.process import INTERRUPTED
 from tcl_core.progress import say
@@ -111,8 +111,8 @@ def stage_task(name: str, inputs: tuple[Done, ...], force: bool) -> Done | State
             log.info(report.one_line(step))
 
     log.info("started")
-    first_try = task_run.run_count == 1  # another try goes on with what this one measured
-    said = reproduce(name, {FLOW_RUN_ID: str(flow_run.id)}, watch, force and first_try)
+    # Another try is forced too, for DVC finds the records of before up to date; what this one measured is not measured again (``FORCED``).
+    said = reproduce(name, {FLOW_RUN_ID: str(flow_run.id)}, watch, force)
     skipped = reason_skipped(kind, platform)
     if skipped:
         log.warning(f"skipped: {skipped}")
@@ -133,15 +133,8 @@ def command(name: str, *inputs: Done) -> Done:
 
 @task(cache_policy=NO_CACHE, on_running=[begun])
 def command_task(name: str, inputs: tuple[Done, ...], arguments: Sequence[str] = ()) -> Done | State:
-    """A platform whose models were all kept back has no champion to tune with: that is said, and no failure."""
     log = get_run_logger()
-    try:
-        log.info(run_command(name, {FLOW_RUN_ID: str(flow_run.id)}, arguments) or "done")
-    except StageFailed as failed:
-        if name != "tune" or failed.exit_code != RegistryError.exit_code:
-            raise
-        log.warning(f"skipped: {failed}")
-        return Completed(name="Skipped", message=str(failed), data=Done(name, str(failed)))
+    log.info(run_command(name, {FLOW_RUN_ID: str(flow_run.id)}, arguments) or "done")
     if name == "report":
         report.show_page()
     return Done(name)

@@ -12,7 +12,7 @@ from prefect.states import Completed
 
 from flows import report
 from flows.dvc_stage import StageFailed, run_command
-from flows.pipeline import Done, alone, command_task, run_stage
+from flows.pipeline import Done, alone, command_task, reason_skipped, run_stage
 from tcl_core.errors import DRIFT
 from tcl_core.params import load_params
 from tcl_core.registry import FLOW_RUN_ID
@@ -76,6 +76,8 @@ def drift(
 
 
 def _check(platform: str, then: str) -> State:
+    if reason := reason_skipped("holdout", platform):
+        return Completed(name="Skipped", message=reason)
     settings = {FLOW_RUN_ID: str(flow_run.id)}
     try:
         said, drifted = run_command("drift", settings, ["--platform", platform]), False
@@ -90,7 +92,7 @@ def _check(platform: str, then: str) -> State:
     if then == "collect" or (then == "params.yaml" and load_params().drift.then == "collect"):
         again = {"force_collect": [platform], "force_holdout": [platform]}
         begun = run_deployment(PIPELINE, parameters=again, timeout=0, as_subflow=False)
-        said = f"{said}; {PIPELINE} was started to measure {platform} again ({begun.name})"
+        said = f"{said}; {PIPELINE} is to measure {platform} again ({begun.name}; while another run is at work it is cancelled, and the next check asks again)"
     return Completed(name="Drift", message=said)
 
 

@@ -220,6 +220,7 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
             "tcl_core/reference.py",
             "tcl_core/chain/state.py",
             "tcl_core/learning",
+            "tcl_core/stages/exchange.py",
             "tcl_core/stages/training.py",
             "tcl_core/teaching.py",
         },

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tcl_core.programs.pool import Program, in_turn, sample_programs
@@ -13,6 +15,14 @@ from tcl_core.records import ProgramKey
 
 
 STREAM = (1,)  # of a seed's random numbers: with those of the pool a third of the draw would be the pool's own programs
+
+
+DRAWS = ("pool.py", "primitives.py", "registers.py", "sketches.py", "unlabelled.py", "unrolling.py")  # the code that decides what is drawn
+
+
+def drawn_by() -> str:
+    """Digits of the code that draws, for who keeps what was drawn."""
+    return hashlib.sha256(b"".join((Path(__file__).parent / name).read_bytes() for name in DRAWS)).hexdigest()[:16]
 
 
 def draw_unlabelled(

@@ -29,6 +29,7 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import Ask, Hardware, kind_of, save_hardware, threads
 from tcl_core.progress import progress, say
 from tcl_core.records import ProgramKey, Record
+from tcl_core.registry import FLOW_RUN_ID
 from tcl_core.sampler_names import LEARNED_ELSEWHERE
 from tcl_core.stages.machine import bandwidth_here, measuring_alone
 from tcl_core.stages.workspace import Skipped, Workspace, by_measuring
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tcl_core.learning.fit import OnEpoch
 
 FORCED = "measuring-again"  # a file in a journal: it was begun by `--force`, whose command has not ended well yet
+FORCED_BY = "measured-again-by"  # likewise: the run of the pipeline whose `--force` ended well there
 
 
 @dataclass(frozen=True)
@@ -285,13 +287,16 @@ def member(workspace: Workspace, number: int) -> Chooser:
 
 
 def _measured_before(workspace: Workspace, platform: str) -> Samples | None:
-    """What the nearest earlier platform of the chain that has records here measured, where the sampler begins with that."""
-    if workspace.params.collect.sampler not in LEARNED_ELSEWHERE:
+    """What the nearest earlier platform of the chain that has records here measured, where the sampler begins with that.
+
+    None for a platform beside the chain, and where these records are of another pool's programs.
+    """
+    if workspace.params.collect.sampler not in LEARNED_ELSEWHERE or platform not in workspace.params.chain_order:
         return None
     previous = workspace.params.previous(platform)
     while previous is not None and not workspace.seconds(previous):
         previous = workspace.params.previous(previous)
-    if previous is None:
+    if previous is None or not all(key[:2] in workspace.encoder.texts for key in workspace.seconds(previous)):
         return None
     samples = workspace.samples(previous)
     return samples if np.unique(samples.tasks, return_counts=True)[1].max(initial=0) > 1 else None
@@ -307,7 +312,8 @@ class _Journal:
     def begin(self) -> None:
         """With ``force`` keep the old journal under another name: nothing measured is deleted.
 
-        Not where a ``--force`` was stopped: it goes on.  Nor where another process measured while this one waited.
+        Not where a ``--force`` was stopped: it goes on.  Nor where the same run of the pipeline, which a crash has started once more, had
+        ended it, or another process measured while this one waited.
         Raises PlatformError while a process writes the journal.
         """
         if not self.force:
@@ -327,16 +333,21 @@ class _Journal:
         mark = self.folder / FORCED
         if mark.exists():
             return f"going on with the --force that was stopped; to begin anew once more, remove {mark} first"
+        by, run = self.folder / FORCED_BY, os.environ.get(FLOW_RUN_ID)
+        if run and by.exists() and by.read_bytes() == run.encode():
+            return "this run had measured it again before it was stopped; going on with that"
         if _identity(self.folder) != self.seen:
             return f"another process has measured into {self.folder} meanwhile; going on with that"
         return None
 
 
 def end_forced(workspace: Workspace, kind: str, platforms: Iterable[str]) -> None:
-    """The command has ended well: the next ``--force`` begins anew.  ``kind`` as for ``Workspace.journal_folder``."""
+    """The command has ended well: the next ``--force`` begins anew, unless it is of the same run.  ``kind`` as for ``Workspace.journal_folder``."""
     for platform in platforms:
         mark = workspace.journal_folder(platform, kind) / FORCED
         with writing(mark):
+            if mark.exists() and (run := os.environ.get(FLOW_RUN_ID)):
+                mark.with_name(FORCED_BY).write_text(run)
             mark.unlink(missing_ok=True)
 
 

@@ -26,8 +26,9 @@ def diagram(params: Params, stage: Callable[..., Done]) -> Done:
     """Call ``stage`` with each one's name and with what it returned for those that it builds on; what it returned for the last."""
     tasks = stage("tasks")
     pool = stage("candidates", tasks)
-    records = {platform: stage(f"collect@{platform}", pool) for platform in params.platforms}
-    holdout = {platform: stage(f"holdout@{platform}", pool) for platform in params.platforms}
+    platforms = dict.fromkeys([*params.chain_order, *params.platforms])  # a sampler may begin with what the platform before measured
+    records = {platform: stage(f"collect@{platform}", pool) for platform in platforms}
+    holdout = {platform: stage(f"holdout@{platform}", pool) for platform in platforms}
     models = {params.chain.first: stage("train", tasks, pool, records[params.chain.first])}
     for platform, link in params.chain.then.items():
         models[platform] = stage(f"distill@{platform}", tasks, pool, records[platform], records[link.prev], models[link.prev])

@@ -7,18 +7,19 @@ import numpy as np
 from tcl_core.records import ProgramKey
 from tcl_core.models import catalogue
 from tcl_core.stages.baselines import platforms_of
+from tcl_core.stages.training import learns_beside
 from tcl_core.stages.workspace import Workspace
 
 
 def programs_to_lower(workspace: Workspace) -> list[ProgramKey]:
-    """Those that teach the chain's first model, and those of each model of ``baselines.models`` that reads per-store features.
+    """Those that teach the chain's first model, where it learns these alone, and those of each model of ``baselines.models`` that reads per-store features.
 
     As far as they were measured by now; none where they are not a CPU's.  Raises DataError where there are no records.
     """
     params = workspace.params
     if params.candidates.design_space != "cpu":
         return []
-    keys = _pseudo_labelled(workspace) if params.train.unlabelled else []
+    keys = _pseudo_labelled(workspace) if params.train.unlabelled and not learns_beside(workspace) else []
     for name in params.baselines.models:
         if catalogue.reads(name) == "per-store features":
             keys += [

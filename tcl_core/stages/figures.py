@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from ruamel.yaml.error import YAMLError
 
 from tcl_core import provenance, store
 from tcl_core.checked import damaged, read_json
@@ -394,5 +395,5 @@ def _committed(root: Path) -> dict[str, Any] | None:
     try:
         answer = subprocess.run(["git", "show", "HEAD:./params.yaml"], cwd=root, capture_output=True, text=True, timeout=10)
         return _flat(yaml_format(round_trip=False).load(answer.stdout)) if answer.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError, ValueError):
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError, ValueError, TypeError, RecursionError, YAMLError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
         evaluation = {
             "platforms": _figures(workspace, held_out, weights, {p: predicted[p, p] for p in ran}),
             "baselines": {
-                "zero-shot": _figures(workspace, held_out, weights, {p: predicted[b, p] for b, p in pairwise(ran)}),
+                "zero-shot": _figures(workspace, held_out, weights, {p: predicted[workspace.ran_before(p), p] for p in ran[1:]}),
                 "own data only": _figures(workspace, held_out, weights, _by_scratch(workspace, held_out)),
                 **{name: _figures(workspace, held_out, weights, baselines.predicted(workspace, name)) for name in others},
             },

@@ -25,7 +25,7 @@ from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
 from tcl_core.platforms import Hardware, cpu_named, read_saved_hardware, save_hardware
 from tcl_core.progress import Progress, progress
-from tcl_core.stages.exchange import tuned_samples
+from tcl_core.stages.exchange import tuned_samples, was_tuned
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
 from tcl_core.teaching import members, pseudo_labelled
@@ -138,8 +138,7 @@ def _beside(workspace: Workspace, valid: Samples | None) -> _Beside:
     """What comes with TCL, if params.yaml wants it and the chain begins with such CPUs as it was measured on, and what was measured
     when networks were tuned; of no task that a held-out network has, and of none of ``valid``.
     """
-    tunings = _tunings(workspace)
-    if not tunings and not _learns_shipped(workspace.params):
+    if not learns_beside(workspace):
         return _Beside()
     apart = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
     if valid is not None:
@@ -153,7 +152,7 @@ def _beside(workspace: Workspace, valid: Samples | None) -> _Beside:
         for heap, into in zip(heaps, (measured, further), strict=True):
             into.append(_numbered(as_here(heap, here), first))
     shipped = sum(map(len, measured))
-    for platform in tunings:  # a model that knows what searches met serves the next search best
+    for platform in _tunings(workspace):  # a model that knows what searches met serves the next search best
         width = float(cpu_named(workspace.params.platforms[platform].mcpu).simd_bytes)
         heap = tuned_samples(workspace, platform, replace(here, simd_bytes=width).vector(), apart)
         first = 1 + max((int(part.tasks.max(initial=-1)) for part in (*measured, *further)), default=first - 1)
@@ -161,16 +160,21 @@ def _beside(workspace: Workspace, valid: Samples | None) -> _Beside:
     return _Beside(measured, further, shipped)
 
 
+def learns_beside(workspace: Workspace) -> bool:
+    """Whether the chain's first model learns more than the project's own records; then nothing is lowered for it."""
+    return _learns_shipped(workspace.params) or bool(_tunings(workspace))
+
+
 def _numbered(samples: Samples, first: int) -> Samples:
     return replace(samples, tasks=samples.tasks + np.int32(first), task_names=())
 
 
 def _tunings(workspace: Workspace) -> list[str]:
-    """CPUs of the chain on which ``tcl tune`` measured something that params.yaml wants learned."""
+    """CPUs of params.yaml on which ``tcl tune`` measured something that it wants learned."""
     params = workspace.params
     if not params.train.tuned or params.candidates.design_space != "cpu":
         return []
-    return [name for name in params.chain_order if (workspace.tuned_folder(name) / "tasks.parquet").exists()]
+    return [name for name, platform in params.platforms.items() if platform.mcpu and was_tuned(workspace, name)]
 
 
 def as_here(samples: Samples, here: Hardware) -> Samples:

@@ -28,7 +28,7 @@ from tcl_core.params import PARAMS, Params, load_params
 from tcl_core.platforms import pool_target, read_saved_hardware, threads
 from tcl_core.programs.pool import Program
 from tcl_core.programs.tasks import Task
-from tcl_core.programs.unlabelled import draw_unlabelled
+from tcl_core.programs.unlabelled import draw_unlabelled, drawn_by
 from tcl_core.records import ProgramKey, Record
 
 SPLITS = ("train", "held_out")
@@ -265,6 +265,7 @@ class Workspace:
             "count": count,
             "seed": p.seed,
             "space": p.candidates.design_space,
+            "code": drawn_by(),
         }
         saved = kept(path, "its programs are drawn again")
         if {name: saved.get(name) for name in about} != about:

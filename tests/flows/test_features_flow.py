@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,11 +134,11 @@ def test_dask_that_is_not_installed_is_named():
 class Measured:
     """A project with two measured platforms, of which each knows one program more than the one before."""
 
-    def __init__(self, unlabelled: int, models: tuple[str, ...] = (), space: str = "cpu") -> None:
+    def __init__(self, unlabelled: int, models: tuple[str, ...] = (), space: str = "cpu", shipped: bool = False) -> None:
         params = load_params(SHIPPED)
         self.params = dataclasses.replace(
             params,
-            train=dataclasses.replace(params.train, unlabelled=unlabelled),
+            train=dataclasses.replace(params.train, unlabelled=unlabelled, shipped=shipped),
             baselines=dataclasses.replace(params.baselines, models=models),
             candidates=dataclasses.replace(params.candidates, design_space=space),
         )
@@ -154,6 +155,9 @@ class Measured:
     def platforms_that_ran(self):
         return ["host-sse42", "host-avx2"]
 
+    def tuned_folder(self, platform):
+        return Path("nothing was tuned")
+
 
 @pytest.mark.parametrize(
     "measured, expected",
@@ -163,6 +167,7 @@ class Measured:
         (Measured(3), ["host-sse42 records", "further 0", "further 1"]),
         (Measured(0, ("xgboost",)), ["host-sse42 records", "host-sse42 holdout", "host-avx2 records", "host-avx2 holdout"]),
         (Measured(3, ("xgboost",), "cuda"), []),
+        (Measured(3, shipped=True), []),  # who learns what comes with TCL too has teachers on tokens alone
     ],
 )
 def test_what_will_be_read_is_lowered(monkeypatch, measured, expected):

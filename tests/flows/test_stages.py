@@ -113,10 +113,18 @@ def test_drift_measures_again_where_that_is_wanted(calls, check, then):
     check |= {"said": "p: drift: another order", "exit_code": DRIFT}
     state = module.drift("p", then, return_state=True)
     assert calls[1] == ("tcl/pipeline", {"force_collect": ["p"], "force_holdout": ["p"]})
-    assert state.name == "Drift" and "tcl/pipeline was started to measure p again (red-fox)" in state.message
+    assert state.name == "Drift" and "tcl/pipeline is to measure p again (red-fox; while another run is at work" in state.message
 
 
 def test_a_check_that_fails_is_no_drift(calls, check):
     check |= {"said": "p cannot be checked; run tcl holdout", "exit_code": 3}
     state = module.drift("p", return_state=True)
     assert state.is_failed() and state.message == "drift: p cannot be checked; run tcl holdout"
+
+
+def test_a_platform_that_this_machine_skips_is_not_checked(calls, check, monkeypatch):
+    """Every few hours, as the schedule has it: that would be an alert each time."""
+    monkeypatch.setattr(module, "reason_skipped", lambda kind, platform: f"{kind} of {platform} was skipped: this CPU lacks avx512f")
+    state = module.drift("p", return_state=True)
+    assert state.is_completed() and (state.name, state.message) == ("Skipped", "holdout of p was skipped: this CPU lacks avx512f")
+    assert calls == []

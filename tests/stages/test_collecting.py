@@ -155,6 +155,24 @@ def test_rdu_does_without_a_platform_before_that_has_no_records(pool, runners):
     assert Counter(r.round for r in store.read_records(Workspace().records_folder("second"))) == {0: 5, 1: 2, 2: 3}
 
 
+def test_a_platform_beside_the_chain_is_collected_as_if_it_were_the_first(pool, runners):
+    """Such as one of which is asked yet from whom it should learn."""
+    tcl("collect", "-p", "first")
+    write_params({"chain.then": {}})
+    tcl("collect", "-p", "second")
+    assert Counter(r.round for r in store.read_records(Workspace().records_folder("second"))).keys() == {0, 1, 2}
+
+
+def test_records_of_another_pool_are_no_beginning(pool, runners):
+    """Their platform may be collected after this one: nothing orders the two for DVC."""
+    tcl("collect", "-p", "first")
+    for split in ("train", "held_out"):
+        file = Workspace().pool / split / "sketches.parquet"
+        rows = [row for row in store.read_table(file, "sketches") if row["sketch_id"] == 0]
+        store.write_table(file, "sketches", rows)
+    assert collecting._measured_before(Workspace(), "second") is None
+
+
 def test_the_smallest_share_is_one_program(pool, runners):
     write_params({"collect.first_fraction": 0.001, "collect.initial_share": 0.001})
     assert tcl("collect", "-p", "first").startswith("1 of 40 programs")

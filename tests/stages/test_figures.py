@@ -161,6 +161,17 @@ def test_parameters_are_compared_with_the_committed_ones(project):
     assert gather(Workspace())["made"]["changed"] == {"baselines.models": [[], ["tlp", "trees"]], "tune.trials": [200, 99]}
 
 
+def test_committed_parameters_that_are_no_yaml_are_not_compared_with(project):
+    """They may be mended here already."""
+    here = Path("params.yaml").read_text()
+    Path("params.yaml").write_text(f"{here}seed: 0\nseed: 0\n<<<<<<< HEAD\n")
+    committer = ["-c", "user.name=n", "-c", "user.email=e@example.com"]
+    for words in (["init", "-q"], ["add", "params.yaml"], [*committer, "commit", "-q", "-m", "m"]):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    Path("params.yaml").write_text(here)
+    assert gather(Workspace())["made"]["changed"] is None
+
+
 def test_what_is_missing_is_said_with_its_reason(project):
     assert gather(Workspace())["left_out"] == [
         [f"platform {SKIPPED}", "this CPU lacks avx512f"],

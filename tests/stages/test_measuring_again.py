@@ -35,6 +35,16 @@ def test_measuring_again_keeps_the_old_journal(pool, runners):
     assert len(list(Path("data/journal/holdout").iterdir())) == 1
 
 
+def test_a_run_that_is_started_once_more_measures_again_once(pool, runners, monkeypatch):
+    """A crash after it, in training perhaps: its parameters still say what is to be measured again.  Another run does it anew."""
+    tcl("collect", "-p", "first")
+    for run, times in (("one", 1), ("one", 1), ("other", 2)):
+        monkeypatch.setenv("TCL_FLOW_RUN_ID", run)
+        tcl("collect", "-p", "first", "--force")
+        assert len(list(JOURNAL.parent.glob("first.before-*"))) == times
+    assert [len(runner.jobs) for runner in runners if runner.jobs] == [20, 20, 20]
+
+
 @pytest.mark.parametrize("stage", ["collect", "holdout"])
 def test_measuring_again_that_was_stopped_goes_on(pool, runners, capfd, stage):
     """The same command, which a stop promises to go on, keeps what it had measured; so does one without --force."""

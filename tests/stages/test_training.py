@@ -232,8 +232,8 @@ def test_what_was_tuned_is_learned_beside_the_first_platform(folder, monkeypatch
 
     monkeypatch.setattr(training, "tuned_samples", tuned)
     for platform in some:
-        chain.tuned_folder(platform).mkdir(parents=True)
-        (chain.tuned_folder(platform) / "tasks.parquet").write_text("as a table")
+        (chain.tuned_folder(platform) / "records").mkdir(parents=True)
+        (chain.tuned_folder(platform) / "records" / "one.parquet").write_text("as records")
     report = training.train(chain)
     parameters = provenance.read(Workspace().model_folder("a"))["parameters"]
     if not wanted:
