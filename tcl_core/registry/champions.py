@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tcl_core.errors import NoChampionError, RegistryError
+from tcl_core.errors import DataError, NoChampionError, RegistryError
 from tcl_core.registry import local_store, model_files
 from tcl_core.registry.aliases import MISSING, PREVIOUS, WITHDRAWN, crown, now, settle, version_at
 from tcl_core.registry.connection import RegistryAway, opened, pages
@@ -13,6 +14,7 @@ from tcl_core.registry.names import CHAMPION, model_name, pinned, platform_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
     from tcl_core.models.cost_model import CostModel
 
@@ -96,7 +98,7 @@ def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, in
     another rollback does.
 
     Raises RegistryError where there is no champion, no previous one or no such version; DataError where its files are not
-    those that were registered.  Nothing has changed then.
+    those that were registered, or it reads other tokens than this version of TCL makes.  Nothing has changed then.
     """
     name = model_name(platform)
     with opened(alone=True) as client:
@@ -113,21 +115,37 @@ def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, in
         if target == present:
             raise RegistryError(f"version {target} of {name} is the champion already; nothing was changed")
         found = _version(client, platform, target)
-        model_files.folder_of(client, platform, found)
+        model_files.check_tokens(model_files.folder_of(client, platform, found), f"version {target} of {name}")
         told = f"{now()}: {reason}"
         client.set_model_version_tag(name, str(target), ROLLBACK, f"{told} (in the place of version {present})")
         client.set_model_version_tag(name, str(present), WITHDRAWN, told)
         crown(client, name, target, present)
-        if WITHDRAWN in found.tags:
-            client.delete_model_version_tag(name, str(target), WITHDRAWN)
+        for twin in _withdrawn_like(client, platform, found):
+            client.delete_model_version_tag(name, str(twin.version), WITHDRAWN)
         settle(client, name)
     return target, present
 
 
 def withdrawn(platform: str, version: int) -> str | None:
-    """When and why a rollback took a version's place from it; None unless one did and no other gave it back."""
+    """When and why a rollback took a version's place from it, or from one that ranks as it does; None unless one did and no other gave it back.
+
+    A training that came to the same weights once more, under other code perhaps, has another version.
+    """
     with opened() as client:
-        return _version(client, platform, version).tags.get(WITHDRAWN)
+        alike = _withdrawn_like(client, platform, _version(client, platform, version))
+        return alike[0].tags[WITHDRAWN] if alike else None
+
+
+def _withdrawn_like(client: MlflowClient, platform: str, version: ModelVersion) -> list[ModelVersion]:
+    """The version, if it was withdrawn, and others that were and have its weights; of those whose files are whole."""
+    found = [each for each in pages(client.search_model_versions, f"name = '{model_name(platform)}'") if WITHDRAWN in each.tags]
+    same = [each for each in found if each.version == version.version]
+    if others := [each for each in found if each.version != version.version]:
+        mine = model_files.weights_digest(model_files.folder_of(client, platform, version))
+        for each in others:
+            with suppress(DataError):
+                same += [each] if model_files.weights_digest(model_files.folder_of(client, platform, each)) == mine else []
+    return same
 
 
 def _given(client: MlflowClient, platform: str, pin: int | None) -> tuple[int, Path | None]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 REMEDY = "it is fetched again when the registry answers"
+MADE = ("provenance.json", "curve.json", "contents.json")  # files of a model that tell how it was made, and what there is
 _ASIDE = ".fetching-"
 IDENTITY = ("dvc.stage", "data.hash", RUN_KEY)  # tags by which a version's bytes are known
 
@@ -54,10 +55,14 @@ def check_tokens(folder: Path, origin: str) -> None:
     from tcl_core.models import catalogue
     from tcl_core.models.cost_model import read_description
 
-    description = read_description(folder)
-    features = description["arguments"].get("features", WIDTH)
-    if features != WIDTH and catalogue.reads(description["class"]) == "tokens":
-        raise DataError(f"{origin} reads tokens of {features} numbers, and this version's have {WIDTH}; train it again")
+    if (width := catalogue.stale_width(read_description(folder))) is not None:
+        raise DataError(f"{origin} reads tokens of {width} numbers, and this version's have {WIDTH}; train it again")
+
+
+def weights_digest(folder: Path) -> str:
+    """Of the files that a model ranks by: not of how, when and by which code it was made."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in MADE)
+    return hashlib.sha256(b"".join(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 def _checked(platform: str, version: ModelVersion, root: Path) -> Path:

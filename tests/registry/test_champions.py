@@ -172,6 +172,19 @@ def test_a_rollback_gives_the_place_back_and_another_one_takes_it_again(tmp_path
     assert registry.withdrawn("p-given-back", 2) is None and registry.withdrawn("p-given-back", 1).endswith(": it was the network")
 
 
+def test_a_rollback_crowns_no_version_that_compilers_would_refuse(tmp_path, little_code, monkeypatch):
+    """Such as one of before an upgrade, which reads other tokens."""
+
+    def refused(folder, origin):
+        raise DataError(f"{origin} reads tokens of 40 numbers, and this version's have 48; train it again")
+
+    two_champions("p-older", tmp_path)
+    monkeypatch.setattr(registry.model_files, "check_tokens", refused)
+    with pytest.raises(DataError, match="^version 1 of tcl-p-older reads tokens of 40 numbers"):
+        registry.rollback("p-older", "slow")
+    assert aliases("p-older") == {"champion": 2, "previous": 1} and registry.withdrawn("p-older", 2) is None
+
+
 def test_a_rollback_may_go_to_any_version(tmp_path, little_code):
     two_champions("p-any", tmp_path)
     registry.register("p-any", saved(tmp_path / "3", 3), {}, {}, TAGS)

@@ -214,6 +214,19 @@ def test_a_champion_that_was_taken_back_does_not_come_back_by_itself(project, mo
     assert "is now champion" not in made_again_and_promoted(project, "best", 9), "a twin is not better"
 
 
+def test_nor_does_it_come_back_as_another_version(project):
+    """As which it is registered where other code trained the same weights."""
+    made_and_promoted(project, "middling")
+    made_and_promoted(project, "best")
+    promotion.roll_back(Workspace(), P, "slower on BERT", None)
+    twin = made_again_and_promoted(project, "best", 5)
+    assert (
+        twin.startswith(f"tcl-{P} version 3 stays a candidate: a rollback took its place from it (") and registry.champion_version(P) == 1
+    )
+    promotion.roll_back(Workspace(), P, "it was the network", 3)
+    assert registry.champion_version(P) == 3 and registry.withdrawn(P, 2) is None and registry.withdrawn(P, 3) is None
+
+
 def test_where_there_is_no_registry_none_is_made_to_go_back_in(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with pytest.raises(RegistryError, match=f"^there is no model registry at {tmp_path}/mlflow.db, so nothing to go back to; "):
