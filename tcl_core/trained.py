@@ -74,7 +74,8 @@ class Trained:
     def save(self, path: str | Path) -> Path:
         """Write the model with its hardware: as one file where the name ends in .safetensors, else as a folder.
 
-        Either appears whole or not at all, and ``load`` reads it.  Raises UsageError for a folder that holds anything else.
+        Either appears whole or not at all, and ``load`` reads it.  Raises UsageError for a folder that holds anything else, and for a
+        file of a model that is no network alone.
         """
         path = Path(path)
         if path.suffix != FILE:
@@ -87,6 +88,8 @@ class Trained:
             folder = Path(scratch) / "model"
             folder.mkdir()
             self._write_into(folder)
+            if {file.name for file in folder.iterdir()} - {"hardware.json"} != {"model.json", "weights.safetensors"}:
+                raise UsageError(f"{self.origin} is more than one file can hold; save it as a folder, under a name without {FILE}")
             facts = {"model": json.dumps(read_description(folder)), "hardware": json.dumps(asdict(self.hardware) if self.hardware else {})}
             write_tensors(path, save, read_weights(folder / "weights.safetensors"), facts)
         return path
@@ -178,10 +181,9 @@ def load_folder(folder: Path, origin: str = "") -> Trained:
     if not origin and not (folder / "model.json").exists():
         raise UsageError(f"{shown(folder)} is no saved model (it has no model.json); give the folder that a model was saved in")
     description = read_description(folder)
-    name, arguments = description["class"], description["arguments"]
-    origin = origin or f"the {name} model in {shown(folder)}"
-    if catalogue.reads(name) == "tokens" and arguments.get("features", WIDTH) != WIDTH:
-        raise DataError(f"{origin} reads tokens of {arguments['features']} numbers, and this version's have {WIDTH}; train it again")
+    origin = origin or f"the {description['class']} model in {shown(folder)}"
+    if (width := catalogue.stale_width(description)) is not None:
+        raise DataError(f"{origin} reads tokens of {width} numbers, and this version's have {WIDTH}; train it again")
     hardware = read_saved_hardware(folder) if (folder / "hardware.json").exists() else None
     return Trained(catalogue.load(folder), hardware, origin)
 

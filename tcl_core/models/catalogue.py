@@ -6,7 +6,9 @@ Modules are imported when a model is asked for, so that listing the names costs 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tcl_core.checked import check_contents
 from tcl_core.errors import naming_extras, unknown_name
@@ -51,6 +53,16 @@ def own_settings(name: str) -> FitSettings:
 def reads(name: str) -> str:
     """What the rows of a model's samples are (``CostModel.reads``)."""
     return model_class(name).reads
+
+
+def stale_width(description: Mapping[str, Any]) -> int | None:
+    """Numbers of the rows that a saved model reads, where this version of TCL makes others; None for one that can rank.
+
+    ``description`` as of ``read_description``.
+    """
+    made = model_class(description["class"])
+    width = description["arguments"].get("features", made.row_width)
+    return width if made.reads == "tokens" and width != made.row_width else None
 
 
 def load(folder: Path) -> CostModel:

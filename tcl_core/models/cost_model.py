@@ -23,6 +23,7 @@ import numpy as np
 from tcl_core.checked import damaged, read_json, read_tensors, tensor_bytes, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
+from tcl_core.features.layout import WIDTH
 from tcl_core.files import reading, replacing, shown, tidy, whole_folder
 from tcl_core.learning.fit_settings import FitSettings
 
@@ -43,6 +44,7 @@ class CostModel(ABC):
 
     name                 what the catalogue and a saved folder call it
     reads                what the rows of its samples are, "tokens" or "per-store features" (``Samples.holds``)
+    row_width            numbers of a row as its network gets it, of a model that reads tokens
     needs_states         whether it learns from ``Samples.states``, for which schedules are replayed
     learns_from_sources  whether it is made to learn a platform from what earlier ones measured too
     settings             how it trains, the seed among it
@@ -50,6 +52,7 @@ class CostModel(ABC):
 
     name: ClassVar[str]
     reads: ClassVar[str] = "tokens"
+    row_width: ClassVar[int] = WIDTH
     needs_states: ClassVar[bool] = False
     learns_from_sources: ClassVar[bool] = False
     settings: FitSettings
@@ -124,6 +127,7 @@ def write_model(folder: Path, description: dict, weights: dict[str, Tensor]) -> 
 
 
 MODEL_FILES = {"model.json", "weights.safetensors", "hardware.json", "provenance.json"}
+RANKER = "ranker"  # a model within a world model's folder
 
 
 @contextmanager
@@ -131,7 +135,8 @@ def whole_model(folder: Path) -> Iterator[Path]:
     """As ``files.whole_folder``.  Raises UsageError where something else than a saved model lies there: it would be gone."""
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise UsageError(f"{shown(folder)} is no folder; name another one to save the model in")
-    if os.path.isdir(folder) and (others := sorted(set(os.listdir(folder)) - MODEL_FILES)):
+    known = MODEL_FILES | ({RANKER} if (Path(folder) / RANKER / "model.json").exists() else set())
+    if os.path.isdir(folder) and (others := sorted(set(os.listdir(folder)) - known)):
         raise UsageError(f"{shown(folder)} holds {shown(others[0])}, which is no part of a saved model; name another folder")
     with whole_folder(folder) as aside:
         yield aside

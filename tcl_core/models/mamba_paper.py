@@ -38,6 +38,7 @@ class MambaPaperModel(TorchCostModel):
     """One Mamba column on the paper's rows, trained with LambdaRank."""
 
     name = "mamba-paper"
+    row_width = WIDTH
     build = MambaNetwork
 
     def fit(

@@ -28,12 +28,12 @@ from tcl_core.features.layout import NUMBERS, WIDTH
 from tcl_core.features.states import STATE_WIDTH
 from tcl_core.learning.batches_by_task import usable_tasks
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
+from tcl_core.models.cost_model import RANKER
 from tcl_core.models.torch_model import TorchCostModel
 from tcl_core.models.trees import BoostedTrees
 from tcl_core.models.world_dynamics import LATENT, Dynamics, StateEncoder, contrastive_loss
 from tcl_core.models.world_states import RealStates
 
-RANKER = "ranker"  # below the model's folder: the trees
 # Of the networks: states are thousands where programs are tens of thousands, so batches must be small to be many.
 STATES_PER_BATCH = 512
 PROGRAMS_PER_BATCH = 16

@@ -13,6 +13,7 @@ from tcl_core.features.layout import KINDS, WIDTH, log2p, token_row
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.mamba_paper import ROWS, primitive_rows
+from tcl_core.trained import load_folder
 
 PRIMITIVES = KINDS[3:]
 
@@ -73,6 +74,7 @@ def test_the_network_has_the_papers_size_and_comes_back_from_disk(tmp_path):
     again = catalogue.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict(some()), model.predict(some()))
     assert again.embed(some()).shape == (2, 32)
+    np.testing.assert_array_equal(load_folder(tmp_path / "model").predict(some()), model.predict(some()))  # its rows are of its own width
 
 
 def test_tokens_of_another_layout_are_refused():

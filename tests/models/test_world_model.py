@@ -31,6 +31,7 @@ from tcl_core.platforms import Hardware
 from tcl_core.stages.baselines import train_baseline
 from tcl_core.platforms import save_hardware
 from tcl_core.stages.workspace import Workspace
+from tcl_core.trained import Trained
 
 HARDWARE = (2.0,) * 11
 SETTINGS = FitSettings(epochs=40, learning_rate=2e-3, seed=3)
@@ -245,6 +246,17 @@ def quick(train: Samples, seed: int = 3, epochs: int = 2, **arguments) -> WorldM
     model = WorldModel(FitSettings(epochs=epochs, seed=seed))
     model.fit(train, **arguments)
     return model
+
+
+def test_it_is_saved_over_itself_and_not_into_one_file(fitted, held_out, tmp_path):
+    """As each training does that comes after the first; its trees are no part of one file, and are not left behind."""
+    for _ in range(2):
+        fitted.save(tmp_path / "model")
+        Trained(fitted).save(tmp_path / "kept")
+    np.testing.assert_array_equal(catalogue.load(tmp_path / "kept").predict(held_out), fitted.predict(held_out))
+    with pytest.raises(UsageError, match="is more than one file can hold; save it as a folder, under a name without .safetensors"):
+        Trained(fitted).save(tmp_path / "one.safetensors")
+    assert not (tmp_path / "one.safetensors").exists()
 
 
 def test_the_same_seed_gives_the_same_bytes(train, tmp_path):
