@@ -5,6 +5,7 @@ All that decides which tasks a network has, in one place; measuring and tuning b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
     """Lower a Relax module to fused TIR functions: what MetaSchedule calls its tasks."""
     tvm = load_tvm()
     transform = tvm.relax.transform
-    passes = [spell_out_booleans]
+    passes = [spell_out_booleans, bound_integers]
     if graph.simplify:
         passes += [simplify]
     if graph.fold:
@@ -101,7 +102,7 @@ def fold_padding(module: Any) -> Any:
         padding, attributes = matched[pad].attrs, call.attrs
         *others, top, bottom, left, right = (int(width) for width in padding.pad_width)
         zeros = padding.pad_mode == "constant" and float(padding.pad_value) == 0
-        if not zeros or any(others) or attributes.data_layout != "NCHW":
+        if not zeros or any(others) or min(top, bottom, left, right) < 0 or attributes.data_layout != "NCHW":
             return call
         widths = [int(own) + more for own, more in zip(attributes.padding, (top, left, bottom, right), strict=True)]
         kept = {name: attributes[name] for name in ("strides", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")}
@@ -110,25 +111,40 @@ def fold_padding(module: Any) -> Any:
     return rewritten(module, convolution, folded)
 
 
+def bound_integers(module: Any) -> Any:
+    """Bounds of integers as minimum and maximum: of one that is none TVM's importer makes infinity, which no integer is."""
+    return _bounded(module, integers=True)
+
+
+def _bounded(module: Any, integers: bool = False) -> Any:
+    """``clip`` as minimum and maximum, without what bounds nothing; ``integers``: of these alone."""
+    relax, dpl = relax_and_patterns()
+
+    def bounded(call: Any, _: Any) -> Any:
+        data, low, high = call.args
+        dtype = data.ty.dtype
+        if integers and "int" not in str(dtype):
+            return call
+        low, high = (float(getattr(bound, "value", bound)) for bound in (low, high))
+        if not math.isinf(low):
+            data = relax.op.maximum(data, relax.const(low, dtype))
+        return data if math.isinf(high) else relax.op.minimum(data, relax.const(high, dtype))
+
+    return rewritten(module, dpl.is_op("relax.clip")(dpl.wildcard(), dpl.wildcard(), dpl.wildcard()), bounded)
+
+
 def ready_for_layout(module: Any) -> Any:
     """What no layout passes through, in words through which it does: bounds as minimum and maximum, constants of full rank.
 
     And axes of ``squeeze`` counted from the front: from the back, ConvertLayout reads beside them (std::bad_alloc).
     """
     relax, dpl = relax_and_patterns()
-    clip = dpl.is_op("relax.clip")(dpl.wildcard(), dpl.wildcard(), dpl.wildcard())
-
-    def bounded(call: Any, _: Any) -> Any:
-        data, low, high = call.args
-        dtype = data.ty.dtype
-        low, high = (relax.const(float(getattr(bound, "value", bound)), dtype) for bound in (low, high))
-        return relax.op.minimum(relax.op.maximum(data, low), high)
 
     def from_the_front(call: Any, _: Any) -> Any:
         axes, rank = call.attrs.axis, call.args[0].ty.ndim
         return call if axes is None else relax.op.squeeze(call.args[0], [int(axis) % rank for axis in axes])
 
-    module = rewritten(module, clip, bounded)
+    module = _bounded(module)
     module = rewritten(module, dpl.is_op("relax.squeeze")(dpl.wildcard()), from_the_front)
     for name in ELEMENTWISE:
         module = rewritten(module, dpl.is_op(name)(dpl.wildcard(), dpl.wildcard()), _full_rank)

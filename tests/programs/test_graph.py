@@ -61,6 +61,38 @@ def network() -> tuple[object, np.ndarray, np.ndarray]:
     return relax_from_exported(torch.export.export(model, (x,)), "network"), x.numpy(), expected
 
 
+class Cropped(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(functional.pad(x, (-1, -1, -1, -1)))
+
+
+def test_what_is_cut_off_before_a_convolution_is_no_padding():
+    """Of a convolution that pads by as much nothing would be left to add."""
+    torch.manual_seed(0)
+    model, x = Cropped().eval(), torch.randn(1, 3, 12, 12)
+    with torch.no_grad():
+        expected = model(x).numpy()
+    module = relax_from_exported(torch.export.export(model, (x,)), "network")
+    assert np.abs(output(fuse(module, make_target(TARGET), PREPARED), x.numpy()) - expected).max() < 1e-5
+
+
+class Bounded(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        counts = (x * 8).to(torch.int64)
+        return x.clamp(min=0.0) + counts.clamp(min=2) + counts.clamp(max=5) + x.clamp(max=0.25)
+
+
+def test_a_bound_that_is_none_is_left_out():
+    """TVM's importer has infinity in its place, which no integer is."""
+    x = torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
+    module = relax_from_exported(torch.export.export(Bounded(), (x,)), "network")
+    np.testing.assert_allclose(output(fuse(module, make_target(TARGET), PREPARED), x.numpy()), Bounded()(x).numpy(), rtol=1e-6)
+
+
 def tasks_of(module) -> list:
     with quiet_compiler():
         extracted = meta_schedule().relax_integration.extract_tasks(module, make_target(TARGET), {})
