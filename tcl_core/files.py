@@ -123,8 +123,13 @@ def _locked_file(folder: Path) -> tuple[Path, int]:
     while True:
         path = folder / f".tcl-{secrets.token_hex(6)}.tmp"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        if lock_if_there(path, descriptor):
-            return path, descriptor
+        try:
+            if lock_if_there(path, descriptor):
+                return path, descriptor
+        except OSError:  # the file system has no locks
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
         os.close(descriptor)  # another writer took it for left over, in the moment before it was locked
 
 
@@ -147,8 +152,11 @@ def _if_left_over(path: Path) -> Iterator[bool]:
     except OSError:
         yield False
         return
+    left_over = False
     try:
-        yield lock_if_there(path, descriptor)
+        with suppress(OSError):  # a file system without locks
+            left_over = lock_if_there(path, descriptor)
+        yield left_over
     finally:
         os.close(descriptor)
 
@@ -196,8 +204,13 @@ def _locked_folder(folder: Path) -> tuple[Path, int]:
         aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.new")
         aside.mkdir()
         descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if lock_if_there(aside, descriptor):
-            return aside, descriptor
+        try:
+            if lock_if_there(aside, descriptor):
+                return aside, descriptor
+        except OSError:  # the file system has no locks
+            os.close(descriptor)
+            aside.rmdir()
+            raise
         os.close(descriptor)
 
 

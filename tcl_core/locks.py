@@ -27,11 +27,8 @@ def wait_for_lock(file: int | IO) -> None:
 
 
 def lock_if_there(path: Path, descriptor: int) -> bool:
-    """Lock an open file or folder; whether it is free and still what ``path`` names."""
-    try:
-        return try_lock(descriptor) and is_still(path, descriptor)
-    except OSError:
-        return False
+    """Lock an open file or folder; whether it is free and still what ``path`` names.  Raises as ``try_lock``."""
+    return try_lock(descriptor) and is_still(path, descriptor)
 
 
 def is_still(path: Path, descriptor: int) -> bool:

@@ -69,6 +69,8 @@ def test_the_lock_of_a_file_that_was_removed_or_made_anew_does_not_count(path):
 
 
 def test_what_is_not_open_cannot_be_locked(path):
-    assert not lock_if_there(path, 10**6)
+    """Nor what lies where there are no locks: who took that for taken would wait for nobody."""
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        lock_if_there(path, 10**6)
     with pytest.raises(OSError, match="Bad file descriptor"):
         try_lock(10**6)

@@ -17,9 +17,11 @@ import json
 import platform as host_platform
 import shutil
 import tempfile
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +36,7 @@ from tcl_core.measure.job import Setup
 from tcl_core.measure.serving import DESCRIBE, SET_THREADS
 from tcl_core.measure.timing import Clock
 from tcl_core.measure.tracker import POLL_S, NoDevice, request_device
+from tcl_core.platforms import Hardware
 
 GRACE_S = 10.0  # after which a device that should have answered is silent
 LOST = 2  # sessions that may die during one program
@@ -278,8 +281,9 @@ def _read_description(text: Any, address: str) -> dict[str, Any]:
     try:
         told = json.loads(text)
         host, hardware = told["host"], told["hardware"]
-        known = isinstance(host, str) and all(type(number) in (int, float) for number in hardware.values())
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        known = isinstance(host, str) and all(type(number) in (int, float) and math.isfinite(number) for number in hardware.values())
+        known = known and hardware.keys() <= {field.name for field in fields(Hardware)}
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         known = False
     if not known:
         raise PlatformError(

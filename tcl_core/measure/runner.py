@@ -61,6 +61,7 @@ class Runner:
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()
         self._watches = {worker: Watch() for worker in self.workers} if remote else dict.fromkeys(self.workers, Watch())
         self._best_s: dict[str, float] = {}
+        self._tvm_version = ""
         self._marking = threading.Lock()
 
     def __enter__(self) -> Runner:
@@ -73,7 +74,8 @@ class Runner:
     @property
     def tvm_version(self) -> str:
         """Of the workers; empty before the first job."""
-        return self.workers[0].tvm_version
+        self._tvm_version = self.workers[0].tvm_version or self._tvm_version  # one that is being started again has not said it yet
+        return self._tvm_version
 
     def measure(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Build, run and time programs; an Outcome for each job, in their order.  Jobs are taken batch by batch."""

@@ -203,7 +203,7 @@ def _relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
     if expected.size == 0:
         return 0.0
     found, expected = found.astype(np.float64), expected.astype(np.float64)
-    if not np.array_equal(np.isfinite(found), np.isfinite(expected)):
+    if not (np.array_equal(np.isfinite(found), np.isfinite(expected)) and np.array_equal(np.isnan(found), np.isnan(expected))):
         return math.inf
     scale = max(np.abs(np.nan_to_num(expected, posinf=0, neginf=0)).max(), 1e-30)
     return float(np.abs(np.nan_to_num(found - expected)).max() / scale)

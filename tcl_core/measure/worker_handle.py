@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ from typing import Any
 
 from tcl_core import sandbox
 from tcl_core.errors import PlatformError
+from tcl_core.files import shown
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import USABLE_CORES
 
@@ -46,6 +48,8 @@ class Stopped(Exception):
 
 
 LONGEST_ANSWER = 1 << 20  # bytes
+LONGEST_MESSAGE = 300  # characters of what went wrong
+REST_S = 10  # seconds for the rest of an answer of which some is there: else who begins one and writes no more would be waited for
 
 # What a worker answers instead of a result.
 RAISED = {"failed": Failed, "crashed": Died, "late": Late, "impossible": PlatformError}
@@ -87,7 +91,7 @@ class WorkerHandle:
             raise Late
         kind, said = answer
         if kind in RAISED:
-            raise RAISED[kind](said)
+            raise RAISED[kind](shown(said, LONGEST_MESSAGE))
         return said
 
     def _receive(self, timeout_s: float) -> tuple[str, Any] | None:
@@ -97,7 +101,7 @@ class WorkerHandle:
                 kind, said = json.loads(self._connection.recv_bytes(LONGEST_ANSWER))
             except (TypeError, RecursionError):
                 raise ValueError from None
-            if not isinstance(kind, str):
+            if not isinstance(kind, str) or kind == "waiting" and self.setup.tracker is None:
                 raise ValueError
             if kind != "waiting":
                 return kind, said
@@ -108,25 +112,33 @@ class WorkerHandle:
         return self.process is not None and self.process.poll() is None
 
     def launch(self) -> None:
-        """Start a worker, unless a sound one is there, without waiting for it."""
+        """Start a worker, unless a sound one is there, without waiting for it.  Raises PlatformError where the system starts none."""
         if self.is_alive and (self.held or self._resident_bytes() < RECYCLE_BYTES):
             return
         self.stop()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            cores = ",".join(map(str, sorted(USABLE_CORES)))  # this process may be bound to fewer meanwhile
-            self.process = subprocess.Popen(
-                [*self._command(), str(theirs.fileno()), str(self.setup.limits.memory_bytes), cores],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                cwd=Path(__file__).parents[2],
-                env=os.environ | ({"TMPDIR": self._scratch.name} if self._scratch else {}),
-                process_group=0,  # its own, in which compilers start too
-            )
-        self._connection = Connection(ours.detach())
+        try:
+            with contextlib.ExitStack() as ends:
+                ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
+                self._start(theirs)
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", REST_S, 0))
+                self._connection = Connection(ours.detach())
+        except OSError as error:
+            why = os.strerror(error.errno or 0).lower()
+            raise PlatformError(f"no measuring process can be started ({why}); end what other processes hold, and run again") from error
         self.tvm_version = ""
+
+    def _start(self, theirs: socket.socket) -> None:
+        cores = ",".join(map(str, sorted(USABLE_CORES)))  # this process may be bound to fewer meanwhile
+        self.process = subprocess.Popen(
+            [*self._command(), str(theirs.fileno()), str(self.setup.limits.memory_bytes), cores],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            cwd=Path(__file__).parents[2],
+            env=os.environ | ({"TMPDIR": self._scratch.name} if self._scratch else {}),
+            process_group=0,  # its own, in which compilers start too
+        )
 
     def _command(self) -> list[str]:
         """Programs may come from other people: a worker has the rights to compute, where it needs no device and no linker."""

@@ -57,7 +57,7 @@ def training_alone(checkpoints: Path) -> Iterator[None]:
 def _alone(path: Path, does: str, otherwise: str) -> Iterator[None]:
     """Hold the lock at ``path``; a word to the user while another holds it, and one each minute."""
     start, minutes = time.monotonic(), -1
-    while not lock_if_there(path, descriptor := _open_lock(path, otherwise)):
+    while not _locks(path, descriptor := _open_lock(path, otherwise), otherwise):
         os.close(descriptor)
         if (passed := int((time.monotonic() - start) // 60)) > minutes:
             minutes, for_long = passed, f" ({passed} min)" if passed else ""
@@ -69,13 +69,25 @@ def _alone(path: Path, does: str, otherwise: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _open_lock(path: Path, otherwise: str) -> int:
-    """To read is enough to lock, also what another user made: without O_CREAT, which the kernel refuses on another's file in
-    a shared folder (fs.protected_regular), and never behind a link.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+def _locks(path: Path, descriptor: int, otherwise: str) -> bool:
     try:
-        descriptor = os.open(path, flags)
+        return lock_if_there(path, descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise UsageError(f"{path} cannot be locked ({os.strerror(error.errno).lower()}); {otherwise}") from error
+
+
+def _open_lock(path: Path, otherwise: str) -> int:
+    """To read is enough to lock on a local disk, also what another user made; NFS wants who writes.  Without O_CREAT, which the kernel
+    refuses on another's file in a shared folder (fs.protected_regular), and never behind a link.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        try:
+            descriptor = os.open(path, flags)
+        except PermissionError:
+            flags ^= os.O_RDWR
+            descriptor = os.open(path, flags)
     except FileNotFoundError:
         return _made_lock(path, flags)
     except OSError as error:

@@ -151,7 +151,12 @@ def test_waiting_for_a_busy_device_takes_nothing_from_the_patience_with_sessions
 
 
 @pytest.mark.parametrize(
-    "text", ["", "null", "[]", "{}", '{"host": 7, "hardware": {}}', '{"host": "a", "hardware": []}', "[" * 100_000, None]
+    "text",
+    [
+        *("", "null", "[]", "{}", '{"host": 7, "hardware": {}}', '{"host": "a", "hardware": []}', "[" * 100_000, None),
+        *(f'{{"host": "a", "hardware": {{"{name}": {value}}}}}' for name, value in (("sockets", 1), ("cores", "NaN"), ("cores", 10**400))),
+    ],
+    ids=lambda text: repr(text)[:40],
 )
 def test_a_server_that_does_not_say_what_its_host_is(text):
     with pytest.raises(PlatformError, match="^the device 10.0.0.4:9090 does not say what its host is"):

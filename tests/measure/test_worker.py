@@ -72,6 +72,7 @@ def test_numbers_that_are_not_finite():
     assert difference([1, np.nan], [1, np.nan]) == 0
     assert difference([1, np.inf], [1, np.inf]) == 0
     assert difference([1, -np.inf], [1, np.inf]) > TOLERANCE
+    assert difference([1, np.nan], [1, np.inf]) == difference([1, np.inf], [1, np.nan]) == math.inf
 
 
 def test_integers_are_compared_too():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import signal
@@ -14,7 +15,7 @@ import pytest
 from tcl_core import sandbox
 from tcl_core.errors import PlatformError
 from tcl_core.measure import worker_handle
-from tcl_core.measure.job import Limits, Setup
+from tcl_core.measure.job import Limits, Setup, Tracker
 from tcl_core.measure.worker_handle import Died, Failed, WorkerHandle, Late, Stopped
 from tcl_core.platforms import USABLE_CORES
 
@@ -36,6 +37,9 @@ while True:
         say(*arguments)
     if action in ("bytes", "time", "build"):
         connection.send_bytes(arguments[-1])
+    if action == "begins":
+        os.write(connection.fileno(), (16).to_bytes(4, "big"))
+        signal.pause()
     if action == "waits":
         for _ in range(5):
             time.sleep(0.5)
@@ -133,7 +137,33 @@ def test_an_answer_of_a_megabyte_is_none(worker):
 
 def test_waiting_for_a_device_does_not_count(worker):
     """2.5 s in all, never two without a word."""
+    worker.setup = dataclasses.replace(worker.setup, tracker=Tracker("127.0.0.1", 9190, "board"))
     assert worker.ask(2.0, "waits") == "at last"
+
+
+def test_who_measures_here_waits_for_no_device(worker):
+    """A program could say so for ever in its worker's name."""
+    with pytest.raises(Died, match="^the process gave an answer that is none$"):
+        worker.ask(20, "answers", "waiting", None)
+
+
+def test_an_answer_that_is_begun_and_never_ended_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_handle, "REST_S", 1)
+    with_interpreter(tmp_path, monkeypatch, STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    worker = WorkerHandle(Setup({"kind": "llvm"}))
+    worker.launch()
+    worker.wait_until_ready()
+    with pytest.raises(Died, match="^the process hung$"):
+        worker.ask(20, "begins")
+    assert not worker.is_alive
+    worker.close()
+
+
+def test_what_a_worker_says_of_a_failure_is_one_line_that_can_be_kept(worker):
+    with pytest.raises(Failed) as failed:
+        worker.ask(20, "answers", "failed", "a\nb\ud800" + "c" * 1000)
+    assert str(failed.value).startswith("a\\nb\\ud800ccc") and len(str(failed.value)) < 400
 
 
 def test_a_late_answer_costs_the_worker_its_life(worker):
