@@ -23,6 +23,9 @@ ENV PATH=/tcl/.venv/bin:$PATH \
 RUN useradd --create-home --uid 1000 tcl \
  && mkdir -p /state data/tuned logs networks registry .dvc/cache .dvc/tmp .prefect mlruns \
  && chown tcl:tcl . params.yaml .dvc /state \
- && chown -R tcl:tcl data logs networks registry .dvc/cache .dvc/tmp .prefect mlruns
+ && chown -R tcl:tcl data logs networks registry .dvc/cache .dvc/tmp .prefect mlruns \
+ && mkdir /shipped && cp -a data/prepared data/reference data/registers data/searched /shipped
 USER tcl
+# A volume keeps the data sets of the image that it was made with, so this one's take their place; a checkout that is mounted has its own.
+ENTRYPOINT ["/bin/sh", "-c", "[ -e .git ] || cp -a /shipped/. data/ || echo 'the data sets in data/ may be of an older image' >&2; exec \"$@\"", "tcl"]
 CMD ["make", "run"]

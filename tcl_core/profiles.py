@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tcl_core.errors import unknown_name
+from tcl_core.errors import UsageError, unknown_name
 from tcl_core.files import replacing
 from tcl_core.params import PARAMS, Params, parse_params
 from tcl_core.settings import read_yaml, yaml_format
@@ -44,8 +44,11 @@ def load_patched(patch_file: str | Path, path: str | Path = PARAMS) -> Params:
 
 def _patched(path: Path, patch_file: Path) -> tuple[Any, dict[str, tuple[Any, Any]]]:
     """The valid document that a patch makes of ``path``, and what it changed."""
-    document = read_yaml(path, round_trip=True)
-    changed = dict(_patch(document, read_yaml(patch_file, round_trip=True) or {}, "", str(patch_file)))
+    document, patch = read_yaml(path, round_trip=True), read_yaml(patch_file, round_trip=True) or {}
+    parse_params(document, str(path))
+    if not isinstance(patch, Mapping):
+        raise UsageError(f"{patch_file} holds no sections of parameters; give it keys and values as in {path}")
+    changed = dict(_patch(document, patch, "", str(patch_file)))
     parse_params(document, f"{path} with {patch_file}")
     return document, changed
 

@@ -100,3 +100,17 @@ def test_the_profile_of_a_gpu_goes_with_every_size(project):
     apply_profile("default", project)
     assert load_params(project) == params
     assert apply_profile("cuda", project) == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("params.yaml", "", "params.yaml holds no sections"),
+        ("profiles/mine.yaml", "- a\n- b\n", "mine.yaml holds no sections of parameters"),
+    ],
+)
+def test_what_holds_no_sections_is_said(project, file, text, said):
+    (project.parent / "profiles" / "mine.yaml").write_text("seed: 1\n")
+    (project.parent / file).write_text(text)
+    with pytest.raises(UsageError, match=said):
+        apply_profile("mine", project)
