@@ -4,8 +4,10 @@
 
 drawn             data/prepared and data/registers: uniform draws and such as a search begins with, which a Xeon measured
 + draws here      and what data/searched has of draws, measured on the machine of the tested programs
-+ searched alone  and what it has of searched programs
-+ both            and all of it, in the same tasks: what comes with TCL
++ searched alone  and what it has of searched programs, of that machine
++ both            and both, in the same tasks
++ elsewhere       drawn, and both of the other platforms, each of another machine
++ all             all of it: what comes with TCL
 
 Boosted trees on tokens learn that in one heap, as what comes with TCL is learned, under this machine's hardware row; without the tasks of three
 training networks at a time, of which they rank the programs that searches met, and those that were drawn on the Xeon.
@@ -41,9 +43,9 @@ from tcl_core.records import ProgramKey
 from tcl_core.reference import Reference, apart
 from tcl_core.stages.training import as_here
 
-DRAWN, HERE, ALONE, BOTH = ROWS = "drawn", "+ draws here", "+ searched alone", "+ both"
+DRAWN, HERE, ALONE, BOTH, ELSEWHERE, ALL = ROWS = "drawn", "+ draws here", "+ searched alone", "+ both", "+ elsewhere", "+ all"
 SETS = "prepared", "registers", "searched"
-DRAWS = ROOT / "data" / "epyc" / "registers"
+DRAWS = {"host-avx2": "epyc/registers", "host-avx512": "registers"}  # of the machines that searched
 NEAR, ENOUGH = 1.6, 8  # times the fastest; programs of which a rank correlation says something
 FIGURES = {"all": "searched, all", "near": "searched, near the fastest", "pairs": "drawn, pairs right"}
 DIGITS = 5
@@ -53,49 +55,57 @@ Figures = dict[str, dict[str, float]]
 
 
 class Bench:
-    """The data sets of ``SETS``; the last one's programs are what is to be told apart, but for the ``draws``."""
+    """The data sets of ``SETS``; the last one's programs are what is to be told apart, but for each platform's ``draws``."""
 
     def __init__(
-        self, sets: Mapping[str, Reference], draws: Collection[ProgramKey], folds: Sequence[Sequence[str]], enough: int = ENOUGH
+        self,
+        sets: Mapping[str, Reference],
+        draws: Mapping[str, Collection[ProgramKey]],
+        folds: Sequence[Sequence[str]],
+        enough: int = ENOUGH,
     ) -> None:
-        self.sets, self.folds, self.enough = sets, folds, enough
+        self.sets, self.draws, self.folds, self.enough = sets, draws, folds, enough
         self.searched = sets["searched"]
-        self.platform = self.searched.platforms[-1]
-        self.here = self.searched.hardware(self.platform)
         self.counts = [len(data.platforms) * len(data.encoder.numbers) for data in sets.values()]
-        records = store.read_records(self.searched.folder / f"platform={self.platform}")
-        self.drawn = np.array([record.key in draws for record in records])
 
-    def unit(self, fold: int, seed: int) -> dict[str, Figures]:
+    def unit(self, platform: str, fold: int, seed: int) -> dict[str, Figures]:
         """Row -> its figures."""
-        tested = self.folds[fold]
+        tested, here = self.folds[fold], self.searched.hardware(platform)
         ranked = {use["task_key"] for data in self.sets.values() for use in data.uses if use["network"] in tested}
-        heaps = [as_here(self.sets[name].pooled(ranked), self.here) for name in SETS[:-1]]
-        all_here = self.searched.samples(self.platform)
-        numbers = self.searched.encoder.numbers
-        trained = np.isin(all_here.tasks, [numbers[key] for key in self._trained() - ranked])
-        parts = {HERE: self.drawn, ALONE: ~self.drawn, BOTH: np.ones(len(all_here), dtype=bool)}
-        learned = {DRAWN: heaps} | {row: [*heaps, all_here.take(trained & part)] for row, part in parts.items()}
-        asked = {task for weights in self.searched.case(self.platform, tested=tested).networks.values() for task in weights}
-        test = all_here.take(np.isin(all_here.tasks, list(asked)) & ~self.drawn)
-        return {row: self._judged(of_row, test, tested, seed) for row, of_row in learned.items()}
+        before = [as_here(self.sets[name].pooled(ranked), here) for name in SETS[:-1]]
+        learned = {DRAWN: before}
+        learned |= {row: [*before, as_here(heap, here)] for row, heap in self._heaps(platform, ranked).items()}
+        return {row: self._judged(heaps, platform, tested, seed) for row, heaps in learned.items()}
 
-    def _trained(self) -> set[str]:
-        """Keys of the tasks that no held-out network has."""
-        of = {split: {use["task_key"] for use in self.searched.uses if use["split"] == split} for split in ("train", "held_out", "sealed")}
-        return of["train"] - of["held_out"] - of["sealed"]
+    def _heaps(self, platform: str, ranked: Collection[str]) -> dict[str, Samples]:
+        """What each row learns beside `drawn`, none of it of the tasks that are ranked."""
+        pooled, numbers = self.searched.pooled(ranked), len(self.searched.encoder.numbers)
+        of_platform = pooled.tasks // numbers == self.searched.platforms.index(platform)
+        here, drawn = pooled.take(of_platform), self._drawn(platform)
+        samples = self.searched.samples(platform)
+        drawn = drawn[np.isin(samples.tasks, here.tasks % numbers)]
+        heaps = {HERE: here.take(drawn), ALONE: here.take(~drawn), BOTH: here, ELSEWHERE: pooled.take(~of_platform), ALL: pooled}
+        return {row: heap for row, heap in heaps.items() if len(heap)}
 
-    def _judged(self, heaps: Sequence[Samples], searched: Samples, tested: Sequence[str], seed: int) -> Figures:
+    def _drawn(self, platform: str) -> np.ndarray:
+        """(N,) which of the platform's programs were drawn."""
+        records = store.read_records(self.searched.folder / f"platform={platform}")
+        return np.array([record.key in self.draws[platform] for record in records])
+
+    def _judged(self, heaps: Sequence[Samples], platform: str, tested: Sequence[str], seed: int) -> Figures:
         model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
         model.fit(apart(heaps, self.counts[: len(heaps)]))
         found: Figures = {name: {} for name in FIGURES}
+        weights = self.searched.case(platform, tested=tested).networks.values()
+        samples = self.searched.samples(platform)
+        searched = samples.take(np.isin(samples.tasks, [task for of in weights for task in of]) & ~self._drawn(platform))
         for name, values in correlations(model.predict(searched), searched, self.enough).items():
-            found[name] |= {f"{self.platform}, {task}": round(value, DIGITS) for task, value in values.items()}
+            found[name] |= {f"{platform}, {task}": round(value, DIGITS) for task, value in values.items()}
         drawn = self.sets["registers"]
-        for platform in drawn.platforms:
-            test = as_here(drawn.case(platform, tested=tested).test, self.here)
+        for each in drawn.platforms:
+            test = as_here(drawn.case(each, tested=tested).test, self.searched.hardware(platform))
             by_task = task_pairs(model.predict(test), test.latencies_s, test.tasks)
-            found["pairs"] |= {f"{platform}, {task}": round(float(value), DIGITS) for task, value in by_task.items()}
+            found["pairs"] |= {f"{each}, {task}": round(float(value), DIGITS) for task, value in by_task.items()}
         return found
 
 
@@ -113,34 +123,40 @@ def correlations(scores: np.ndarray, samples: Samples, enough: int = ENOUGH) -> 
 
 
 def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """Row -> figure -> [mean, low, high], and the figure less that of `drawn`; a task counts once, with its mean."""
+    """Platform -> row -> figure -> [mean, low, high], and the figure less that of `drawn`; a task counts once, with its mean."""
     found: dict[str, Any] = {}
-    for row in ROWS:
-        found[row] = {}
-        for name in FIGURES:
-            mine, base = (_by_task(units, which, name) for which in (row, DRAWN))
-            both = sorted(mine.keys() & base.keys())  # scores that are all alike have no correlation
-            of = [np.array([values[task] for task in both]) for values in (mine, base)]
-            found[row][name] = against(of[0], np.zeros(len(both)))
-            found[row][f"{name}_less_drawn"] = against(*of)
+    for platform in dict.fromkeys(unit.split(", ")[0] for unit in units):
+        of_platform = [unit for name, unit in units.items() if name.split(", ")[0] == platform]
+        rows = found[platform] = dict[str, Any]()
+        for row in ROWS:
+            if row not in of_platform[0]:
+                continue
+            rows[row] = {}
+            for name in FIGURES:
+                mine, base = (_by_task(of_platform, which, name) for which in (row, DRAWN))
+                both = sorted(mine.keys() & base.keys())  # scores that are all alike have no correlation
+                of = [np.array([values[task] for task in both]) for values in (mine, base)]
+                rows[row][name] = against(of[0], np.zeros(len(both)))
+                rows[row][f"{name}_less_drawn"] = against(*of)
     return found
 
 
-def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, name: str) -> dict[int, float]:
+def _by_task(units: Sequence[Mapping[str, Figures]], row: str, name: str) -> dict[int, float]:
     """Task -> its mean over platforms and seeds."""
     values: dict[int, list[float]] = {}
-    for unit in units.values():
+    for unit in units:
         for place, value in unit[row][name].items():
             values.setdefault(int(place.split(", ")[1]), []).append(value)
     return {task: float(np.mean(of_task)) for task, of_task in values.items()}
 
 
 def table(found: Mapping[str, Any]) -> str:
-    def cell(row: str, name: str) -> str:
-        _, low, high = found[row][f"{name}_less_drawn"]
-        return f"{found[row][name][0]:.3f}" + ("" if row == DRAWN or low is None else f" ({low:+.3f} to {high:+.3f})")
+    def cell(rows: Mapping[str, Any], row: str, name: str) -> str:
+        _, low, high = rows[row][f"{name}_less_drawn"]
+        return f"{rows[row][name][0]:.3f}" + ("" if row == DRAWN or low is None else f" ({low:+.3f} to {high:+.3f})")
 
-    return markdown(["learned", *FIGURES.values()], [[row, *(cell(row, name) for name in FIGURES)] for row in ROWS])
+    lines = [[platform, row, *(cell(rows, row, name) for name in FIGURES)] for platform, rows in found.items() for row in rows]
+    return markdown(["searched on", "learned", *FIGURES.values()], lines)
 
 
 def run(given: Any) -> None:
@@ -148,12 +164,18 @@ def run(given: Any) -> None:
         from _smallest import reference
 
         sets = {name: reference() for name in SETS}
-        draws = {r.key for r in store.read_records(sets["searched"].folder / "platform=host-avx512") if r.program_id % 2}
-        bench = Bench(sets, draws, FOLDS, enough=2)
+        records = store.read_records(sets["searched"].folder / "platform=host-avx512")
+        bench = Bench(sets, {"host-avx512": {r.key for r in records if r.program_id % 2}}, FOLDS, enough=2)
     else:
-        draws = {record.key for record in store.read_records(DRAWS / "platform=host-avx2")}
-        bench = Bench({name: datasets.reference(ROOT / "data" / name) for name in SETS}, draws, FOLDS)
-    units = {f"{fold}, {seed}": partial(bench.unit, fold, seed) for seed in range(given.seeds) for fold in range(given.folds)}
+        sets = {name: datasets.reference(ROOT / "data" / name) for name in SETS}
+        folders = {platform: ROOT / "data" / folder / f"platform={platform}" for platform, folder in DRAWS.items()}
+        bench = Bench(sets, {platform: {r.key for r in store.read_records(place)} for platform, place in folders.items()}, FOLDS)
+    units = {
+        f"{platform}, {fold}, {seed}": partial(bench.unit, platform, fold, seed)
+        for seed in range(given.seeds)
+        for fold in range(given.folds)
+        for platform in bench.draws
+    }
     compute("near", given, identity(["tcl_core.models.trees", "tcl_core.reference"], bench.sets.values()), units, summary, table)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from near import ALONE, DRAWN, FIGURES, ROWS, correlations, summary
+from near import ALONE, DRAWN, FIGURES, ROWS, correlations, summary, table
 
 from tcl_core.features.batches import Samples
 
@@ -30,6 +30,14 @@ def test_scores_that_are_all_alike_have_no_correlation():
 def test_a_difference_is_of_tasks_that_both_ranked():
     figures = {row: {name: {f"host-avx2, {task}": 0.25 for task in range(12)} for name in FIGURES} for row in ROWS}
     figures[ALONE]["near"] = {f"host-avx2, {task}": 0.5 for task in range(1, 13)}
-    found = summary({"0, 0": figures})
+    found = summary({"host-avx2, 0, 0": figures})["host-avx2"]
     assert found[ALONE]["near"] == [0.5, 0.5, 0.5] and found[ALONE]["near_less_drawn"] == [0.25, 0.25, 0.25]
     assert found[DRAWN]["near_less_drawn"] == [0.0, 0.0, 0.0]
+
+
+def test_platforms_stand_apart():
+    rows = lambda value: {row: {name: {"p, 0": value} for name in FIGURES} for row in ROWS}  # noqa: E731
+    found = summary({"a, 0, 0": rows(0.25), "b, 0, 0": {DRAWN: rows(0.5)[DRAWN]}, "a, 1, 0": rows(0.75)})
+    assert found["a"][ALONE]["all"][0] == 0.5 and found["b"] == {DRAWN: found["b"][DRAWN]} and found["b"][DRAWN]["all"][0] == 0.5
+    lines = table(found).splitlines()
+    assert len(lines) == 2 + len(ROWS) + 1 and lines[-1].startswith("| b | drawn | 0.500 |")

@@ -6,10 +6,11 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from reference import BATCH, PASS, copy_pool, turns_of, write_records
+from reference import BATCH, PASS, check_folder, copy_pool, turns_of, write_records
 
 from tcl_core import store
 from tcl_core.errors import DataError
+from tcl_core.platforms import host_fingerprint
 from tcl_core.programs.pool import Program
 from tests.made_up_records import record
 
@@ -63,3 +64,22 @@ def test_another_machine_measures_the_programs_of_a_data_set_and_no_others(tmp_p
     with pytest.raises(DataError, match="programs.parquet is another data set's than .*like; give another folder with --to"):
         copy_pool(like, ours)
     assert (ours / "programs.parquet").read_text() == "others"
+
+
+def test_nobody_writes_over_what_another_machine_measured(tmp_path):
+    """Beside it, to a platform of one's own, one may."""
+    workspace, folder = SimpleNamespace(journal=tmp_path / "journal"), tmp_path / "made"
+    store.write_records(folder / "platform=theirs", [record(0)])  # of the host cpu-1
+    check_folder(workspace, folder, "ours")
+    for platform in ("theirs", "*"):
+        with pytest.raises(DataError, match="platform=theirs was measured on cpu-1; give another folder with --to"):
+            check_folder(workspace, folder, platform)
+
+
+def test_what_this_machine_measured_needs_its_journal(tmp_path):
+    workspace, folder = SimpleNamespace(journal=tmp_path / "journal"), tmp_path / "made"
+    store.write_records(folder / "platform=ours", [record(0, host=host_fingerprint())])
+    with pytest.raises(DataError, match="platform=ours is there, but not the journal of its measurements"):
+        check_folder(workspace, folder)
+    (workspace.journal / "made" / "ours").mkdir(parents=True)
+    check_folder(workspace, folder)

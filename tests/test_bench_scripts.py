@@ -49,8 +49,8 @@ TABLES = {
         *(f"rows.*.{key}" for key in ("network", "tasks", "untuned_ms", "tuned_ms", "pytorch_ms", "ratio")),
     ),
     "near": tuple(
-        f"summary.{row}.{figure}"
-        for row in ("drawn", "+ draws here", "+ searched alone", "+ both")
+        f"summary.*.{row}.{figure}"
+        for row in ("drawn", "+ draws here", "+ searched alone", "+ both", "+ elsewhere", "+ all")
         for figure in ("all", "near", "pairs_less_drawn")
     ),
     "pipeline": (

@@ -44,28 +44,61 @@ def test_draws_of_another_machine_are_refused(tmp_path, draws, matmul):
         tasks_of(tmp_path)
 
 
+def searches_of(matmul, found, next_ones=(), platform="host-avx2"):
+    """As if a search had met these, and would have asked for the next ones."""
+    return SimpleNamespace(
+        records={r.key: r for r in found},
+        programs=[Program(r.task_key, 99, r.sketch_id, tuple(r.decisions)) for r in found],
+        proposed=lambda count: next_ones,
+        tasks=[matmul.task],
+        sketches=matmul.rows(),
+        platform=platform,
+        hardware=Hardware(cores=1),
+    )
+
+
+def written(matmul, searches, drawn, folder) -> tuple[str, dict, dict]:
+    """What is said, the number of each program, and those of the platform's records."""
+    uses = [{"network": "one", "split": "train", "task_key": matmul.task.key, "weight": 2}]
+    said = searched.write(searches, drawn, {matmul.task.key: "train"}, uses, folder)
+    rows = store.read_table(folder / "programs.parquet", "programs")
+    kept = {r.key: r.program_id for r in store.read_records(folder / f"platform={searches.platform}")}
+    return said, {(row["task_key"], row["sketch_id"], tuple(row["decisions"])): row["program_id"] for row in rows}, kept
+
+
 def test_programs_are_numbered_within_their_task_the_measured_ones_first(tmp_path, draws, matmul):
     """One that was drawn and searched is one program, and what the search would have asked for next is none of those."""
     _, records = draws
     drawn, found = records[:3], records[2:]
     next_ones = [Program(matmul.task.key, 7, r.sketch_id, tuple(r.decisions)) for r in records[-1:]]
     next_ones.append(Program(matmul.task.key, 8, 0, tuple(matmul.sample(matmul.sketches[0], 1)[0].tolist())))
-    searches = SimpleNamespace(
-        records={r.key: r for r in found},
-        programs=[Program(r.task_key, 99, r.sketch_id, tuple(r.decisions)) for r in found],
-        proposed=lambda count: next_ones,
-        tasks=[matmul.task],
-        sketches=matmul.rows(),
-        platform="host-avx2",
-        hardware=Hardware(cores=1),
-    )
-    uses = [{"network": "one", "split": "train", "task_key": matmul.task.key, "weight": 2}]
     keys = {r.key for r in records}
-    said = searched.write(searches, drawn, {matmul.task.key: "train"}, uses, tmp_path / "made")
-    rows = store.read_table(tmp_path / "made" / "programs.parquet", "programs")
-    there = {(row["task_key"], row["sketch_id"], tuple(row["decisions"])): row["program_id"] for row in rows}
-    assert sorted(there.values()) == list(range(len(rows))) and len(rows) >= len(keys)
-    kept = {r.key: r.program_id for r in store.read_records(tmp_path / "made" / "platform=host-avx2")}
+    said, there, kept = written(matmul, searches_of(matmul, found, next_ones), drawn, tmp_path / "made")
+    assert sorted(there.values()) == list(range(len(there))) and len(there) >= len(keys)
     assert kept.keys() == keys and sorted(kept.values()) == list(range(len(keys)))
     assert all(there[key] == number for key, number in kept.items())
     assert said.startswith(f"host-avx2: {len(keys)} records of 1 tasks, {len(found)} of them searched: 0 failed")
+
+
+def test_a_further_platform_joins_and_changes_no_number(tmp_path, draws, matmul):
+    """It shares a program with the first; its own follow.  The first's table stays as it is, byte for byte."""
+    _, records = draws
+    folder = tmp_path / "made"
+    _, before, first = written(matmul, searches_of(matmul, records[:4]), [], folder)
+    table = (folder / "platform=host-avx2" / "records.parquet").read_bytes()
+    _, there, second = written(matmul, searches_of(matmul, records[3:], platform="host-avx512"), [], folder)
+    assert before == {r.key: first[r.key] for r in records[:4]} and before.items() <= there.items()
+    assert there.keys() == {r.key for r in records} and sorted(there.values()) == list(range(len(records)))
+    assert second == {r.key: there[r.key] for r in records[3:]} and second[records[3].key] == first[records[3].key]
+    assert (folder / "platform=host-avx2" / "records.parquet").read_bytes() == table
+
+
+def test_a_platform_of_other_tasks_does_not_join(tmp_path, draws, matmul):
+    _, records = draws
+    folder = tmp_path / "made"
+    written(matmul, searches_of(matmul, records[:4]), [], folder)
+    others = searches_of(matmul, records[3:], platform="host-avx512")
+    others.sketches = others.sketches[:1]
+    with pytest.raises(DataError, match="sketches.parquet is of other sketches than .*made would get now; give another folder with --to"):
+        written(matmul, others, [], folder)
+    assert not (folder / "platform=host-avx512").exists()
