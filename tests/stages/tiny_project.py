@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 
@@ -36,7 +37,7 @@ PARAMS = {
 def write_params(changes):
     """The repository's params.yaml with other values at dotted keys."""
     document = read_yaml(SHIPPED, round_trip=True)
-    for dotted, value in (PARAMS | changes).items():
+    for dotted, value in copy.deepcopy(PARAMS | changes).items():  # a change may be within what another key sets
         *sections, key = dotted.split(".")
         tree = document
         for section in sections:
