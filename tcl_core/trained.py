@@ -21,7 +21,6 @@ from tcl_core import registry
 from tcl_core.checked import read_tensors, write_tensors
 from tcl_core.errors import DataError, RegistryError, UsageError, naming_extras, unknown_name
 from tcl_core.features.batches import Samples
-from tcl_core.features.layout import WIDTH
 from tcl_core.files import shown, tidy
 from tcl_core.gpu import GpuHardware
 from tcl_core.models import catalogue
@@ -182,8 +181,7 @@ def load_folder(folder: Path, origin: str = "") -> Trained:
         raise UsageError(f"{shown(folder)} is no saved model (it has no model.json); give the folder that a model was saved in")
     description = read_description(folder)
     origin = origin or f"the {description['class']} model in {shown(folder)}"
-    if (width := catalogue.stale_width(description)) is not None:
-        raise DataError(f"{origin} reads tokens of {width} numbers, and this version's have {WIDTH}; train it again")
+    catalogue.check_tokens(description, origin)
     hardware = read_saved_hardware(folder) if (folder / "hardware.json").exists() else None
     return Trained(catalogue.load(folder), hardware, origin)
 
@@ -198,7 +196,7 @@ def _load_file(path: Path) -> Trained:
         raise UsageError(f"there is no model {shown(path)}; save one there with: tcl.load(...).save(...)") from None
     if "model" not in facts:
         raise DataError(f"{shown(path)} is no model that Trained.save wrote; save it again")
-    description, hardware = json.loads(facts["model"]), json.loads(facts["hardware"])
+    description, hardware = {"tokens": 1} | json.loads(facts["model"]), json.loads(facts["hardware"])  # of before they had versions: 1
     with tempfile.TemporaryDirectory(prefix="tcl-model-") as scratch:
         folder = Path(scratch)
         write_model(folder, description, weights)

@@ -134,6 +134,17 @@ def softmax() -> TinyTask:
 
 
 @pytest.fixture(scope="session")
+def tiny_elementwise() -> TinyTask:
+    """y = x + 1 of 16 x 64."""
+    tvm = load_tvm()
+    from tvm import te
+
+    x = te.placeholder((16, 64), name="x")
+    y = te.compute((16, 64), lambda i, j: x[i, j] + tvm.tirx.const(1, "float32"), name="y")
+    return TinyTask(describe("add", tvm.IRModule({"main": te.create_prim_func([x, y])})))
+
+
+@pytest.fixture(scope="session")
 def tiny_tasks(matmul: TinyTask, conv: TinyTask, softmax: TinyTask) -> dict[str, TinyTask]:
     return {"matmul": matmul, "conv": conv, "softmax": softmax}
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch as torch
 from synthetic import FEATURES, ranking_problem
 
 import tcl_core as tcl
+from tcl_core.checked import read_tensors, write_tensors
 from tcl_core.errors import EXTRAS, DataError, UsageError, missing_extra, naming_extras
 from tcl_core.features.layout import ALL_OPERATORS, KINDS, WIDTH, WORKLOAD, token_row
 from tcl_core.features.tokens import operators_of
@@ -121,6 +123,17 @@ def test_a_file_that_is_no_model_is_told(tmp_path, model):
     (tmp_path / "text.safetensors").write_text("no model at all")
     with pytest.raises(DataError, match="text.safetensors is damaged"):
         tcl.load(tmp_path / "text.safetensors")
+
+
+def test_a_file_of_before_tokens_had_versions_is_of_the_first(tmp_path, model):
+    """Though it is written into a folder of today on its way."""
+    path = tcl.Trained(model).save(tmp_path / "old.safetensors")
+    tensors, facts = read_tensors(path, torch.load, "")
+    description = json.loads(facts["model"])
+    del description["tokens"]
+    write_tensors(path, torch.save, tensors, facts | {"model": json.dumps(description)})
+    with pytest.raises(DataError, match=r"the \S+ model in .*old.safetensors reads tokens of version 1, and"):
+        tcl.load(path)
 
 
 def test_a_search_wants_the_hardware(model, tmp_path):

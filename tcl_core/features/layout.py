@@ -4,7 +4,7 @@
 
 Each kind of row has its own numbers: ``HARDWARE``, ``WORKLOAD``, ``LEVEL``, and of primitives ``SPLIT``, ``LOCATION``,
 ``ANNOTATE`` and, of all others, ``PRIMITIVE``.  Their slices count from the first number: ``numbers_of(tokens)[..., SPLIT.extent]``.
-Saved models and caches are of this layout: whoever moves a column makes them worthless.
+Saved models are of this layout: whoever moves a column, or has it say another number, raises ``VERSION``, by which they are refused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from tcl_core.programs.tasks import OPERATORS
 
 Row = list[np.ndarray | float]
+
+VERSION = 2
 
 BESIDE = ("workload", "hardware", "level")  # rows that are of no primitive
 PRIMITIVES = (

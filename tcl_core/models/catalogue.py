@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tcl_core.checked import check_contents
-from tcl_core.errors import naming_extras, unknown_name
+from tcl_core.errors import DataError, naming_extras, unknown_name
+from tcl_core.files import shown
+from tcl_core.features import layout
 from tcl_core.learning.fit_settings import FitSettings
 from tcl_core.models.cost_model import AGAIN, CostModel, read_description
 
@@ -55,20 +57,29 @@ def reads(name: str) -> str:
     return model_class(name).reads
 
 
-def stale_width(description: Mapping[str, Any]) -> int | None:
-    """Numbers of the rows that a saved model reads, where this version of TCL makes others; None for one that can rank.
+def check_tokens(description: Mapping[str, Any], origin: str) -> None:
+    """Raise DataError for a saved model, named ``origin``, that reads other tokens than this version of TCL makes.
 
     ``description`` as of ``read_description``.
     """
     made = model_class(description["class"])
     width = description["arguments"].get("features", made.row_width)
-    return width if made.reads == "tokens" and width != made.row_width else None
+    if made.reads == "tokens" and width != made.row_width:
+        raise DataError(f"{origin} reads tokens of {width} numbers, and this version's have {made.row_width}; train it again")
+    _check_version(description, origin)
+
+
+def _check_version(description: Mapping[str, Any], origin: str) -> None:
+    version = description.get("tokens", 1)
+    if model_class(description["class"]).reads == "tokens" and version != layout.VERSION:
+        raise DataError(f"{origin} reads tokens of version {version}, and this version of TCL makes {layout.VERSION}; train it again")
 
 
 def load(folder: Path) -> CostModel:
-    """The saved model of a folder, whichever class it is.  Raises DataError when it is missing or damaged, or when a file of
-    the folder is not the one that was written there.
+    """The saved model of a folder, whichever class it is.  Raises DataError when it is missing or damaged, when a file of the
+    folder is not the one that was written there, or for a model of another version of the tokens.
     """
     description = read_description(folder)
+    _check_version(description, f"the {description['class']} model in {shown(folder)}")
     check_contents(Path(folder), AGAIN)
     return model_class(description["class"]).load(folder)

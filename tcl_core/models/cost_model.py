@@ -23,7 +23,7 @@ import numpy as np
 from tcl_core.checked import damaged, read_json, read_tensors, tensor_bytes, write_json
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples
-from tcl_core.features.layout import WIDTH
+from tcl_core.features import layout
 from tcl_core.files import reading, replacing, shown, tidy, whole_folder
 from tcl_core.learning.fit_settings import FitSettings
 
@@ -52,7 +52,7 @@ class CostModel(ABC):
 
     name: ClassVar[str]
     reads: ClassVar[str] = "tokens"
-    row_width: ClassVar[int] = WIDTH
+    row_width: ClassVar[int] = layout.WIDTH
     needs_states: ClassVar[bool] = False
     learns_from_sources: ClassVar[bool] = False
     settings: FitSettings
@@ -144,7 +144,7 @@ def whole_model(folder: Path) -> Iterator[Path]:
 
 def write_description(folder: Path, description: dict) -> None:
     """Write ``model.json``."""
-    write_json(folder / "model.json", {"format": FORMAT, **description})
+    write_json(folder / "model.json", {"format": FORMAT, "tokens": layout.VERSION, **description})
 
 
 def read_description(folder: Path) -> dict:

@@ -30,12 +30,16 @@ Number = int | Hole
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop: which axis of which block it walks (None: fused or of a derived block), its extent, or its location."""
+    """A loop: which axis of which block it walks (None: fused or of a derived block), its extent, or its location.
+
+    part  which one of those of its split it is, the outermost 1; 0 for a loop that no split made
+    """
 
     block: str = ""
     axis: int | None = None
     extent: Number = 0
     location: Number | None = None
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,8 @@ class _Reader:
         outputs = instruction.outputs
         if kind == "Split":
             source = primitive.loops[0]
-            for output, extent in zip(outputs, primitive.numbers, strict=False):
-                self.loops[output] = Loop(source.block, source.axis, extent)
+            for part, (output, extent) in enumerate(zip(outputs, primitive.numbers, strict=False), 1):
+                self.loops[output] = Loop(source.block, source.axis, extent, part=part)
         elif kind == "Fuse":
             self.loops[outputs[0]] = Loop(primitive.block)
         elif kind.startswith("Cache"):

@@ -25,11 +25,13 @@ class Access:
     coefficients  (dimensions, axes) int64: how far an axis moves the index in each dimension
     shape         (dimensions,) int64 of the buffer
     element_bytes size of one element
+    buffer        its name
     """
 
     coefficients: np.ndarray
     shape: np.ndarray
     element_bytes: int
+    buffer: str = ""
 
     @cached_property
     def strides(self) -> np.ndarray:
@@ -81,6 +83,11 @@ class Workload:
     def block(self, name: str) -> Block | None:
         return next((block for block in self.blocks if block.name == name), None)
 
+    def readers(self, name: str) -> list[Block]:
+        """The blocks that read what a block writes."""
+        written = {access.buffer for block in self.blocks if block.name == name for access in block.accesses[:1]}
+        return [b for b in self.blocks if b.name != name and written & {access.buffer for access in b.accesses[1:]}]
+
     @cached_property
     def anchor(self) -> Block:
         """The block that costs most: the reduction with most iterations, or else the largest block."""
@@ -111,7 +118,7 @@ def _read_access(region: Any, axes: list[Any]) -> Access:
     shape = np.array([int(d) for d in region.source.shape], dtype=np.int64)
     rows = [_linear_coefficients(r.min, axes) for r in region.region]
     coefficients = np.array(rows, dtype=np.int64).reshape(len(shape), len(axes))
-    return Access(coefficients, shape, _bytes_of(str(region.source.dtype)))
+    return Access(coefficients, shape, _bytes_of(str(region.source.dtype)), str(region.source.name))
 
 
 def _linear_coefficients(index: Any, axes: list[Any]) -> list[int]:

@@ -50,13 +50,11 @@ def folder_of(client: MlflowClient, platform: str, version: ModelVersion) -> Pat
 
 
 def check_tokens(folder: Path, origin: str) -> None:
-    """Raise DataError for a model that reads tokens of another width than this version of TCL makes."""
-    from tcl_core.features.layout import WIDTH
+    """Raise DataError for a model that reads other tokens than this version of TCL makes."""
     from tcl_core.models import catalogue
     from tcl_core.models.cost_model import read_description
 
-    if (width := catalogue.stale_width(read_description(folder))) is not None:
-        raise DataError(f"{origin} reads tokens of {width} numbers, and this version's have {WIDTH}; train it again")
+    catalogue.check_tokens(read_description(folder), origin)
 
 
 def weights_digest(folder: Path) -> str:

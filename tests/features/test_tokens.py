@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tcl_core.compat import load_tvm
-from tcl_core.features import tokens
 from tcl_core.features.layout import (
     ALL_OPERATORS,
     ANNOTATE,
@@ -15,7 +14,9 @@ from tcl_core.features.layout import (
     KINDS,
     LEVEL,
     LOCATION,
+    LOOPS,
     NUMBERS,
+    PRIMITIVE,
     SPLIT,
     WIDTH,
     WORKLOAD,
@@ -105,19 +106,11 @@ def test_the_loop_that_turns_last_in_each_level_by_hand(matmul):
     np.testing.assert_allclose(rows[[3, 5], LEVEL.lines.start], np.log2(1 + np.array([4, 2])), rtol=1e-6)
 
 
-def test_how_far_annotations_reach(matmul):
-    """[i: 2 4 2 2][j: 1 2 4 4][k: 8 4]: as many outer loops as stay within the limit run in parallel, i0 j0 i1 = 8 of 16;
-    i3 j3 = 8 of 64 become a vector, for k1 before them is reduced; k1 i3 j3 = 32 stay within 64 when unrolled, not with i2 j2."""
-    sketch = matmul.sketches[-1]
-    primitives = sketch_primitives(sketch, matmul.workload)
-    nest = tokens._Nest.of(primitives, matmul.workload, np.array([[2, 4, 2, 2, 1, 2, 4, 4, 8, 4, 16, 0]] * 2))
-    limits = np.array([64, 7])
-    assert nest.reach("meta_schedule.vectorize", limits).tolist() == [8, 4]
-    assert nest.reach("meta_schedule.unroll_explicit", limits).tolist() == [32, 4]
-    assert nest.reach("meta_schedule.parallel", np.array([15, 1])).tolist() == [8, 1]
-    rows = rows_of(tokens_of(matmul, sketch, np.array([[2, 4, 2, 2, 1, 2, 4, 4, 8, 4, 16, 2]]))[0], "Annotate")
+def test_the_row_of_an_annotation_tells_how_far_it_reaches(matmul):
+    """[i: 2 4 2 2][j: 1 2 4 4][k: 8 4]: the vector is j3 alone, for j is 4 there while a row of the product has 32."""
+    rows = rows_of(tokens_of(matmul, matmul.sketches[-1], np.array([[2, 4, 2, 2, 1, 2, 4, 4, 8, 4, 16, 2]]))[0], "Annotate")
     vectors = rows[rows[:, ANNOTATE.key][:, ANNOTATIONS.index("vectorize")] == 1]
-    assert vectors[:, ANNOTATE.reach].ravel().tolist() == [pytest.approx(np.log2(9))]
+    assert vectors[:, ANNOTATE.reach].ravel().tolist() == [pytest.approx(np.log2(5))]
 
 
 def test_a_row_is_one_kind_and_its_numbers(conv):
@@ -185,6 +178,40 @@ def test_where_a_block_is_computed(softmax):
     assert numbers[:, LOCATION.at_root].ravel().tolist() == [1, 0, 0]
     assert numbers[:, LOCATION.inlined].ravel().tolist() == [0, 1, 0]
     assert numbers[0, LOCATION.inside] > numbers[2, LOCATION.inside]  # the root serves the whole anchor, a loop less
+
+
+def test_a_fixed_location_tells_the_loop_by_its_place(matmul):
+    """Two sketches that write a tile back under loops of equal extent, j0 or j1 of [i: 2 4 2 2][j: 2 2 4 2], differ in what one visit serves."""
+    rows = [
+        rows_of(tokens_of(matmul, matmul.sketches[n], [[2, 4, 2, 2, 2, 2, 4, 2, 8, 4, 16, 0]])[0], "ReverseComputeAt")[0] for n in (1, 2)
+    ]
+    assert rows[0][LOCATION.fixed] == rows[1][LOCATION.fixed] == 1 and rows[0][LOCATION.extent] == rows[1][LOCATION.extent]
+    assert [round(row[LOCATION.loop].item() * LOOPS) for row in rows] == [3, 1]
+    assert [row[LOCATION.inside].item() for row in rows] == [pytest.approx(np.log2(1 + work)) for work in (32**3 // 32, 32**3 // 4)]
+
+
+def test_which_loop_of_a_reduction_is_factored(softmax):
+    """RFactor over the outer loop of the split reduction or over the inner one: its extent, and which of the two."""
+    found = set()
+    for sketch in softmax.sketches:
+        primitives = sketch_primitives(sketch, softmax.workload)
+        decisions = softmax.sample(sketch, 1)
+        factored = [p.loops[0] for p in primitives if p.kind == "RFactor"]
+        rows = rows_of(tokens_of(softmax, sketch, decisions)[0], "RFactor")[:, PRIMITIVE.numbers]
+        for row, loop in zip(rows, factored, strict=True):
+            assert row.tolist() == [pytest.approx(np.log2(1 + decisions[0][loop.extent.column])), loop.part, 0, 0]
+            found.add(loop.part)
+    assert found == {1, 2}
+
+
+@pytest.mark.parametrize("name", ["matmul", "conv", "softmax"])
+def test_no_two_programs_have_the_same_tokens(tiny_tasks, name):
+    """Also where tiles of two loops are equal, as two of the sketches differ in nothing else."""
+    tiny, told = tiny_tasks[name], {}
+    for sketch in tiny.sketches:
+        decisions = np.unique([tiny.space.canonical(sketch, d) for d in tiny.sample(sketch, 40)], axis=0)
+        for tokens, vector in zip(tokens_of(tiny, sketch, decisions), decisions, strict=True):
+            assert told.setdefault(tokens.tobytes(), (sketch.index, *vector)) == (sketch.index, *vector)
 
 
 def test_a_task_that_nobody_reorders():

@@ -18,7 +18,7 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.features.layout import WIDTH
 from tcl_core.models import catalogue
-from tcl_core.models.cost_model import FORMAT
+from tcl_core.models.cost_model import write_description
 from tcl_core.params import Chain, Link, load_params
 from tcl_core.platforms import Hardware
 from tcl_core.registry import serving
@@ -67,7 +67,7 @@ class TinyWorkspace(Workspace):
 def write_model(platform: str, how: str) -> None:
     folder = Workspace().model_folder(platform)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "model.json", {"format": FORMAT, "class": "known", "arguments": {"how": how}})
+    write_description(folder, {"class": "known", "arguments": {"how": how}})
     write_json(folder / "curve.json", {"epochs": [{"phase": "train", "epoch": 1, "loss": 0.5}]})
     provenance.write(folder, {**MADE, "data": {platform: "d" * 64}, "dvc": {platform: "e" * 32 + ".dir"}})
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tcl_core.checked import read_json, write_json
+from tcl_core.checked import read_json
 from tcl_core.features.batches import Samples
 from tcl_core.features.layout import WIDTH
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
-from tcl_core.models.cost_model import FORMAT, CostModel
+from tcl_core.models.cost_model import CostModel, write_description
 from tcl_core.platforms import Hardware
 from tcl_core.stages import predict
 from tcl_core.platforms import save_hardware
@@ -64,7 +64,7 @@ def told(how: str = "best", name: str = "told") -> Path:
     """A folder with a model that ranks as told."""
     folder = Path("models") / how
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "model.json", {"format": FORMAT, "class": name, "arguments": {"how": how}})
+    write_description(folder, {"class": name, "arguments": {"how": how}})
     return folder
 
 

@@ -15,6 +15,7 @@ from tcl_core.checked import read_json, write_json
 from tcl_core.compat import load_tvm, make_target, meta_schedule
 from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.features.encode import Encoder
+from tcl_core.features.layout import VERSION
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import catalogue
 from tcl_core.models.trees import TreesModel
@@ -199,6 +200,18 @@ def test_a_model_of_other_tokens(folder, tmp_path):
     facts = read_json(tmp_path / "model" / "model.json", "")
     write_json(tmp_path / "model" / "model.json", facts | {"arguments": {"features": 40}})
     with pytest.raises(DataError, match="^the trees model in .* reads tokens of 40 numbers, and this version's have 48; train it again$"):
+        cost_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize("told", [{}, {"tokens": 1}, {"tokens": 3}])
+def test_a_model_of_another_version_of_the_tokens(folder, tmp_path, told):
+    """Of the first one no model says so."""
+    TreesModel.load(folder).save(tmp_path / "model")
+    facts = read_json(tmp_path / "model" / "model.json", "")
+    assert facts.pop("tokens") == VERSION
+    write_json(tmp_path / "model" / "model.json", facts | told)
+    told = told.get("tokens", 1)
+    with pytest.raises(DataError, match=f"reads tokens of version {told}, and this version of TCL makes {VERSION}; train it again$"):
         cost_model(tmp_path / "model")
 
 

@@ -1,0 +1,276 @@
+"""The loop nest of a program's anchor block: what it tiles, and what annotations of the root make of its loops.
+
+The annotations name limits; what TVM's RewriteParallelVectorizeUnroll and its unrolling then do depends on the extents of the loops, on
+which of them other blocks share and on how each walks through memory.  It is worked out here for all programs of a sketch at once,
+without replaying one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from tcl_core.features.layout import ACCESSES, AXES, KINDS, LEVEL, LOCATED, WIDTH, Row, log2p, numbers_of
+from tcl_core.programs.primitives import Hole, Loop, Number, Primitive
+from tcl_core.programs.workload import Workload
+
+LINE_BYTES = 64
+VECTORIZE = "vectorize"
+INLINED = ("ComputeInline", "ReverseComputeInline")
+
+
+def values_of(number: Number, decisions: np.ndarray) -> np.ndarray:
+    """(N,) values of a number: the decision column, or the constant."""
+    if not isinstance(number, Hole):
+        return np.full(len(decisions), number, dtype=np.int64)
+    column = decisions[:, number.column].astype(np.int64)
+    return column if number.table is None else np.array(number.table, dtype=np.int64)[column]
+
+
+@dataclass
+class Nest:
+    """The anchor block's loops from outermost to innermost, as far as one reorder states them.
+
+    axes     (loops,) axis that each loop walks;  extents (N, loops)
+    tiles    (N, loops + 1, axes): what each axis covers inside, from loop p on; the last entry is all ones
+    loops    as the reorder states them
+    shared   (N, blocks) position of the loop under which each other block is computed too; -1 for one of none of these loops
+    vectors  (N,) iterations that may become a vector
+    outer    (N, loops) extents as seen from outside: of the block's own loops, or of those under which it was moved
+    """
+
+    workload: Workload
+    axes: list[int]
+    extents: np.ndarray
+    tiles: np.ndarray
+    loops: Sequence[Loop] = ()
+    shared: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    vectors: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    outer: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+
+    @classmethod
+    def of(cls, primitives: Sequence[Primitive], workload: Workload, decisions: np.ndarray) -> Nest:
+        """The nest of the N programs that ``decisions`` (N, width) make of one sketch."""
+        loops = _reordered(primitives, workload)
+        axes = [loop.axis for loop in loops if loop.axis is not None]
+        extents = np.stack([values_of(loop.extent, decisions) for loop in loops], axis=1)
+        tiles = np.ones((len(decisions), len(axes) + 1, len(workload.anchor.extents)), dtype=np.int64)
+        for p in reversed(range(len(axes))):
+            tiles[:, p] = tiles[:, p + 1]
+            tiles[:, p, axes[p]] *= extents[:, p]
+        nest = cls(workload, axes, extents, tiles, loops, outer=extents.copy())
+        nest.shared = nest._shared(primitives, decisions)
+        limits = [values_of(p.numbers[0], decisions) for p in primitives if p.key.endswith(VECTORIZE) and p.numbers]
+        nest.vectors = limits[0] if limits else np.zeros(len(decisions), dtype=np.int64)
+        return nest
+
+    def place(self, loop: Loop) -> int | None:
+        """Its position; None for a loop that is none of these."""
+        return self.loops.index(loop) if loop in self.loops else None
+
+    def _shared(self, primitives: Sequence[Primitive], decisions: np.ndarray) -> np.ndarray:
+        """The field ``shared``.
+
+        A loop that is named is known.  A decision counts the loops around the blocks that read what the moved one writes: they are
+        loops of this nest as far as these are inside of it.
+        """
+        depths = {self.workload.anchor.name: np.full(len(decisions), len(self.axes) - 1)}  # innermost loop of the nest around a block
+        shared = [np.full(len(decisions), -1)]
+        inlined = {p.block for p in primitives if p.kind in INLINED}
+        for primitive in primitives:
+            if primitive.kind not in LOCATED:
+                continue
+            (loop,) = primitive.loops
+            if loop.location is None:
+                place = self.place(loop)
+                shared.append(np.full(len(decisions), -1 if place is None else place))
+                continue
+            readers = self._readers(primitive.block, inlined)
+            if primitive.block == self.workload.anchor.name:  # itself under loops of its readers, which then are its outer ones
+                places = np.minimum(values_of(loop.location, decisions), len(self.axes) - 1)
+                shared.append(np.maximum(places, -1))
+                depths.update(dict.fromkeys(readers, shared[-1]))
+                self._move_under(readers, shared[-1])
+                continue
+            if not readers or not set(readers) <= set(depths):
+                continue
+            around, places = np.min([depths[name] for name in readers], axis=0), values_of(loop.location, decisions)
+            depths[primitive.block] = np.where(places < 0, -1, np.minimum(places, around))
+            shared.append(np.where(places <= around, np.maximum(places, -1), -1))
+        return np.stack(shared, axis=1)
+
+    def _readers(self, name: str, inlined: set[str]) -> list[str]:
+        """The blocks that read what a block writes, or what those make of it that were inlined."""
+        found = []
+        for block in self.workload.readers(name):
+            found += self._readers(block.name, inlined) if block.name in inlined else [block.name]
+        return list(dict.fromkeys(found))
+
+    def _move_under(self, readers: Sequence[str], places: np.ndarray) -> None:
+        """The anchor is computed under loops of what reads it, as far as ``places`` (N,)."""
+        reader = self.workload.block(readers[0]) if readers else None
+        for p, extent in enumerate(reader.extents[: len(self.axes)] if reader else ()):
+            self.outer[:, p] = np.where(places >= p, extent, self.outer[:, p])
+
+    # --- tiling levels ---
+
+    def levels(self) -> list[range]:
+        """Loop positions of each tiling level: it ends where an axis comes again or spatial meets reduction."""
+        reduces, bounds, seen = self.workload.anchor.reduces, [0], set()
+        for p, axis in enumerate(self.axes):
+            if p and (axis in seen or reduces[axis] != reduces[self.axes[p - 1]]):
+                bounds.append(p)
+                seen = set()
+            seen.add(axis)
+        return [range(a, b) for a, b in zip(bounds, [*bounds[1:], len(self.axes)], strict=True)]
+
+    def level_tokens(self) -> np.ndarray:
+        """(N, levels, F) rows: trip count, the work and the footprints inside each level, and how its innermost loop strides."""
+        levels, anchor, axes = self.levels(), self.workload.anchor, np.array(self.axes)
+        firsts, lasts, depths = [level[0] for level in levels], [level[-1] for level in levels], np.arange(len(levels))
+        tiles, walked = self.tiles[:, firsts], axes[lasts]
+        strides = np.array([access.strides for access in anchor.accesses[:ACCESSES]])  # (accesses, axes)
+        turning, moves = self._turning(levels, axes, strides)
+        rows = np.zeros((*tiles.shape[:2], WIDTH), dtype=np.float32)
+        rows[..., KINDS.index("level")] = 1.0
+        numbers = numbers_of(rows)
+        found = (
+            (LEVEL.reduces, [anchor.reduces[walked]]),
+            (LEVEL.depth, [depths / AXES]),
+            (LEVEL.height, [(len(levels) - depths) / AXES]),
+            (LEVEL.trips, [log2p(np.multiply.reduceat(self.extents, firsts, axis=1))]),
+            (LEVEL.work, [log2p(tiles.prod(axis=2))]),
+            (LEVEL.innermost, [log2p(self.extents[:, lasts])]),
+            (LEVEL.turning, [turning]),
+            (LEVEL.strides, log2p(strides[:, walked])),
+            (LEVEL.contiguous, strides[:, walked] == 1),
+            (LEVEL.footprints, self._footprints(tiles)),
+            (LEVEL.moves, moves),
+            (LEVEL.lines, [log2p(access.lines(tiles, LINE_BYTES)) for access in anchor.accesses[:ACCESSES]]),
+        )
+        for place, columns in found:
+            for column, values in enumerate(columns, place.start):
+                numbers[..., column] = values
+        room = LEVEL.extents.stop - LEVEL.extents.start
+        for depth, level in enumerate(levels):
+            loops = level[:room]
+            numbers[:, depth, LEVEL.extents.start : LEVEL.extents.start + len(loops)] = log2p(self.extents[:, loops])
+        return rows
+
+    def _turning(self, levels: Sequence[range], axes: np.ndarray, strides: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each level's last loop that turns more than once: its extent (N, levels), and how far a turn moves in each access,
+        (accesses, N, levels); the level's last loop where none turns.
+        """
+        turns = self.extents > 1
+        place = np.stack([level[-1] - turns[:, level][:, ::-1].argmax(axis=1) for level in levels], axis=1)
+        programs, axis = np.arange(len(place))[:, None], axes[place]
+        step = self.tiles[programs, place + 1, axis]
+        return log2p(self.extents[programs, place]), log2p(strides[:, axis] * step)
+
+    # --- annotations ---
+
+    def reach(self, key: str, limit: np.ndarray) -> np.ndarray:
+        """(N,) iterations that an annotation of the root with the value ``limit`` (N,) takes hold of, as TVM rewrites it."""
+        if key.endswith("parallel"):
+            return self._parallel(limit)
+        if key.endswith(VECTORIZE):
+            return _products(self.extents[:, ::-1])[np.arange(len(limit)), self._fused]
+        return self._unrolled(limit)
+
+    def _parallel(self, limit: np.ndarray) -> np.ndarray:
+        """Those of the outermost spatial loops, up to the one that passes the limit or that other blocks share; not the vector's.
+
+        Where all loops could become one vector, all but a vector's worth of them run in parallel.
+        """
+        loops, reduces = len(self.axes), self.workload.anchor.reduces
+        spatial = int(reduces[self.axes].argmax()) if reduces.any() else loops
+        turns = _products(self.outer[:, :spatial])
+        beyond = turns > limit[:, None]
+        passing = np.where(beyond.any(axis=1), beyond.argmax(axis=1), spatial)
+        alone = np.where(self.shared < 0, loops, self.shared).min(axis=1) + 1
+        taken, rows = np.minimum(np.minimum(passing, alone), spatial), np.arange(len(turns))
+        vector = _products(self.extents[:, ::-1])[rows, self._fused]
+        both = (vector > 1) & (turns[rows, taken] > 1)
+        taken = np.where(both, np.minimum(taken, loops - self._fused), taken)
+        if reduces.any():
+            return turns[rows, taken]
+        whole = both & (self.shared < 0).all(axis=1) & (self._contiguous == loops)
+        return np.where(whole, -(-self.extents.prod(axis=1) // np.maximum(self.vectors, 1)), turns[rows, taken])
+
+    def _unrolled(self, limit: np.ndarray) -> np.ndarray:
+        """Those of the innermost loops outside of the vector whose statements stay within the limit; none without a reduction.
+
+        Around the outermost reduction the zeros that it begins with are statements too.
+        """
+        reduces, loops = self.workload.anchor.reduces[self.axes], len(self.axes)
+        if not reduces.any():
+            return np.ones(len(limit), dtype=np.int64)
+        in_vector = np.arange(loops) >= (loops - self._fused)[:, None]
+        turns = np.where(in_vector, 1, self.extents)[:, ::-1]
+        iterations, zeros = _products(turns), _products(np.where(reduces[::-1], 1, turns))
+        around = np.arange(loops + 1) > loops - int(reduces.argmax())
+        return np.where(iterations + zeros * around <= np.maximum(limit, 1)[:, None], iterations, 1).max(axis=1)
+
+    @cached_property
+    def _tail(self) -> int:
+        """The innermost loops that are all spatial."""
+        spatial = ~self.workload.anchor.reduces[self.axes]
+        return len(self.axes) if spatial.all() else int(spatial[::-1].argmin())
+
+    @cached_property
+    def _fused(self) -> np.ndarray:
+        """(N,) innermost loops that become the vector: spatial, of nothing but the anchor, contiguous in each access, within ``vectors``."""
+        turns = np.cumprod(self.extents[:, ::-1][:, : self._tail], axis=1)
+        within = (turns <= self.vectors[:, None]).sum(axis=1)
+        alone = len(self.axes) - 1 - self.shared.max(axis=1)
+        return np.minimum(np.minimum(within, alone), self._contiguous)
+
+    @cached_property
+    def _contiguous(self) -> np.ndarray:
+        """(N,) innermost spatial loops that could be one loop which walks through each access without a jump, or not at all."""
+        count = len(self.extents)
+        found = np.full(count, self._tail)
+        for access in self.workload.anchor.accesses:
+            going, fusible, expected = np.ones(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64)
+            for p in reversed(range(len(self.axes) - self._tail, len(self.axes))):
+                axis = self.axes[p]
+                if not access.strides[axis]:  # it stands still
+                    fusible += going
+                    continue
+                stride = access.strides[axis] * self.tiles[:, p + 1, axis]
+                going &= np.where(expected == 0, (stride == 1) | (fusible == 0), stride == expected)
+                fusible += going
+                expected = np.where(going, stride * self.extents[:, p], expected)
+            found = np.minimum(found, fusible)
+        return found
+
+    # --- places ---
+
+    def at_location(self, location: np.ndarray) -> tuple[np.ndarray, Row]:
+        """Work and footprints inside the loop number ``location`` (N,); everything where it is negative."""
+        inside = np.where(location < 0, 0, np.minimum(location + 1, len(self.axes)))
+        tiles = self.tiles[np.arange(len(location)), inside]
+        return log2p(tiles.prod(axis=1)), self._footprints(tiles)
+
+    def _footprints(self, tiles: np.ndarray) -> Row:
+        return [log2p(access.footprint_bytes(tiles)) for access in self.workload.anchor.accesses[:ACCESSES]]
+
+
+def _reordered(primitives: Sequence[Primitive], workload: Workload) -> Sequence[Loop]:
+    """The loops of the anchor block in the order that a reorder states; its own ones, untiled, where none does."""
+    anchor = workload.anchor
+    axes = range(len(anchor.extents))
+    for primitive in primitives:
+        loops = primitive.loops
+        known = all(loop.block == anchor.name and loop.axis is not None for loop in loops)
+        if primitive.kind == "Reorder" and known and {loop.axis for loop in loops} == set(axes):
+            return loops
+    return tuple(Loop(anchor.name, axis, int(anchor.extents[axis])) for axis in axes)
+
+
+def _products(extents: np.ndarray) -> np.ndarray:
+    """(N, loops + 1) iterations of the first 0, 1, 2 ... of (N, loops) loops."""
+    return np.cumprod(np.concatenate([np.ones((len(extents), 1), np.int64), extents], axis=1), axis=1)
