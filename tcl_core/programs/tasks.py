@@ -5,13 +5,16 @@ A task is known by its structural hash, so that networks share tasks; how often 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from tcl_core.compat import load_module, load_tvm, make_target, meta_schedule, quiet_compiler, structural_key
 from tcl_core.programs.graph import Graph, fuse
 from tcl_core.programs.networks import load_relax
+
+REDUCE = 2  # tirx.IterVar.CommReduce
 
 # What is done to the graph is the same for every CPU, so any LLVM target extracts the same tasks.
 EXTRACTION_TARGET = {"kind": "llvm", "num-cores": 1}
@@ -92,20 +95,48 @@ def describe(name: str, module: Any) -> Task:
 
 
 def operator_type(name: str, module: Any) -> str:
-    """The operator that dominates a fused function, told from its name, else from its blocks' names.
+    """The operator that dominates a fused function, told from its name, else from its blocks' names, else from what these do.
 
     A convolution is depthwise when its weight, the second of the main function's 4-D inputs, has one input channel for each output.
     """
-    for text in (name, *_block_names(module)):
+    for texts in ([name], _block_names(module)):
         for operator in OPERATORS:
-            if operator in text.lower():
+            if any(operator in text.lower() for text in texts):
                 return "depthwise_conv2d" if operator == "conv2d" and _is_depthwise(module) else operator
-    return "elementwise"
+    return _by_what_it_does(module)
+
+
+def _by_what_it_does(module: Any) -> str:
+    """Where a sum has two inputs, a convolution that moves windows over one of them or else a product; where it has one, a mean if
+    something is divided too.
+    """
+    blocks = _blocks(module)
+    tirx = load_tvm().tirx
+    adding = [block for block in blocks if isinstance(getattr(block.body, "value", None), tirx.Add)]
+    reductions = [block for block in adding if any(iter_var.iter_type == REDUCE for iter_var in block.iter_vars)]
+    if not reductions:
+        return "elementwise"
+    largest = max(reductions, key=lambda block: math.prod(int(iter_var.dom.extent) for iter_var in block.iter_vars))
+    if len(largest.reads) < 2:
+        return "mean" if any("divide" in str(block.name_hint) for block in blocks) else "sum"
+    windows = max(sum(_moves_a_window(part.min, largest.iter_vars) for part in region.region) for region in largest.reads)
+    return f"conv{min(windows, 3)}d" if windows else "matmul"
+
+
+def _moves_a_window(index: Any, iter_vars: Sequence[Any]) -> bool:
+    """Whether an index goes along with an axis of the result and one of the reduction."""
+    used = load_tvm().tirx.analysis.undefined_vars(index)
+    kinds = {iter_var.iter_type == REDUCE for iter_var in iter_vars if any(iter_var.var.same_as(each) for each in used)}
+    return len(kinds) == 2
+
+
+def _blocks(module: Any) -> list[Any]:
+    schedule = load_tvm().s_tir.Schedule(module, error_render_level="none")
+    return [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
 
 
 def _block_names(module: Any) -> list[str]:
-    schedule = load_tvm().s_tir.Schedule(module, error_render_level="none")
-    return [str(schedule.get(b).name_hint) for b in schedule.get_child_blocks(schedule.get_sblock("root"))]
+    return [str(block.name_hint) for block in _blocks(module)]
 
 
 def _is_depthwise(module: Any) -> bool:

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core.compat import load_tvm
-from tcl_core.programs.tasks import argument_types
-
-REDUCE = 2  # tirx.IterVar.CommReduce
+from tcl_core.programs.tasks import REDUCE, argument_types
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,28 @@ def test_a_name_that_tells_nothing_leaves_it_to_the_blocks(matmul, conv, softmax
     assert found == ["matmul", "conv2d", "softmax"]
 
 
+def test_blocks_that_tell_nothing_are_told_by_what_they_do():
+    """As databases of MetaSchedule have them, which keep no names of functions; a norm adds up on its way."""
+    tvm = load_tvm()
+    from tvm import te, topi
+
+    x, image, kernel = (te.placeholder(shape, name=name) for shape, name in (((4, 8), "x"), ((1, 4, 6, 6), "d"), ((4, 4, 3, 3), "w")))
+    k = te.reduce_axis((0, 8), name="k")
+    added = topi.sum(x, axis=1)
+    scaled = te.placeholder((8,), name="g")
+    found = {
+        "sum": [x, added],
+        "mean": [x, topi.divide(added, tvm.tirx.const(8.0, "float32"))],
+        "conv2d": [image, kernel, topi.nn.conv2d_transpose_nchw(image, kernel, (2, 2), (1, 1, 1, 1), "float32", (1, 1))],
+        "norm": [x, scaled, topi.nn.layer_norm(x, scaled, scaled, [1])],
+    }
+    for operator, arguments in found.items():
+        assert operator_type("main", tvm.IRModule({"main": te.create_prim_func(arguments)})) == operator
+    y = te.placeholder((4, 8), name="y")
+    product = te.compute((4, 4), lambda i, j: te.sum(x[i, k] * y[j, k], axis=k), name="T")
+    assert operator_type("main", tvm.IRModule({"main": te.create_prim_func([x, y, product])})) == "matmul"
+
+
 def test_nothing_telling_is_elementwise():
     tvm = load_tvm()
     from tvm import te
