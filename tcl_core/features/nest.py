@@ -8,7 +8,7 @@ without replaying one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -32,28 +32,24 @@ def values_of(number: Number, decisions: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Nest:
-    """The anchor block's loops from outermost to innermost, as far as one reorder states them.
+    """The anchor block's loops from outermost to innermost, as far as one reorder states them, of N programs of one sketch.
 
-    axes     (loops,) axis that each loop walks;  extents (N, loops)
-    tiles    (N, loops + 1, axes): what each axis covers inside, from loop p on; the last entry is all ones
-    loops    as the reorder states them
-    shared   (N, blocks) position of the loop under which each other block is computed too; -1 for one of none of these loops
-    vectors  (N,) iterations that may become a vector
-    outer    (N, loops) extents as seen from outside: of the block's own loops, or of those under which it was moved
+    decisions  (N, width) that fill the primitives' holes
+    loops      as the reorder states them;  axes (loops,) that they walk;  extents (N, loops)
+    tiles      (N, loops + 1, axes): what each axis covers inside, from loop p on; the last entry is all ones
     """
 
+    primitives: Sequence[Primitive]
     workload: Workload
+    decisions: np.ndarray
+    loops: Sequence[Loop]
     axes: list[int]
     extents: np.ndarray
     tiles: np.ndarray
-    loops: Sequence[Loop] = ()
-    shared: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-    vectors: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    outer: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
     @classmethod
     def of(cls, primitives: Sequence[Primitive], workload: Workload, decisions: np.ndarray) -> Nest:
-        """The nest of the N programs that ``decisions`` (N, width) make of one sketch."""
+        """The nest of the programs that ``decisions`` make of ``primitives``."""
         loops = _reordered(primitives, workload)
         axes = [loop.axis for loop in loops if loop.axis is not None]
         extents = np.stack([values_of(loop.extent, decisions) for loop in loops], axis=1)
@@ -61,59 +57,64 @@ class Nest:
         for p in reversed(range(len(axes))):
             tiles[:, p] = tiles[:, p + 1]
             tiles[:, p, axes[p]] *= extents[:, p]
-        nest = cls(workload, axes, extents, tiles, loops, outer=extents.copy())
-        nest.shared = nest._shared(primitives, decisions)
-        limits = [values_of(p.numbers[0], decisions) for p in primitives if p.key.endswith(VECTORIZE) and p.numbers]
-        nest.vectors = limits[0] if limits else np.zeros(len(decisions), dtype=np.int64)
-        return nest
+        return cls(primitives, workload, decisions, loops, axes, extents, tiles)
+
+    # --- where other blocks are ---
 
     def place(self, loop: Loop) -> int | None:
         """Its position; None for a loop that is none of these."""
         return self.loops.index(loop) if loop in self.loops else None
 
-    def _shared(self, primitives: Sequence[Primitive], decisions: np.ndarray) -> np.ndarray:
-        """The field ``shared``.
+    @property
+    def shared(self) -> np.ndarray:
+        """(N, 1 + moved blocks) position of the loop under which each of them is computed too; -1 for one of none of these loops."""
+        return self._around[0]
 
-        A loop that is named is known.  A decision counts the loops around the blocks that read what the moved one writes: they are
-        loops of this nest as far as these are inside of it.
+    @property
+    def outer(self) -> np.ndarray:
+        """(N, loops) extents as seen from outside: of the block's own loops, or of those under which it was moved."""
+        return self._around[1]
+
+    @cached_property
+    def _around(self) -> tuple[np.ndarray, np.ndarray]:
+        """``shared`` and ``outer``.
+
+        A loop that a primitive names is known.  A decision counts the loops around the blocks that read what the moved one writes:
+        they are loops of this nest as far as these blocks are inside of it.
         """
-        depths = {self.workload.anchor.name: np.full(len(decisions), len(self.axes) - 1)}  # innermost loop of the nest around a block
-        shared = [np.full(len(decisions), -1)]
-        inlined = {p.block for p in primitives if p.kind in INLINED}
-        for primitive in primitives:
+        none, anchor, last = np.full(len(self.decisions), -1), self.workload.anchor.name, len(self.axes) - 1
+        inside, shared, outer = {anchor: none + 1 + last}, [none], self.extents.copy()  # inside: its innermost loop around a block
+        for primitive in self.primitives:
             if primitive.kind not in LOCATED:
                 continue
-            (loop,) = primitive.loops
+            loop = primitive.loops[0]
             if loop.location is None:
                 place = self.place(loop)
-                shared.append(np.full(len(decisions), -1 if place is None else place))
+                shared.append(none if place is None else np.full(len(none), place))
                 continue
-            readers = self._readers(primitive.block, inlined)
-            if primitive.block == self.workload.anchor.name:  # itself under loops of its readers, which then are its outer ones
-                places = np.minimum(values_of(loop.location, decisions), len(self.axes) - 1)
-                shared.append(np.maximum(places, -1))
-                depths.update(dict.fromkeys(readers, shared[-1]))
-                self._move_under(readers, shared[-1])
-                continue
-            if not readers or not set(readers) <= set(depths):
-                continue
-            around, places = np.min([depths[name] for name in readers], axis=0), values_of(loop.location, decisions)
-            depths[primitive.block] = np.where(places < 0, -1, np.minimum(places, around))
-            shared.append(np.where(places <= around, np.maximum(places, -1), -1))
-        return np.stack(shared, axis=1)
+            places, readers = np.maximum(values_of(loop.location, self.decisions), -1), self._readers(primitive.block)
+            if primitive.block == anchor:  # under loops of its readers, which then are its outer ones
+                shared.append(np.minimum(places, last))
+                inside.update(dict.fromkeys(readers, shared[-1]))
+                reader = self.workload.block(readers[0]) if readers else None
+                for p, extent in enumerate(reader.extents[: last + 1] if reader else ()):
+                    outer[:, p] = np.where(places >= p, extent, outer[:, p])
+            elif readers and set(readers) <= inside.keys():
+                around = np.min([inside[name] for name in readers], axis=0)
+                inside[primitive.block] = np.minimum(places, around)
+                shared.append(np.where(places <= around, places, -1))
+        return np.stack(shared, axis=1), outer
 
-    def _readers(self, name: str, inlined: set[str]) -> list[str]:
-        """The blocks that read what a block writes, or what those make of it that were inlined."""
-        found = []
-        for block in self.workload.readers(name):
-            found += self._readers(block.name, inlined) if block.name in inlined else [block.name]
-        return list(dict.fromkeys(found))
-
-    def _move_under(self, readers: Sequence[str], places: np.ndarray) -> None:
-        """The anchor is computed under loops of what reads it, as far as ``places`` (N,)."""
-        reader = self.workload.block(readers[0]) if readers else None
-        for p, extent in enumerate(reader.extents[: len(self.axes)] if reader else ()):
-            self.outer[:, p] = np.where(places >= p, extent, self.outer[:, p])
+    def _readers(self, name: str) -> list[str]:
+        """The blocks that read what a block writes, or what those make of it that are inlined."""
+        inlined = {p.block for p in self.primitives if p.kind in INLINED}
+        seen, asked, found = {name}, [name], []
+        while asked:
+            for reader in self.workload.readers(asked.pop()):
+                if reader.name not in seen:
+                    seen.add(reader.name)
+                    (asked if reader.name in inlined else found).append(reader.name)
+        return found
 
     # --- tiling levels ---
 
@@ -198,7 +199,7 @@ class Nest:
         if reduces.any():
             return turns[rows, taken]
         whole = both & (self.shared < 0).all(axis=1) & (self._contiguous == loops)
-        return np.where(whole, -(-self.extents.prod(axis=1) // np.maximum(self.vectors, 1)), turns[rows, taken])
+        return np.where(whole, -(-self.extents.prod(axis=1) // np.maximum(self._vectors, 1)), turns[rows, taken])
 
     def _unrolled(self, limit: np.ndarray) -> np.ndarray:
         """Those of the innermost loops outside of the vector whose statements stay within the limit; none without a reduction.
@@ -215,6 +216,12 @@ class Nest:
         return np.where(iterations + zeros * around <= np.maximum(limit, 1)[:, None], iterations, 1).max(axis=1)
 
     @cached_property
+    def _vectors(self) -> np.ndarray:
+        """(N,) iterations that may become a vector."""
+        numbers = [p.numbers[0] for p in self.primitives if p.kind == "Annotate" and p.key.endswith(VECTORIZE) and p.numbers]
+        return values_of(numbers[0] if numbers else 0, self.decisions)
+
+    @cached_property
     def _tail(self) -> int:
         """The innermost loops that are all spatial."""
         spatial = ~self.workload.anchor.reduces[self.axes]
@@ -222,9 +229,9 @@ class Nest:
 
     @cached_property
     def _fused(self) -> np.ndarray:
-        """(N,) innermost loops that become the vector: spatial, of nothing but the anchor, contiguous in each access, within ``vectors``."""
+        """(N,) innermost loops that become the vector: spatial, of nothing but the anchor, contiguous in each access, within the limit."""
         turns = np.cumprod(self.extents[:, ::-1][:, : self._tail], axis=1)
-        within = (turns <= self.vectors[:, None]).sum(axis=1)
+        within = (turns <= self._vectors[:, None]).sum(axis=1)
         alone = len(self.axes) - 1 - self.shared.max(axis=1)
         return np.minimum(np.minimum(within, alone), self._contiguous)
 
