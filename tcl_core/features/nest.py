@@ -85,7 +85,7 @@ class Nest:
         none, anchor, last = np.full(len(self.decisions), -1), self.workload.anchor.name, len(self.axes) - 1
         inside, shared, outer = {anchor: none + 1 + last}, [none], self.extents.copy()  # inside: its innermost loop around a block
         for primitive in self.primitives:
-            if primitive.kind not in LOCATED:
+            if primitive.kind not in LOCATED or not primitive.loops:  # none: of an instruction that is not known
                 continue
             loop = primitive.loops[0]
             if loop.location is None:

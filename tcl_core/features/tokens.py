@@ -99,8 +99,10 @@ def _primitive_numbers(primitive: Primitive, workload: Workload, nest: Nest, dec
     if primitive.kind == "Annotate":
         return _annotation_numbers(primitive, nest, decisions)
     numbers = [log2p(values_of(n, decisions)) for n in primitive.numbers]
-    if primitive.kind == "RFactor":  # over the outer loop of a reduction or the inner one: its partial results are as many
-        (loop,) = primitive.loops
+    if (
+        primitive.kind == "RFactor" and primitive.loops
+    ):  # over the outer loop of a reduction or the inner one: its partial results are as many
+        loop = primitive.loops[0]
         numbers = [log2p(values_of(loop.extent, decisions)), float(loop.part)]
     return PRIMITIVE.row(anchor=_is_anchor(primitive, workload), numbers=numbers)
 
@@ -138,9 +140,11 @@ def _split_numbers(primitive: Primitive, workload: Workload, decisions: np.ndarr
 
 def _location_numbers(primitive: Primitive, workload: Workload, nest: Nest, decisions: np.ndarray) -> Row:
     """Where a block is computed: under which loop, and how much of the anchor's work one visit serves."""
-    loop = primitive.loops[0]
     block = workload.block(primitive.block)
     size = log2p(block.iterations) if block else 0.0
+    if not primitive.loops:  # under a loop of an instruction that is not known
+        return LOCATION.row(size=size, fixed=1.0)
+    loop = primitive.loops[0]
     if loop.location is None:
         fixed = {"size": size, "fixed": 1.0, "extent": log2p(values_of(loop.extent, decisions))}
         if (place := nest.place(loop)) is None:

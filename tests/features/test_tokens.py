@@ -26,7 +26,7 @@ from tcl_core.features.layout import (
 )
 from tcl_core.features.tokens import IGNORED, program_tokens
 from tcl_core.platforms import Hardware
-from tcl_core.programs.primitives import sketch_primitives, trace_primitives
+from tcl_core.programs.primitives import Loop, Primitive, sketch_primitives, trace_primitives
 
 HARDWARE = (4.0, 8.0, 3.5, 0.0, 32.0, 1024.0, 8192.0, 0.0, 15.5, 20.0, 64.0)
 NO_DECISIONS = np.zeros((1, 0), dtype=np.int32)
@@ -188,6 +188,14 @@ def test_a_fixed_location_tells_the_loop_by_its_place(matmul):
     assert rows[0][LOCATION.fixed] == rows[1][LOCATION.fixed] == 1 and rows[0][LOCATION.extent] == rows[1][LOCATION.extent]
     assert [round(row[LOCATION.loop].item() * LOOPS) for row in rows] == [3, 1]
     assert [row[LOCATION.inside].item() for row in rows] == [pytest.approx(np.log2(1 + work)) for work in (32**3 // 32, 32**3 // 4)]
+
+
+@pytest.mark.parametrize("kind", ["ComputeAt", "RFactor", "Split"])
+def test_a_loop_that_nobody_knows(matmul, kind):
+    """Made by an instruction of another rule than ours, as databases of others may have it."""
+    unknown = Primitive(kind, matmul.workload.anchor.name, (Loop(matmul.workload.anchor.name),) * (kind == "Split"))
+    (row,) = rows_of(program_tokens([unknown], matmul.workload, HARDWARE, NO_DECISIONS)[0], kind)
+    assert np.isfinite(row).all()
 
 
 def test_which_loop_of_a_reduction_is_factored(softmax):
