@@ -32,10 +32,9 @@ from tcl_core.measure.remote import answer_s
 from tcl_core.measure.sentinel import Watch
 from tcl_core.measure.timing import is_worth_repeating
 from tcl_core.measure.tracker import count_devices
-from tcl_core.measure.worker import TOLERANCE
+from tcl_core.measure.worker import PER_WORKER, TOLERANCE
 from tcl_core.platforms import threads
 
-PER_WORKER = 16  # programs that a worker builds before they are timed
 RETRIES = 2  # of a batch that was disturbed
 FUTILE = 3  # times that all workers may die of no program's fault, one after the other
 WORKERS_PER_DEVICE = 4  # that build for one remote device and wait for it in turn

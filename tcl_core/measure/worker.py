@@ -50,6 +50,8 @@ from tcl_core.programs.tasks import argument_types
 # Outputs are compared relative to the largest magnitude: reordered float32 sums differ by some 1e-6.
 TOLERANCE = 1e-3
 SENTINEL_MS = 6.0
+# Programs that a worker builds before they are timed, one repeat of each by turns; a quick one builds more than its share.
+PER_WORKER = 16
 ACTIONS = ("build", "time", "check", "drop", "sentinel", "release", "describe")
 
 
@@ -74,10 +76,10 @@ class Worker:
         self.target = make_target(setup.target)
         self.device = open_device(setup, on_wait)
         self.built: dict[int, Built] = {}
-        # The last few tasks' design spaces, sketches, inputs and reference outputs.
+        # The last few tasks' design spaces, sketches and reference outputs, and the inputs of all that are timed by turns.
         self.space = lru_cache(maxsize=16)(self._space)
         self.sketch = lru_cache(maxsize=64)(self._sketch)
-        self.inputs = lru_cache(maxsize=8)(self._inputs)
+        self.inputs = lru_cache(maxsize=2 * PER_WORKER)(self._inputs)
         self.reference = lru_cache(maxsize=1)(self._reference)
 
     def _space(self, task_key: str, module_json: str) -> DesignSpace:

@@ -22,7 +22,7 @@ from tcl_core.measure import worker as worker_module
 from tcl_core.measure.device import HostProgram
 from tcl_core.measure.device import HostClock
 from tcl_core.measure.job import Job
-from tcl_core.measure.worker import TOLERANCE, Worker, _answer, _relative_difference, serve
+from tcl_core.measure.worker import PER_WORKER, TOLERANCE, Worker, _answer, _relative_difference, serve
 from tcl_core.programs.sketches import trace_to_json
 from tcl_core.programs.tasks import describe
 
@@ -148,6 +148,12 @@ def test_jobs_of_one_task_share_its_inputs(worker, built, job):
     worker.drop(4)
 
 
+def test_inputs_are_made_once_for_all_tasks_that_are_timed_by_turns(worker, job):
+    """Each repeat would wait for them else, with the machine to itself."""
+    kept = [worker.inputs(f"task {n}", job.module_json) for n in range(2 * PER_WORKER)]
+    assert all(worker.inputs(f"task {n}", job.module_json) is inputs for n, inputs in enumerate(kept))
+
+
 def test_inputs_are_reproducible_and_valid_indices(make_setup, worker):
     from tcl_core.compat import load_tvm
 
@@ -234,7 +240,7 @@ sys.path.insert(0, "tests")
 from conftest import quick_setup
 from tcl_core import compat
 from tcl_core.measure import worker as worker_module
-from tcl_core.measure.worker import Worker
+from tcl_core.measure.worker import PER_WORKER, Worker
 worker = Worker(quick_setup(threads=2, pin_threads=sys.argv[1] == "pinned"))
 worker.sentinel()  # starts the other thread
 with worker._steady():
