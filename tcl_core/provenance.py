@@ -25,9 +25,17 @@ from tcl_core.platforms import host_fingerprint
 
 FILE = "provenance.json"
 CODE = Path(__file__).resolve().parent
-PACKAGES = {"numpy": "numpy", "torch": "torch", "tvm": "apache-tvm"}  # whose versions decide a model's bytes
+# Whose versions decide a model's bytes; trees label what the networks learn.
+PACKAGES = {"numpy": "numpy", "torch": "torch", "tvm": "apache-tvm", "xgboost": "xgboost-cpu"}
 _md5 = partial(hashlib.md5, usedforsecurity=False)
 REMEDY = "make the model again: dvc repro, or tcl train and tcl distill"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def collect(stage: str, parameters: Mapping[str, Any], data: Mapping[str, Path], model_before: Path | None = None) -> dict[str, Any]:
@@ -46,7 +54,7 @@ def collect(stage: str, parameters: Mapping[str, Any], data: Mapping[str, Path],
         "code": _code(),
         "versions": {
             "python": python.python_version(),
-            **{name: importlib.metadata.version(package) for name, package in PACKAGES.items()},
+            **{name: _version(package) for name, package in PACKAGES.items()},
         },
         "host": host_fingerprint(),
     }

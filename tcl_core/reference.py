@@ -24,7 +24,7 @@ from tcl_core.features.encode import Encoder
 from tcl_core.features.per_store import with_per_store
 from tcl_core.features.states import with_states
 from tcl_core.features.tokens import with_hardware
-from tcl_core.files import user_cache
+from tcl_core.files import shown, user_cache
 from tcl_core.platforms import Hardware, read_saved_hardware
 from tcl_core.programs.tasks import Task
 from tcl_core.records import ProgramKey, Record
@@ -56,7 +56,7 @@ class Case:
     before: tuple[Samples, ...] = ()
 
     def thinned(self, tasks: int | None, programs: int | None, seed: int) -> Case:
-        """With so many training tasks, and programs of each, drawn with the seed; the same on every platform."""
+        """With so many training tasks, and programs of each, drawn with the seed: the same on every platform, if all were measured on each."""
         keep = lambda samples: samples.take(drawn(samples, tasks, programs, seed))  # noqa: E731
         return replace(self, train=keep(self.train), before=tuple(map(keep, self.before)))
 
@@ -164,9 +164,15 @@ class Reference:
     def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = (), split: str = "held_out") -> Case:
         """Train on the training networks' tasks, rank the held-out networks', or of ``split`` "sealed" those on which nothing is chosen.
 
-        With ``tested``, some of the training networks, those are ranked, and what they share is not trained on.
+        With ``tested``, some of the training networks, those are ranked, and what they share is not trained on.  Raises UsageError for
+        a name that is none of them, and where there is no network of that split.
         """
+        known = sorted({use["network"] for use in self.uses if use["split"] == "train"})
+        if unknown := [name for name in tested if name not in known]:
+            raise unknown_name("training network", unknown[0], known)
         train, networks = self._split(tested, split)
+        if not networks:
+            raise UsageError(f"the data set in {shown(self.folder)} has no {split} networks; test some of its training networks")
         ranked = {task for weights in networks.values() for task in weights}
         samples = self.samples(platform, reads)
         place = self.platforms.index(platform)

@@ -12,6 +12,7 @@ from _datasets import VALIDATION, Case, Learned, Logs, Reference
 from synthetic import ranking_problem
 
 from tcl_core import store
+from tcl_core.errors import UsageError
 from tcl_core.programs.pool import WIDTHS
 from tcl_core.programs.registers import blocks_of, in_registers
 from tcl_core.programs.sketches import read_sketch, trace_from_json
@@ -50,6 +51,17 @@ def test_networks_that_settings_are_chosen_on_are_apart_from_both(reference):
     assert networks.keys() == set(VALIDATION) and len(ranked) >= 20
     assert not train & tasks_of(reference, VALIDATION)
     assert not (train | ranked) & tasks_of(reference, held_out)
+
+
+def test_a_network_that_is_none_of_those_to_test_is_said(reference):
+    """Else it would be trained on, and nothing would say that it is not tested."""
+    with pytest.raises(UsageError, match="^unknown training network 'resnet-50x'"):
+        reference.case("host-avx2", tested=["resnet-50x"])
+    held_out = next(use["network"] for use in reference.uses if use["split"] == "held_out")
+    with pytest.raises(UsageError, match=f"^unknown training network '{held_out}'"):
+        reference.case("host-avx2", tested=[held_out])
+    with pytest.raises(UsageError, match="has no sealed networks; test some of its training networks$"):
+        reference.case("host-avx2", split="sealed")
 
 
 def test_all_platforms_in_one_heap_have_tasks_of_their_own(reference):

@@ -33,7 +33,7 @@ from tcl_core.chain.completion import Completed, completed
 from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, in_phase
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
-from tcl_core.features.tokens import with_hardware
+from tcl_core.features.tokens import hardware_rows, with_hardware
 from tcl_core.learning.batches_by_task import any_usable
 from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings, OnEpoch
@@ -185,7 +185,11 @@ def score_scale(scores: np.ndarray, seconds: np.ndarray, tasks: np.ndarray) -> f
 
 
 def rehearsed(base: MambaModel, programs: Samples, earlier: Sequence[Sequence[float]], share: float, seed: int) -> list[Samples]:
-    """Programs under each earlier platform's hardware row, in tasks of their own, labelled with what ``base`` says of them."""
+    """Programs under each earlier platform's hardware row, in tasks of their own, labelled with what ``base`` says of them.
+
+    Not of one whose row is their own, for to the network that is this platform: what was measured of it would be unlearned.
+    """
+    earlier = [row for row in earlier if len(programs) and not np.array_equal(hardware_rows(row, 1)[0], programs.features[0, 0])]
     if not earlier or not share:
         return []
     draw, count = np.random.default_rng([seed, 2]), int(share * len(programs) / len(earlier))

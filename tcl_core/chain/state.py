@@ -90,7 +90,10 @@ def fit_settings(params: Params) -> FitSettings:
 
 
 def within_steps(settings: FitSettings, programs: int, steps: int) -> FitSettings:
-    """The settings with as many passes over so many programs as the steps allow, one at least and no more than they have."""
+    """The settings with as many passes over so many programs as the steps allow, one at least and no more than they have.
+
+    If batches were full: they hold whole tasks, so that there are somewhat more steps.
+    """
     epochs = max(1, min(settings.epochs, steps * settings.batch_size // max(programs, 1)))
     return replace(settings, epochs=epochs, period=epochs)
 

@@ -85,8 +85,9 @@ def _mean_top_1(predictions: np.ndarray, seconds: np.ndarray) -> float:
     draw = np.random.default_rng([SUBSET, len(seconds)])
     order = np.argsort(draw.random((SUBSETS, len(seconds))), axis=1)[:, :SUBSET]
     drawn, seconds = predictions[order], seconds[order]
-    chosen = drawn == drawn.max(axis=1, keepdims=True)  # of equal predictions, the mean of a random choice
-    return float(np.mean(seconds.min(axis=1) * chosen.sum(axis=1) / (seconds * chosen).sum(axis=1)))
+    chosen = drawn == drawn.max(axis=1, keepdims=True)  # of equal predictions, what a random choice among them is worth in the mean
+    worth = seconds.min(axis=1, keepdims=True) / seconds
+    return float(np.mean((worth * chosen).sum(axis=1) / chosen.sum(axis=1)))
 
 
 def pairwise_accuracy(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:

@@ -107,7 +107,7 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, Any]]], folder: str
     for (platform, epochs), axes in zip(curves.items(), panels, strict=True):
         phases = list(dict.fromkeys(entry.get("phase", "") for entry in epochs))
         for index, phase in enumerate(phases):
-            for name, style, meaning in (("loss", "-", "training"), ("valid_loss", "--", "validation")):
+            for name, style, meaning in (("loss", "-", "training"), ("valid_loss", "--", "validation, LambdaRank")):
                 points = [(e["epoch"], e[name]) for e in epochs if e.get("phase", "") == phase and e.get(name) is not None]
                 if points:
                     label = f"{phase} {meaning}".strip()
@@ -116,7 +116,7 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, Any]]], folder: str
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         if axes.lines:
             axes.legend(frameon=False)
-    panels[0].set_ylabel("LambdaRank loss (mean over batches)")
+    panels[0].set_ylabel("loss (mean over batches)")
     return _save(figure, folder, "learning.png")
 
 

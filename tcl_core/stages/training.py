@@ -296,7 +296,7 @@ class _Step:
         workspace, there = self.workspace, self.workspace.seconds(self.before)
         keys = [record.key for record in workspace.records(self.platform)]
         with_records = set(keys)
-        others = [key for key in there if key not in with_records]
+        others = [key for key in there if key not in with_records and key[:2] in workspace.encoder.texts]  # else of another pool
         tasks = {workspace.encoder.numbers[key[0]] for key in (*keys, *others)}
         others += workspace.unlabelled_keys(sorted(tasks), self.params.train.unlabelled, with_records | set(others))
         source_s = np.array([there.get(key, np.nan) for key in (*keys, *others)])

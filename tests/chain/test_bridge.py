@@ -221,3 +221,11 @@ def test_what_is_rehearsed_is_divided_among_the_earlier_platforms(base):
     assert np.argsort(own.latencies_s).tolist() == np.argsort(-base.predict(own)).tolist() and len(own) == len(first)
     assert -np.log(own.latencies_s) == pytest.approx(standardised(base.predict(one[0]), one[0].tasks)[: len(own)], abs=1e-5)
     assert rehearsed(base, new, [], 1.0, 0) == rehearsed(base, new, [OLD], 0.0, 0) == []
+
+
+def test_nothing_is_rehearsed_under_the_very_row_that_is_learned(base):
+    """To the network that is the same platform: what was measured there would be unlearned."""
+    new = programs(NEW)
+    alone, both = (rehearsed(base, new, earlier, 1.0, 0) for earlier in ([OLD], [NEW, OLD]))
+    assert rehearsed(base, new, [NEW], 1.0, 0) == [] and len(both) == 1
+    np.testing.assert_array_equal(both[0].features, alone[0].features)

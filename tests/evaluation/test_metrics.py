@@ -157,7 +157,7 @@ def test_top_1_over_subsets_by_hand():
     seconds, tasks = np.array([1.0, 2.0, 4.0]), np.zeros(3, dtype=int)
     assert subset_top_1(-seconds, seconds, tasks) == {0: 1.0}
     assert subset_top_1(seconds, seconds, tasks) == {0: 0.25}  # no more than a subset: the whole task
-    assert subset_top_1(np.zeros(3), seconds, tasks) == {0: pytest.approx(3 / 7)}  # the mean of a random choice
+    assert subset_top_1(np.zeros(3), seconds, tasks) == {0: pytest.approx((1 + 1 / 2 + 1 / 4) / 3)}  # the mean of a random choice
 
 
 def test_top_1_over_subsets_is_the_mean_over_draws_of_sixteen():
