@@ -26,7 +26,7 @@ from tcl_core.locks import lock_if_there, wait_for_lock
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO, errno.EINVAL)
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
-_TOKEN = "[0-9a-f]" * 12  # of names aside, as a pattern
+TOKEN = "[0-9a-f]" * 12  # of names aside, as a pattern
 
 
 def place(path: str | Path) -> Path:
@@ -73,7 +73,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir() and not path.is_symlink():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        _sweep(path.parent, f".tcl-{_TOKEN}.tmp")
+        _sweep(path.parent, f".tcl-{TOKEN}.tmp")
         aside, descriptor = _locked_file(path.parent)
     try:
         with disk_full_named(path), open(descriptor, "wb") as file:
@@ -183,20 +183,20 @@ def whole_folder(folder: Path) -> Iterator[Path]:
                 _put_in_place(aside, folder)
     finally:
         os.close(descriptor)
-        _sweep(folder.parent, f".{glob.escape(folder.name)}.{_TOKEN}.new")
+        _sweep(folder.parent, f".{glob.escape(folder.name)}.{TOKEN}.new")
 
 
 def tidy(folder: Path) -> None:
     """Remove what dead writers left beside ``folder``; if it is gone, put the former one back."""
     folder = Path(folder)
-    for former in sorted(folder.parent.glob(f".{glob.escape(folder.name)}.{_TOKEN}.old")):
+    for former in sorted(folder.parent.glob(f".{glob.escape(folder.name)}.{TOKEN}.old")):
         with _if_left_over(former) as left_over:
             if left_over and not os.path.lexists(folder):
                 with writing(folder):
                     os.replace(former, folder)
                     sync_folder(folder.parent)
     for kind in ("old", "new"):
-        _sweep(folder.parent, f".{glob.escape(folder.name)}.{_TOKEN}.{kind}")
+        _sweep(folder.parent, f".{glob.escape(folder.name)}.{TOKEN}.{kind}")
 
 
 def _locked_folder(folder: Path) -> tuple[Path, int]:

@@ -13,8 +13,13 @@ QUIET_S = 15.0
 
 
 def _standard_error() -> TextIO:
-    """Standard error on a descriptor of its own, so that progress shows while the compiler is kept quiet."""
-    return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    """Standard error on a descriptor of its own, so that progress shows while the compiler is kept quiet; what took its place where
+    it has none, as a notebook's or a buffer.
+    """
+    try:
+        return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    except (OSError, ValueError, AttributeError):
+        return sys.stderr or open(os.devnull, "w")
 
 
 def say(text: str, to: TextIO | None = None) -> None:
@@ -78,7 +83,7 @@ class _Bar(Progress):
 @contextmanager
 def progress(title: str, total: int, seconds: float | None = None) -> Iterator[Progress]:
     """``with progress("measuring", 100) as p: p.advance()``; with ``seconds`` the clock says how much is left."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield Progress(title, total, seconds)
         return
     shown = _Bar(title, total, seconds)

@@ -62,3 +62,18 @@ def test_progress_on_the_clock_says_what_is_left_of_it(capfd, monkeypatch):
             now[0] += 60.0
             shown.advance("network 1.50 ms")
     assert capfd.readouterr().err == "tuning: 1, about 30 s left, network 1.50 ms\ntuning: 2, about 0 s left, network 1.50 ms\n"
+
+
+def test_progress_goes_where_standard_error_was_sent_to():
+    """As in a notebook, or where somebody wants none: such a stream has no descriptor."""
+    import io
+    from contextlib import redirect_stderr
+
+    from tcl_core import progress
+
+    with redirect_stderr(io.StringIO()) as said, progress.progress("measuring", 2) as shown:
+        shown.advance()
+        shown.show()
+    assert said.getvalue() == "measuring: 1 of 2\n"
+    with redirect_stderr(None), progress.progress("measuring", 2) as shown:
+        shown.show()

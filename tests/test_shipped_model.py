@@ -146,4 +146,18 @@ def test_other_cpus_are_refused(few_trees, monkeypatch, mcpu, message):
 
 def test_the_widest_cpu_is_one_that_runs_here(monkeypatch):
     monkeypatch.setattr(host, "why_not", lambda mcpu: None if CPUS[mcpu].machine == "x86_64" and CPUS[mcpu].simd_bytes < 64 else "no")
+    monkeypatch.setattr(host, "cpu_flags", lambda: frozenset({host.AMD}))
     assert host.widest_cpu() == "znver3" and host.widest_cpu(16) == "nehalem" and host.widest_cpu(64) is None
+
+
+def test_a_cpu_of_amd_is_for_amd(monkeypatch):
+    """A Xeon has all features that are listed of one, and lacks others that LLVM would use."""
+    every = frozenset().union(*(cpu.features for cpu in CPUS.values() if cpu.machine == "x86_64"))
+    monkeypatch.setattr(host, "why_not", lambda mcpu: None if CPUS[mcpu].features <= host.cpu_flags() else "no")
+    for flags, wide, narrow in (
+        (every, "sapphirerapids", "haswell"),
+        (every - {"amx_tile"}, "skylake-avx512", "haswell"),
+        (every - {"amx_tile"} | {host.AMD}, "znver5", "znver3"),
+    ):
+        monkeypatch.setattr(host, "cpu_flags", lambda flags=flags: flags)
+        assert (host.widest_cpu(), host.widest_cpu(32)) == (wide, narrow)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tcl_core.platforms.cpus import CPUS, cpu_named
 
+AMD = "sse4a"  # a feature that no other maker's CPUs have
+
 # Read at import: TVM's runtime pins a process that runs programs to one of them.
 USABLE_CORES = os.sched_getaffinity(0)
 
@@ -27,8 +29,13 @@ def why_not(mcpu: str) -> str | None:
 
 
 def widest_cpu(simd_bytes: float = 0) -> str | None:
-    """The CPU name with the most features, of vectors of ``simd_bytes`` (0: the widest), whose code this machine can run; None: of none."""
-    there = [name for name, cpu in CPUS.items() if simd_bytes in (0, cpu.simd_bytes) and why_not(name) is None]
+    """The CPU name with the most features, of vectors of ``simd_bytes`` (0: the widest), whose code this machine can run; None: of none.
+
+    One of AMD's is for AMD's: what it adds is not all listed here, and LLVM orders instructions as suits it.
+    """
+    of_amd = AMD in cpu_flags()
+    named = [name for name, cpu in CPUS.items() if simd_bytes in (0, cpu.simd_bytes) and (of_amd or not name.startswith("znver"))]
+    there = [name for name in named if why_not(name) is None]
     return max(there, key=lambda name: (CPUS[name].simd_bytes, len(CPUS[name].features)), default=None)
 
 

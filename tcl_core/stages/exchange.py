@@ -15,10 +15,12 @@ import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from tcl_core import store
 from tcl_core.checked import read_json, write_json
@@ -265,17 +267,21 @@ def was_tuned(workspace: Workspace, platform: str) -> bool:
 def tuned_samples(workspace: Workspace, platform: str, hardware: Sequence[float], without: Collection[str] = ()) -> Samples:
     """What tuning measured on a platform, of which there is some, but for tasks of the keys ``without``.
 
-    A program is one row, with the median of all that was measured of it, inf where it failed once: finalists are measured again, and
-    then checked.
+    A program is one row of a tuning, with the median of all that was measured of it, inf where it failed once: finalists are measured
+    again, and then checked.  Each tuning's tasks are numbered apart: another one may have timed them cold, by another protocol, or on
+    another day.
     """
     folder = workspace.tuned_folder(platform)
-    readings: dict[ProgramKey, list[Sequence[float]]] = {}
-    for record in store.read_records(folder / "records", BY_IMPORT):
+    readings: dict[tuple[str, ProgramKey], list[Sequence[float]]] = {}
+    for log, record in store.read_records_by_file(folder / "records", BY_IMPORT):
         if record.task_key not in without:
-            readings.setdefault(record.key, []).append(record.latencies_s)
+            readings.setdefault((log, record.key), []).append(record.latencies_s)
     latencies_s = [statistics.median(chain.from_iterable(each)) if all(each) else math.inf for each in readings.values()]
     encoder = Encoder([Task.from_row(row) for row in _rows(folder, "tasks")], _rows(folder, "sketches"))
-    return encoder.encode(list(readings), hardware, latencies_s)
+    found = encoder.encode([key for _, key in readings], hardware, latencies_s)
+    logs = sorted({log for log, _ in readings})
+    apart = np.array([len(encoder.numbers) * logs.index(log) for log, _ in readings], dtype=found.tasks.dtype)
+    return replace(found, tasks=found.tasks + apart, task_names=()) if len(logs) > 1 else found
 
 
 def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:

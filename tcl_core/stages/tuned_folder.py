@@ -26,7 +26,7 @@ import numpy as np
 
 from tcl_core.checked import check_contents, damaged, read_json, write_contents, write_json
 from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
-from tcl_core.files import shown, whole_folder, writing
+from tcl_core.files import TOKEN, shown, whole_folder, writing
 from tcl_core.platforms import kind_measured
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE
@@ -47,12 +47,13 @@ def tuned_folder(out: Path, overwrite: bool) -> Iterator[Path]:
     out = Path(os.path.abspath(out))
     _check_place(out, overwrite)
     with whole_folder(out) as aside:
-        others = set(out.parent.glob(f".{glob.escape(out.name)}.*.new")) - {aside}
+        others = set(out.parent.glob(f".{glob.escape(out.name)}.{TOKEN}.new")) - {aside}
         if others:
             raise BusyError(f"another tuning is writing {shown(out)}; wait for its end, or name another folder")
         yield aside
         with writing(out):
             write_contents(aside)
+        _check_place(out, overwrite)  # that took its time
 
 
 def _check_place(out: Path, overwrite: bool) -> None:
@@ -74,7 +75,10 @@ def _is_ours(folder: Path) -> bool:
 def fill(aside: Path, measured: Path, report: Mapping[str, Any]) -> None:
     """Add the database and the report to the library and the example that are there."""
     if measured.is_dir():
-        shutil.copytree(measured, aside / DATABASE)
+        with writing(aside / DATABASE):
+            (aside / DATABASE).mkdir()
+            for file in measured.iterdir():
+                shutil.copyfile(file, aside / DATABASE / file.name)
     write_json(aside / REPORT, {"format": FORMAT, **report})
     with writing(aside / TEXT):
         (aside / TEXT).write_text(_as_text(report))

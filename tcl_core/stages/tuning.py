@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -97,7 +98,7 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
 
     Where nothing was promoted yet, the model that comes with TCL takes the champion's place (``shipped_model``).
 
-    What was tuned last with the same graph, champion and trials is said once more, unless ``again`` or ``out`` is given.
+    What was tuned last with the same graph, champion and trials is said once more, unless ``force`` or ``out`` is given.
 
     Raises UsageError for a platform on which this machine tunes nothing, and for ``out`` where it must not be written;
     RegistryError where there is no champion of a platform that was asked for, and it is no x86; and as ``transfer.Donors`` for the databases, and as ``find_trained`` and
@@ -105,7 +106,9 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     """
     platform = request.platform
     if platform is None:
-        platform = (workspace.platforms_that_ran() or workspace.params.chain_order)[-1]
+        ran = workspace.platforms_that_ran() or workspace.params.chain_order
+        here = (name for name in reversed(ran) if _why_elsewhere(workspace, name) or not _why_untunable(workspace, name))
+        platform = next(here, ran[-1])
         if reason := _why_elsewhere(workspace, platform):
             return NotTuned(platform, reason)
     _check_tunable(workspace, platform)
@@ -191,7 +194,8 @@ def _ranking(workspace: Workspace, platform: str, model: Path | None) -> tuple[d
     """Which model is to rank, as the report names it, and what loads it: only if it is needed."""
     if model is not None:
         trained = find_trained(model)
-        return {"model": trained.origin, "model_sha256": store.data_digest(model)}, lambda: trained
+        digest = store.data_digest(model) if model.is_dir() else hashlib.sha256(model.read_bytes()).hexdigest()
+        return {"model": trained.origin, "model_sha256": digest}, lambda: trained
     try:
         version, folder = registry.champion(platform)
     except NoChampionError:
@@ -199,7 +203,8 @@ def _ranking(workspace: Workspace, platform: str, model: Path | None) -> tuple[d
         if not mcpu or shipped_model.why_unknown(mcpu):
             raise
         return {"model": shipped_model.NAME, "model_sha256": shipped_model.digest()}, lambda: shipped_model.pretrained(mcpu)
-    return {"champion_version": version}, lambda: find_trained(folder)
+    # A version's number alone is another model's in another registry, or in one that was made anew.
+    return {"champion_version": version, "model_sha256": store.data_digest(folder)}, lambda: find_trained(folder)
 
 
 def _check_tunable(workspace: Workspace, platform: str) -> None:

@@ -20,6 +20,7 @@ from tcl_core.store.integrity import BY_STAGE as BY_STAGE, Remedy as Remedy, dat
 from tcl_core.store.reading import (
     iter_columns as iter_columns,
     iter_records as iter_records,
+    read_records_by_file as read_records_by_file,
     read_records as read_records,
     read_table as read_table,
     record_hosts as record_hosts,

@@ -28,16 +28,24 @@ def read_table(path: str | Path, table: str, columns: Sequence[str] | None = Non
 
 def read_records(folder: str | Path, remedy: Remedy = BY_STAGE) -> list[Record]:
     """The records of one platform as objects; for millions use ``iter_records``.  Errors as there."""
+    return [record for _, record in read_records_by_file(folder, remedy)]
+
+
+def read_records_by_file(folder: str | Path, remedy: Remedy = BY_STAGE) -> list[tuple[str, Record]]:
+    """The same, each with the name of its file, as of logs that were imported one by one."""
     names = [field.name for field in fields(Record)]
     return [
-        Record(
-            **{
-                **dict(zip(names, values, strict=True)),
-                "decisions": tuple(values[3]),
-                "latencies_s": tuple(values[4]),
-            }
+        (
+            file,
+            Record(
+                **{
+                    **dict(zip(names, values, strict=True)),
+                    "decisions": tuple(values[3]),
+                    "latencies_s": tuple(values[4]),
+                }
+            ),
         )
-        for group in iter_records(folder, names, remedy)
+        for file, group in _iter_groups_by_file(folder, names, remedy)
         for values in zip(*(group[name] for name in names), strict=True)
     ]
 
@@ -47,12 +55,17 @@ def iter_records(folder: str | Path, columns: Sequence[str] | None = None, remed
 
     Raises DataError: no records (names their stage), a damaged file, another schema version, several hosts.
     """
+    for _, group in _iter_groups_by_file(folder, columns, remedy):
+        yield group
+
+
+def _iter_groups_by_file(folder: str | Path, columns: Sequence[str] | None, remedy: Remedy) -> Iterator[tuple[str, dict[str, list]]]:
     folder = place(folder)
     files = _record_files(folder, remedy)
     check_hosts(folder, (host for file in files for host in _distinct(file, "host", remedy)))
     for file in files:
         for group in _iter_groups(file, "records", columns, remedy):
-            yield group.to_pydict()
+            yield file.stem, group.to_pydict()
 
 
 def iter_columns(

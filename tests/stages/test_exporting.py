@@ -199,3 +199,21 @@ def test_places_where_no_database_can_be(here, matmul, to, told):
     with pytest.raises(UsageError, match=told):
         tcl("export", "-p", "host-avx2", "--to", Path(to))
     assert Path("params.yaml").read_bytes() == SHIPPED.read_bytes()
+
+
+def test_what_two_tunings_measured_of_a_task_is_not_compared(here, matmul):
+    """One may have timed it cold, by another protocol or on another day: each has tasks of its own."""
+    records = measured(matmul, np.random.default_rng(0), TARGET)[:3]
+    folder = Workspace().tuned_folder("host-avx2")
+    for log, factor in (("small", 1.0), ("large", 3.0)):
+        slower = [replace(record, latencies_s=tuple(factor * s for s in record.latencies_s)) for record in records]
+        store.write_records(folder / log, slower)
+        (folder / "records").mkdir(parents=True, exist_ok=True)
+        (folder / log / "records.parquet").rename(folder / "records" / f"{log}.parquet")
+    store.write_table(folder / "tasks.parquet", "tasks", [matmul.task.as_row()])
+    store.write_table(folder / "sketches.parquet", "sketches", matmul.rows())
+    found = exchange.tuned_samples(Workspace(), "host-avx2", Hardware(cores=2).vector())
+    assert sorted(found.tasks.tolist()) == [0, 0, 0, 1, 1, 1]
+    own = sorted(record.latency_s for record in records)
+    assert sorted(found.latencies_s[found.tasks == 1].tolist()) == own
+    assert sorted(found.latencies_s[found.tasks == 0].tolist()) == pytest.approx([3 * s for s in own])

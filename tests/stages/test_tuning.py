@@ -12,7 +12,7 @@ import pytest
 
 from tcl_core import registry, shipped_model, store
 from tcl_core.checked import write_json, read_json
-from tcl_core.errors import BusyError, DataError, NoChampionError, TclError, UsageError
+from tcl_core.errors import BusyError, DataError, NoChampionError, PlatformError, TclError, UsageError
 from tcl_core.params import Platform
 from tcl_core.platforms import Hardware
 from tcl_core.stages import overview, promotion, tuned_folder, tuned_report, tuning
@@ -526,3 +526,60 @@ def test_another_file_in_the_place_of_the_report_of_tuning_is_said(project):
     write_json(Workspace().reports / tuned_report.TUNED, {"platforms": {}})
     with pytest.raises(DataError, match=r"tuned.json is damaged \(it is no report of tuning\); tune again: tcl tune"):
         tuned_report.last_tuned(Workspace().reports)
+
+
+def test_a_folder_that_came_meanwhile_stays(project, tuner, tmp_path):
+    """Tuning takes its time; what was measured is kept, so that the same command with another name goes on."""
+    with pytest.raises(UsageError, match="fast is there and is no folder that tcl tune wrote; name another one"):
+        with tuned_folder.tuned_folder(tmp_path / "fast", overwrite=True):
+            (tmp_path / "fast").mkdir()
+            (tmp_path / "fast" / "letter.txt").write_text("dear")
+    assert (tmp_path / "fast" / "letter.txt").read_text() == "dear" and [path.name for path in tmp_path.glob("*fast*")] == ["fast"]
+
+
+def test_a_tuning_of_another_name_is_in_nobodys_way(project, tuner, tmp_path):
+    with tuned_folder.tuned_folder(tmp_path / "fast.v2", overwrite=False), tuned_folder.tuned_folder(tmp_path / "fast", overwrite=False):
+        pass
+    assert (tmp_path / "fast").is_dir() and (tmp_path / "fast.v2").is_dir()
+
+
+def test_a_full_disk_while_the_database_is_copied_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "lines.json").touch()
+    (tmp_path / "aside").mkdir()
+
+    def full(source, target):
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(tuned_folder.shutil, "copyfile", full)
+    with pytest.raises(PlatformError, match="free some space"):
+        tuned_folder.fill(tmp_path / "aside", tmp_path / "measured", {})
+
+
+def test_the_same_number_of_another_registry_is_another_champion(project, tuner, monkeypatch):
+    tune(project, None, P, None)
+    version, folder = registry.champion(P)
+    other = saved_elsewhere("worst")
+    monkeypatch.setattr(registry, "champion", lambda platform: (version, other))
+    tune(project, None, P, None)
+    monkeypatch.setattr(registry, "champion", lambda platform: (version, folder))
+    assert [model.how for model in tuner.models] == ["best", "worst"] and len(set(tuner.folders)) == 2
+
+
+def test_a_model_in_one_file_takes_the_champions_place(project, tuner, monkeypatch, tmp_path):
+    """As `Trained.save` writes it, and README shows."""
+    file, trained = tmp_path / "mine.safetensors", tuning.find_trained(saved_elsewhere("worst"))
+    file.write_bytes(b"weights")
+    monkeypatch.setattr(tuning, "find_trained", lambda model: trained)
+    tune(project, None, P, None, model=file)
+    assert tune(project, None, P, None, model=file).startswith("unchanged: ")
+    file.write_bytes(b"others")
+    assert not tune(project, None, P, None, model=file).startswith("unchanged: ") and len(tuner.calls) == 2
+
+
+def test_without_a_platform_none_is_tuned_that_this_machine_lacks(project, tuner, monkeypatch):
+    """As in a project that has just begun, on a machine without the last platform's vectors: nothing says yet that it is skipped."""
+    platforms = project.params.platforms | {"b": Platform(mcpu="skylake-avx512")}
+    project = TinyWorkspace(params=dataclasses.replace(project.params, platforms=platforms))
+    monkeypatch.setattr("tcl_core.platforms.local.why_not", {"skylake-avx512": "this CPU lacks avx512f"}.get)
+    assert tune(project, None, None, None).startswith(f"resnet-18 on {P}: ")
