@@ -82,7 +82,7 @@ def operators_of(tokens: np.ndarray) -> np.ndarray:
 def _workload_numbers(workload: Workload) -> Row:
     anchor = workload.anchor
     spatial, reduced = anchor.extents[~anchor.reduces].prod(), anchor.extents[anchor.reduces].prod()
-    sizes = [workload.flops, workload.argument_bytes, workload.flops / workload.argument_bytes, spatial, reduced]
+    sizes = [workload.flops, workload.argument_bytes, workload.flops / max(workload.argument_bytes, 1), spatial, reduced]
     return WORKLOAD.row(
         sizes=[*map(log2p, sizes)],
         blocks=len(workload.blocks) / AXES,

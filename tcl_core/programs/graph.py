@@ -126,9 +126,10 @@ def _bounded(module: Any, integers: bool = False) -> Any:
         if integers and "int" not in str(dtype):
             return call
         low, high = (float(getattr(bound, "value", bound)) for bound in (low, high))
-        if not math.isinf(low):
+        widest = 2.0**63 if "int" in str(dtype) else math.inf  # as a float the largest 64-bit integer is one more, which none is
+        if low > -widest:
             data = relax.op.maximum(data, relax.const(low, dtype))
-        return data if math.isinf(high) else relax.op.minimum(data, relax.const(high, dtype))
+        return relax.op.minimum(data, relax.const(high, dtype)) if high < widest else data
 
     return rewritten(module, dpl.is_op("relax.clip")(dpl.wildcard(), dpl.wildcard(), dpl.wildcard()), bounded)
 

@@ -49,7 +49,7 @@ class Primitive:
     kind     TVM's instruction name, e.g. ``Split``
     block    name of the block it acts on, "" if it is a block made by an earlier primitive
     loops    the loops it takes
-    numbers  its integer arguments: the factors of a split, the value of an annotation
+    numbers  its integer arguments: the factors of a split (0 for what the others leave), the value of an annotation
     key      annotation key, or ""
     """
 
@@ -111,7 +111,8 @@ class _Reader:
         inputs = [i for i in instruction.inputs if i is not None]
         blocks = [self.blocks[i] for i in inputs if i in self.blocks]
         loops = tuple(self.loops[i] for i in inputs if i in self.loops)
-        numbers = tuple(n for n in map(self._number, inputs) if n is not None)
+        given = [0 if i is None else self._number(i) for i in (instruction.inputs if kind == "Split" else inputs)]  # 0: what is left
+        numbers = tuple(n for n in given if n is not None)
         key = str(instruction.attrs[0]) if kind in ("Annotate", "Unannotate") else ""
         return Primitive(kind, (blocks + [loop.block for loop in loops] + [""])[0], loops, numbers, key)
 
@@ -126,7 +127,7 @@ class _Reader:
         if kind == "Split":
             source = primitive.loops[0]
             for part, (output, extent) in enumerate(zip(outputs, primitive.numbers, strict=False), 1):
-                self.loops[output] = Loop(source.block, source.axis, extent, part=part)
+                self.loops[output] = Loop(source.block, source.axis, 1 if extent == 0 else extent, part=part)
         elif kind == "Fuse":
             self.loops[outputs[0]] = Loop(primitive.block)
         elif kind.startswith("Cache"):

@@ -76,10 +76,16 @@ def extract_tasks(network: str, graph: Graph) -> list[tuple[Task, int]]:
 
 
 def fused_tasks(module: Any, target: Any) -> list[Any]:
-    """What MetaSchedule extracts from a fused module, but for reshapes: TVM makes views of these, unless they are scheduled."""
+    """What MetaSchedule extracts from a fused module, but for reshapes, of which TVM makes views unless they are scheduled, and for what is
+    one opaque block, as scattering is: that has no loops to schedule.
+    """
     extracted = meta_schedule().relax_integration.extract_tasks(module, target, {})
     is_reshape = load_tvm().relax.analysis.has_reshape_pattern
-    return [each for each in extracted if not is_reshape(each.dispatched[0]["main"])]
+    return [each for each in extracted if not is_reshape(each.dispatched[0]["main"]) and _has_blocks(each.dispatched[0])]
+
+
+def _has_blocks(module: Any) -> bool:
+    return getattr(getattr(module["main"].body, "block", None), "name_hint", "") == "root"
 
 
 def describe(name: str, module: Any) -> Task:

@@ -17,7 +17,8 @@ from tcl_core.records import ProgramKey
 STREAM = (1,)  # of a seed's random numbers: with those of the pool a third of the draw would be the pool's own programs
 
 
-DRAWS = ("pool.py", "primitives.py", "registers.py", "sketches.py", "unlabelled.py", "unrolling.py")  # the code that decides what is drawn
+# The code that decides what is drawn.
+DRAWS = ("gpu_limits.py", "pool.py", "primitives.py", "registers.py", "sketches.py", "unlabelled.py", "unrolling.py", "workload.py")
 
 
 def drawn_by() -> str:

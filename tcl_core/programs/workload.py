@@ -6,6 +6,7 @@ Read once per task; everything that features need to know of the tensor program 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -146,5 +147,5 @@ def _constant(expression: Any) -> int | None:
 
 
 def _bytes_of(dtype: str) -> int:
-    digits = "".join(c for c in dtype if c.isdigit())
-    return max(1, int(digits or 8) // 8)
+    bits = re.search(r"\d+", dtype)  # the first number: float8_e4m3fn has eight
+    return max(1, int(bits[0] if bits else 8) // 8)

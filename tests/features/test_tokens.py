@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -196,6 +197,12 @@ def test_a_loop_that_nobody_knows(matmul, kind):
     unknown = Primitive(kind, matmul.workload.anchor.name, (Loop(matmul.workload.anchor.name),) * (kind == "Split"))
     (row,) = rows_of(program_tokens([unknown], matmul.workload, HARDWARE, NO_DECISIONS)[0], kind)
     assert np.isfinite(row).all()
+
+
+def test_a_task_without_a_byte(matmul):
+    """Of an argument of extent 0 there is nothing to read."""
+    tokens = program_tokens([], replace(matmul.workload, argument_bytes=0, flops=0.0), HARDWARE, NO_DECISIONS)
+    assert np.isfinite(tokens).all()
 
 
 def test_which_loop_of_a_reduction_is_factored(softmax):

@@ -17,7 +17,7 @@ from tcl_core.programs.graph import AS_GIVEN, PREPARED, Graph, apply_database, f
 from tcl_core.programs.network_files import relax_from_exported
 from tcl_core.programs.packing import packed
 from tcl_core.programs.sketches import DesignSpace
-from tcl_core.programs.tasks import argument_types, describe
+from tcl_core.programs.tasks import argument_types, describe, fused_tasks
 
 TARGET = {"kind": "llvm", "num-cores": 1}
 WAYS = [Graph(*way) for way in product((False, True), ("NCHW", "NHWC"), (False, True), (False, True), (True,), (True,), (True,))] + [
@@ -91,6 +91,45 @@ def test_a_bound_that_is_none_is_left_out():
     x = torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
     module = relax_from_exported(torch.export.export(Bounded(), (x,)), "network")
     np.testing.assert_allclose(output(fuse(module, make_target(TARGET), PREPARED), x.numpy()), Bounded()(x).numpy(), rtol=1e-6)
+
+
+class Clamped(torch.nn.Module):
+    """What it returns is a bound itself, and the importer's other name of it."""
+
+    def forward(self, x):
+        return (x * 2).clamp(0, 1)
+
+
+class Counted(torch.nn.Module):
+    def forward(self, x):
+        return (x * 8).to(torch.int64).clamp(-3, 2**63 - 1)
+
+
+@pytest.mark.parametrize("graph", WAYS, ids=str)
+@pytest.mark.parametrize("made", [Clamped, Counted])
+def test_a_network_that_ends_in_a_bound(made, graph):
+    """Of 64 bits too: the largest integer, as a float, is one more."""
+    x = torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
+    module = relax_from_exported(torch.export.export(made(), (x,)), "network")
+    np.testing.assert_allclose(output(fuse(module, make_target(TARGET), graph), x.numpy()), made()(x).numpy(), rtol=1e-6)
+
+
+class Scattered(torch.nn.Module):
+    def forward(self, x):
+        y = torch.relu(x.reshape(8, 4)) + 1.0
+        y[:, torch.tensor([0, 1])] = 2.0
+        return y * 2.0
+
+
+def test_what_is_one_opaque_block_is_no_task():
+    """It has no loops that could be scheduled; TVM's own code of it stays."""
+    x = torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
+    module = relax_from_exported(torch.export.export(Scattered(), (x,)), "network")
+    fused = fuse(module, make_target(TARGET), PREPARED)
+    with quiet_compiler():
+        found = [describe(each.task_name, each.dispatched[0]) for each in fused_tasks(fused, make_target(TARGET))]
+    assert found and all("index_put" not in task.name for task in found)
+    np.testing.assert_allclose(output(fused, x.numpy()), Scattered()(x).numpy(), rtol=1e-6)
 
 
 def tasks_of(module) -> list:

@@ -12,6 +12,7 @@ import pytest
 from tcl_core.compat import load_tvm, make_target, meta_schedule
 from tcl_core.errors import DataError, PlatformError
 from tcl_core.programs.sketches import PARALLEL, read_sketch, trace_from_json, trace_to_json
+from tcl_core.programs.tuning_logs import metaschedule
 from tcl_core.programs.tuning_logs.known import Known, identity
 from tcl_core.programs.tuning_logs.metaschedule import DatabaseLog, Tuned, write_database
 from tests.conftest import TinyTask
@@ -278,3 +279,50 @@ def test_a_full_disk_is_one_sentence(matmul, tmp_path, monkeypatch):
     with pytest.raises(PlatformError, match="free some space"):
         write_database(tmp_path / "out", {matmul.task.key: matmul.task}, tuned(matmul, 1))
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_record_that_draws_by_what_is_not_known_is_refused(matmul, tmp_path, monkeypatch):
+    """Its decisions would not be seen, and different programs be the same: as tilings of tensor cores, partitioned ones."""
+    sketch = matmul.sketches[0]
+    commit(plain_database(tmp_path), matmul, matmul.space.materialise(sketch, matmul.sample(sketch, 1)[0]).trace, [1e-3])
+    known = {kind: what for kind, what in metaschedule.KINDS.items() if kind != "SampleCategorical"}
+    monkeypatch.setattr(metaschedule, "KINDS", known)
+    _, rows, (refused,) = read(tmp_path)
+    assert rows == [] and "its trace draws by SampleCategorical, which this version does not know" in refused[1]
+
+
+def test_a_workload_of_one_opaque_block_refuses_its_records_alone(matmul, tmp_path, monkeypatch):
+    sketch = matmul.sketches[0]
+    commit(plain_database(tmp_path), matmul, matmul.space.materialise(sketch, matmul.sample(sketch, 1)[0]).trace, [1e-3])
+
+    def opaque(name, module):
+        raise RuntimeError("ScheduleError: (not rendered)")
+
+    monkeypatch.setattr(metaschedule, "describe", opaque)
+    _, rows, (refused,) = read(tmp_path)
+    assert rows == [] and "workload 0 has no blocks that could be scheduled (ScheduleError: (not rendered))" in refused[1]
+
+
+def test_an_export_that_is_stopped_leaves_no_records_beside_other_workloads(matmul, tmp_path, monkeypatch):
+    """TVM would join them: better none. A full disk is noticed before anything is replaced."""
+    write_database(tmp_path, {matmul.task.key: matmul.task}, tuned(matmul, 1))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(PlatformError, match="free some space"):
+        patch.setattr(metaschedule.os, "fsync", full)
+        write_database(tmp_path, {matmul.task.key: matmul.task}, tuned(matmul, 2))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    real = metaschedule.os.replace
+
+    def killed(source, target):
+        if Path(target).name == RECORDS:
+            raise KeyboardInterrupt
+        real(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(metaschedule.os, "replace", killed)
+        write_database(tmp_path, {matmul.task.key: matmul.task}, tuned(matmul, 2))
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [WORKLOADS]

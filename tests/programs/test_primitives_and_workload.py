@@ -135,3 +135,12 @@ def test_the_primitives_of_a_matmul(matmul):
     assert annotated["meta_schedule.parallel"] == (Hole(10),)
     assert annotated["meta_schedule.unroll_explicit"] == (Hole(11, (0, 16, 64, 512)),)
     assert annotated["meta_schedule.vectorize"] == (64,)
+
+
+def test_a_split_that_leaves_one_factor_open(matmul):
+    """As cross-thread reductions have it: what is left stands in its place as 0, and the known one is the inner loop's."""
+    schedule = load_tvm().s_tir.Schedule(matmul.module)
+    outer, inner = schedule.split(schedule.get_loops(schedule.get_sblock("matmul"))[2], [None, 8])
+    schedule.reorder(outer, inner)
+    split, reorder = [p for p in trace_primitives(schedule.trace, matmul.workload) if p.kind in ("Split", "Reorder")]
+    assert split.numbers == (0, 8) and [(loop.extent, loop.part) for loop in reorder.loops] == [(1, 1), (8, 2)]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
+from tcl_core.programs.tuning_logs.workload import operator_in
 from tcl_core.features.log_tokens import LogEncoder
 from tcl_core.programs.tuning_logs import ansor, autotvm
 from tcl_core.programs.tuning_logs.known import Known
@@ -102,6 +103,22 @@ def test_tensets_hashed_workload_keys_are_tasks_too(tmp_path):
     keys = ['["6b7583cf23c7c37d3212cad9d06e58c1", 1, 14, 14, 512]', "no JSON at all"]
     log, _, refused = read(write(tmp_path / "t.json", *(ansor_line(key=key, target="llvm -mcpu=x") for key in keys)))
     assert refused == [] and {row["op_type"] for row in log.known.task_rows()} == {"unknown"}
+
+
+def test_sizes_without_names_are_not_multiplied(tmp_path):
+    """A 1x1 convolution of ResNet-50 with its residual has four tensors; only a size that none could have is refused."""
+    shapes = "[1, 56, 56, 64], [1, 1, 64, 256], [1, 56, 56, 256], [1, 56, 56, 256]"
+    keys = [f'["6b7583cf23c7c37d3212cad9d06e58c1", {shapes}]', f'["6b7583cf23c7c37d3212cad9d06e58c1", {shapes}, [{2**62}]]']
+    log, _, refused = read(write(tmp_path / "t.json", *(ansor_line(key=key, target="llvm -mcpu=x") for key in keys)))
+    assert len(log.known.task_rows()) == 1 and [number for number, _ in refused] == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [("conv2d_bn_relu", "conv2d"), ("max_pool2d_relu", "pool"), ("dense_relu", "matmul"), ("relu", "elementwise"), ("mystery", "unknown")],
+)
+def test_the_operator_is_not_what_it_ends_in(name, operator):
+    assert operator_in(name) == operator
 
 
 def test_the_same_program_has_the_same_key_in_every_log(tmp_path):

@@ -10,6 +10,7 @@ arguments; of convolutions and matrix products the axes are worked out, with whi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -169,8 +170,8 @@ def _conv_axes(data: Sequence[int], weight: Sequence[int], strides: Any, padding
 
 
 def _bytes_of(dtype: str) -> int:
-    digits = "".join(c for c in dtype if c.isdigit())
-    return max(1, int(digits or 8) // 8)
+    bits = re.search(r"\d+", dtype)  # the first number: float8_e4m3fn has eight
+    return max(1, int(bits[0] if bits else 8) // 8)
 
 
 def read_programs(steps: Steps, workload: LogWorkload) -> Programs:

@@ -14,6 +14,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,8 +24,9 @@ import orjson
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError, UsageError
-from tcl_core.files import replacing, shown
+from tcl_core.files import replacing, shown, writing
 from tcl_core.programs.sketches import (
+    KINDS,
     DesignSpace,
     InvalidProgram,
     Sketch,
@@ -118,8 +120,11 @@ class DatabaseLog(Log):
         """The place of a workload's task among the keys; reads its module when first asked for."""
         if workload not in self._places:
             module = self._read_module(workload)
-            task = describe("", module)
-            shapes = " ".join("x".join(map(str, shape)) for shape, _ in argument_types(module))
+            try:
+                task = describe("", module)
+                shapes = " ".join("x".join(map(str, shape)) for shape, _ in argument_types(module))
+            except RuntimeError as error:  # TVM's, of one opaque block, as scattering is
+                raise Malformed(f"workload {workload} has no blocks that could be scheduled ({_last_line(error)})") from None
             self.known.add_task({**task.as_row(), "name": f"{task.operator} {shapes}"})
             self._keys.append(task.key)
             self._modules[workload], self._places[workload] = module, len(self._keys) - 1
@@ -142,6 +147,8 @@ class DatabaseLog(Log):
         except Exception as error:  # TVM reports an impossible trace by several types
             raise Malformed(f"its trace cannot be replayed ({_last_line(error)})") from None
         kept, whole = schedule.trace.simplified(remove_postproc=True), list(schedule.trace.insts)
+        if unknown := [i.kind.name for i in kept.insts if i.kind.name.startswith("Sample") and i.kind.name not in KINDS]:
+            raise Malformed(f"its trace draws by {unknown[0]}, which this version does not know")
         sketch = read_sketch(self._keys[self._places[workload]], 0, kept)
         places = [next(n for n, i in enumerate(whole) if i.same_as(kept.insts[slot.instruction])) for slot in sketch.slots]
         number = self.known.sketch_id(sketch.task_key, trace_to_json(kept))
@@ -191,6 +198,14 @@ class Tuned:
     target: dict[str, Any]
 
 
+@contextmanager
+def _without(path: Path) -> Iterator[None]:
+    """The file that stood there is gone when the block ends well, before what lies beside it is replaced: these two belong together."""
+    yield
+    with writing(path):
+        path.unlink(missing_ok=True)
+
+
 def write_database(
     folder: Path, tasks: Mapping[str, Task], programs: Iterable[Tuned], on_program: Callable[[], None] = lambda: None
 ) -> tuple[int, int]:
@@ -203,8 +218,9 @@ def write_database(
     written: dict[str, int] = {}
     counts = Counter()
     with (
-        replacing(folder / "database_workload.json") as workloads,
         replacing(folder / "database_tuning_record.json") as records,
+        replacing(folder / "database_workload.json") as workloads,
+        _without(folder / "database_tuning_record.json"),
     ):
         for (key, target), group in groupby(programs, key=lambda p: (p.key[0], json.dumps(p.target, sort_keys=True))):
             if key not in tasks:
@@ -222,6 +238,9 @@ def write_database(
                     continue
                 records.write(_line([written[key], _record_json(record)]))
                 counts["written"] += 1
+        for file in (records, workloads):  # a full disk is noticed while what was there before still is
+            file.flush()
+            os.fsync(file.fileno())
     return counts["written"], counts["refused"]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from tcl_core.programs.tasks import OPERATORS
 
 UNKNOWN = "unknown"
-ALIASES = {"depthwise": "depthwise_conv2d", "dense": "matmul", "reduc": "sum", "relu": "elementwise"}
+ALIASES = {"depthwise": "depthwise_conv2d", "dense": "matmul", "reduc": "sum"}
+AFTER_OTHERS = {"relu": "elementwise"}
 REDUCED = ("ci", "kh", "kw", "k")
 
 
@@ -49,12 +50,15 @@ class LogWorkload:
     def largest(self) -> int:
         """The largest of the numbers that are worked out of its sizes; -1 where one of these is negative."""
         sizes = [*self.axes.values(), *self.strides]
-        return -1 if min(sizes, default=0) < 0 else max(self.argument_bytes, math.prod(size or 1 for size in sizes))
+        if min(sizes, default=0) < 0:
+            return -1
+        # Sizes without names are those of all tensors together, of which nothing is multiplied.
+        return max(self.argument_bytes, math.prod(size or 1 for size in sizes) if self.knobs else max(sizes, default=0))
 
 
 def operator_in(name: str) -> str:
     """The operator that a name has a word for, or "unknown"."""
-    for word, operator in (*ALIASES.items(), *((o, o) for o in OPERATORS)):
+    for word, operator in (*ALIASES.items(), *((o, o) for o in OPERATORS), *AFTER_OTHERS.items()):
         if word in name.lower():
             return operator
     return UNKNOWN
