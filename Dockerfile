@@ -27,5 +27,5 @@ RUN useradd --create-home --uid 1000 tcl \
  && mkdir /shipped && cp -a data/prepared data/reference data/registers data/searched /shipped
 USER tcl
 # A volume keeps the data sets of the image that it was made with, so this one's take their place; a checkout that is mounted has its own.
-ENTRYPOINT ["/bin/sh", "-c", "[ -e .git ] || cp -a /shipped/. data/ || echo 'the data sets in data/ may be of an older image' >&2; exec \"$@\"", "tcl"]
+ENTRYPOINT ["/bin/sh", "-c", "[ -e .git ] || { mkdir -p data/tuned && cp -a /shipped/. data/; } || echo 'the data sets in data/ may be of an older image' >&2; exec \"$@\"", "tcl"]
 CMD ["make", "run"]

@@ -163,6 +163,8 @@ def _run(
         text, exit_code = _answer(answer)
     if child.returncode == 0:
         return text
+    if not exit_code:  # the stage ended well, and DVC did not: the answer is of the stage
+        text = ""
     if not text:
         explain(name)
     by_hand = " ".join(word for word in ("python", *command[1:]) if word != "--quiet")

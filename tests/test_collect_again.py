@@ -209,6 +209,16 @@ def test_other_limits_measure_again_only_what_timed_out(collection_in, runners, 
     assert after.records[0].error == ("ok" if measured else error)
 
 
+@pytest.mark.parametrize(("error", "measured"), [("build", 1), ("run", 1), ("ok", 0), ("crash", 0)])
+def test_more_memory_measures_again_what_may_have_lacked_it(collection_in, runners, tmp_path, make_setup, pool, error, measured):
+    before = collection_in(tmp_path, programs=pool[0][:1])
+    latencies = (1e-3,) if error == "ok" else ()
+    write_journal(tmp_path, record_of(before, error=error, latencies_s=latencies, protocol=before.setup.protocol_json(error)))
+    for setup, jobs in ((make_setup(run_s=77.0), 0), (make_setup(memory_bytes=1 << 30), measured)):
+        measure_all(collection_in(tmp_path, programs=pool[0][:1], setup=setup), 0.0, ignore)
+        assert len(runners[-1].jobs) == jobs
+
+
 def test_samples_are_what_was_selected(collected_in, runners, tmp_path):
     collected_in(tmp_path, replace(PLAN, budget=30, initial=30, seed=3))
     collection, _, _ = collected_in(tmp_path, replace(PLAN, budget=8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from tcl_core.platforms import Kind, kind_measured
 
@@ -135,7 +136,12 @@ class Setup:
     def protocol_json(self, error: str = "ok") -> str:
         """The protocol and the target as one line, stored with each record: equal lines, comparable latencies.
 
-        The limits are part of it where they decided the outcome: a program that timed out may do with more time.
+        The limits are part of it where they may have decided the outcome: a program that timed out may do with more time, and one that
+        failed with more memory.
         """
-        limits = {"limits": asdict(self.limits)} if error == "timeout" else {}
+        limits: dict[str, Any] = {}
+        if error == "timeout":
+            limits = {"limits": asdict(self.limits)}
+        elif error in ("build", "run") and self.limits.memory_bytes:
+            limits = {"memory_bytes": self.limits.memory_bytes}
         return json.dumps({**asdict(self.protocol), "target": self.target, **limits}, sort_keys=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,7 +87,20 @@ class Runner:
             except PlatformError:
                 yield from batch.first_outcomes()  # what was measured is kept
                 raise
+            self._check_builds(batch)
             yield from batch.first_outcomes()
+
+    def _check_builds(self, batch: _Batch) -> None:
+        """Raise PlatformError where nothing at all could be built: a compiler is gone, or has nowhere to write.
+
+        Of one task, or of few programs, it may be theirs.
+        """
+        outcomes, tasks = batch.first_outcomes(), {job.task_key for job in batch.jobs}
+        if len(outcomes) >= PER_WORKER and len(tasks) > 1 and all(outcome.error == "build" for outcome in outcomes):
+            raise PlatformError(
+                f"none of {len(outcomes)} programs of {len(tasks)} tasks can be built ({outcomes[0].message}); look at the compiler, and at the "
+                f"space in {tempfile.gettempdir()}"
+            )
 
     def describe(self) -> dict[str, Any]:
         """What a remote device tells of its host, as ``RemoteDevice.describe``.  Raises PlatformError."""

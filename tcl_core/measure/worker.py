@@ -21,6 +21,7 @@ no program is to blame for.  While it waits for a device it says ("waiting", Non
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -52,6 +53,7 @@ TOLERANCE = 1e-3
 SENTINEL_MS = 6.0
 # Programs that a worker builds before they are timed, one repeat of each by turns; a quick one builds more than its share.
 PER_WORKER = 16
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk, at no program's fault
 ACTIONS = ("build", "time", "check", "drop", "sentinel", "release", "describe")
 
 
@@ -236,6 +238,8 @@ def _answer(action: Callable[..., Any], arguments: Sequence[Any]) -> tuple[str, 
         return "late", ""
     except PlatformError as error:
         return "impossible", str(error)
+    except OSError as error:
+        return ("impossible" if error.errno in FULL else "failed"), _one_line(error)
     except Exception as error:  # whatever TVM raises is the candidate's failure, not ours
         return "failed", _one_line(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tcl_core.learning.fit import OnEpoch
 
 FORCED = "measuring-again"  # a file in a journal: it was begun by `--force`, whose command has not ended well yet
+MARKED_S = 86_400.0  # for which a stopped `--force` is gone on with: what is older may be of a machine that was another then
 FORCED_BY = "measured-again-by"  # likewise: the run of the pipeline whose `--force` ended well there
 
 
@@ -331,7 +333,8 @@ class _Journal:
 
     def _why_kept(self) -> str | None:
         mark = self.folder / FORCED
-        if mark.exists():
+        if mark.exists() and time.time() - mark.stat().st_mtime < MARKED_S:
+            mark.touch()
             return f"going on with the --force that was stopped; to begin anew once more, remove {mark} first"
         by, run = self.folder / FORCED_BY, os.environ.get(FLOW_RUN_ID)
         if run and by.exists() and by.read_bytes() == run.encode():

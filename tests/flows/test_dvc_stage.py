@@ -27,6 +27,9 @@ say = lambda text, code: open(os.environ["TCL_ANSWER_FILE"], "w").write(json.dum
 if sys.argv[1] == "broken":
     say("the board is not to be had; plug it in", 4)
     sys.exit(4)
+if sys.argv[1] == "unsaved":
+    say("wrote nothing", 0)
+    sys.exit(0)
 open("out.txt", "w").write(os.environ.get("TCL_FORCE", "first"))
 say("wrote out.txt", 0)
 """
@@ -42,6 +45,9 @@ stages:
     deps: [data/models]
   killed:
     cmd: kill -9 $PPID
+  unsaved:
+    cmd: python stage.py unsaved
+    outs: [never.txt]
 """
 
 
@@ -79,6 +85,12 @@ def test_a_silent_failure_says_how_to_see_more(project):
         dvc_stage.StageFailed, match="^killed: failed without a word; to see why, run: python -m dvc repro --single-item killed$"
     ):
         reproduce("killed")
+
+
+def test_where_dvc_fails_after_the_stage_its_answer_is_no_reason(project):
+    """As where a disk is too full for what the stage has written: the stage itself ended well."""
+    with pytest.raises(dvc_stage.StageFailed, match="^unsaved: failed without a word; to see why, run: python -m dvc repro"):
+        reproduce("unsaved")
 
 
 def test_what_dvc_refuses_to_begin_is_said(project):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Job, Protocol, Setup, Tracker
 from tcl_core.measure.runner import PER_WORKER, Runner
 from tests.measure import fake_machine
@@ -237,3 +238,15 @@ def test_an_interrupt_ends_all_workers(measured, machine, action, overlap):
         measured("a", f"is interrupted in {action}", "b", "c", workers=2, overlap=overlap, check=True)
     assert [worker.starts for worker in machine.workers] == [1, 1]
     assert not any(worker.is_alive for worker in machine.workers) and threading.active_count() == threads
+
+
+def test_where_nothing_can_be_built_no_program_is_to_blame(measured, machine):
+    """A compiler is gone, or has nowhere to write: that is no outcome of so many programs of several tasks."""
+    of_one, of_two = ["fails in build"] * PER_WORKER, ["fails in build"] * (PER_WORKER - 1) + ["fails in build 1"]
+    with pytest.raises(
+        PlatformError, match=f"^none of {PER_WORKER} programs of 2 tasks can be built .ValueError: no.; look at the compiler, "
+    ):
+        measured(*of_two)
+    assert errors(measured(*of_one)) == ["build"] * PER_WORKER  # it may be the task's fault
+    assert errors(measured(*of_two[1:])) == ["build"] * (PER_WORKER - 1)  # these are few
+    assert errors(measured(*of_two[1:], "good")) == ["build"] * (PER_WORKER - 1) + ["ok"]

@@ -325,3 +325,10 @@ def test_a_session_of_requests(make_setup, job):
     assert not thread.is_alive()
     assert [kind for kind, _ in answers] == ["done", "done", "done", "failed", "done", "done"]
     assert answers[3][1] == "KeyError: 1" and answers[4][1] < 1e-5
+
+
+@pytest.mark.parametrize(("number", "kind"), [(28, "impossible"), (30, "impossible"), (2, "failed")])
+def test_a_full_disk_is_no_programs_fault(number, kind):
+    """Where a library is linked, as for a device."""
+    said = _answer(fails(OSError(number, os.strerror(number))), [])
+    assert said[0] == kind and os.strerror(number) in said[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,3 +118,17 @@ def test_nothing_is_set_aside_when_nothing_can_be_measured(pool, runners, stage)
     with pytest.raises(DataError, match="the stage candidates writes it"):
         tcl(stage, "-p", "first", "--force")
     assert not list(journal.parent.glob("*.before-*")) and not (journal / collecting.FORCED).exists()
+
+
+def test_what_was_stopped_long_ago_is_begun_anew(pool, runners):
+    """Half of it may be of a machine that was another one then."""
+    write_params({"collect.sampler": "random"})  # trains nothing
+    tcl("collect", "-p", "first")
+    journal, runners.limit = Workspace().journal_folder("first", "collect"), 1
+    with pytest.raises(KeyboardInterrupt):
+        tcl("collect", "-p", "first", "--force")
+    long_ago = (journal / collecting.FORCED).stat().st_mtime - 2 * collecting.MARKED_S
+    os.utime(journal / collecting.FORCED, (long_ago, long_ago))
+    runners.limit = None
+    tcl("collect", "-p", "first", "--force")
+    assert len(runners[-1].jobs) == 20 and len(list(journal.parent.glob("first.before-*"))) == 2
