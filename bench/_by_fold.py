@@ -38,6 +38,7 @@ def begin(description: str, run: Callable[[Namespace], None], seeds: int, quick:
     )
     parser.add_argument("--seeds", type=int, choices=range(1, 51), metavar="N", default=seeds, help=f"of each fold ({seeds})")
     parser.add_argument("--threads", type=int, default=2, help="of training (2)")
+    parser.add_argument("--force", action="store_true", help="compute all anew")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no unit after that")
     given = parser.parse_args()
     if given.quick or given.smallest:
@@ -49,9 +50,9 @@ def begin(description: str, run: Callable[[Namespace], None], seeds: int, quick:
         sys.exit(f"{parser.prog.removesuffix('.py')}: {error}")
 
 
-def identity(modules: Sequence[str], sets: Iterable[Reference]) -> str:
-    """Of the code that these modules of tcl_core need, and of the data sets."""
-    return "-".join([code_identity(modules, []), *(store.data_digest(each.folder)[:12] for each in sets)])
+def identity(script: str, modules: Sequence[str], sets: Iterable[Reference], *more: str) -> str:
+    """Of the code of a script and of what it and these modules of tcl_core need, of the data sets, and of whatever ``more`` decides."""
+    return "-".join([code_identity(modules, [script]), *(store.data_digest(each.folder)[:12] for each in sets), *more])
 
 
 def compute(
@@ -68,7 +69,7 @@ def compute(
     """
     file, command = result_file(f"{name}.json"), f"python bench/{name}.py" + " --quick" * given.quick
     before = json.loads(file.read_text()) if file.exists() else {}
-    known = before["units"] if before.get("identity") == identity else {}
+    known = before["units"] if before.get("identity") == identity and not given.force else {}
     until = time.monotonic() + 60 * given.minutes
     with progress("learning", len(units)) as shown:
         for unit, made in units.items():

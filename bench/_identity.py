@@ -69,6 +69,12 @@ def code_identity(modules: Sequence[str], scripts: Sequence[str]) -> str:
     return hashlib.sha256("".join(map(_code_in, reached(modules, scripts))).encode()).hexdigest()[:16]
 
 
+def folder_identity(name: str) -> str:
+    """Changes with the code of a folder of tcl_core of which the other comparisons know nothing."""
+    files = sorted((ROOT / "tcl_core" / name).glob("*.py"))
+    return hashlib.sha256("".join(map(_code_in, files)).encode()).hexdigest()[:16]
+
+
 def reached(modules: Sequence[str], scripts: Sequence[str]) -> list[Path]:
     """Files of modules of ours, of scripts of this folder, and of what of ``CODE`` they import; and the dialects of logs."""
     found: set[Path] = set()

@@ -105,7 +105,7 @@ def ours(
     def tune(given: Given) -> Spent:
         settings = SearchSettings(seed=given.seed, lean=lean, **({} if explore is None else {"explore": explore}))
         ranking = given.champion if model == CHAMPION else given.rivals[model] if model else None
-        database, began, spent, measured = meta_schedule().database.MemoryDatabase(), time.monotonic(), Spent(), 0
+        database, began, spent = meta_schedule().database.MemoryDatabase(), time.monotonic(), Spent()
         with quiet_compiler(), Runner(given.setup) as runner:
             tunables = tunables_of(given.fused, given.setup.target)
             tunables = tunables if cold else [replace(tunable, cold=False) for tunable in tunables]
@@ -124,10 +124,9 @@ def ours(
             )
 
             def note(outcome: Any) -> None:
-                nonlocal measured
-                measured += 1
+                """A turn's programs are told one by one, when all of them are known: the gain is the whole turn's."""
                 spent.failed += not outcome.latencies_s
-                spent.note(measured, time.monotonic() - began, tuner.budget.network_s())
+                spent.note(given.trials - tuner.budget.left, time.monotonic() - began, tuner.budget.network_s())
 
             tuner.run(runner, note)
         spent.winners = tuner.winners()

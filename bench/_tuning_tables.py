@@ -49,7 +49,9 @@ def show() -> None:
     print(table(present))
     into_document("tune", table(present))
     into_document("tune-systems", table_of_systems(summary))
-    into_document("tune-donors", table_of_donors(last))
+    into_document(
+        "tune-donors", table_of_donors(last) or table_of_donors(list(found["parts"].values()))
+    )  # of before, where none is of today
     curves = {
         network: {
             system: found
@@ -117,7 +119,7 @@ def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -
         "systems_x": systems_x,
         "earlier_systems": [system for system in systems_x if not has(system)],
         "time_to_tenset_x": _over_ratios(time_to(TENSET, *group) for group in of(TENSET)),
-        "time_to_tenset_our_engine_x": _over_ratios(time_to(f"{TENSET}, our engine", *group) for group in short),
+        "time_to_tenset_our_engine_x": _over_ratios(time_to(f"{TENSET}, our engine", *group) for group in of(f"{TENSET}, our engine")),
         "time_to_stock_x": _over_ratios(time_to(STOCK, *group) for group in of(STOCK)),
         "long_ms": _over(compared["systems_ms"].get(OURS) for compared, _ in here_long),
         "long_speedup_over_eager": _over_ratios(_times_ours("eager", compared) for compared, _ in long),

@@ -107,7 +107,7 @@ def run(given: Any) -> None:
         sets = {"prepared": datasets.prepared(), "registers": datasets.registers()}
     bench = Bench(sets, PLATFORM, FOLDS)
     units = {f"{fold}, {seed}": partial(bench.unit, fold, seed) for seed in range(given.seeds) for fold in range(given.folds)}
-    kept = identity(["tcl_core.models.trees", "tcl_core.reference"], sets.values())
+    kept = identity("costly", ["tcl_core.models.trees", "tcl_core.reference"], sets.values())
     shown = partial(table, first=ALL, said="costly programs learned")
     compute("costly", given, kept, units, partial(beside_first, first=ALL), shown)
 

@@ -10,7 +10,8 @@
 #
 # Environment: OUT      where gpu-data.tar.gz is left, with params.yaml and all of data/ (default: ./gpu-data)
 #              PROFILE  sizes: default or full (default: as in DATA's params.yaml, else the checkout's)
-#              NETWORK  such as resnet-18: tuned in the end with what was learned; the result is left in OUT/tuned
+#              NETWORK  such as resnet-18: tuned in the end with what was learned; the result is left in OUT/tuned.  By a name PyTorch
+#                       needs transformers beside it; a .pt2 or .onnx is named by its whole path
 #              LIMIT_S  stop after so many seconds; the journal in the archive lets the next run go on from there
 #              PYTHON   the Python that has PyTorch (default: python3)
 set -euo pipefail
@@ -28,6 +29,11 @@ keep() { # whatever happened: what was measured
     rm -rf "$work"
 }
 trap keep EXIT
+case "${NETWORK:-}" in
+    "" | /*.pt2 | /*.onnx) ;;
+    */* | *.pt2 | *.onnx) echo "gpu.sh: name the file $NETWORK by its whole path" >&2; exit 2 ;;
+    *) "${PYTHON:-python3}" -c 'import transformers' 2> /dev/null || { echo "gpu.sh: $NETWORK is made by transformers, which this Python lacks" >&2; exit 2; } ;;
+esac
 trap 'exit 143' INT TERM
 
 "${PYTHON:-python3}" -m venv --system-site-packages "$work/venv"

@@ -19,6 +19,8 @@ computed with the same code and data is kept.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from functools import partial
 from typing import Any
 
 from _by_fold import begin, compute, identity
+from _identity import code
 from _tables import ROOT, markdown
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
@@ -176,7 +179,10 @@ def run(given: Any) -> None:
         for fold in range(given.folds)
         for platform in bench.draws
     }
-    compute("near", given, identity(["tcl_core.models.trees", "tcl_core.reference"], bench.sets.values()), units, summary, table)
+    drawn = hashlib.sha256(repr(sorted((platform, sorted(keys)) for platform, keys in bench.draws.items())).encode()).hexdigest()[:12]
+    learned_as = hashlib.sha256(code(inspect.getsource(as_here)).encode()).hexdigest()[:12]
+    kept = identity("near", ["tcl_core.models.trees", "tcl_core.reference"], bench.sets.values(), drawn, learned_as)
+    compute("near", given, kept, units, summary, table)
 
 
 if __name__ == "__main__":

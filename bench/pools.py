@@ -65,7 +65,7 @@ def run(given: Any) -> None:
     else:
         bench = Bench({UNIFORM: datasets.prepared(), LEANING: datasets.registers()}, FOLDS)
     units = {f"{fold}, {seed}": partial(bench.unit, fold, seed) for seed in range(given.seeds) for fold in range(given.folds)}
-    kept = identity(["tcl_core.models.trees", "tcl_core.reference"], bench.pools.values())
+    kept = identity("pools", ["tcl_core.models.trees", "tcl_core.reference"], bench.pools.values())
     shown = partial(table, first=UNIFORM, said="learned", of=" programs")
     compute("pools", given, kept, units, partial(beside_first, first=UNIFORM), shown)
 

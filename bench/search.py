@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from _identity import code_identity, folder_identity
 from _tables import Quick, arguments, into_document, markdown, result_file, save
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
@@ -357,6 +358,7 @@ def run(
         "size": {name: value for name, value in asdict(size).items() if name != "seeds"},
         "search": asdict(SearchSettings()),
         "protocol": setting.protocol_json(),
+        "code": folder_identity("tuning") + code_identity(["tcl_core.models.trees"], ["search"]),
     }
     units = unfinished(about, size.seeds)
     done = {(unit["task"], unit["seed"]) for unit in units}

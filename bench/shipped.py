@@ -174,7 +174,9 @@ def run(given: Any) -> None:
         platforms = platforms[1:2]
     todo = [(fold, platform, seed) for seed in range(given.seeds) for fold in range(given.folds) for platform in platforms]
     units = {f"{fold}, {platform}, {seed}": partial(bench.unit, fold, platform, seed) for fold, platform, seed in todo}
-    compute("shipped", given, identity(["tcl_core.teaching", "tcl_core.reference"], bench.machines.values()), units, summary, table)
+    compute(
+        "shipped", given, identity("shipped", ["tcl_core.teaching", "tcl_core.reference"], bench.machines.values()), units, summary, table
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import _identity
 from _identity import code, code_of, identity, reached
 
 SOURCE = '"""What it is."""\n\n\ndef double(x):\n    """Twice as much."""\n    return 2 * x  # twice\n'
@@ -41,3 +42,17 @@ def test_scripts_that_a_script_imports_count_too():
     found = {path.name for path in reached([], ["_transfer_units"])}
     assert {"_transfer_rows.py", "_transfer_data.py", "_paired.py", "_datasets.py", "_lessons.py", "metrics.py", "bridge.py"} <= found
     assert not {"_tables.py", "_identity.py", "transfer.py"} & found
+
+
+def test_a_folder_of_its_own_is_known_by_its_code(tmp_path, monkeypatch):
+    """Better words make no run untrue; other code does."""
+    folder, file = tmp_path / "tcl_core" / "tuning", tmp_path / "tcl_core" / "tuning" / "search.py"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(_identity, "ROOT", tmp_path)
+    found = []
+    for text in ('"""Words."""\nA = 1\n', '"""Other words."""\nA = 1  # one\n', "A = 2\n"):
+        file.write_text(text)
+        _identity._code_in.cache_clear()
+        found.append(_identity.folder_identity("tuning"))
+    _identity._code_in.cache_clear()
+    assert found[0] == found[1] != found[2]
