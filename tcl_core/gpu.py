@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -114,6 +115,15 @@ def _attribute(driver: Any, number: int, device: ctypes.c_int) -> int:
 
 def why_no_gpu(design_space: str) -> str | None:
     """One sentence that says why this machine cannot build and run programs of a design space; None if it can."""
+    if why := why_not_run(design_space):
+        return why
+    if not cuda_compiler():
+        return "there is neither nvcc on the PATH, nor the Python package cuda-bindings and a CUDA toolkit to compile CUDA programs with"
+    return None
+
+
+def why_not_run(design_space: str) -> str | None:
+    """One sentence that says why this machine cannot run programs of a design space that were built; None if it can."""
     try:
         arch = read_gpu().arch
     except PlatformError as error:
@@ -122,8 +132,6 @@ def why_no_gpu(design_space: str) -> str | None:
         return f"this GPU is {arch}, and the programs of design space {design_space} need {DESIGN_SPACES[design_space]}"
     if not _can_load(RUNTIME):
         return f"TVM's CUDA runtime needs {RUNTIME}, which is not found; install CUDA 13, or set LD_LIBRARY_PATH"
-    if not cuda_compiler():
-        return "there is neither nvcc on the PATH nor the Python package cuda-bindings to compile CUDA programs with"
     return None
 
 
@@ -142,10 +150,14 @@ def _can_load(library: str) -> bool:
 
 
 def cuda_compiler() -> str:
-    """What TVM can compile CUDA code with: nvcc, the library nvrtc, or nothing ("")."""
+    """What TVM can compile CUDA code with: nvcc, the library nvrtc, or nothing ("").
+
+    With the library too it reads the toolkit's headers, which it finds by CUDA_PATH or where the toolkit lies by default.
+    """
     if shutil.which("nvcc"):
         return "nvcc"
-    return "nvrtc" if importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings") else ""
+    toolkit = os.environ.get("CUDA_PATH") or os.path.exists("/usr/local/cuda/bin/nvcc")
+    return "nvrtc" if toolkit and importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings") else ""
 
 
 def gpu_target() -> dict[str, Any]:

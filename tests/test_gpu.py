@@ -15,7 +15,17 @@ import pytest
 
 from tcl_core import gpu
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.gpu import ATTRIBUTES, DESIGN_SPACES, Gpu, GpuHardware, gpu_fingerprint, gpu_target, read_gpu_hardware, why_no_gpu
+from tcl_core.gpu import (
+    ATTRIBUTES,
+    DESIGN_SPACES,
+    Gpu,
+    GpuHardware,
+    gpu_fingerprint,
+    gpu_target,
+    read_gpu_hardware,
+    why_no_gpu,
+    why_not_run,
+)
 from tcl_core.platforms import Hardware, pool_target, saved_hardware
 
 H200 = {
@@ -128,8 +138,13 @@ def test_what_else_a_gpu_needs(one, monkeypatch):
     assert why_no_gpu("cuda-sm80") is None
     monkeypatch.setattr(gpu.shutil, "which", lambda command: None)
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    assert why_no_gpu("cuda").startswith("there is neither nvcc on the PATH nor the Python package cuda-bindings")
+    monkeypatch.setattr(gpu.os.path, "exists", lambda path: False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    assert why_no_gpu("cuda").startswith("there is neither nvcc on the PATH, nor the Python package cuda-bindings and a CUDA toolkit")
+    assert why_not_run("cuda") is None  # what was built elsewhere runs
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: name)
+    assert gpu.cuda_compiler() == ""  # its headers are missing, which PyTorch's packages do not bring
+    monkeypatch.setenv("CUDA_PATH", "/opt/cuda")
     assert (gpu.cuda_compiler(), why_no_gpu("cuda")) == ("nvrtc", None)
     monkeypatch.undo()
     one()

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 
+from tcl_core.platforms.host import cpu_flags
+
 LANES = V = 16
 CONV, U, STEP, DELTA, GRAD_U, GRAD_STEP = range(6)  # arrays of room: before silu, after; before softplus, after
 
@@ -21,9 +23,15 @@ def compiled(name: str, *shape: int):
     from tcl_core.compat import load_tvm
 
     tvm = load_tvm()
-    cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
     module = tvm.IRModule({name: KERNELS[name](*shape)})
-    return tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
+    return tvm.compile(module, target=tvm.target.Target(_this_cpu(tvm)))
+
+
+def _this_cpu(tvm) -> dict:
+    """LLVM names a CPU by family and model: without the vectors that a hypervisor hides, as Linux tells."""
+    named = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
+    hidden = [feature for feature in ("avx512f", "avx2", "avx") if feature not in cpu_flags()] if "sse2" in cpu_flags() else []
+    return named | ({"mattr": [f"-{feature}" for feature in hidden]} if hidden else {})
 
 
 def padded(columns: int) -> int:

@@ -14,6 +14,7 @@ from tcl_core.gpu import (
     read_gpu,
     read_gpu_hardware,
     why_no_gpu,
+    why_not_run,
     why_other_gpu,
 )
 from tcl_core.platforms.kind import Ask, Found, Kind, Measure, Platform
@@ -48,7 +49,7 @@ class Cuda(Kind):
         return Found(gpu_fingerprint(), read_gpu_hardware(platform.hardware))
 
     def why_unfit(self, target: Mapping[str, Any]) -> str | None:
-        return why_no_gpu("cuda") or why_other_gpu(str(target.get("arch")))
+        return why_not_run("cuda") or why_other_gpu(str(target.get("arch")))
 
     def unsearched(self, module: Any, target: Any) -> Any:
         """By TVM's general rules for GPUs: a loop that is bound to no thread runs on none."""

@@ -279,12 +279,13 @@ class Workspace:
         return [(task, int(sketch), tuple(map(int, decisions))) for task, sketch, *decisions in texts]
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
-        """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart."""
-        tasks = np.unique(samples.tasks)
-        count = int(round(share * len(tasks)))
+        """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart; such as have something to compare."""
+        tasks, ran = np.unique(samples.tasks[np.isfinite(samples.latencies_s)], return_counts=True)
+        comparable = tasks[ran > 1]
+        count = min(int(round(share * len(np.unique(samples.tasks)))), len(comparable))
         if not count:
             return samples, None
-        kept = np.random.default_rng(self.params.seed).choice(tasks, size=count, replace=False)
+        kept = np.random.default_rng(self.params.seed).choice(comparable, size=count, replace=False)
         apart = np.isin(samples.tasks, kept)
         return samples.take(~apart), samples.take(apart)
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from tcl_core.compat import load_tvm
 from tcl_core.models import kernel_cache, scan_kernel, scan_tir
 from tcl_core.models.mamba import MambaBlock, TokenBatch
 
@@ -95,3 +96,19 @@ def test_other_code_has_another_file(empty):
     for source in ("a", "b"):
         kernel_cache.cached("last", source, lambda: scan_tir.compiled("last", *SHAPE))
     assert len(list(empty.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "without"),
+    [
+        ({"sse2", "avx", "avx2"}, ["-avx512f"]),
+        ({"sse2", "avx", "avx2", "avx512f"}, []),
+        ({"sse2"}, ["-avx512f", "-avx2", "-avx"]),
+        ({"asimd"}, []),
+    ],
+)
+def test_vectors_that_a_hypervisor_hides_are_not_used(monkeypatch, flags, without):
+    """LLVM names the CPU by family and model, and takes all that such a CPU has to be there."""
+    monkeypatch.setattr(scan_tir, "cpu_flags", lambda: frozenset(flags))
+    found = scan_tir._this_cpu(load_tvm())
+    assert found["mcpu"] and found.get("mattr", []) == without

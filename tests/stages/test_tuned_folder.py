@@ -123,7 +123,7 @@ def test_a_target_that_is_none_is_a_sentence(folder, target):
 
 def test_what_was_tuned_for_another_gpu_is_refused(folder, monkeypatch):
     rewritten(folder, target={"kind": "cuda", "arch": "sm_90"}, platform="gpu")
-    monkeypatch.setattr("tcl_core.platforms.cuda.why_no_gpu", lambda design_space: None)
+    monkeypatch.setattr("tcl_core.platforms.cuda.why_not_run", lambda design_space: None)
     monkeypatch.setattr("tcl_core.gpu.read_gpu", lambda: Gpu("NVIDIA A100", 80 << 30, {"major": 8, "minor": 0}))
     why = r"fast was tuned for gpu, which cannot run here \(it was built for sm_90, and this GPU is sm_80\); tune it here"
     with pytest.raises(PlatformError, match=why):

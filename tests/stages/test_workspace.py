@@ -13,12 +13,14 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import matmul_module
 
 from tcl_core import store
 from tcl_core.checked import read_json
 from tcl_core.errors import DataError, UsageError
+from tcl_core.features.batches import Samples
 from tcl_core.params import load_params
 from tcl_core.platforms import Hardware
 from tcl_core.programs.pool import build_pool
@@ -307,3 +309,17 @@ def test_damaged_seconds_are_left_out_and_that_is_said(tmp_path, monkeypatch, ca
     assert list(Workspace().stage_seconds()) == ["train"]
     assert "tasks.json is damaged (it has no checksum" in caplog.text and "it is left out of the summary" in caplog.text
     assert "evaluate.json is damaged (it is another stage's); it is left out of the summary" in caplog.text
+
+
+def test_tasks_kept_apart_have_something_to_compare(tmp_path, monkeypatch):
+    """Of one program, or of one that ran, nothing can be said; where no other task is, none is kept apart."""
+    tasks = np.array([0, 1, 1, 2, 2, 3, 3], np.int32)
+    shutil.copy(SHIPPED, tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    project = Workspace()
+    samples = Samples(np.zeros((7, 2, 4), np.float32), np.full(7, 2, np.int32), tasks, np.array([1, 1, 2, 1, np.inf, 3, 4.0]))
+    for share, apart in ((0.5, {1, 3}), (1.0, {1, 3}), (0.1, set())):
+        train, valid = project.split_by_task(samples, share)
+        assert (set(valid.tasks.tolist()) if valid else set()) == apart and set(train.tasks.tolist()) == {0, 1, 2, 3} - apart
+    alone = samples.take(np.flatnonzero(tasks == 0))
+    assert project.split_by_task(alone, 1.0)[1] is None
