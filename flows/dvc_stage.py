@@ -20,7 +20,7 @@ from typing import IO
 import psutil
 
 from flows import dvc_lock
-from tcl_core.errors import DataError, TclError, UsageError
+from tcl_core.errors import BusyError, DataError, TclError
 from tcl_core.files import shown, writing
 from tcl_core.locks import try_lock
 from tcl_core.process import ANSWER_FILE, PARENT_PID, runs_dvc
@@ -30,7 +30,7 @@ STATUS_S = 60.0  # for DVC to say why a stage did not begin
 INTERRUPT_S = 5.0  # for a child to end by itself after Ctrl-C, which the terminal sends to it as well
 
 
-class Busy(UsageError):
+class Busy(BusyError):
     """Another run is at work in this folder."""
 
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
@@ -50,7 +50,7 @@ def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -
               keeps only the lines whose target has that text in it;
               a MetaSchedule ``Database``; TVM schedules or traces of one ``module``; or ``Samples``
 
-    Scores compare only within a task.  Nothing is written and nothing printed.  Raises as ``load``, DataError for what is no log,
+    Scores compare only within a task.  Nothing is written, and at most progress printed, on standard error.  Raises as ``load``, DataError for what is no log,
     has no program or does not fit the model, UsageError for a model of what ``programs`` do not tell.
     """
     trained = _trained(model)
@@ -219,20 +219,22 @@ def tune(
     donors = Donors(databases, setup.target) if databases else None
     asked = {"network": str(network), "target": setup.target, "model": _digest(trained)}
     kept = _kept_in(folder_of(asked | asked_for(str(network), PREPARED, setup, seed, databases)))
-    with nullcontext() if out is None else tuned_folder(Path(out), overwrite) as aside, measuring_alone():
-        tuned = tune_network(
-            str(network), PREPARED, model=trained.model if trained else None, hardware=trained.hardware_vector if trained else (),
-            setup=setup, trials=trials, seed=seed, folder=kept, out=aside, minutes=minutes, donors=donors,
-        )  # fmt: skip
-        if aside is not None:
-            told = {
-                "network": str(network), "platform": mcpu, "model": trained.origin if trained else "no model",
-                "tasks_ms": tasks_ms(asdict(tuned)["task_times"]), "target": setup.target, "threads": setup.protocol.threads,
-                "pin_threads": setup.protocol.pin_threads, "protocol": asdict(setup.protocol), "seed": seed,
-                "host": host_fingerprint(), "tvm_version": TVM_VERSION, "graph": asdict(PREPARED),
-            }  # fmt: skip
-            fill(aside, kept, {**asdict(tuned), **told})
-    shutil.rmtree(kept, ignore_errors=True)  # only now: whatever stops it before, the same call goes on
+    with ExitStack() as alone:
+        with nullcontext() if out is None else tuned_folder(Path(out), overwrite) as aside:
+            alone.enter_context(measuring_alone())  # to the end: nobody else begins with what is removed then
+            tuned = tune_network(
+                str(network), PREPARED, model=trained.model if trained else None, hardware=trained.hardware_vector if trained else (),
+                setup=setup, trials=trials, seed=seed, folder=kept, out=aside, minutes=minutes, donors=donors,
+            )  # fmt: skip
+            if aside is not None:
+                told = {
+                    "network": str(network), "platform": mcpu, "model": trained.origin if trained else "no model",
+                    "tasks_ms": tasks_ms(asdict(tuned)["task_times"]), "target": setup.target, "threads": setup.protocol.threads,
+                    "pin_threads": setup.protocol.pin_threads, "protocol": asdict(setup.protocol), "seed": seed,
+                    "host": host_fingerprint(), "tvm_version": TVM_VERSION, "graph": asdict(PREPARED),
+                }  # fmt: skip
+                fill(aside, kept, {**asdict(tuned), **told})
+        shutil.rmtree(kept, ignore_errors=True)  # only now: whatever stops it before, the same call goes on
     return tuned
 
 

@@ -86,6 +86,10 @@ def progress(title: str, total: int, seconds: float | None = None) -> Iterator[P
     if sys.stderr is None or not sys.stderr.isatty():
         yield Progress(title, total, seconds)
         return
-    shown = _Bar(title, total, seconds)
+    try:
+        shown = _Bar(title, total, seconds)
+    except ModuleNotFoundError:  # the library alone has no bars
+        yield Progress(title, total, seconds)
+        return
     with shown.bar:
         yield shown

@@ -77,3 +77,15 @@ def test_progress_goes_where_standard_error_was_sent_to():
     assert said.getvalue() == "measuring: 1 of 2\n"
     with redirect_stderr(None), progress.progress("measuring", 2) as shown:
         shown.show()
+
+
+def test_without_rich_a_terminal_gets_lines(monkeypatch, capfd):
+    """It comes with the pipeline; the library alone has none."""
+    from tcl_core import progress
+
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.progress("ranking", 2) as shown:
+        shown.advance()
+        shown.show()
+    assert capfd.readouterr().err == "ranking: 1 of 2\n"

@@ -331,10 +331,13 @@ class _Journal:
             (self.folder / FORCED).touch()
             sync_folder(self.folder.parent)
 
+    def _alive(self) -> list[Path]:
+        """The files that tell when somebody last began or measured here."""
+        return [file for file in (self.folder / FORCED, self.folder / "records.jsonl") if file.exists()]
+
     def _why_kept(self) -> str | None:
         mark = self.folder / FORCED
-        if mark.exists() and time.time() - mark.stat().st_mtime < MARKED_S:
-            mark.touch()
+        if mark.exists() and time.time() - max(file.stat().st_mtime for file in self._alive()) < MARKED_S:
             return f"going on with the --force that was stopped; to begin anew once more, remove {mark} first"
         by, run = self.folder / FORCED_BY, os.environ.get(FLOW_RUN_ID)
         if run and by.exists() and by.read_bytes() == run.encode():

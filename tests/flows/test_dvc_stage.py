@@ -16,7 +16,7 @@ import pytest
 
 from flows import dvc_stage
 from tcl_core.locks import try_lock
-from tcl_core.errors import UsageError
+from tcl_core.errors import BusyError
 from tcl_core.process import PARENT_PID
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,7 +202,7 @@ def test_the_lock_of_runs_is_never_written_to(project):
 
 def test_two_runs_do_not_measure_at_once(project):
     with dvc_stage.only_run():
-        with pytest.raises(UsageError, match="another run is at work"):
+        with pytest.raises(BusyError, match="another run is at work"):
             with dvc_stage.only_run():
                 pass
     with dvc_stage.only_run():

@@ -217,7 +217,7 @@ def test_a_run_that_finds_its_place_taken_is_cancelled_with_the_reason(stages):
         state, runs = run()
     assert state.is_cancelled() and state.message == "another run is at work in this folder; wait for its end or stop it"
     assert (stages.calls, runs) == ([], {})
-    assert state.result(raise_on_failure=False).exit_code == 2  # make run refuses
+    assert state.result(raise_on_failure=False).exit_code == 6  # make run refuses
 
 
 def test_a_collection_by_hand_is_a_reason_to_cancel_and_no_failure(stages):

@@ -127,8 +127,9 @@ def test_what_was_stopped_long_ago_is_begun_anew(pool, runners):
     journal, runners.limit = Workspace().journal_folder("first", "collect"), 1
     with pytest.raises(KeyboardInterrupt):
         tcl("collect", "-p", "first", "--force")
-    long_ago = (journal / collecting.FORCED).stat().st_mtime - 2 * collecting.MARKED_S
-    os.utime(journal / collecting.FORCED, (long_ago, long_ago))
+    for file in journal.iterdir():
+        long_ago = file.stat().st_mtime - 2 * collecting.MARKED_S
+        os.utime(file, (long_ago, long_ago))
     runners.limit = None
     tcl("collect", "-p", "first", "--force")
     assert len(runners[-1].jobs) == 20 and len(list(journal.parent.glob("first.before-*"))) == 2
