@@ -361,10 +361,10 @@ def test_a_gpu_is_asked_itself(monkeypatch):
     assert kind.target(spec) == {"kind": "cuda", "arch": "sm_80", **gpu.POOL_LIMITS}
     assert (kind.shown_as(spec, True), kind.shown_as(spec, False), kind.device) == ("NVIDIA A100", "GPU", "cuda")
     assert (kind.apart, kind.bounded, kind.why_untuned("p")) == (True, False, None)
-    monkeypatch.setattr("tcl_core.platforms.cuda.why_no_gpu", lambda space: None)
+    monkeypatch.setattr("tcl_core.platforms.cuda.why_not_run", lambda space: None)
     assert kind.why_unfit({"arch": "sm_80"}) is None
     assert kind.why_unfit({"arch": "sm_90"}) == "it was built for sm_90, and this GPU is sm_80"
-    monkeypatch.setattr("tcl_core.platforms.cuda.why_no_gpu", lambda space: "there is none")
+    monkeypatch.setattr("tcl_core.platforms.cuda.why_not_run", lambda space: "there is none")
     assert kind.why_unfit({"arch": "sm_80"}) == "there is none"
 
 
