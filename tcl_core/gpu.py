@@ -38,6 +38,7 @@ CORES_PER_MULTIPROCESSOR = {
 }  # fmt: skip
 # What TVM's CUDA runtime was linked with; without it TVM leaves CUDA out and does not say so.
 RUNTIME = "libcudart.so.13"
+OLDEST = 75  # compute capability that CUDA 13, whose runtime that is, compiles for and runs on
 # Design space of the candidates -> the oldest architecture that runs them; from 8.0 on, copies may be asynchronous.
 DESIGN_SPACES = {"cuda": "sm_60", "cuda-sm80": "sm_80"}
 # The limits that all desktop and server GPUs since then share: one pool of programs serves all of them.
@@ -130,6 +131,8 @@ def why_not_run(design_space: str) -> str | None:
         return str(error).partition(";")[0]
     if int(arch[3:]) < int(DESIGN_SPACES[design_space][3:]):
         return f"this GPU is {arch}, and the programs of design space {design_space} need {DESIGN_SPACES[design_space]}"
+    if int(arch[3:]) < OLDEST:
+        return f"this GPU is {arch}, and CUDA 13, which TVM's runtime needs, knows none before sm_{OLDEST}"
     if not _can_load(RUNTIME):
         return f"TVM's CUDA runtime needs {RUNTIME}, which is not found; install CUDA 13, or set LD_LIBRARY_PATH"
     return None

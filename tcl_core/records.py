@@ -33,7 +33,7 @@ class Record:
     round        collection round, 0 for the random start
     protocol     JSON of how it was timed; host: fingerprint of the machine; latencies compare within both
     checked      its output was compared with the untuned program's and found equal
-    disturbed    the machine was not quiet while it was timed: whoever can measures it again
+    disturbed    something else had its part in how it was timed: whoever can measures it again
     """
 
     task_key: str

@@ -134,6 +134,8 @@ def test_what_else_a_gpu_needs(one, monkeypatch):
     one(major=7, minor=5)
     assert why_no_gpu("cuda") is None
     assert why_no_gpu("cuda-sm80") == "this GPU is sm_75, and the programs of design space cuda-sm80 need sm_80"
+    one(major=7, minor=0)
+    assert why_no_gpu("cuda") == "this GPU is sm_70, and CUDA 13, which TVM's runtime needs, knows none before sm_75"
     one(major=12)
     assert why_no_gpu("cuda-sm80") is None
     monkeypatch.setattr(gpu.shutil, "which", lambda command: None)

@@ -19,6 +19,7 @@ from tcl_core.evaluation.intervals import Interval
 DRAWS = 1000
 SAME = 0.05  # a common factor nearer to 1 than this is not worth a word
 SAMPLE = 8  # clear pairs, below which nothing can be told
+SWAPPED = 3  # clear pairs, by fewer of which no order has changed: of eight one would be more than a tenth
 DRIFTED, SAME_ORDER, UNDECIDED = "drift", "no drift", "undecided"
 
 
@@ -83,12 +84,14 @@ def compare(
 def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tuple[str, str]:
     """Whether that is drift, and the sentence that says why."""
     if found.pairs < SAMPLE:
-        others = (
-            f", for others on this machine disturbed {found.disturbed} programs; try again when it is quieter" if found.disturbed else ""
-        )
-        return UNDECIDED, f"only {found.pairs} clear pairs of programs could be compared{others}"
+        return UNDECIDED, f"only {found.pairs} clear pairs of programs could be compared{_disturbed(found)}"
+    other_order = found.agreement.value < least_agreement
+    few = found.pairs * (1 - found.agreement.value) < SWAPPED - 0.25  # equal ones count by halves
+    if other_order and few and not found.fall > most_fall:
+        kept = f"{found.agreement.value:.0%} of only {found.pairs} clear pairs of programs keep their order, too few to tell"
+        return UNDECIDED, kept + _disturbed(found)
     why = []
-    if found.agreement.value < least_agreement:
+    if other_order and not few:
         why.append(
             f"the machine keeps the order of only {found.agreement.value:.0%} of {found.pairs} clear pairs ({least_agreement:.0%} needed)"
         )
@@ -102,6 +105,10 @@ def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tupl
     ranking = f"{found.agreement.value:.0%} of {found.pairs} clear pairs are in their old order"
     champion = "" if found.now is None else f", the champion orders {found.now:.0%} right ({found.then:.0%} before)"
     return SAME_ORDER, f"{machine}, ranking unchanged: {ranking}{champion}"
+
+
+def _disturbed(found: Comparison) -> str:
+    return f", for others on this machine disturbed {found.disturbed} programs; try again when it is quieter" if found.disturbed else ""
 
 
 def _machine(found: Comparison) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tcl_core.compat import load_tvm, set_threads
 from tcl_core.measure.job import Setup
-from tcl_core.measure.timing import Clock
+from tcl_core.measure.timing import CALL_S, LAUNCH_S, Clock
 from tcl_core.platforms import largest_cache_bytes
 
 
@@ -57,6 +57,7 @@ class HostDevice:
         self._tvm = tvm
         self._device = tvm.device(setup.kind.device, 0)
         self._flushed = np.zeros(2 * largest_cache_bytes() if protocol.flush_cache else 0, dtype=np.uint8)
+        self._call_s = LAUNCH_S if setup.kind.apart else CALL_S
 
     def load(self, built: Any) -> HostProgram:
         return HostProgram(built)
@@ -67,7 +68,7 @@ class HostDevice:
     def clock(self, program: HostProgram, arguments: Sequence[Any], cold: bool = False) -> Clock:
         if cold and not self._flushed.size:
             return ColdClock(program, arguments, self._tvm)
-        return HostClock(program, arguments, self._device, self._flushed)
+        return HostClock(program, arguments, self._device, self._flushed, self._call_s)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """The process ends where the program spoilt the device for all that come after it, as a fault does on a GPU."""
@@ -91,6 +92,7 @@ class ColdClock:
     """Runs a program whose arguments but the first are evicted before each run; TVM's own loop times it."""
 
     EVICT = "cache_flush_cpu_non_first_arg"  # line by line, by TVM's runtime
+    call_s = CALL_S
 
     def __init__(self, program: HostProgram, arguments: Sequence[Any], tvm: Any) -> None:
         self._program, self._arguments, self._device = program, arguments, tvm.cpu()
@@ -125,8 +127,8 @@ class HostClock:
 
     between_s = 0.0
 
-    def __init__(self, program: HostProgram, arguments: Sequence[Any], device: Any, flushed: np.ndarray) -> None:
-        self._program, self._arguments, self._device, self._flushed = program, arguments, device, flushed
+    def __init__(self, program: HostProgram, arguments: Sequence[Any], device: Any, flushed: np.ndarray, call_s: float) -> None:
+        self._program, self._arguments, self._device, self._flushed, self.call_s = program, arguments, device, flushed, call_s
 
     def once(self) -> float:
         if self._flushed.size:

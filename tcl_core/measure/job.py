@@ -80,8 +80,8 @@ class Outcome:
     latencies_s  mean seconds of each repeat, empty unless ok
     message      one line on the failure
     checked      the output was compared and found equal
-    disturbed    the machine was not quiet while it was timed, as the sentinel shows, nor when it was timed again; or,
-                 where it failed, just before
+    disturbed    the machine was not quiet while it was timed, as the sentinel shows, nor when it was timed again, or its worker died of
+                 another program before it had all repeats; where it failed, it was not quiet just before, or a GPU had no memory left
     build_s      seconds spent building
     """
 

@@ -34,8 +34,8 @@ from tcl_core.files import shown
 from tcl_core.measure.device import Crashed, TimedOut
 from tcl_core.measure.job import Setup
 from tcl_core.measure.serving import DESCRIBE, SET_THREADS
-from tcl_core.measure.timing import Clock
-from tcl_core.measure.tracker import POLL_S, NoDevice, request_device
+from tcl_core.measure.timing import CALL_S, Clock
+from tcl_core.measure.tracker import BUSY_S, POLL_S, NoDevice, count_devices, request_device
 from tcl_core.platforms import Hardware
 
 GRACE_S = 10.0  # after which a device that should have answered is silent
@@ -129,7 +129,7 @@ class RemoteDevice:
             self._session = self._connect()
 
     def _connect(self) -> _Session:
-        tracker, deadline = self._setup.tracker, None
+        tracker, failed = self._setup.tracker, dict[tuple[str, int], float]()
         while True:
             address, port, key = request_device(tracker, self._on_wait)
             self._on_wait()
@@ -140,8 +140,10 @@ class RemoteDevice:
             except PlatformError:
                 raise
             except Exception as error:  # TVM raises several types; whatever it is, this device is not at hand
-                deadline = deadline or time.monotonic() + tracker.wait_s  # the wait for a free one is not in it
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                late_s = now - failed.setdefault((address, port), now)
+                # Another device may take it, but not for ever: who has that one may keep it.
+                if late_s >= tracker.wait_s and (count_devices(tracker) <= len(failed) or late_s >= BUSY_S):
                     raise NoDevice(
                         f"the device {address}:{port} of key '{tracker.key}', which the RPC tracker at {tracker.address} "
                         f"offers, takes no session ({_last_line(error)}); start it anew (what was recorded is kept)"
@@ -187,7 +189,7 @@ class RemoteClock:
     Each call runs the program once more, untimed, which TVM's evaluator does before it starts its clock.
     """
 
-    between_s = 0.0
+    between_s, call_s = 0.0, CALL_S
 
     def __init__(self, device: RemoteDevice, program: RemoteProgram, arguments: Sequence[RemoteTensor], flush: bool) -> None:
         self._device, self._program, self._arguments = device, program, arguments

@@ -48,7 +48,7 @@ class Runner:
     installation), or that something kills again and again, raise, PlatformError, and so do remote devices that are not
     to be had; everything else is an Outcome.
 
-    workers  how many; None: as many as this process may use CPUs, but from one to four for each remote device
+    workers  how many; None: as many as this process may use CPUs and a GPU's memory holds, but from one to four for each remote device
     overlap  build while another program is timed; None: where programs run on another device than the builds
     """
 
@@ -61,6 +61,7 @@ class Runner:
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()
         self._watches = {worker: Watch() for worker in self.workers} if remote else dict.fromkeys(self.workers, Watch())
         self._best_s: dict[str, float] = {}
+        self._too_slow: set[str] = set()  # tasks whose untuned program no check waits for
         self._tvm_version = ""
         self._marking = threading.Lock()
 
@@ -187,16 +188,18 @@ class Runner:
                 worker.held.add(number)
             except (Failed, Late, Died) as error:
                 quiet = self._overlap or self._watches[worker].was_quiet  # a sentinel elsewhere tells nothing of builds
-                batch.fail(number, _failure(error, "build", f"not built within {limit_s:g} s"), quiet)
+                failure = _failure(error, "build", f"not built within {limit_s:g} s")
+                batch.fail(number, failure, quiet and not self._wants_memory(failure))
 
     def _time_all(self, worker: WorkerHandle, batch: _Batch) -> dict[int, Outcome]:
         """Time what the worker has built, again if the machine was not quiet: the outcomes of what ran."""
         numbers = sorted(worker.held)
         timed: dict[int, Outcome] = {}
         for _ in range(1 + RETRIES):
-            latest = self._time_once(worker, batch, numbers)
-            timed |= latest  # where the worker died on the way, what was timed before it stands
-            if not any(outcome.disturbed for outcome in latest.values()):
+            latest, cut = self._time_once(worker, batch, numbers)
+            # Where the worker died on the way, what was timed before it stands, the better of what was cut.
+            timed |= {number: outcome for number, outcome in latest.items() if number not in timed or number not in cut}
+            if cut or not any(outcome.disturbed for outcome in latest.values()):
                 break
         return {number: outcome for number, outcome in timed.items() if number not in batch.outcomes}
 
@@ -219,15 +222,22 @@ class Runner:
         """Whether the worker ended at no program's fault: a worker that runs none itself, or a device that fell silent."""
         return self._remote and not worker.is_alive
 
-    def _time_once(self, worker: WorkerHandle, batch: _Batch, numbers: list[int]) -> dict[int, Outcome]:
-        """The programs that ran, between two readings of the sentinel; the others end here."""
+    def _time_once(self, worker: WorkerHandle, batch: _Batch, numbers: list[int]) -> tuple[dict[int, Outcome], set[int]]:
+        """The programs that ran, between two readings of the sentinel, and those of them whose worker died with another before they
+        had all of their repeats: disturbed, too.  The others end here.
+        """
         latencies_s: dict[int, list[float]] = {}
-        before_s, waiting = self._sentinel(worker), numbers
+        before_s, waiting, wanting = self._sentinel(worker), numbers, set[int]()
         while waiting:
-            waiting = [n for n in waiting if n in worker.held and n not in batch.outcomes and self._repeat(worker, batch, n, latencies_s)]
+            for number in waiting:
+                if number in worker.held and number not in batch.outcomes:
+                    more = self._repeat(worker, batch, number, latencies_s)
+                    (wanting.add if more else wanting.discard)(number)
+            waiting = [number for number in waiting if number in wanting and number in worker.held]
         readings_s = [reading_s for reading_s in (before_s, self._sentinel(worker)) if reading_s is not None]
         quiet = not readings_s or self._watches[worker].is_quiet(*readings_s)
-        return {number: Outcome("ok", tuple(repeats), disturbed=not quiet) for number, repeats in latencies_s.items()}
+        outcomes = {n: Outcome("ok", tuple(repeats), disturbed=not quiet or n in wanting) for n, repeats in latencies_s.items()}
+        return outcomes, wanting & outcomes.keys()
 
     def _sentinel(self, worker: WorkerHandle) -> float | None:
         """A reading; None from a worker that holds nothing any more, or a device that cannot run the sentinel."""
@@ -248,15 +258,20 @@ class Runner:
         try:
             mean_s = worker.ask(self._limit_s(limit_s), "time", number, best_s)
         except (Failed, Late, Died) as error:
-            if not self._is_lost(worker):
-                failure = _failure(error, "run", f"not run within {limit_s:g} s")
-                batch.fail(number, failure, self._watches[worker].was_quiet)
+            if self._is_lost(worker):
+                return True
+            failure = _failure(error, "run", f"not run within {limit_s:g} s")
+            batch.fail(number, failure, self._watches[worker].was_quiet and not self._wants_memory(failure))
             return False
         repeats = latencies_s.setdefault(number, [])
         repeats.append(mean_s)
         if not job.check:
             self._mark(job, repeats)
         return is_worth_repeating(repeats, self.setup.protocol, best_s)
+
+    def _wants_memory(self, failure: Outcome) -> bool:
+        """Whether it failed for memory of a GPU, which others of this machine may hold: it is measured again another time."""
+        return self.setup.kind.apart and not self._remote and "out of memory" in failure.message.lower()
 
     def _mark(self, job: Job, latencies_s: Sequence[float]) -> None:
         """Programs of the task that are far behind this one are not repeated; so a wrong one must not come here."""
@@ -278,10 +293,14 @@ class Runner:
                 worker.ask(self._limit_s(self.setup.limits.run_s), "drop", number)
 
     def _checked(self, worker: WorkerHandle, batch: _Batch, number: int, outcome: Outcome) -> Outcome:
-        limits = self.setup.limits
+        limits, task = self.setup.limits, batch.jobs[number].task_key
+        if task in self._too_slow:
+            return outcome
         try:
             difference = worker.ask(self._limit_s(limits.build_s + 2 * limits.run_s), "check", number)
         except Late:  # the untuned program may be too slow to compare with: the timing stands, unchecked
+            if not self._is_lost(worker):
+                self._too_slow.add(task)
             return outcome
         except (Failed, Died) as error:
             return outcome if self._is_lost(worker) else _failure(error, "run", "")
@@ -294,7 +313,7 @@ class Runner:
 def _workers_for(setup: Setup) -> int:
     """Workers that have enough to do: more than a few for one remote device would only wait for it."""
     if setup.tracker is None:
-        return threads()
+        return min(threads(), setup.kind.most_workers() or threads())
     devices = max(1, count_devices(setup.tracker))
     return max(devices, min(threads(), WORKERS_PER_DEVICE * devices))
 

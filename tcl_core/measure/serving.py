@@ -11,6 +11,7 @@ RPC has no authentication: who can connect can run any program.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,8 @@ def _run_server(host: str, port: str, key: str, tracker_host: str, tracker_port:
     _register_functions()
     server._serve_loop = _dying_with_the_server(server._serve_loop)
     server._serving = _surviving_crashes(server._serving)
+    # TVM's own gives up after a minute without a tracker, and every board with it.
+    server.base.connect_with_retry = partial(server.base.connect_with_retry, timeout=math.inf)
     first, end = (int(port), int(port) + 1) if int(port) else SERVER_PORTS
     reached_at = None if host in ("0.0.0.0", "::") else host  # None: where the tracker sees the server
     tracker = (tracker_host, int(tracker_port))
@@ -123,8 +127,8 @@ def _surviving_crashes(serving: Callable[..., None]) -> Callable[..., None]:
         folder = os.getcwd()
         try:
             serving(sock, address, options, libraries)
-        except RuntimeError as crash:
-            print(f"a program crashed its session ({crash}); the next one is served", file=sys.stderr, flush=True)
+        except (RuntimeError, OSError) as crash:  # OSError: there was no memory or space to begin it
+            print(f"a session ended badly ({crash}); the next one is served", file=sys.stderr, flush=True)
             os.chdir(folder)
             sock.close()
 

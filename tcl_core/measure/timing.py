@@ -12,14 +12,16 @@ from typing import Protocol as Interface
 from tcl_core.measure.job import Protocol
 from tcl_core.records import spread
 
-# A single run is timed from Python, whose call takes about a microsecond: nothing tells it from the fastest programs.
-CALL_S = 2e-6
+# A single run is timed from Python, whose call takes about a microsecond: nothing tells it from the fastest programs.  On a GPU
+# there are the launch and the wait beside it, tens of microseconds, of which the runs of a loop know nothing.
+CALL_S, LAUNCH_S = 2e-6, 1e-4
 
 
 class Clock(Interface):
-    """One program, ready to run; ``between_s`` seconds pass before each run."""
+    """One program, ready to run; ``between_s`` seconds pass before each run, and a single one is timed with what calling it takes, up to ``call_s``."""
 
     between_s: float
+    call_s: float
 
     def once(self) -> float:
         """Seconds of one run."""
@@ -37,7 +39,7 @@ def time_repeat(clock: Clock, protocol: Protocol, best_s: float = math.inf) -> f
         warm_s = clock.once()
     once_s = clock.once()
     # One slow run may be bad luck, two are not.
-    if _is_far_behind(min(warm_s, once_s), protocol, best_s) or once_s > protocol.enough_s:
+    if _is_far_behind(min(warm_s, once_s), protocol, max(best_s, clock.call_s)) or once_s > protocol.enough_s:
         return once_s
     number = runs_per_repeat(once_s + clock.between_s, protocol)
     return once_s if number == 1 else clock.mean(number)

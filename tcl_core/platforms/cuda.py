@@ -20,6 +20,9 @@ from tcl_core.gpu import (
 from tcl_core.platforms.kind import Ask, Found, Kind, Measure, Platform
 
 
+WORKER_BYTES = 2 << 30  # of the GPU's memory, for one worker
+
+
 class Cuda(Kind):
     """The GPU says itself what it is: params.yaml needs to say nothing of it."""
 
@@ -56,6 +59,10 @@ class Cuda(Kind):
         from tcl_core.compat import schedule_by_rules
 
         return schedule_by_rules(module, target)
+
+    def most_workers(self) -> int | None:
+        """Each has a context of its own on the GPU, and the inputs of its tasks."""
+        return max(1, read_gpu().memory_bytes // WORKER_BYTES)
 
     def prepare(self) -> None:
         from tcl_core.compat import choose_cuda_compiler

@@ -117,6 +117,10 @@ class Kind(ABC):
     def prepare(self) -> None:  # noqa: B027  (most kinds have nothing to do)
         """What a process that builds its programs does once, with TVM loaded."""
 
+    def most_workers(self) -> int | None:
+        """How many processes may run its programs side by side; None: as many as there are CPUs to build on."""
+        return None
+
     def why_untuned(self, name: str) -> str | None:
         """Why no network is tuned on the platform ``name``; None where networks are."""
         return f"networks are tuned for this machine's CPU or GPU; {name} is {self.elsewhere}" if self.elsewhere else None

@@ -40,7 +40,7 @@ def check_drift(workspace: Workspace, platform: str | None) -> list[dict[str, An
     """Check one platform, or each of the chain that was measured here; every check is added to the history.
 
     Raises UsageError for an unknown platform, DataError where nothing was measured that could be compared, PlatformError where
-    this machine cannot run it.
+    this machine cannot run it, or none of them; of several, one that cannot be run keeps nobody from the others.
     """
     if platform is None:
         names = [name for name in workspace.platforms_that_ran() if not _why_none(workspace, name)]
@@ -51,12 +51,21 @@ def check_drift(workspace: Workspace, platform: str | None) -> list[dict[str, An
         if reason := _why_none(workspace, platform):
             raise DataError(f"{platform} cannot be checked: {reason}")
         names = [platform]
-    found = []
+    found, failed = list[dict[str, Any]](), None
     for name in names:
         with measuring_alone():
             checks = history(workspace)  # damaged, it is refused before anything is measured
-            found.append(_check(workspace, name))
+            try:
+                found.append(_check(workspace, name))
+            except PlatformError as error:
+                if platform is not None:
+                    raise
+                say(f"{name} could not be checked: {error}")
+                failed = error
+                continue
             write_json(workspace.reports / HISTORY, {"checks": [*checks, found[-1]][-KEPT:]})
+    if failed and not found:
+        raise failed
     return found
 
 

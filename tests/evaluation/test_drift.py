@@ -77,6 +77,16 @@ def test_few_pairs_tell_nothing():
     assert verdict(found, LEAST, FALL) == (UNDECIDED, "only 6 clear pairs of programs could be compared")
 
 
+def test_two_swapped_pairs_are_no_other_order():
+    """Of twelve pairs they are more than a tenth, and noise."""
+    new_s = OLD_S[:8].copy()
+    new_s[[0, 1]] = new_s[[1, 0]]
+    new_s[[4, 5]] = new_s[[5, 4]]
+    found = compare(OLD_S[:8], new_s, TASKS[:8], CLEAR)
+    assert found.pairs == 12 and found.agreement.value == pytest.approx(10 / 12)
+    assert verdict(found, LEAST, FALL) == (UNDECIDED, "83% of only 12 clear pairs of programs keep their order, too few to tell")
+
+
 def test_disturbed_programs_tell_nothing():
     new_s = OLD_S[::-1].copy()
     new_s[:20] = np.nan

@@ -107,7 +107,7 @@ class FakeHandle:
             raise Stopped
         if when in (action, f"{action} {self.counts[action, job.task_key]}"):
             raise {
-                "fails": Failed("ValueError: no"), "hangs": Late(), "dies": Died("the process was killed by SIGSEGV"),
+                "fails": Failed("ValueError: no"), "wants memory": Failed("CUDA: out of memory"), "hangs": Late(), "dies": Died("the process was killed by SIGSEGV"),
                 "is interrupted": KeyboardInterrupt(), "has no device": PlatformError("no device"),
                 "crashes the device": told(Died("the process that ran it on the device died 2 times")),
                 "is late": told(Late()),

@@ -10,6 +10,7 @@ import pytest
 from tcl_core.compat import load_tvm, make_target
 from tcl_core.measure import device as device_module
 from tcl_core.measure.device import ColdClock, HostClock, HostDevice, HostProgram
+from tcl_core.measure.timing import CALL_S
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 
 
@@ -70,14 +71,14 @@ def test_many_short_runs_are_timed_by_tvms_own_loop(cpu):
         return lambda *arguments: called.append(arguments) or SimpleNamespace(mean=0.25)
 
     program = SimpleNamespace(module=SimpleNamespace(time_evaluator=time_evaluator))
-    clock = HostClock(program, ["x", "y"], cpu, np.zeros(0, dtype=np.uint8))
+    clock = HostClock(program, ["x", "y"], cpu, np.zeros(0, dtype=np.uint8), CALL_S)
     assert clock.mean(7) == 0.25
     assert asked == [("main", cpu, {"number": 7, "repeat": 1})] and called == [("x", "y")]
 
 
 def test_a_long_run_is_timed_by_itself(cpu):
     calls = []
-    clock = HostClock(lambda *arguments: calls.append(arguments), ["x"], cpu, np.zeros(0, dtype=np.uint8))
+    clock = HostClock(lambda *arguments: calls.append(arguments), ["x"], cpu, np.zeros(0, dtype=np.uint8), CALL_S)
     assert clock.mean(1) > 0 and calls == [("x",)]
 
 

@@ -112,6 +112,13 @@ def test_where_programs_run_elsewhere_workers_build_meanwhile(measured, machine,
     assert order == expected
 
 
+def test_a_gpu_without_memory_is_no_program_s_fault(measured):
+    """Others of the machine may hold it: whoever measures again what was disturbed does so."""
+    for target, disturbed in ((GPU, True), (CPU, False)):
+        outcomes = measured("a", "wants memory in build", "wants memory in time", target=target)
+        assert [(o.error, o.disturbed) for o in outcomes] == [("ok", False), ("build", disturbed), ("run", disturbed)]
+
+
 def test_two_boards_run_two_programs_at_once(measured, machine):
     """Each waits for the other; on one device that would never end."""
     machine.meeting["time"] = threading.Barrier(2, timeout=20)
@@ -127,6 +134,13 @@ def test_workers_check_side_by_side_once_all_is_timed(measured, machine):
     assert errors(outcomes) == ["ok"] * len(outcomes) and all(outcome.checked for outcome in outcomes)
     order = [action for _, action, *_ in machine.asked if action in ("time", "check")]
     assert order == ["time"] * (2 * PER_WORKER) + ["check"] * (2 * PER_WORKER)
+
+
+def test_a_task_whose_untuned_program_is_too_slow_to_compare_with_is_asked_once(measured, machine):
+    """Each check that is late costs the worker, and with it all that it holds."""
+    outcomes = measured("hangs in check", "hangs in check", "b", check=True)
+    assert [(o.error, o.checked) for o in outcomes] == [("ok", False), ("ok", False), ("ok", True)]
+    assert machine.actions("hangs in check").count("check") == 1
 
 
 # --- repeats ---
@@ -149,10 +163,11 @@ def test_a_program_that_needs_no_more_repeats_waits_for_nobody(machine):
 
 @pytest.mark.parametrize("how", ["fails", "hangs", "dies"])
 def test_a_program_that_fails_in_a_later_repeat_has_failed(measured, how):
-    """Of the others stands what they had where their worker died with it."""
+    """Of the others stands what they had where their worker died with it, to be measured again by whoever measures again what was disturbed."""
     a, bad, b = measured("a", f"{how} in time 2", "b", repeats=3)
     assert bad.error == BAD[f"{how} in time"][0] and bad.latencies_s == ()
     assert (a.latencies_s, b.latencies_s) == (((1.0, 4.0, 6.0), (3.0, 5.0, 7.0)) if how == "fails" else ((1.0, 4.0), (3.0,)))
+    assert a.disturbed == b.disturbed == (how != "fails")
 
 
 def test_a_device_that_stops_a_later_repeat_is_asked_for_no_more_of_them(measured, machine, batches_of):

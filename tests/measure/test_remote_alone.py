@@ -6,13 +6,14 @@ import math
 import os
 import platform
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tcl_core.errors import PlatformError
-from tcl_core.measure import remote
+from tcl_core.measure import remote, serving as serving_module
 from tcl_core.measure.remote import RemoteClock, answer_s, session_s
 from tcl_core.measure.tracker import NoDevice
 from tcl_core.measure.worker import Worker
@@ -147,7 +148,46 @@ def test_waiting_for_a_busy_device_takes_nothing_from_the_patience_with_sessions
     assert remote.RemoteDevice(setup_for(9190, wait_s=20.0), lambda: None)._connect() == "a session"
 
 
+def test_a_device_that_takes_no_session_keeps_nobody_from_another(monkeypatch):
+    """Patience is with each device, and ends the work only where no other is left."""
+    now, offered = [0.0], iter(["bad", "bad", "good"])
+
+    def request_device(tracker, on_wait):
+        now[0] += 30.0
+        return next(offered), 1, "board:0.1"
+
+    def start(address, *arguments):
+        if address == "bad":
+            raise OSError("refused")
+        return f"a session of {address}"
+
+    monkeypatch.setattr(remote, "request_device", request_device)
+    monkeypatch.setattr(remote, "count_devices", lambda tracker: 2)
+    monkeypatch.setattr(remote, "_Session", start)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    device = remote.RemoteDevice(setup_for(9190, wait_s=20.0), lambda: None)
+    monkeypatch.setattr(device, "_require_same_host", lambda session: None)
+    assert device._connect() == "a session of good"
+    offered = iter(["bad"] * 100)
+    with pytest.raises(NoDevice, match="bad:1 of key 'board'"):
+        device._connect()
+    assert next(offered, None)  # long before the last
+
+
 # --- servers ---
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it died"), OSError(28, "No space left on device"), BlockingIOError("no fork")])
+def test_a_session_that_ends_badly_or_cannot_begin_ends_no_server(error, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    closed = []
+
+    def serving(sock, address, options, libraries):
+        os.chdir("/")
+        raise error
+
+    serving_module._surviving_crashes(serving)(SimpleNamespace(close=lambda: closed.append(True)), None, {}, None)
+    assert closed == [True] and Path.cwd() == tmp_path and "a session ended badly" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

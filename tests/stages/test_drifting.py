@@ -210,6 +210,22 @@ def test_each_platform_that_was_measured_is_checked(machine, project):
     assert [check["platform"] for check in check_drift(project, None)] == ["host-sse42", P]
 
 
+def test_a_platform_that_is_away_keeps_nobody_from_the_others(machine, project, monkeypatch, capsys):
+    write("host-sse42", RECORDS)
+
+    def away(workspace, platform, keys):
+        if platform == "host-sse42":
+            raise PlatformError("no device answers")
+        return machine.measure_now(workspace, platform, keys)
+
+    monkeypatch.setattr(drifting, "measure_now", away)
+    assert [check["platform"] for check in check_drift(project, None)] == [P]
+    assert "host-sse42 could not be checked: no device answers" in capsys.readouterr().err
+    with pytest.raises(PlatformError, match="no device answers"):
+        check_drift(project, "host-sse42")
+    assert [one["platform"] for one in history(Workspace())] == [P]
+
+
 def test_what_cannot_be_checked_is_a_sentence(machine, project):
     with pytest.raises(UsageError, match="unknown platform 'host-avx3'"):
         check_drift(project, "host-avx3")
