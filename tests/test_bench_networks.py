@@ -39,7 +39,7 @@ def test_what_is_exported_is_read_again(tmp_path):
     file = _kinds.export("dense", tmp_path)
     assert file == str(tmp_path / "dense.pt2")
     read = import_network(file, 1)
-    assert read.output.shape == (4, 8)
+    assert [found.shape for found in read.outputs] == [(4, 8)]
 
 
 def test_a_summary_by_hand():

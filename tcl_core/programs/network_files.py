@@ -3,10 +3,10 @@
 The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.programs.network_files FD MEMORY_BYTES FILE NAME THREADS``; the
 answer, in the file FD, is an ``.npz`` of plain arrays:
 
-    facts     JSON as bytes: {"kind", "refused"} where it is refused; else {"inputs": n}
+    facts     JSON as bytes: {"kind", "refused"} where it is refused; else {"inputs": n, "outputs": n}
     module    the Relax module with its weights as constants, TVM's JSON as bytes
     input_N   example inputs: a .pt2 file's own; numbers from 0 to 1, seeded, for an .onnx file
-    output    PyTorch's first output on these inputs, where THREADS is not 0 and the file is PyTorch's
+    output_0, ...  what PyTorch makes of these inputs, where THREADS is not 0 and the file is PyTorch's
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ READER_BYTES = 16 << 30  # of memory, beside what its file needs
 
 @dataclass(frozen=True)
 class Imported:
-    """A network and what it needs to be compared: ``output`` only where PyTorch has run it."""
+    """A network and what it needs to be compared: ``outputs`` only where PyTorch has run it."""
 
     module: Any
     inputs: list[np.ndarray]
-    output: np.ndarray | None = None
+    outputs: list[np.ndarray] | None = None
 
 
 # --- outside: who asks ---
@@ -105,9 +105,9 @@ def _answered(answer: Any, otherwise: str) -> Imported:
                 kind = errors.PlatformError if facts.get("kind") == "PlatformError" else UsageError
                 raise kind(shown(facts["refused"], 1000))
             inputs = [said[f"input_{n}"] for n in range(int(facts["inputs"]))]
-            output = said["output"] if "output" in said else None
+            outputs = [said[f"output_{n}"] for n in range(int(facts["outputs"]))] or None
             module = load_module(said["module"].tobytes().decode())
-            return Imported(module, inputs, output)
+            return Imported(module, inputs, outputs)
     except TclError:
         raise
     except Exception:  # no answer, or half of one
@@ -153,20 +153,20 @@ def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
         load_tvm(without_torch=True)
         model = load_onnx(Path(path), name)
         _check_float32(name, onnx_floats(model))
-        inputs, output, module = random_inputs(model), None, relax_from_onnx(model, name)
+        inputs, outputs, module = random_inputs(model), [], relax_from_onnx(model, name)
     else:
         with open(path, "rb") as file:
             program, tensors = load_pt2(file, name)
         _check_float32(
             name, {str(t.dtype).removeprefix("torch.") for t in (*program.state_dict.values(), *tensors) if t.is_floating_point()}
         )
-        output = run_pytorch(program.module(), tensors, threads) if threads else None
+        outputs = run_pytorch(program.module(), tensors, threads) if threads else []
         inputs, module = [tensor.detach().numpy() for tensor in tensors], relax_from_exported(program, name)
     check_declared(module, name)
     text = load_tvm().ir.save_json(module).encode()
     said = {"module": np.frombuffer(text, np.uint8)} | {f"input_{n}": array for n, array in enumerate(inputs)}
-    said |= {} if output is None else {"output": output}
-    return said | _facts(inputs=len(inputs))
+    said |= {f"output_{n}": array for n, array in enumerate(outputs)}
+    return said | _facts(inputs=len(inputs), outputs=len(outputs))
 
 
 def _check_float32(name: str, kinds: set[str]) -> None:
@@ -175,14 +175,21 @@ def _check_float32(name: str, kinds: set[str]) -> None:
         raise UsageError(f"{shown(name)} has weights or inputs of {others[0]}, and float32 is what is tuned; export it from net.float()")
 
 
-def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) -> np.ndarray:
-    """The first output."""
+def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) -> list[np.ndarray]:
+    """All outputs, as ``tensors_of`` has them."""
     import torch
 
     torch.set_num_threads(threads)
     with torch.inference_mode():
-        output = run(*inputs)
-    return (output[0] if isinstance(output, tuple | list) else output).numpy()
+        return tensors_of(run(*inputs))
+
+
+def tensors_of(outputs: Any) -> list[np.ndarray]:
+    """The tensors of what a PyTorch network returns, lists, tuples and dictionaries one after the other: in that order TVM's returns them."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf.cpu().numpy() for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
 # --- to Relax ---

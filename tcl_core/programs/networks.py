@@ -34,8 +34,8 @@ def import_network(network: str, threads: int = 0) -> Imported:
     if network.endswith(FILES):
         return read_network_file(network, threads)
     program, inputs = load_exported(network)
-    output = run_pytorch(build_torch(network)[0], inputs, threads) if threads else None
-    return Imported(relax_from_exported(program, network), [i.numpy() for i in inputs], output)
+    outputs = run_pytorch(build_torch(network)[0], inputs, threads) if threads else None
+    return Imported(relax_from_exported(program, network), [i.numpy() for i in inputs], outputs)
 
 
 def example_inputs(network: str) -> list[np.ndarray]:

@@ -32,9 +32,8 @@ def rounded(rows: int, columns: int) -> tuple[int, int]:
     more_rows, more_columns = -(-rows // ROWS) * ROWS, -(-columns // COLUMNS) * COLUMNS
     rows_to = more_rows if rows > FEW and not any(rows % few == 0 for few in range(ROWS // 2, 2 * ROWS + 1)) else rows
     columns_to = more_columns if columns > FEW and columns % 4 else columns
-    if rows_to * columns_to > MOST * rows * columns:
-        return rows, columns
-    return rows_to, columns_to
+    either = ((rows_to, columns_to), (rows_to, columns), (rows, columns_to))
+    return next((to for to in either if to[0] * to[1] <= MOST * rows * columns), (rows, columns))
 
 
 def _matmul(builder: Any, call: Any) -> Any:

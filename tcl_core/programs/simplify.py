@@ -254,7 +254,8 @@ def _products(block: Any) -> Iterator[_Product]:
                 continue
             given, weight = made.args
             widths = [1] * (len(_shape(bias) or ()) - 1) + [(_shape(product) or [0])[-1]]
-            if isinstance(given, relax.Var) and isinstance(weight, constant) and len(_shape(weight)) == 2 and _shape(bias) == widths:
+            fits = _shape(bias) == widths and len(widths) <= len(_shape(product) or ())
+            if isinstance(given, relax.Var) and isinstance(weight, constant) and len(_shape(weight)) == 2 and fits:
                 yield _Product(given, weight.value.numpy(), bias.value.numpy().reshape(-1), product, biased)
 
 

@@ -1,7 +1,7 @@
 """The folder that `tcl tune --out` writes, and `tcl run` reads.
 
     network.so     the tuned network, its weights inside; TVM's runtime is all it needs
-    example.npz    input_0, input_1, ... and output: the inputs it was compared on, and the reference's output
+    example.npz    input_0, input_1, ..., output_0, ...: the inputs it was compared on, and the reference's outputs
     database/      what was measured, as a MetaSchedule database
     report.json    how it was tuned and how fast it is, task by task
     report.md      the same to read
@@ -31,7 +31,7 @@ from tcl_core.platforms import kind_measured
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE
 
-FORMAT = "tuned network 1"
+FORMAT = "tuned network 2"
 REPORT, TEXT, DATABASE = "report.json", "report.md", "database"
 ROUNDS = 7
 AGAIN = "tune again: tcl tune --out"
@@ -67,7 +67,7 @@ def _check_place(out: Path, overwrite: bool) -> None:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        return read_json(folder / REPORT, AGAIN).get("format") == FORMAT
+        return str(read_json(folder / REPORT, AGAIN).get("format")).startswith(FORMAT.rstrip("0123456789"))
     except (DataError, FileNotFoundError, NotADirectoryError):
         return False
 
@@ -102,18 +102,23 @@ def _as_text(report: Mapping[str, Any]) -> str:
         latency = f"{task['latency_ms']:.4g}" if task["latency_ms"] is not None else "not measured" if task.get("guessed") else "TVM's own"
         lines.append(f"| {task['name']} | {task['weight']:g} | {latency} | {'cold' if task['cold'] else 'warm'} | {task['trials']} |")
     lines.append(f"| all, of those measured | | {report['tasks_ms']:.4g} | | {report['trials']} |")
-    return "\n".join([*lines, "", _example_of_use(kind_measured(report["target"], remote=False).device)])
+    return "\n".join([*lines, "", _example_of_use(kind_measured(report["target"], remote=False).device, report["threads"])])
 
 
-def _example_of_use(device: str) -> str:
+def _example_of_use(device: str, threads: int) -> str:
+    """On a CPU with the threads that it was tuned for."""
+    on_cpu = f"""import os
+os.environ["TVM_NUM_THREADS"] = "{threads}"  # before TVM is imported, which else takes half of an x86 machine's CPUs
+"""
     return f"""To run it, with TVM and NumPy alone:
 
 ```python
-import numpy as np, tvm
+{on_cpu if device == "cpu" else ""}import numpy as np, tvm
 device = tvm.{device}()
 machine = tvm.relax.VirtualMachine(tvm.runtime.load_module("{LIBRARY}"), device)
 example = np.load("{EXAMPLE}")
-output = machine["main"](*(tvm.runtime.tensor(example[f"input_{{n}}"], device) for n in range(len(example.files) - 1)))
+inputs = [tvm.runtime.tensor(example[name], device) for name in example.files if name.startswith("input")]
+output = machine["main"](*inputs)
 ```
 """
 
@@ -160,7 +165,7 @@ def run_tuned(folder: Path, rounds: int = ROUNDS) -> RunReport:
     inputs, expected = _example(folder / EXAMPLE)
     device = kind_measured(report["target"], remote=False).device
     with measuring_alone(), latency.running(folder / LIBRARY, report["threads"], report["pin_threads"], inputs, device) as process:
-        differs = latency.difference(process.output, expected)
+        differs = latency.difference(process.outputs, expected)
         if differs > TOLERANCE:
             raise PlatformError(f"{shown(folder)} computes something else here: its output differs by {differs:.2g} of its magnitude")
         rounds_ms = tuple(process.round_ms() for _ in range(rounds))
@@ -183,9 +188,12 @@ def _report(folder: Path) -> dict[str, Any]:
     return report
 
 
-def _example(path: Path) -> tuple[list[np.ndarray], np.ndarray]:
+def _example(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     try:
         with np.load(path, allow_pickle=False) as example:
-            return [example[f"input_{number}"] for number in range(len(example.files) - 1)], example["output"]
+            inputs, outputs = (
+                [example[f"{kind}_{n}"] for n in range(sum(kind in name for name in example.files))] for kind in ("input", "output")
+            )
+            return inputs, outputs
     except Exception:  # NumPy and zipfile raise types of their own
         raise damaged(path, "it is no example", AGAIN) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
 import uuid
@@ -17,7 +16,7 @@ from tcl_core import registry, shipped_model, store
 from tcl_core.checked import write_json
 from tcl_core.compat import TVM_VERSION, make_target
 from tcl_core.errors import DataError, NoChampionError, TclError, UsageError
-from tcl_core.files import writing
+from tcl_core.files import shown, writing
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import kind_of
 from tcl_core.programs.networks import check_there
@@ -29,8 +28,6 @@ from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
 from tcl_core.stages.tuned_report import TUNED, tuned_text
 from tcl_core.stages.unfinished import asked_for, check_length, folder_of
 from tcl_core.trained import Trained, find_trained
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,14 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """``figures`` are those of data/reports/tuned.json; ``unchanged``: they are of an earlier command."""
+    """``figures`` are those of data/reports/tuned.json; ``unchanged``: they are of an earlier command; ``not_learned``: why what was
+    measured teaches no model, and where it is.
+    """
 
     figures: Mapping[str, Any]
     unchanged: bool = False
     out: Path | None = None
+    not_learned: str = ""
 
     def __str__(self) -> str:
         tuned = self.figures
@@ -78,6 +78,7 @@ class TuneReport:
         return (
             f"{tuned_text(tuned)}; {tuned['trials']} programs measured, "
             f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{_guessed_text(tuned)}{_donated_text(tuned)}{where}"
+            f"{self.not_learned}"
         )
 
 
@@ -138,8 +139,8 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
             tuned = _tune(workspace, asked, setup, file, load(), aside, request.warm_start, folder)
         not_kept = _keep(workspace, platform, folder, tuned)
         write_json(workspace.reports / TUNED, tuned)
-        _clear(folder, not_kept)  # only now: whatever stops it before, the same command goes on
-    return TuneReport(tuned, out=request.out)
+        not_learned = _clear(folder, not_kept)  # only now: whatever stops it before, the same command goes on
+    return TuneReport(tuned, out=request.out, not_learned=not_learned)
 
 
 def _told_before(workspace: Workspace, asked: Mapping[str, Any]) -> TuneReport | None:
@@ -163,22 +164,22 @@ def _keep(workspace: Workspace, platform: str, measured: Path, tuned: Mapping[st
     return None
 
 
-def _clear(measured: Path, not_kept: TclError | None) -> None:
-    """Remove what was measured, or where there is no other copy take it out of the next tuning's way: that is to measure anew."""
+def _clear(measured: Path, not_kept: TclError | None) -> str:
+    """Remove what was measured, or where there is no other copy take it out of the next tuning's way, which is to measure anew: what to say."""
     if not_kept is None:
         shutil.rmtree(measured, ignore_errors=True)
-        return
+        return ""
     aside = measured.with_name(f"{measured.name}.not-learned-{uuid.uuid4().hex[:8]}")
     with writing(aside):
         os.replace(measured, aside)
-    log.warning("what was measured will not teach the next model, and stays in %s (%s)", aside, not_kept)
+    return f"; what was measured will not teach the next model, and stays in {shown(aside)} ({not_kept})"
 
 
 def _guessed_text(tuned: Mapping[str, Any]) -> str:
     """What the library is built of besides measured programs, where trials or minutes did not reach all tasks."""
     count = sum(task.get("guessed", False) for task in tuned.get("task_times", ()))
-    was, has, it = ("was", "has", "it") if count == 1 else ("were", "have", "them")
-    said = f"; {count} of {tuned['tasks']} tasks {was} not measured and {has} the program that promised most (more trials or minutes reach {it})"
+    has, it = ("has", "it") if count == 1 else ("have", "them")
+    said = f"; {count} of {tuned['tasks']} tasks {has} no measured program, but one that promised most (more trials or minutes may give {it} one)"
     return said if count else ""
 
 

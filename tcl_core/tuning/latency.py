@@ -53,7 +53,7 @@ class Timed:
     """One system.
 
     median_ms, rounds_ms  milliseconds of one inference: median of the rounds, and each round's own median
-    difference            largest of its first output to the reference's, relative to the reference's magnitude
+    difference            largest of its outputs to the reference's (``difference``)
     waiting               how its OpenMP's threads wait, which was the faster way; "" without OpenMP
     """
 
@@ -100,7 +100,7 @@ def compare(
     inputs = example_inputs(network) if inputs is None else inputs
     missing = {kind: why for kind in PYTORCH if (why := _why_not(kind, network, device))}
     rounds_ms: dict[Key, list[float]] = {}
-    outputs: dict[Key, np.ndarray] = {}
+    outputs: dict[Key, list[np.ndarray]] = {}
     place = _Place(threads, pin, device)
     with tempfile.TemporaryDirectory(prefix="tcl-compare-") as scratch:
         for start in range(STARTS):
@@ -110,7 +110,7 @@ def compare(
                     systems |= _both_of_pytorch(stack, network, place, scratch, inputs, missing)
                     for key, found_ms in _by_turns(systems, share, missing, start).items():
                         rounds_ms.setdefault(key, []).extend(found_ms)
-                    outputs |= {key: system.output for key, system in systems.items()}
+                    outputs |= {key: system.outputs for key, system in systems.items()}
     return _summed_up({key: found_ms for key, found_ms in rounds_ms.items() if key[0] not in missing}, outputs, missing)
 
 
@@ -121,11 +121,20 @@ def running(library: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray]
         yield process
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest, relative to the magnitude of what is expected; inf for another shape, or what is no number."""
-    if found.shape != expected.shape or not np.isfinite(found).all():
+def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """Largest of a network's outputs, each relative to the magnitude of what is expected; inf for others in number or shape, or where
+    one is no finite number and the other is none like it.
+    """
+    if len(found) != len(expected):
         return math.inf
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    return max(map(_difference, found, expected), default=0.0)
+
+
+def _difference(found: np.ndarray, expected: np.ndarray) -> float:
+    finite = np.isfinite(expected)
+    if found.shape != expected.shape or not np.array_equal(found[~finite], expected[~finite]) or not np.isfinite(found[finite]).all():
+        return math.inf
+    found, expected = found[finite].astype(np.float64), expected[finite].astype(np.float64)
     return float(np.abs(found - expected).max(initial=0.0) / max(np.abs(expected).max(initial=0.0), 1e-30))
 
 
@@ -192,7 +201,9 @@ def _by_turns(systems: Mapping[Key, Process], rounds: int, missing: dict[str, st
     return found
 
 
-def _summed_up(rounds_ms: Mapping[Key, Sequence[float]], outputs: Mapping[Key, np.ndarray], missing: Mapping[str, str]) -> Latencies:
+def _summed_up(
+    rounds_ms: Mapping[Key, Sequence[float]], outputs: Mapping[Key, Sequence[np.ndarray]], missing: Mapping[str, str]
+) -> Latencies:
     best: dict[str, Key] = {}  # of the ways to wait
     for key in sorted(rounds_ms, key=lambda key: statistics.median(rounds_ms[key])):
         best.setdefault(key[0], key)
@@ -221,17 +232,17 @@ class ProcessFailed(Exception):
 class Process:
     """A ``timed_process``, stopped whenever it is not asked.
 
-    output  its first output, once it is ready
+    outputs  what its network returns, once it is ready
     """
 
-    output: np.ndarray
+    outputs: list[np.ndarray]
 
     def __init__(self, order: Mapping[str, Any], rights: Rights, inputs: Sequence[np.ndarray], environment: Mapping[str, str]) -> None:
         self._log, self._written, self._heard, self._last_words = tempfile.TemporaryFile(), tempfile.TemporaryFile(), b"", ""
         with tempfile.TemporaryFile() as given:
             np.savez(given, **{f"input_{number}": array for number, array in enumerate(inputs)})
             given.seek(0)
-            files = {"inputs": given.fileno(), "output": self._written.fileno()}
+            files = {"inputs": given.fileno(), "outputs": self._written.fileno()}
             self._process = subprocess.Popen(
                 [*command("tcl_core.tuning.timed_process", rights), json.dumps({**order, **files})],
                 pass_fds=files.values(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
@@ -239,11 +250,11 @@ class Process:
             )  # fmt: skip
 
     def wait_until_ready(self) -> None:
-        """Its first output is there, and it is warm.  Raises ProcessFailed."""
+        """Its outputs are there, and it is warm.  Raises ProcessFailed."""
         try:
             self._answer(START_S, "ready")
             self._written.seek(0)
-            self.output = _read_array(self._written)
+            self.outputs = _read_arrays(self._written)
         except ProcessFailed:
             self.close()
             raise
@@ -308,12 +319,13 @@ class Process:
         self._written.close()
 
 
-def _read_array(file: Any) -> np.ndarray:
+def _read_arrays(file: Any) -> list[np.ndarray]:
     try:
-        found = np.load(file, allow_pickle=False)
+        with np.load(file, allow_pickle=False) as given:
+            found = [given[f"output_{number}"] for number in range(len(given.files))]
     except Exception:  # whoever made the network may have written it
-        found = None
-    if not (isinstance(found, np.ndarray) and found.dtype.kind in "biuf"):
+        found = []
+    if not found or any(array.dtype.kind not in "biuf" for array in found):
         raise ProcessFailed("gave an output that is none")
     return found
 

@@ -13,7 +13,7 @@ from tcl_core.errors import PlatformError
 from tcl_core.files import shown, writing
 from tcl_core.programs.pt2_archive import last_line
 
-LIBRARY, EXAMPLE = "network.so", "example.npz"  # what a folder with a network has: the library; inputs, with the reference's output
+LIBRARY, EXAMPLE = "network.so", "example.npz"  # what a folder with a network has: the library; inputs, with the reference's outputs
 TOLERANCE = 1e-3  # of an output, relative to its magnitude: a network that differs by more is refused
 Part = TypeVar("Part")
 ROOM = 16 << 20  # bytes: more than the objects of a network's code take

@@ -84,7 +84,7 @@ def tune_network(
     With a ``folder`` what is measured is kept there as a MetaSchedule database, round by round, and what it holds of an
     earlier run counts among the trials.  Without a model the search learns from its own measurements alone.  Programs of
     ``donors`` that fit a task are its first trials.  ``out`` is a folder that takes the tuned library, and inputs with the
-    reference's output.
+    reference's outputs.
     Raises PlatformError, before anything is searched, if TVM cannot build the network or makes something else of it.
     """
     setup.kind.prepare()
@@ -94,7 +94,7 @@ def tune_network(
         imported = import_network(network, setup.protocol.threads)
         module = fuse(imported.module, target, graph)
     with tempfile.TemporaryDirectory(prefix="tcl-tuned-") as scratch:
-        workshop = _Workshop(network, module, target, setup, imported.inputs, imported.output, Path(scratch))
+        workshop = _Workshop(network, module, target, setup, imported.inputs, imported.outputs, Path(scratch))
         workshop.build_untuned()
         start = time.monotonic()
         curve = _Curve()
@@ -107,7 +107,7 @@ def tune_network(
         if out is not None:
             shutil.move(workshop.tuned, out / LIBRARY)
             arrays = {f"input_{number}": array for number, array in enumerate(imported.inputs)}
-            np.savez(out / EXAMPLE, output=workshop.expected, **arrays)
+            np.savez(out / EXAMPLE, **arrays, **{f"output_{number}": array for number, array in enumerate(workshop.expected)})
     return Tuned(
         sum(each.trials for each in times), len(times), workshop.untuned_ms, compared.ms("tuned"), compared.ms("eager"),
         workshop.difference, search_s, compared.ms("compile"), times, left_out, asdict(compared), donated,
@@ -141,7 +141,7 @@ class _Workshop:
     """Builds a network's libraries and sees that they compute what the reference does, each in a process of its own.
 
     untuned_ms  of one round: nobody compares systems by it, and it may take seconds a run
-    difference  of the tuned library's output to the reference's
+    difference  of the tuned library's outputs to the reference's
     kept        the tuning records of which the tuned library is built, one of a task
     """
 
@@ -150,7 +150,14 @@ class _Workshop:
     _why = ""  # the latest library could not be built, or did not run
 
     def __init__(
-        self, network: str, module: Any, target: Any, setup: Setup, inputs: Sequence[np.ndarray], expected: np.ndarray | None, folder: Path
+        self,
+        network: str,
+        module: Any,
+        target: Any,
+        setup: Setup,
+        inputs: Sequence[np.ndarray],
+        expected: Sequence[np.ndarray] | None,
+        folder: Path,
     ) -> None:
         self.network, self.module, self.target, self.setup, self.inputs, self.expected = network, module, target, setup, inputs, expected
         self.untuned, self.tuned = folder / "untuned.so", folder / "tuned.so"
@@ -159,9 +166,9 @@ class _Workshop:
         """Before anything is searched, for what cannot be built costs no trials then."""
         export(self.module, self.target, self.untuned)
         with self._running(self.untuned) as process:
-            found, self.untuned_ms = process.output, process.round_ms()
+            found, self.untuned_ms = process.outputs, process.round_ms()
         self.expected = found if self.expected is None else self.expected  # nothing else is known of an ONNX file
-        if not np.isfinite(self.expected).all():
+        if not np.isfinite(self.expected[0]).all() or any(np.isnan(array).any() for array in self.expected):
             raise UsageError(
                 f"{self.network}'s own output on its example input is not finite, so nothing could be compared with it; give it another input"
             )
@@ -196,7 +203,7 @@ class _Workshop:
         try:
             self._apply(records)
             with self._running(self.tuned) as process:
-                self.difference = latency.difference(process.output, self.expected)
+                self.difference = latency.difference(process.outputs, self.expected)
         except PlatformError as error:
             self._why = str(error)
             return False
@@ -226,7 +233,7 @@ def search_tasks(
 ) -> tuple[Any, list[TaskTime], int]:
     """A MetaSchedule database with the best programs found for each task of a fused module, best first, what each task got, and
     how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task that
-    trials or minutes did not reach has the program that promises most, where a model or a task like it tells.
+    trials or minutes did not reach, or of which nothing ran, has the program that promises most; without a model any that is drawn.
 
     ``on_trial`` is told how many programs were measured and the network's seconds by the best of each task: inf while one has none.
     """
@@ -242,7 +249,7 @@ def search_tasks(
 
         tuner.run(runner, told, math.inf if seconds is None else seconds)
     database, untouched = tuner.winners(ALTERNATIVES), tuner.untouched()
-    with progress("choosing programs of tasks that were not measured", len(untouched)) as shown, quiet_compiler():
+    with progress("choosing programs of tasks that have no measured one", len(untouched)) as shown, quiet_compiler():
         for task in untouched:
             tuner.guess(task, database)
             shown.advance(tuner.tunables[task].task.name)

@@ -41,9 +41,8 @@ class SearchSettings:
 class ScheduleSearch(DecisionSearch):
     """The search of one task: proposals are schedules, results come in their order.
 
-    space    replays what is proposed
-    waiting  candidates whose results are due
-    viewed   candidates that were scored so far
+    space   replays what is proposed
+    viewed  candidates that were scored so far
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class ScheduleSearch(DecisionSearch):
     ) -> None:
         """``model`` is the champion; None: the search learns from measurements alone, its own and those of ``lessons``."""
         self.space = DesignSpace(task.key, task.module(), target)
-        self.waiting: list[Candidate] = []
         self.viewed = 0
         sketches = self.space.sketches()
         encoder = Encoder([task], [])

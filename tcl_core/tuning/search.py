@@ -41,6 +41,7 @@ class DecisionSearch:
     lessons      what the tasks of a run tell each other, this one among them; None: it is searched for itself
     measured     candidate -> seconds, inf where it failed
     excluded     candidates that are no programs, or others' by another name
+    waiting      candidates whose results are due
     """
 
     sketches: Sequence[Sketch]
@@ -56,6 +57,7 @@ class DecisionSearch:
     lessons: Lessons | None = None
     measured: dict[Candidate, float] = field(default_factory=dict)
     excluded: set[Candidate] = field(default_factory=set)
+    waiting: list[Candidate] = field(default_factory=list)
     _scale: Scale | None = None
     _alive: list[Candidate] = field(default_factory=list)
     _seen: dict[Candidate, tuple[Points, np.ndarray]] = field(default_factory=dict)  # points and rows of those alive and measured
@@ -75,21 +77,19 @@ class DecisionSearch:
         alive = self._best(self._first_generation(fresh), belief, merits)
         for _ in range(self.generations):
             alive = self._best([*alive, *self._children(alive)], belief, merits)
-        kept = {*alive, *self.measured}
+        kept = {*alive, *self.measured, *self.waiting}
         self._alive, self._seen = alive, {c: seen for c, seen in self._seen.items() if c in kept}
         return self._batch([c for c in alive if self._is_new(c)], belief, count)
 
     def guess(self, count: int) -> list[Candidate]:
         """Up to ``count`` of the candidates of one draw, as the champion ranks them, without any that costs much to build.
 
-        For a task of which nothing will be measured; none where no champion tells several apart.  They are not evolved: tried on 58
-        tasks, that gained nothing.
+        For a task of which nothing will be measured, or nothing ran; where no champion tells them apart, as they were drawn.  They are
+        not evolved: tried on 58 tasks, that gained nothing.
         """
-        drawn = [candidate for candidate in self._random(self.population) if not self._is_costly(candidate)]
+        drawn = [candidate for candidate in self._random(self.population) if self._is_new(candidate) and not self._is_costly(candidate)]
         self._measure_scale(drawn)
         scores = self._points(drawn).scores
-        if len(drawn) > 1 and not np.ptp(scores):
-            return []
         return [drawn[row] for row in np.argsort(-scores, kind="stable")[:count]]
 
     def tell(self, candidate: Candidate, latency_s: float) -> None:
@@ -111,7 +111,7 @@ class DecisionSearch:
         self.excluded.add(candidate)
 
     def _is_new(self, candidate: Candidate) -> bool:
-        return candidate not in self.measured and candidate not in self.excluded
+        return candidate not in self.measured and candidate not in self.excluded and candidate not in self.waiting
 
     def _measure_scale(self, sample: Sequence[Candidate] = ()) -> None:
         """The scale is that of the first candidates that are met; without a sample, of some that are drawn for it."""
@@ -166,23 +166,28 @@ class DecisionSearch:
         return [candidate for _, candidate in ran[:count]]
 
     def _batch(self, promising: list[Candidate], belief: Belief, count: int) -> list[Candidate]:
-        """Promising and random candidates by turns, within the quota of costly ones as long as there are others."""
-        picker, places = Picker(belief, self._points(promising), CURIOSITY), {c: n for n, c in enumerate(promising)}
-        cheap = np.array([not self._is_costly(candidate) for candidate in promising], dtype=bool)
+        """Promising and random candidates by turns, within the quota of costly ones as long as there are others; what waits to be measured
+        counts as if it were.
+        """
+        known = [*self.waiting, *promising]
+        picker, places = Picker(belief, self._points(known), CURIOSITY), {c: n for n, c in enumerate(known)}
+        for place in range(len(self.waiting)):
+            picker.take(place)
+        cheap = np.array([not self._is_costly(candidate) for candidate in known], dtype=bool)
         draws = [candidate for candidate in self._random(4 * count) if self._is_new(candidate)]
 
         def by_merit(cheap_only: bool) -> Candidate | None:
             place = picker.best(cheap | (not cheap_only))
-            return None if place is None else promising[place]
+            return None if place is None else known[place]
 
         def by_chance(cheap_only: bool) -> Candidate | None:
             left = (c for c in draws if c not in picked and not (cheap_only and self._is_costly(c)))
             return next(left, None)
 
         picked: dict[Candidate, None] = {}
-        costly = sum(map(self._is_costly, self.measured))
+        costly, before = sum(map(self._is_costly, [*self.measured, *self.waiting])), len(self.measured) + len(self.waiting)
         blind = not self.measured and not belief.has_opinion(self._points(promising))
-        for turn in range(len(self.measured), len(self.measured) + count):
+        for turn in range(before, before + count):
             explores = blind or int((turn + 1) * self.explore + 0.5) > int(turn * self.explore + 0.5)
             sources = (by_chance, by_merit) if explores else (by_merit, by_chance)
             spent = costly >= math.ceil(COSTLY_SHARE * (turn + 1))

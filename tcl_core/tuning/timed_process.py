@@ -1,4 +1,4 @@
-"""A process that runs one network for ``latency.compare``: the first output at once, then a round of runs each time it is asked.
+"""A process that runs one network for ``latency.compare``: its outputs at once, then a round of runs each time it is asked.
 
 The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.tuning.timed_process ORDER``, ORDER being JSON:
 
@@ -7,7 +7,7 @@ The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.tuning.timed_process
     threads, pin, memory_bytes (0: any)
     device    cpu or cuda, on which weights and inputs lie
     inputs    descriptor of an .npz file with input_0, input_1, ...
-    output    descriptor of the file that takes the first output, as .npy
+    outputs   descriptor of the file that takes what it returns, as .npz with output_0, output_1, ...
 
 On its standard output it says, as lines of JSON, {"ready": true} or {"refused": why}; then for each line of its standard
 input {"ms": median of a round}.  It imports nothing that sets OpenMP's policy: whoever starts it does.
@@ -30,7 +30,7 @@ from tcl_core.compat import calling_thread_pinned, load_tvm, set_threads
 from tcl_core.errors import TclError
 from tcl_core.files import shown
 from tcl_core.process import die_with_parent
-from tcl_core.programs.network_files import limit_memory
+from tcl_core.programs.network_files import limit_memory, tensors_of
 from tcl_core.programs.pt2_archive import last_line, load_pt2
 
 # A round: as many runs as fit in the time, within bounds; of an untuned network of seconds a single one.
@@ -57,9 +57,9 @@ def main() -> None:
             _say(answers, refused=last_line(error))
 
 
-def _serve(run: Run, first: Callable[[Any], np.ndarray], order: Mapping[str, Any], answers: Any) -> None:
-    with os.fdopen(order["output"], "wb") as file:
-        np.save(file, first(run()), allow_pickle=False)
+def _serve(run: Run, arrays: Callable[[Any], list[np.ndarray]], order: Mapping[str, Any], answers: Any) -> None:
+    with os.fdopen(order["outputs"], "wb") as file:
+        np.savez(file, **{f"output_{number}": array for number, array in enumerate(arrays(run()))})
     end = time.perf_counter() + WARM_UP_S
     for _ in range(WARM_UP):
         if time.perf_counter() < end:
@@ -103,8 +103,13 @@ def _library(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: An
         device.sync()
         return found
 
+    def arrays(found: Any) -> list[np.ndarray]:
+        """None, which a network may return too, is left out."""
+        parts = [found] if isinstance(found, tvm.runtime.Tensor) else found
+        return [part.numpy() for part in parts if isinstance(part, tvm.runtime.Tensor)]
+
     with calling_thread_pinned() if order["pin"] else nullcontext():
-        _serve(run, lambda found: (found if isinstance(found, tvm.runtime.Tensor) else found[0]).numpy(), order, answers)
+        _serve(run, arrays, order, answers)
 
 
 def _torch(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: Any) -> None:
@@ -122,7 +127,7 @@ def _torch(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: Any)
                 torch.accelerator.synchronize()
             return found
 
-        _serve(run, lambda found: (found[0] if isinstance(found, tuple | list) else found).cpu().numpy(), order, answers)
+        _serve(run, tensors_of, order, answers)
 
 
 def _module(network: str) -> Any:

@@ -34,9 +34,9 @@ from tcl_core.tuning.transfer import TRANSFERRED, Donors, transferred
 AGAIN, AGAIN_SHARE = 2, 0.25
 # Programs of a task that are measured again in the end: so many, none slower than this times the fastest.
 FINALISTS, CLOSE = 3, 1.1
-FINALS = 3  # rounds of finals, where all finalists of one fail
+FINALS = 3  # rounds of finals, where all finalists of one fail, or others then seem faster
 AT_ONCE = 32  # finalists: what they are found to be is kept then
-GUESSES = 16  # of the best ranked programs of a task that was not measured, for some are no programs
+GUESSES = 16  # of the best ranked programs of a task of which none ran, for some are no programs
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TaskTime:
 class TaskRun:
     """One task under way.
 
-    readings  candidate -> all latencies measured of it, seconds; none: it failed
+    readings  candidate -> all latencies measured of it, seconds, of a finalist those measured again; none: it failed
     final     candidates that were measured again and found right
     donated   candidates from other tasks, to be measured before the search's own
     """
@@ -132,20 +132,23 @@ class TaskRun:
         return statistics.median(readings) if readings else math.inf
 
     def finalists(self) -> list[Candidate]:
-        """The few best, unless one was found right already."""
+        """The few best, or, once some were found right, those that were read to be faster than all of these."""
         ran = sorted((self.latency_s(c), c) for c, readings in self.readings.items() if readings)
-        return [] if self.final else [c for latency_s, c in ran[:FINALISTS] if latency_s <= CLOSE * ran[0][0]]
+        if sure := [latency_s for latency_s, candidate in ran if candidate in self.final]:
+            return [candidate for latency_s, candidate in ran if candidate not in self.final and latency_s < min(sure)][:FINALISTS]
+        return [candidate for latency_s, candidate in ran if latency_s <= CLOSE * ran[0][0]][:FINALISTS]
 
     def confirm(self, candidate: Candidate, outcome: Outcome) -> None:
-        """Keep a finalist's second measurement; one that failed now is none."""
+        """Keep a finalist's second measurement in the place of the first, which was chosen for being fast, by luck too; one that failed now
+        is none.
+        """
         self._shelf.put(self._traces[candidate], outcome.latencies_s)
-        ok = bool(outcome.latencies_s)
-        self.readings[candidate] = (*self.readings[candidate], *outcome.latencies_s) if ok else ()
-        if ok:
+        self.readings[candidate] = outcome.latencies_s
+        if outcome.latencies_s:
             self.final.add(candidate)
 
     def guess(self) -> Any | None:
-        """The trace of a program that is likely to be fast, though none was measured: a donated one, or what the model ranks first."""
+        """The trace of a program that nobody measured: a donated one, or what the model ranks first, or without a model any."""
         schedule = self.search.first_valid(chain(self.donated, self.search.guess(GUESSES)))
         return None if schedule is None else schedule.trace
 
@@ -201,6 +204,7 @@ class Tuner:
         self._lent: set[int] = set()  # tasks whose programs those that come later may try
         self._donated: set[int] = set()  # tasks that ``donors`` fit
         self._guessed: set[int] = set()  # tasks with a program that nobody measured
+        self._opened_s: list[float] = []  # what it took to find each task's design space
         self._gain = 0.0  # share of the network's time that went with the latest turn that made it faster
         if len(database):
             records = in_order(database)  # read once: there may be thousands, of dozens of tasks
@@ -214,12 +218,13 @@ class Tuner:
     def _run(self, number: int) -> TaskRun:
         """Made when first needed: finding a design space takes a moment."""
         if number not in self._runs:
-            tunable = self.tunables[number]
+            began, tunable = time.monotonic(), self.tunables[number]
             shelf = Shelf(self._database, tunable.module, self._target)
             search = self._search(tunable.task)
             donated, near = (transferred(search, donors) if donors else [] for donors in (self._donors, self._neighbours))
             self._donated |= {number} if donated else set()
             self._runs[number] = TaskRun(tunable, search, shelf, list(dict.fromkeys([*donated, *near]))[:TRANSFERRED], self._searches)
+            self._opened_s.append(time.monotonic() - began)
         return self._runs[number]
 
     def _lend(self, number: int) -> None:
@@ -237,7 +242,9 @@ class Tuner:
         end, rates_s = time.monotonic() + seconds, []  # seconds per program of each turn
         while turn := self.budget.next():
             began = time.monotonic()
-            if began >= end or began + _usual(rates_s) * (turn.count + self._finalists()) > end:
+            unopened = sum(task not in self._runs for task in self.untouched())
+            after_s = _usual(rates_s) * self._finalists() + _usual(self._opened_s) * unopened
+            if began >= end or began + _usual(rates_s) * turn.count + after_s > end:
                 break
             before_s = self.budget.network_s()
             run = self._run(turn.task)
@@ -299,11 +306,11 @@ class Tuner:
         return database
 
     def untouched(self) -> list[int]:
-        """Tasks of which nothing was measured, for there were too few trials or minutes."""
-        return [number for number, account in enumerate(self.budget.accounts) if self._searches and not account.trials]
+        """Tasks of which nothing was measured, for there were too few trials or minutes, or nothing ran."""
+        return [number for number, account in enumerate(self.budget.accounts) if self._searches and not account.ran]
 
     def guess(self, task: int, database: Any) -> None:
-        """Put a program of an untouched task into the database, for the compiler to apply, where one is likely to be fast.
+        """Put a program of such a task into the database, for the compiler to apply, where there is one.
 
         Without any program TVM leaves a task as it is written down, on one thread and unvectorised.
         """
@@ -343,7 +350,7 @@ class Tuner:
 
 
 def _usual(rates_s: Sequence[float]) -> float:
-    """What a program usually takes; the first turn, in which workers start, says nothing of it."""
+    """What one usually takes; the first, for which workers start or TVM is loaded, says nothing of it."""
     return statistics.median(rates_s[1:]) if rates_s[1:] else 0.0
 
 

@@ -226,7 +226,7 @@ def disarm_until_the_end_of(patch):
 
 def test_a_sound_archive_is_read(tmp_path, members):
     read = read_network_file(str(write(tmp_path / "sound.pt2", members)), threads=1)
-    assert [given.shape for given in read.inputs] == [(2, 4)] and read.output.shape == (2, 4)
+    assert [given.shape for given in read.inputs] == [(2, 4)] and [found.shape for found in read.outputs] == [(2, 4)]
     assert len(read.module["main"].params) == 1
 
 

@@ -71,10 +71,10 @@ def test_what_counts_from_the_end_is_found_there(tmp_path):
     tvm, given = load_tvm(), torch.arange(1.0, 17.0).reshape(1, 4, 4)
     torch.export.save(torch.export.export(Ends(), (given,)), tmp_path / "ends.pt2")
     read = import_network(str(tmp_path / "ends.pt2"), 1)
-    np.testing.assert_array_equal(read.output, Ends()(given).numpy())
+    np.testing.assert_array_equal(read.outputs[0], Ends()(given).numpy())
     machine = tvm.relax.VirtualMachine(tvm.compile(read.module, make_target(EXTRACTION_TARGET)), tvm.cpu())
     found = machine["main"](tvm.runtime.tensor(read.inputs[0]))
-    np.testing.assert_array_equal(found.numpy(), read.output)
+    np.testing.assert_array_equal(found.numpy(), read.outputs[0])
 
 
 class Add(torch.nn.Module):
@@ -90,7 +90,7 @@ def save(path, model, inputs, **options):
 def test_a_pt2_file(tiny_network):
     read = import_network(tiny_network)
     assert len(read.module["main"].params) == 1  # the weights are constants
-    assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)] and read.output is None
+    assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)] and read.outputs is None
 
 
 def test_what_is_no_network_file_is_named(tmp_path):

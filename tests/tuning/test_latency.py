@@ -79,7 +79,7 @@ def count_starts(monkeypatch) -> list[str]:
 class StandIn:
     """In the place of a process: says a time for each start, or fails before it is ready."""
 
-    output = np.ones(3, np.float32)
+    outputs = [np.ones(3, np.float32)]
 
     def __init__(self, ms: float, fails: bool = False) -> None:
         self.ms, self.fails = ms, fails
@@ -135,7 +135,7 @@ def test_what_runs_on_a_gpu(tmp_path, monkeypatch):
     orders, rights = [], []
 
     class Told:
-        output = np.zeros(1)
+        outputs = [np.zeros(1)]
 
         def __init__(self, order, granted, inputs, environment):
             orders.append(order)
@@ -166,7 +166,7 @@ def test_who_has_no_turn_is_stopped(inputs, library):
     """So that its waiting threads spin on nobody's core; it goes on when it is asked."""
     with latency.running(library, 2, False, inputs) as process:
         (child,) = (psutil.Process(pid) for pid in children() if str(library) in " ".join(psutil.Process(pid).cmdline()))
-        assert process.output.shape == (1, 10)
+        assert [found.shape for found in process.outputs] == [(1, 10)]
         assert wait_for(lambda: child.status() == psutil.STATUS_STOPPED)
         assert process.round_ms() > 0
         assert wait_for(lambda: child.status() == psutil.STATUS_STOPPED)
@@ -236,12 +236,15 @@ def test_no_time_of_a_round(said):
 @pytest.mark.parametrize("array", [np.array(["text"]), np.array([1j]), np.array([b"x"])])
 def test_no_output_of_a_network(tmp_path, array):
     """Whoever made the network may have written it."""
-    np.save(tmp_path / "output.npy", array)
-    with open(tmp_path / "output.npy", "rb") as file, pytest.raises(latency.ProcessFailed, match="gave an output that is none"):
-        latency._read_array(file)
-    np.savez(tmp_path / "several.npz", array)
-    with open(tmp_path / "several.npz", "rb") as file, pytest.raises(latency.ProcessFailed, match="gave an output that is none"):
-        latency._read_array(file)
+    np.save(tmp_path / "array.npy", np.ones(2))
+    np.savez(tmp_path / "unnamed.npz", np.ones(2))
+    np.savez(tmp_path / "kind.npz", output_0=np.ones(2), output_1=array)
+    for name in ("array.npy", "unnamed.npz", "kind.npz"):
+        with open(tmp_path / name, "rb") as file, pytest.raises(latency.ProcessFailed, match="gave an output that is none"):
+            latency._read_arrays(file)
+    np.savez(tmp_path / "both.npz", output_0=np.ones(2), output_1=np.zeros(3, np.int64))
+    with open(tmp_path / "both.npz", "rb") as file:
+        assert [found.shape for found in latency._read_arrays(file)] == [(2,), (3,)]
 
 
 def test_a_process_that_hangs_is_given_up(inputs, library, monkeypatch):
@@ -290,18 +293,26 @@ def test_ratios_are_taken_within_a_round():
 
 def test_the_faster_way_to_wait_counts():
     rounds_ms = {("tuned", ""): [3.0, 3.0], ("eager", "sleeping"): [9.0, 9.0], ("eager", "spinning"): [6.0, 6.0]}
-    outputs = {key: np.ones(3, np.float32) for key in rounds_ms}
-    outputs[("tuned", "")] = np.array([1.0, 1.0, 1.5], np.float32)
+    outputs = {key: [np.ones(3, np.float32)] for key in rounds_ms}
+    outputs[("tuned", "")] = [np.array([1.0, 1.0, 1.5], np.float32)]
     found = latency._summed_up(rounds_ms, outputs, {"compile": "it failed"})
     assert found.systems["eager"].waiting == "spinning" and found.ms("eager") == 6.0
     assert found.ratios["tuned/eager"].value == 0.5 and found.systems["tuned"].difference == 0.5
 
 
 def test_differences_by_hand():
-    assert difference(np.array([1.0, 2.0]), np.array([1.0, 4.0])) == 0.5
-    assert difference(np.array([1.0, np.nan]), np.array([1.0, 4.0])) == math.inf
-    assert difference(np.array([1.0]), np.array([1.0, 4.0])) == math.inf
-    assert difference(np.array([True, False]), np.array([True, True])) == 1.0
+    of = lambda found, expected: difference([np.array(found)], [np.array(expected)])  # noqa: E731
+    assert of([1.0, 2.0], [1.0, 4.0]) == 0.5
+    assert of([1.0, np.nan], [1.0, 4.0]) == of([1.0, 4.0], [1.0, np.nan]) == math.inf
+    assert of([1.0], [1.0, 4.0]) == math.inf
+    assert of([True, False], [True, True]) == 1.0
+    assert of([1.0, -np.inf], [1.0, -np.inf]) == 0.0 and of([1.0, -np.inf], [1.0, np.inf]) == math.inf  # a mask is an output too
+
+
+def test_the_largest_difference_of_all_outputs_counts():
+    ones, off = np.ones(3), np.array([1.0, 1.0, 1.5])
+    assert difference([ones, off], [ones, ones]) == 0.5
+    assert difference([ones, ones], [ones]) == difference([ones], [ones, ones]) == math.inf
 
 
 @pytest.mark.parametrize(("seconds", "runs"), [(4.0, 1), (1.0, 3), (0.02, 16), (0.2, 4)])

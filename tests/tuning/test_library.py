@@ -137,7 +137,7 @@ class Record(str):
 @pytest.mark.parametrize(("broken", "wrong", "left_out"), [("", "", 0), ("b", "", 1), ("", "c", 1), ("a", "d", 2), ("abcd", "", 4)])
 def test_a_wrong_winner_never_spoils_the_rest(monkeypatch, make_setup, broken, wrong, left_out):
     """Programs of ``broken`` cannot be built, those of ``wrong`` compute something else; the others are used all the same."""
-    workshop = network._Workshop("net", None, None, make_setup(), [], np.ones(2), Path("folder"))
+    workshop = network._Workshop("net", None, None, make_setup(), [], [np.ones(2)], Path("folder"))
     applied = []
 
     def apply(records):
@@ -146,7 +146,7 @@ def test_a_wrong_winner_never_spoils_the_rest(monkeypatch, make_setup, broken, w
             raise PlatformError("TVM cannot build it")
 
     monkeypatch.setattr(workshop, "_apply", apply)
-    ran = lambda library: nullcontext(SimpleNamespace(output=np.full(2, 2.0 if set(applied) & set(wrong) else 1.0)))  # noqa: E731
+    ran = lambda library: nullcontext(SimpleNamespace(outputs=[np.full(2, 2.0 if set(applied) & set(wrong) else 1.0)]))  # noqa: E731
     monkeypatch.setattr(workshop, "_running", ran)
     assert workshop.build_tuned(Records("abcd")) == left_out
     assert applied == [name for name in "abcd" if name not in broken + wrong] and workshop.difference == 0.0
@@ -154,7 +154,7 @@ def test_a_wrong_winner_never_spoils_the_rest(monkeypatch, make_setup, broken, w
 
 def test_where_nothing_can_be_built_any_more_no_program_is_blamed(monkeypatch, make_setup):
     """A full disk, say: the network was built before it was tuned, and what was measured is good."""
-    workshop = network._Workshop("net", None, None, make_setup(), [], np.ones(2), Path("folder"))
+    workshop = network._Workshop("net", None, None, make_setup(), [], [np.ones(2)], Path("folder"))
 
     def full(records):
         raise PlatformError("no space left on device")
@@ -166,7 +166,7 @@ def test_where_nothing_can_be_built_any_more_no_program_is_blamed(monkeypatch, m
 
 
 def test_one_failure_that_does_not_come_again_costs_no_program(monkeypatch, make_setup):
-    workshop = network._Workshop("net", None, None, make_setup(), [], np.ones(2), Path("folder"))
+    workshop = network._Workshop("net", None, None, make_setup(), [], [np.ones(2)], Path("folder"))
     failures = [PlatformError("killed for memory")]
 
     def apply(records):
@@ -174,7 +174,7 @@ def test_one_failure_that_does_not_come_again_costs_no_program(monkeypatch, make
             raise failures.pop()
 
     monkeypatch.setattr(workshop, "_apply", apply)
-    monkeypatch.setattr(workshop, "_running", lambda library: nullcontext(SimpleNamespace(output=np.ones(2))))
+    monkeypatch.setattr(workshop, "_running", lambda library: nullcontext(SimpleNamespace(outputs=[np.ones(2)])))
     assert workshop.build_tuned(Records("abcd")) == 0 and workshop.kept == list("abcd")
 
 

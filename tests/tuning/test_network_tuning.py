@@ -64,7 +64,19 @@ def test_a_whole_network(tmp_path):
     The one trial reaches one of two tasks: the other has what the model ranks first.
     """
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
+
+    class Both(torch.nn.Module):
+        """Returns a dictionary with a tuple in it."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(16, 8), torch.nn.Linear(8, 4)
+
+        def forward(self, x):
+            hidden = torch.relu(self.first(x))
+            return {"last": self.last(hidden), "hidden": (hidden,)}
+
+    model = Both().eval()
     network = str(tmp_path / "tiny.pt2")
     torch.export.save(torch.export.export(model, (torch.randn(4, 16),)), network)
     other = onnx_model(tmp_path / "net.onnx", [("Softmax", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
@@ -82,9 +94,11 @@ def test_a_whole_network(tmp_path):
     assert all("matmul" in task["name"] for task in (guessed, measured)) and tuned["curve"] == []
     assert tuned["compile_ms"] is None and set(tuned["compared"]["systems"]) == {"tuned", "eager"}
     with np.load(tmp_path / EXAMPLE) as example:
-        assert example["input_0"].shape == (4, 16) and example["output"].shape == (4, 4)
+        assert {name: array.shape for name, array in example.items()} == {"input_0": (4, 16), "output_0": (4, 4), "output_1": (4, 8)}
     with latency.running(tmp_path / LIBRARY, 1, False, [np.zeros((4, 16), np.float32)]) as process:
-        np.testing.assert_allclose(process.output, model(torch.zeros(4, 16)).detach(), atol=1e-6)
+        wanted = model(torch.zeros(4, 16))
+        for found, of in zip(process.outputs, (wanted["last"], wanted["hidden"][0]), strict=True):
+            np.testing.assert_allclose(found, of.detach(), atol=1e-6)
     assert refused.startswith(f"PlatformError what TVM makes of {other} differs from the reference by ")
     assert refused.endswith("export net.eval(), else report it")
 
@@ -92,7 +106,8 @@ def test_a_whole_network(tmp_path):
 def test_pytorch_runs_what_was_exported(tiny_network):
     threads = torch.get_num_threads()
     read = import_network(tiny_network, threads)
-    assert read.output.shape == (1, 10) and read.output.sum() == pytest.approx(1.0)
+    (found,) = read.outputs
+    assert found.shape == (1, 10) and found.sum() == pytest.approx(1.0)
     assert [i.shape for i in read.inputs] == [(1, 8, 8, 8)]
 
 
@@ -199,4 +214,4 @@ def test_inputs_of_an_onnx_file(tmp_path):
     path = onnx_model(tmp_path / "n.onnx", [("MatMul", ["x", "w"], ["y"])], {"x": (4, 3), "w": (3, 3)}, {"y": (4, 3)}, weight)
     (given,) = random_inputs(load_onnx(Path(path), path))
     assert given.shape == (4, 3) and given.dtype == np.float32 and 0 <= given.min() <= given.max() <= 1
-    assert import_network(path, 1).output is None
+    assert import_network(path, 1).outputs is None
