@@ -23,7 +23,7 @@ from tcl_core.errors import DataError
 from tcl_core.files import shown
 from tcl_core.platforms import host_fingerprint
 
-FILE = "provenance.json"
+FILE, LEARNED = "provenance.json", "learned.json"  # the second is what a chain's model knows (``chain.state``)
 CODE = Path(__file__).resolve().parent
 # Whose versions decide a model's bytes; trees label what the networks learn.
 PACKAGES = {"numpy": "numpy", "torch": "torch", "tvm": "apache-tvm", "xgboost": "xgboost-cpu"}
@@ -129,3 +129,11 @@ def _sources_digest() -> str:
     for path in sorted(CODE.rglob("*.py")):
         digest.update(path.relative_to(CODE).as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def learned_tasks(folder: Path) -> frozenset[str]:
+    """Keys of the tasks that a saved model of a chain has learned; none where it does not say.  Raises DataError for damage."""
+    try:
+        return frozenset(read_json(folder / LEARNED, REMEDY).get("tasks", ()))
+    except FileNotFoundError:
+        return frozenset()

@@ -1,7 +1,7 @@
 """The reference data that come with TCL: tasks of many networks, the same programs of each measured on several platforms.
 
 PACKAGED   networks as their authors wrote them
-PREPARED   as params.yaml prepares them: the tasks that projects have
+PREPARED   as params.yaml prepares them, but for Winograd and rounding up, which came later: most of the tasks that projects have
 REGISTERS  likewise, and nine in ten programs are of the kind among which a search has to choose (``programs.registers``)
 SEARCHED   of the same tasks those programs that searches met, and draws beside them, on AVX2 of another machine and on AVX-512
 """
@@ -199,6 +199,11 @@ class Reference:
         programs = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows if numbers[row["task_key"]] in kept]
         tokens = self.encoder.encode([key for key in programs if key not in known], self.hardware(self.platforms[0]).vector())
         return self._heap(lambda platform: with_hardware(tokens, self.hardware(platform).vector()))
+
+    def trained_keys(self, without: Collection[str] = ()) -> set[str]:
+        """Keys of the tasks that ``pooled`` has."""
+        kept = self._trained(without)
+        return {key for key, number in self.encoder.numbers.items() if number in kept}
 
     def _trained(self, without: Collection[str]) -> set[int]:
         return self._split(())[0] - {self.encoder.numbers[key] for key in without if key in self.encoder.numbers}

@@ -120,7 +120,7 @@ def bridged(
     labels_s = _on_one_scale(labelled.latencies_s, programs.tasks)
     if trust:
         labels_s = _mixed(labels_s, teach(measured, unlabelled, settings.fit.seed).latencies_s, trust, programs.tasks)
-    lesson = replace(programs, latencies_s=labels_s)
+    lesson = replace(programs, latencies_s=_slowest_where_failed(labels_s, programs.tasks))
     fit = settings.fit
     model.settings = replace(fit, epochs=passes(fit.epochs, measured), period=passes(fit.period, measured))
     train = concatenate([lesson, *rehearsed(base, programs, earlier, settings.rehearsal, settings.fit.seed)])
@@ -206,6 +206,16 @@ def _by_whole_tasks(tasks: np.ndarray, count: int, draw: np.random.Generator) ->
     groups = list(rows_by_task(tasks))
     each = max(2, round(count / len(groups)))
     return np.concatenate([draw.permutation(rows)[:each] for rows in groups])
+
+
+def _slowest_where_failed(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+    """(N,) with its task's slowest label for a program that fails: to a regression one without a label is unknown, and its like stay fast."""
+    found = latencies_s.copy()
+    for task in rows_by_task(tasks):
+        ran = np.isfinite(latencies_s[task])
+        if ran.any():
+            found[task[~ran]] = latencies_s[task[ran]].max()
+    return found
 
 
 def _on_one_scale(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:

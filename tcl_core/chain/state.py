@@ -25,6 +25,7 @@ from tcl_core.models.cost_model import AGAIN, read_weights
 from tcl_core.models.lateral_mamba import LateralMambaModel
 from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
+from tcl_core.provenance import LEARNED
 
 OnPhaseEpoch = Callable[[str, int, float, dict[str, float]], None]
 """Called after each epoch with the phase ("CL" or "KD"), the epoch, the mean loss and validation metrics."""
@@ -36,6 +37,7 @@ class ChainState:
 
     hardware  the hardware vector of each platform that KB has learned, in the chain's order
     shipped   KB has learned what comes with TCL
+    tasks     keys of the tasks that KB has learned, on whatever platform: it is no judge's business to rank by these (``provenance.learned_tasks``)
     """
 
     model: MambaModel | LateralMambaModel
@@ -43,6 +45,7 @@ class ChainState:
     fisher: dict[str, Tensor]
     hardware: tuple[tuple[float, ...], ...] = ()
     shipped: bool = False
+    tasks: frozenset[str] = frozenset()
 
     def with_platform(self, hardware: Sequence[float]) -> ChainState:
         """KB has learned one more."""
@@ -54,14 +57,14 @@ class ChainState:
         self.knowledge_base.save(folder / "knowledge_base")
         tensors = {name: value.contiguous().cpu() for name, value in self.fisher.items()}
         write_tensors(folder / "fisher.safetensors", save, tensors)
-        write_json(folder / "learned.json", {"hardware": self.hardware, "shipped": self.shipped})
+        write_json(folder / LEARNED, {"hardware": self.hardware, "shipped": self.shipped, "tasks": sorted(self.tasks)})
 
     @classmethod
     def load(cls, folder: Path) -> ChainState:
         """Read what ``write_into`` wrote.  Raises DataError when the folder is missing or damaged."""
         folder = Path(folder)
         try:
-            learned = read_json(folder / "learned.json", AGAIN)
+            learned = read_json(folder / LEARNED, AGAIN)
         except FileNotFoundError:
             raise DataError(f"'{shown(folder)}' does not say which platforms its model has learned (learned.json); {AGAIN}") from None
         return cls(
@@ -70,6 +73,7 @@ class ChainState:
             read_weights(folder / "fisher.safetensors"),
             tuple(map(tuple, learned["hardware"])),
             learned.get("shipped", False),
+            frozenset(learned.get("tasks", ())),
         )
 
 

@@ -15,6 +15,8 @@ from tcl_core.features.batches import Samples, rows_by_task
 
 log = logging.getLogger(__name__)
 
+COMPARED = 2048  # programs of a task that are compared at once where none are trained on: pairs take memory with their square
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -106,6 +108,12 @@ def group_tasks(groups: Sequence[np.ndarray], batch_size: int, rng: np.random.Ge
     return batches
 
 
+def in_parts(rows: np.ndarray) -> list[np.ndarray]:
+    """A task's rows in parts of up to ``COMPARED`` that are drawn alike each time: all of them as they are, unless the task is very large."""
+    count = -(-len(rows) // COMPARED)
+    return [rows] if count == 1 else np.array_split(np.random.default_rng(len(rows)).permutation(rows), count)
+
+
 def make_batch(
     samples: Samples,
     scores: np.ndarray,
@@ -131,9 +139,9 @@ def make_batch(
 def batches_in_order(
     samples: Samples, groups: Sequence[np.ndarray], batch_size: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
-    """Batches of whole tasks in ascending order, for validation."""
+    """Batches of whole tasks, very large ones in parts, in ascending order, for validation."""
     scores, waiting = samples.scores, []
-    for rows in groups:
+    for rows in (part for group in groups for part in in_parts(group)):
         if waiting and sum(map(len, waiting)) + len(rows) > batch_size:
             yield make_batch(samples, scores, waiting, device=device)
             waiting = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tcl_core.features.batches import Samples, rows_by_task
-from tcl_core.learning.batches_by_task import Batch, make_batch, usable_tasks
+from tcl_core.learning.batches_by_task import Batch, in_parts, make_batch, usable_tasks
 from tcl_core.learning.fit import FitSettings, epoch_batches, ranking_loss
 from tcl_core.learning.losses import lambda_rank, predicted_ranks, within_task
 
@@ -101,11 +101,11 @@ def trust_by_task(scores: np.ndarray, measured: Samples, tasks: int, sigma: floa
     with the mean loss of a pair.  A task of few pairs says little of itself, so it stands near the mean; one of none at it.
     """
     losses, pairs, labels = np.zeros(tasks), np.zeros(tasks), measured.scores
-    for rows in rows_by_task(measured.tasks):
+    for rows in (part for group in rows_by_task(measured.tasks) for part in in_parts(group)):
         task, mask = measured.tasks[rows[0]], torch.ones(1, len(rows), dtype=torch.bool)
         predicted, wanted = (torch.from_numpy(values[rows])[None] for values in (scores, labels))
-        losses[task] = lambda_rank(predicted, wanted, mask, sigma).item()
-        pairs[task] = np.count_nonzero(labels[rows][:, None] > labels[rows])
+        losses[task] += lambda_rank(predicted, wanted, mask, sigma).item()
+        pairs[task] += np.count_nonzero(labels[rows][:, None] > labels[rows])
     mean = losses.sum() / max(pairs.sum(), 1.0)
     return trust_of_errors((losses + SHRUNK * mean) / (pairs + SHRUNK))
 
@@ -117,8 +117,8 @@ def in_order_of(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
 
 def fisher_diagonal(network: nn.Module, train: Samples, sigma: float = 1.0) -> dict[str, Tensor]:
-    """Mean over tasks of the squared gradient of the task's LambdaRank loss, for every parameter by name."""
-    groups, scores = usable_tasks(train), train.scores
+    """Mean over tasks, or parts of very large ones, of the squared gradient of its LambdaRank loss, for every parameter by name."""
+    groups, scores = [part for rows in usable_tasks(train) for part in in_parts(rows)], train.scores
     parameters = dict(network.named_parameters())
     fisher = {name: torch.zeros_like(value) for name, value in parameters.items()}
     for rows in groups:

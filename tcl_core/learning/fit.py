@@ -144,7 +144,7 @@ def fit_network(
 
 
 def validation_metrics(network: nn.Module, samples: Samples, batch_size: int, sigma: float = 1.0) -> dict[str, float]:
-    """Mean over tasks of the LambdaRank loss and of top-1: the score of the program predicted to be best."""
+    """Mean over tasks, or parts of very large ones, of the LambdaRank loss and of top-1: the score of the program predicted to be best."""
     with torch.inference_mode():
         batches = batches_in_order(samples, usable_tasks(samples), batch_size, _device(network))
         predicted = ((batch.by_task(network(batch.features, batch.lengths)), batch) for batch in batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tcl_core.models import catalogue
 from tcl_core.platforms import read_saved_hardware, save_hardware
 from tcl_core.progress import progress
 from tcl_core.stages.machine import training_alone
-from tcl_core.stages.workspace import Skipped, Workspace, check_lowering
+from tcl_core.stages.workspace import Skipped, Workspace, check_lowering, without_tasks
 
 
 def listed_folder(workspace: Workspace) -> Path:
@@ -82,15 +83,15 @@ def platforms_of(workspace: Workspace, name: str) -> list[str]:
     return ran[1:] if catalogue.model_class(name).learns_from_sources else ran
 
 
-def predicted(workspace: Workspace, name: str) -> dict[str, np.ndarray]:
-    """Platform -> (N,) scores of its held-out programs by the model that was trained on its records.
+def predicted(workspace: Workspace, name: str, without: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """Platform -> (N,) scores of its held-out programs, but for tasks of the keys ``without``, by the model that was trained on its records.
 
     Raises DataError where one has not been trained.
     """
     folders = {platform: baseline_folder(workspace, name, platform) for platform in platforms_of(workspace, name)}
     if missing := [folder for folder in folders.values() if not folder.exists()]:
         raise DataError(f"baselines.models lists {name}, but there is no {missing[0]}; run: tcl train --model {name}")
-    held_out = {platform: workspace.samples_for(name, platform, "holdout") for platform in folders}
+    held_out = {p: without_tasks(workspace, workspace.samples_for(name, p, "holdout"), without)[0] for p in folders}
     return {platform: catalogue.load(folder).predict(held_out[platform]) for platform, folder in folders.items()}
 
 

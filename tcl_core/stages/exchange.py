@@ -41,6 +41,7 @@ from tcl_core.records import ProgramKey
 from tcl_core.stages.workspace import SPLITS, Workspace, by_stage
 
 BY_IMPORT = store.Remedy("import a log again: tcl import LOG --platform P", "delete it and import its log again")
+BY_TUNING = store.Remedy("tune a network again: tcl tune", "delete data/tuned/platform=P: what was tuned there is forgotten")
 KINDS = ("records", "holdout")
 BLOCK = 16_384  # programs encoded at a time, of some 10 KB each
 SHOWN = 3  # refused lines that are said aloud; all stand in the report
@@ -273,15 +274,20 @@ def tuned_samples(workspace: Workspace, platform: str, hardware: Sequence[float]
     """
     folder = workspace.tuned_folder(platform)
     readings: dict[tuple[str, ProgramKey], list[Sequence[float]]] = {}
-    for log, record in store.read_records_by_file(folder / "records", BY_IMPORT):
+    for log, record in store.read_records_by_file(folder / "records", BY_TUNING):
         if record.task_key not in without:
             readings.setdefault((log, record.key), []).append(record.latencies_s)
     latencies_s = [statistics.median(chain.from_iterable(each)) if all(each) else math.inf for each in readings.values()]
-    encoder = Encoder([Task.from_row(row) for row in _rows(folder, "tasks")], _rows(folder, "sketches"))
+    encoder = Encoder([Task.from_row(row) for row in _rows(folder, "tasks", BY_TUNING)], _rows(folder, "sketches", BY_TUNING))
     found = encoder.encode([key for _, key in readings], hardware, latencies_s)
     logs = sorted({log for log, _ in readings})
     apart = np.array([len(encoder.numbers) * logs.index(log) for log, _ in readings], dtype=found.tasks.dtype)
     return replace(found, tasks=found.tasks + apart, task_names=()) if len(logs) > 1 else found
+
+
+def tuned_keys(workspace: Workspace, platform: str, without: Collection[str] = ()) -> set[str]:
+    """Keys of the tasks that ``tuned_samples`` has programs of."""
+    return {row["task_key"] for row in _rows(workspace.tuned_folder(platform), "tasks", BY_TUNING)} - set(without)
 
 
 def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
+from tcl_core import provenance
 from tcl_core.checked import write_json
+from tcl_core.errors import DataError
 from tcl_core.evaluation import plots
 from tcl_core.evaluation.intervals import chain_figures, model_figures
 from tcl_core.evaluation.metrics import Networks, top_k
@@ -14,8 +17,9 @@ from tcl_core.evaluation.report import collection_progress
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
+from tcl_core.progress import say
 from tcl_core.stages import baselines
-from tcl_core.stages.workspace import SCRATCH, Workspace, learning_curve
+from tcl_core.stages.workspace import SCRATCH, Workspace, learning_curve, without_tasks
 
 
 def evaluate(workspace: Workspace) -> dict[str, Any]:
@@ -24,12 +28,14 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
     Beside the chained model of a platform stand two that show what distillation is worth: ``zero-shot``, the model
     of the platform before, which has seen no measurement of this one but is given its hardware row, and
     ``own data only``, a plain model that knows nothing of the chain.  Then come those of params.yaml's ``baselines``.
+    Held-out tasks that one of these models has learned, as a champion from elsewhere may, are left out, and that is said.
     """
     ran = workspace.platforms_that_ran()
     with workspace.timed("evaluate"):
         judged = {p: workspace.judged_now(p) for p in ran}
         weights = workspace.task_weights("held_out")
-        held_out = {p: workspace.samples(p, "holdout") for p in ran}
+        known = frozenset().union(*(provenance.learned_tasks(workspace.model_folder(p)) for p in ran))
+        held_out = {p: _unknown(workspace, p, known) for p in ran}
         models = {p: catalogue.load(workspace.model_folder(p)) for p in ran}
         bases = {p: catalogue.load(workspace.model_folder(p) / "knowledge_base") for p in ran}
         predicted = {(m, p): models[m].predict(held_out[p]) for m in ran for p in ran}
@@ -40,7 +46,7 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
             "baselines": {
                 "zero-shot": _figures(workspace, held_out, weights, {p: predicted[workspace.ran_before(p), p] for p in ran[1:]}),
                 "own data only": _figures(workspace, held_out, weights, _by_scratch(workspace, held_out)),
-                **{name: _figures(workspace, held_out, weights, baselines.predicted(workspace, name)) for name in others},
+                **{name: _figures(workspace, held_out, weights, baselines.predicted(workspace, name, known)) for name in others},
             },
             "chain": _chain(predicted, held_out, weights),
             "knowledge_base": _chain(by_base, held_out, weights),
@@ -50,6 +56,16 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
         write_json(workspace.reports / "evaluation.json", evaluation)
         _plot(workspace, evaluation, held_out, predicted)
     return evaluation
+
+
+def _unknown(workspace: Workspace, platform: str, known: Collection[str]) -> Samples:
+    """A platform's held-out programs of tasks that no model has learned.  Raises DataError where there are none."""
+    samples, count = without_tasks(workspace, workspace.samples(platform, "holdout"), known)
+    if count and not len(samples):
+        raise DataError(f"each of the {count} held-out tasks of {platform} was learned by a model of the chain; hold out other networks")
+    if count:
+        say(f"held-out tasks of {platform} that a model of the chain has learned, and that are left out of all figures: {count}")
+    return samples
 
 
 def _figures(workspace: Workspace, held_out: dict[str, Samples], weights: Networks, predicted: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.files import shown
 from tcl_core.models import catalogue
 from tcl_core.stages.gate import Verdict, judge
-from tcl_core.stages.workspace import Workspace, learning_curve, with_registry
+from tcl_core.stages.workspace import Workspace, learning_curve, with_registry, without_tasks
 
 EVALUATION = "evaluation.json"  # of the reports
 PAGE = "report.html"  # likewise, of `tcl report`
@@ -235,10 +235,26 @@ def _description(platform: str, figures: Mapping[str, Any], origin: Mapping[str,
 def _verdict(workspace: Workspace, platform: str, against: int | None) -> Verdict:
     """Whether the present model passes the gate against the champion, or against a random ranking where there is none."""
     samples, params = workspace.samples(platform, "holdout"), workspace.params
+    samples, known = without_tasks(workspace, samples, _learned(workspace, platform, against))
+    if not len(samples):
+        return Verdict(
+            False, f"each of the {known} held-out tasks was learned by the candidate or the champion; hold out other networks", {}
+        )
     predicted = catalogue.load(workspace.model_folder(platform)).predict(samples)
     rival, name = _rival(platform, against, samples)
     weights = workspace.task_weights("held_out")
-    return judge(rival, predicted, samples, weights, params.promote, name, against is None, params.evaluate.bootstrap, params.seed)
+    found = judge(rival, predicted, samples, weights, params.promote, name, against is None, params.evaluate.bootstrap, params.seed)
+    left_out = f"; {known} tasks that the candidate or the champion has learned are left out" if known else ""
+    return replace(found, reason=found.reason + left_out)
+
+
+def _learned(workspace: Workspace, platform: str, against: int | None) -> frozenset[str]:
+    """Keys of the tasks that the present model or the champion has learned."""
+    found = provenance.learned_tasks(workspace.model_folder(platform))
+    if against is not None:
+        with suppress(DataError, UsageError):  # a damaged champion ranks nothing: see ``_rival``
+            found |= provenance.learned_tasks(registry.champion(platform)[1])
+    return found
 
 
 def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.ndarray, str]:

@@ -25,7 +25,7 @@ from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
 from tcl_core.platforms import Hardware, cpu_named, read_saved_hardware, save_hardware
 from tcl_core.progress import Progress, progress
-from tcl_core.stages.exchange import tuned_samples, was_tuned
+from tcl_core.stages.exchange import tuned_keys, tuned_samples, was_tuned
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
 from tcl_core.teaching import members, pseudo_labelled
@@ -106,7 +106,9 @@ def train(workspace: Workspace) -> TrainReport:
         with progress(f"training on {platform}", settings.epochs) as shown:
             curve = _Curve(shown)
             state = learn_first(labelled, valid, settings, measured=measured, on_epoch=curve, checkpoint=checkpoint)
-        state = replace(state, shipped=beside.shipped > 0).with_platform(read_saved_hardware(workspace.records_folder(platform)).vector())
+        tasks = beside.tasks | workspace.recorded_tasks(platform)
+        state = replace(state, shipped=beside.shipped > 0, tasks=tasks)
+        state = state.with_platform(read_saved_hardware(workspace.records_folder(platform)).vector())
         _save(workspace, platform, state, curve, checkpoint, origin)
     more = len(beside)
     return TrainReport(
@@ -122,12 +124,13 @@ def _learns_shipped(params: Params) -> bool:
 @dataclass(frozen=True)
 class _Beside:
     """What is learned beside the project's own records: heaps of measured programs, the first ``shipped`` of which come with TCL, and
-    of further ones; their tasks are numbered after the project's own.
+    of further ones; their tasks are numbered after the project's own.  ``tasks``: the keys of all of these.
     """
 
     measured: Sequence[Samples] = ()
     further: Sequence[Samples] = ()
     shipped: int = 0
+    tasks: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """How many of them were measured."""
@@ -145,19 +148,21 @@ def _beside(workspace: Workspace, valid: Samples | None) -> _Beside:
         kept_apart = set(valid.tasks.tolist())
         apart |= {key for key, number in workspace.encoder.numbers.items() if number in kept_apart}
     here = read_saved_hardware(workspace.records_folder(workspace.params.chain.first))
-    measured, further, first = list[Samples](), list[Samples](), len(workspace.tasks)
+    measured, further, first, tasks = list[Samples](), list[Samples](), len(workspace.tasks), set[str]()
     if _learns_shipped(workspace.params):
         sets = reference.learned_sets()
         heaps = (reference.shipped(heap, sets) for heap in (lambda data: data.pooled(apart), lambda data: data.unmeasured(apart)))
         for heap, into in zip(heaps, (measured, further), strict=True):
             into.append(_numbered(as_here(heap, here), first))
+        tasks |= set().union(*(data.trained_keys(apart) for data in sets))
     shipped = sum(map(len, measured))
     for platform in _tunings(workspace):  # a model that knows what searches met serves the next search best
         width = float(cpu_named(workspace.params.platforms[platform].mcpu).simd_bytes)
         heap = tuned_samples(workspace, platform, replace(here, simd_bytes=width).vector(), apart)
         first = 1 + max((int(part.tasks.max(initial=-1)) for part in (*measured, *further)), default=first - 1)
         measured.append(_numbered(heap, first))
-    return _Beside(measured, further, shipped)
+        tasks |= tuned_keys(workspace, platform, apart)
+    return _Beside(measured, further, shipped, frozenset(tasks))
 
 
 def learns_beside(workspace: Workspace) -> bool:
@@ -244,7 +249,8 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
             curve = _Curve(shown)
             learned = method.learn(step, curve)
             alone = _own_data_only(step, shown)
-        _save(workspace, platform, learned.state, curve, checkpoint, origin, alone)
+        state = replace(learned.state, tasks=step.state.tasks | workspace.recorded_tasks(platform))
+        _save(workspace, platform, state, curve, checkpoint, origin, alone)
     return DistillReport(platform, before, len(step.measured), learned.share, learned.left, kept=not curve.epochs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -215,6 +215,10 @@ class Workspace:
             return {}
         return {record.key: record.latency_s for record in self.records(platform)}
 
+    def recorded_tasks(self, platform: str) -> frozenset[str]:
+        """Keys of the tasks of a platform's records."""
+        return frozenset(record.task_key for record in self.records(platform))
+
     def samples_for(self, model: str, platform: str, kind: str = "records") -> Samples:
         """As ``samples``, in the rows that a model of the catalogue reads."""
         return self.samples_in(catalogue.reads(model), platform, kind)
@@ -367,3 +371,9 @@ def kept(path: Path, remedy: str) -> dict:
     except DataError as error:
         log.warning("%s", error)
         return {}
+
+
+def without_tasks(workspace: Workspace, samples: Samples, keys: Collection[str]) -> tuple[Samples, int]:
+    """The samples without the tasks of these keys, and how many of their tasks those are."""
+    numbers = {workspace.encoder.numbers[key] for key in keys if key in workspace.encoder.numbers} & set(samples.tasks.tolist())
+    return samples.take(~np.isin(samples.tasks, list(numbers))) if numbers else samples, len(numbers)

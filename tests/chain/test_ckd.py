@@ -15,7 +15,7 @@ from tcl_core.chain.state import ChainState, learn_first
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning import fit
-from tcl_core.learning.batches_by_task import make_batch, usable_tasks
+from tcl_core.learning.batches_by_task import in_parts, make_batch, usable_tasks
 from tcl_core.learning.distillation_loss import (
     DistillationLoss,
     batch_trust,
@@ -148,6 +148,22 @@ def test_fisher_by_hand():
         loss = ranking_loss(net, make_batch(data, data.scores, [rows]))
         gradients.append(torch.autograd.grad(loss, net.w)[0].item())
     assert fisher_diagonal(net, data)["w"].item() == pytest.approx(np.mean(np.square(gradients)))
+
+
+def test_fisher_and_trust_of_very_large_tasks_are_of_their_parts(monkeypatch):
+    data, net = ranking_problem(tasks=2, programs=8), Linear(0.7)
+    monkeypatch.setattr("tcl_core.learning.batches_by_task.COMPARED", 4)
+    scores = np.arange(16, dtype=np.float32)
+    gradients, losses, pairs = [], np.zeros(2), np.zeros(2)
+    for task, rows in ((task, part) for task, whole in enumerate(usable_tasks(data)) for part in in_parts(whole)):
+        batch = make_batch(data, data.scores, [rows])
+        gradients.append(torch.autograd.grad(ranking_loss(net, batch), net.w)[0].item())
+        losses[task] += lambda_rank(torch.from_numpy(scores[rows])[None], batch.labels, batch.mask).item()
+        pairs[task] += sum(data.scores[i] > data.scores[j] for i in rows for j in rows)
+    assert len(gradients) == 4 and fisher_diagonal(net, data)["w"].item() == pytest.approx(np.mean(np.square(gradients)))
+    wanted = trust_of_errors((losses + 16 * losses.sum() / pairs.sum()) / (pairs + 16))
+    assert set(wanted) == {0.0, 1.0}
+    np.testing.assert_allclose(trust_by_task(scores, data, 2), wanted, atol=1e-5)
 
 
 def test_column_starts(first):

@@ -13,7 +13,7 @@ from synthetic import ranking_problem, top1
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import concatenate
 from tcl_core.learning import fit
-from tcl_core.learning.batches_by_task import group_tasks, make_batch, usable_tasks
+from tcl_core.learning.batches_by_task import batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import run_identity
 from tcl_core.learning.fit import FitSettings, epoch_batches, fit_network
 from tcl_core.models.mamba import MambaModel, MambaNetwork
@@ -224,3 +224,12 @@ def test_a_batch_lines_up_tokens_labels_and_tasks():
     rows = batch.by_task(torch.arange(5))
     assert rows[batch.mask].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(batch.features, data.features[[9, 8, 0, 3, 1], : batch.lengths.max()])
+
+
+def test_very_large_tasks_are_compared_in_parts(monkeypatch):
+    """Or the pairs of one of 20,000 programs would take gigabytes; parts hold each program once, the same each time."""
+    data = ranking_problem(tasks=2, programs=10)
+    monkeypatch.setattr("tcl_core.learning.batches_by_task.COMPARED", 4)
+    first, again = ([batch.rows for batch in batches_in_order(data, usable_tasks(data), 4)] for _ in range(2))
+    assert [len(rows) for rows in first] == [4, 3, 3] * 2 and sorted(np.concatenate(first)) == list(range(20))
+    assert all(map(np.array_equal, first, again)) and not np.array_equal(np.concatenate(first), np.arange(20))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,6 +55,8 @@ class Known:
 
 class TinyWorkspace(Workspace):
     """Twelve held-out tasks of six programs that take 1 to 6 ms."""
+
+    encoder = SimpleNamespace(numbers={f"task-{number}": number for number in range(12)})  # type: ignore[assignment]
 
     def samples(self, platform: str, kind: str = "records") -> Samples:
         tasks = np.repeat(np.arange(12, dtype=np.int32), 6)

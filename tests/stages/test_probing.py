@@ -40,7 +40,7 @@ def test_the_nearest_comes_first_and_is_what_to_learn_from():
     target = seconds(KEYS[:16])
     known = {"backward": seconds(KEYS[:16], -1.0), "alike": seconds(KEYS[:12]), "apart": seconds(KEYS[40:])}
     lines = str(compare("new", target, known)).splitlines()
-    assert [line.split() for line in lines[1:4]] == [["alike", "12", "1.000"], ["apart", "0", "0.500"], ["backward", "16", "0.000"]]
+    assert [line.split() for line in lines[1:4]] == [["alike", "12", "0.840"], ["apart", "0", "0.500"], ["backward", "16", "0.111"]]
     assert lines[-1] == "new should learn from alike (params.yaml, chain.then: new: {prev: alike})"
     del known["alike"]
     assert str(compare("new", target, known)).splitlines()[-1].startswith("none is near new: measure more")

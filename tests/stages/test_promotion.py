@@ -98,6 +98,25 @@ def test_the_present_model_is_judged_not_the_newest_version(project):
     assert "version 1 stays a candidate: pairs 0.000 to 1.000" in said and "against champion version 2 on 72 held-out programs" in said
 
 
+def test_tasks_that_one_of_the_two_has_learned_count_for_neither(project):
+    """A network that is held out from today on was learned by yesterday's champion, which knows it by heart."""
+
+    def promoted(how: str, *learned: int) -> str:
+        write_model(P, how)
+        write_json(Workspace().model_folder(P) / "learned.json", {"tasks": ["elsewhere", *(f"task-{n}" for n in learned)]})
+        write_json(Workspace().reports / promotion.EVALUATION, evaluation(P, "b"))
+        promotion.register(project, P)
+        return str(promotion.promote(project, P))
+
+    assert "against a random ranking on 72 held-out programs of 12 tasks" in promoted("middling")
+    said = promoted("best", 0, 1)
+    assert "against champion version 1 on 60 held-out programs of 10 tasks" in said and "now champion" in said
+    assert said.endswith("; 2 tasks that the candidate or the champion has learned are left out")
+    assert promoted("worst", 2).endswith("; 3 tasks that the candidate or the champion has learned are left out")
+    said = promoted("middling", *range(2, 12))
+    assert "stays a candidate: each of the 12 held-out tasks was learned by the candidate or the champion; hold out other networks" in said
+
+
 def test_what_is_not_registered_is_not_promoted(project):
     promotion.register(project, P)
     made_and_judged("worst")

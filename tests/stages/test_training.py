@@ -62,8 +62,13 @@ def samples(platform: str, kind: str) -> Samples:
 
 
 class TinyWorkspace(Workspace):
+    encoder = SimpleNamespace(numbers={f"judged-{number}": number for number in range(8)})  # type: ignore[assignment]
+
     def samples(self, platform: str, kind: str = "records") -> Samples:
         return samples(platform, kind)
+
+    def recorded_tasks(self, platform: str) -> frozenset[str]:
+        return frozenset({"everywhere", f"of-{platform}"})
 
     def task_weights(self, split: str) -> dict[str, dict[int, float]]:
         return WEIGHTS
@@ -108,6 +113,8 @@ def test_a_model_folder_holds_all_that_its_readers_want(folder):
     for platform, files in FILES.items():
         assert {path.name for path in Workspace().model_folder(platform).iterdir()} == files
         assert json.loads((Workspace().model_folder(platform) / "hardware.json").read_text())["cores"] == ord(platform)
+    tasks = [sorted(provenance.learned_tasks(Workspace().model_folder(p))) for p in "abc"]
+    assert tasks == [["everywhere", *(f"of-{p}" for p in "abc"[: n + 1])] for n in range(3)]
     learned = [json.loads((Workspace().model_folder(p) / "learned.json").read_text())["hardware"] for p in "abc"]
     assert [[row[0] for row in rows] for rows in learned] == [[97.0], [97.0, 98.0], [97.0, 98.0]], "nothing goes on from the last"
     assert [e["phase"] for e in curve("b")] == ["CL"] * 6 + ["KD"] * 6
@@ -131,6 +138,10 @@ class Shipped:
         self.without = without
         found = samples("c", "records")
         return dataclasses.replace(found.take(found.tasks < 2), task_names=("another", "data set's"))
+
+    def trained_keys(self, without):
+        assert without == self.without
+        return {"come with TCL"}
 
     def unmeasured(self, without):
         assert without == self.without
@@ -163,6 +174,7 @@ def test_what_comes_with_tcl_is_learned_beside_the_first_platform(with_shipped):
     learned = catalogue.load(Workspace().model_folder("a"))
     np.testing.assert_array_equal(learned.predict(held_out), beside.predict(held_out))
     assert provenance.read(Workspace().model_folder("a"))["parameters"]["shipped"] == training.reference.digest()
+    assert provenance.learned_tasks(Workspace().model_folder("a")) == {"come with TCL", "everywhere", "of-a"}
 
 
 def test_another_machines_programs_are_told_to_be_this_ones_but_for_the_width_of_vectors():
@@ -477,6 +489,21 @@ def test_models_that_params_list_are_judged_beside_the_chain(folder, monkeypatch
     s = samples("b", "holdout")
     scores = catalogue.load(folder / "data/models/beside_chain/tlp/b").predict(s)
     assert found["tlp"]["b"]["top_1"]["value"] == top_k(scores, s.latencies_s, s.tasks, WEIGHTS, 1)
+
+
+def test_held_out_tasks_that_a_model_has_learned_are_left_out(folder, monkeypatch, capsys):
+    monkeypatch.setattr(judging, "_plot", lambda *_: None)
+    monkeypatch.setattr(
+        TinyWorkspace, "recorded_tasks", lambda self, platform: frozenset({"judged-7", "judged-2"} if platform == "b" else ())
+    )
+    run_chain(project())
+    found = judging.evaluate(project())
+    assert {figures["tasks"] for figures in (*found["platforms"].values(), *found["baselines"]["zero-shot"].values())} == {6}
+    assert "held-out tasks of a that a model of the chain has learned, and that are left out of all figures: 2" in capsys.readouterr().err
+    monkeypatch.setattr(TinyWorkspace, "recorded_tasks", lambda self, platform: frozenset(self.encoder.numbers))
+    run_chain(project())
+    with pytest.raises(DataError, match="each of the 8 held-out tasks of a was learned by a model of the chain; hold out other networks"):
+        judging.evaluate(project())
 
 
 def test_an_evaluation_names_a_listed_model_that_was_not_trained(folder):
