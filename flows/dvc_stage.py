@@ -64,7 +64,8 @@ def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None]
 
 
 def _reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool) -> str:
-    command = [sys.executable, "-m", "dvc", "repro", "--quiet", "--single-item", stage]
+    # Another command of DVC, a push say, may hold its lock for long, and a stage needs it again at its end.
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--quiet", "--single-item", stage]
     if force:
         return _run(stage, [*command, "--force"], {**settings, "TCL_FORCE": "1"}, watch, _check_begins)
     return _run(stage, command, settings, watch, _check_begins)
@@ -167,7 +168,7 @@ def _run(
         text = ""
     if not text:
         explain(name)
-    by_hand = " ".join(word for word in ("python", *command[1:]) if word != "--quiet")
+    by_hand = " ".join(word for word in ("python", *command[1:]) if word not in ("--quiet", "--wait-for-lock"))
     raise StageFailed(name, text or f"failed without a word; to see why, run: {by_hand}", exit_code or 1)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from tcl_core.checked import read_json
+from tcl_core.evaluation.drift import UNDECIDED
 from tcl_core.journal import parse_line
 from tcl_core.records import ERRORS
 from tcl_core.stages.promotion import PAGE
@@ -102,6 +103,12 @@ def show_drift(platform: str, reports: Path = HERE.reports) -> None:
     checks = read_json(reports / "drift.json", "move it away")["checks"]
     rows = [drift_row(check) for check in reversed(checks) if check["platform"] == platform][:LATEST]
     create_table_artifact(rows, key=f"drift-{platform}", description=f"Checks of {platform}: is the machine as it was measured?")
+
+
+def undecided(platform: str, reports: Path = HERE.reports) -> int:
+    """How many of the latest checks of a platform in a row could tell nothing."""
+    checks = [check for check in read_json(reports / "drift.json", "move it away")["checks"] if check["platform"] == platform]
+    return next((number for number, check in enumerate(reversed(checks)) if check["verdict"] != UNDECIDED), len(checks))
 
 
 def drift_row(check: Mapping[str, Any]) -> dict[str, Any]:

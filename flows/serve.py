@@ -37,8 +37,9 @@ HEARTBEAT_S = 30  # flows.heartbeat_frequency in pyproject.toml
 SILENT_S = 5 * HEARTBEAT_S  # after which a run is taken for dead
 MOST_STARTS = 5  # of one run: what kills it each time must be looked at
 ALERTS = "tcl-alerts"  # name of the notification block that, if somebody saved one, is told of what needs a look
-NEEDS_A_LOOK = ("Failed", "Crashed", "Drift", "Late")  # Late: no worker took the run when it was due
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Skipped", "Drift")  # names of a run's last state
+NEEDS_A_LOOK = ("Failed", "Crashed", "Drift", stages.UNDECIDED, "Late")  # Late: no worker took the run when it was due
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Skipped", "Drift", stages.UNDECIDED)  # names of a run's last state
+LONG_H = 24  # after which a run that has not ended needs a look: it may wait for a process that somebody stopped
 # A worker is started in the project's folder, wherever that lies on its machine; a run works there.
 HERE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
 
@@ -153,8 +154,8 @@ def automations() -> list[AutomationCore]:
     ]  # fmt: skip
 
 
-def alerts(block: UUID) -> AutomationCore:
-    """Tells a notification block of every run that needs somebody's look, with the last state's sentence."""
+def alerts(block: UUID) -> list[AutomationCore]:
+    """Tell a notification block of every run that needs somebody's look, with the last state's sentence, and of one that does not end."""
     from prefect.events.actions import SendNotification
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
@@ -170,7 +171,26 @@ def alerts(block: UUID) -> AutomationCore:
         subject="tcl: {{ flow.name }}/{{ deployment.name }} {{ flow_run.state.name }}",
         body="{{ flow_run.name }}: {{ flow_run.state.message }}",
     )
-    return AutomationCore(name="tcl: alerts", description=f"To the block {ALERTS}.", tags=[TAG], trigger=ended, actions=[told])
+    endless = EventTrigger(
+        after={"prefect.flow-run.Running"},
+        expect={f"prefect.flow-run.{name}" for name in ENDS},
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related=OURS,
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(hours=LONG_H),
+    )
+    late = SendNotification(
+        block_document_id=block,
+        subject="tcl: {{ flow.name }}/{{ deployment.name }} has not ended",
+        body=f"{{{{ flow_run.name }}}} began {LONG_H} hours ago; its log says what it waits for",
+    )
+    to = f"To the block {ALERTS}."
+    return [
+        AutomationCore(name="tcl: alerts", description=to, tags=[TAG], trigger=ended, actions=[told]),
+        AutomationCore(name="tcl: alerts of runs that do not end", description=to, tags=[TAG], trigger=endless, actions=[late]),
+    ]
 
 
 def serve(params: Params) -> str:
@@ -186,7 +206,7 @@ def serve(params: Params) -> str:
             _deploy(client, deployment)
         removed = _remove_others(client, {deployment.full_name for deployment in deployments})
         blocks = [block.id for block in client.read_block_documents(include_secrets=False) if block.name == ALERTS]
-        for automation in (*automations(), *map(alerts, blocks[:1])):
+        for automation in (*automations(), *(alerts(blocks[0]) if blocks else ())):
             _automate(client, automation)
     return "\n".join([*_told(deployments, pools, made, removed), *([] if blocks else [NO_ALERTS])])
 
@@ -236,12 +256,17 @@ def _make_pools(client: SyncPrefectClient, pools: Iterable[str]) -> list[str]:
 
 
 def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
-    """Create a deployment, or put it in the place of the one of its name; its runs stay."""
+    """Create a deployment, or put it in the place of the one of its name; its runs stay, and a schedule that somebody paused stays paused."""
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
     from prefect.client.schemas.schedules import CronSchedule
+    from prefect.exceptions import ObjectNotFound
     from prefect.utilities.callables import parameter_schema
 
+    try:
+        before = {one.slug: one.active for one in client.read_deployment_by_name(deployment.full_name).schedules}
+    except ObjectNotFound:
+        before = {}
     client.create_deployment(
         flow_id=client.create_flow_from_name(deployment.flow.name),
         name=deployment.name,
@@ -258,7 +283,7 @@ def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
         concurrency_limit=1,
         concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW),
         schedules=[
-            DeploymentScheduleCreate(schedule=CronSchedule(cron=one.cron, timezone=one.timezone), slug=name)
+            DeploymentScheduleCreate(schedule=CronSchedule(cron=one.cron, timezone=one.timezone), slug=name, active=before.get(name, True))
             for name, one in deployment.schedules.items()
         ],
     )

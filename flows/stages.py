@@ -19,6 +19,7 @@ from tcl_core.registry import FLOW_RUN_ID
 
 WAIT_MINUTES = 60.0
 PIPELINE = "tcl/pipeline"  # the deployment that brings everything up to date
+UNDECIDED, TIMES = "Undecided", 7  # the last state of a check when so many in a row could not tell
 
 
 @flow(name="stage", flow_run_name="{name}")
@@ -69,7 +70,7 @@ def drift(
 
     Args:
         platform: A platform of params.yaml.
-        then: What to do about drift: report it, or also collect (measure all of the platform again, and retrain).
+        then: What to do about drift: report it, or also collect (measure all of the platform again, here, and retrain).
         wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
     """
     return alone(lambda: _check(platform, then), wait_minutes)
@@ -87,12 +88,16 @@ def _check(platform: str, then: str) -> State:
         said, drifted = str(found).removeprefix("drift: "), True
     report.show_drift(platform)
     if not drifted:
-        return Completed(message=said)
+        return Completed(name=UNDECIDED, message=said) if report.undecided(platform) >= TIMES else Completed(message=said)
     get_run_logger().warning(said)
     if then == "collect" or (then == "params.yaml" and load_params().drift.then == "collect"):
-        again = {"force_collect": [platform], "force_holdout": [platform]}
-        begun = run_deployment(PIPELINE, parameters=again, timeout=0, as_subflow=False)
-        said = f"{said}; {PIPELINE} is to measure {platform} again ({begun.name}; while another run is at work it is cancelled, and the next check asks again)"
+        try:
+            for kind in ("collect", "holdout"):  # by this run: where the pipeline runs may be another machine
+                run_stage(f"{kind}@{platform}", force=True)
+        except StageFailed as failed:  # of drift somebody is told all the same
+            return Completed(name="Drift", message=f"{said}; {failed}")
+        begun = run_deployment(PIPELINE, timeout=0, as_subflow=False)
+        said = f"{said}; {platform} was measured again, and {PIPELINE} is to learn it ({begun.name})"
     return Completed(name="Drift", message=said)
 
 

@@ -245,3 +245,23 @@ def test_a_stage_does_not_outlive_its_flow():
     flow.kill()
     flow.wait()
     assert stage.wait(timeout=30) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("edited, code", [(False, 0), (True, 4)])
+def test_parameters_edited_while_a_stage_of_dvc_is_at_work_end_it(edited, code, tcl, candidates_do, monkeypatch):
+    """Or DVC would take them for those that the stage read."""
+    params = Path("params.yaml")
+
+    def edit(*_):
+        if edited:
+            params.write_text(params.read_text().replace("programs_per_task: 40", "programs_per_task: 41", 1))
+        return ["sampled"]
+
+    Path("dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    monkeypatch.setenv("DVC_STAGE", "candidates")
+    candidates_do(edit)
+    found, out, err = tcl("candidates")
+    assert (found, out.strip()) == (code, "sampled")
+    assert ("candidates of params.yaml changed while this stage was at work" in err) == edited
+    monkeypatch.delenv("DVC_STAGE")
+    assert tcl("candidates")[0] == 0  # by hand nothing is written down

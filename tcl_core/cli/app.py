@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HELP = ("-h", "--help")
 TOGETHER = ("train", "distill")  # what several processes of torchrun can do together
 WITHOUT_PROJECT = ("device", "init")
+_began: list[Any] = []  # in a stage of DVC: the project's folder, the stage, and what it reads
 
 app = typer.Typer(
     help="Learn to rank tensor programs: choose what to measure, train, carry knowledge down a chain of platforms, tune.",
@@ -47,11 +48,20 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
+def _as_it_began(said: object, **options: object) -> None:
+    """After a stage of DVC that ended well."""
+    if _began:
+        from tcl_core.stages.unchanged import check_unchanged
+
+        check_unchanged(*_began)
+
+
+@app.callback(result_callback=_as_it_began)
 def start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version, and exit.")] = False,
 ) -> None:
+    _began.clear()
     if environment.processes() > 1 and context.invoked_subcommand not in TOGETHER:
         raise UsageError(
             f"tcl {context.invoked_subcommand} is the work of one process, and torchrun started {environment.processes()}; run it "
@@ -62,6 +72,10 @@ def start(
         from tcl_core.stages.workspace import Workspace
 
         context.obj = Workspace(_project())
+        if stage := os.environ.get("DVC_STAGE"):
+            from tcl_core.stages.unchanged import read_by
+
+            _began[:] = [context.obj.root, stage, read_by(context.obj.root, stage)]
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _end)

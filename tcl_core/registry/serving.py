@@ -6,6 +6,7 @@ Code, not a pickled object: loading a version runs ``serve`` and reads safetenso
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
 CODE = Path(__file__).resolve().parents[1]  # tcl_core: what a registered version brings along
+APART = ("package_data", "__pycache__")  # of which a model that ranks needs nothing: megabytes in each version
 NEEDED = ("numpy", "torch", "safetensors", "mlflow")  # to load a model and rank with it
 SERVED = "from tcl_core.registry import serve\n\nserve()\n"  # what MLflow runs to load a version
 
@@ -25,14 +27,15 @@ def log_model(model_folder: Path, tags: Mapping[str, str]) -> ModelInfo:
     import mlflow
 
     with tempfile.TemporaryDirectory() as folder:
-        code = Path(folder) / "served.py"
-        code.write_text(SERVED)
+        served, code = Path(folder) / "served.py", Path(folder) / CODE.name
+        served.write_text(SERVED)
+        shutil.copytree(CODE, code, ignore=shutil.ignore_patterns(*APART))
         return mlflow.pyfunc.log_model(
             name="model",
-            python_model=str(code),
+            python_model=str(served),
             artifacts={"model": str(model_folder)},
             pip_requirements=[f"{package}=={importlib.metadata.version(package).partition('+')[0]}" for package in NEEDED],
-            code_paths=[str(CODE)],
+            code_paths=[str(code)],
             tags=dict(tags),
         )
 

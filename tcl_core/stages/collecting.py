@@ -297,6 +297,10 @@ def _measured_before(workspace: Workspace, platform: str) -> Samples | None:
         return None
     previous = workspace.params.previous(platform)
     while previous is not None and not workspace.seconds(previous):
+        if not workspace.skipped(previous):
+            say(
+                f"{platform} begins without {previous}'s measurements, which tell its sampler where to begin; to have them: tcl collect -p {previous}"
+            )
         previous = workspace.params.previous(previous)
     if previous is None or not all(key[:2] in workspace.encoder.texts for key in workspace.seconds(previous)):
         return None

@@ -15,7 +15,7 @@ from tcl_core.stages.collecting import measure_probes
 from tcl_core.stages.workspace import Workspace
 
 OF_A_TASK = 4  # probes; fewer pairs of programs come from more tasks
-NEAR = 0.6  # share of pairs, below which a platform says next to nothing
+NEAR = 0.6  # share of pairs, drawn to a half, below which a platform says next to nothing
 
 Known = Mapping[str, Mapping[ProgramKey, float]]
 """Platform -> program -> seconds."""

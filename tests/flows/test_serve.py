@@ -141,6 +141,17 @@ def test_an_automation_that_was_paused_stays_paused(params, prefect_server):
     assert again == {name: (one.id, "taken up" not in name) for name, one in known.items()}
 
 
+def test_a_schedule_that_was_paused_stays_paused(params, prefect_server):
+    from prefect import get_client
+
+    one = told(with_schedules(params, often=DRIFT))["drift/host-avx2"]
+    with get_client(sync_client=True) as client:
+        client.update_deployment_schedule(one.id, one.schedules[0].id, active=False)
+    again = told(with_schedules(params, often=DRIFT))
+    assert [(s.slug, s.active) for s in again["drift/host-avx2"].schedules] == [("often", False)]
+    assert [(s.slug, s.active) for s in again["drift/host-sse42"].schedules] == [("often", True)]
+
+
 def test_what_is_said_names_times_pools_and_workers(params, prefect_server):
     said = module.serve(with_schedules(params, often=DRIFT)).splitlines()
     assert re.match(r"often +drift/host-sse42 +pool tcl-host-sse42 +30 \*/6 \* \* \* +next \d{4}-\d\d-\d\d \d\d:30 UTC", said[0])
@@ -157,9 +168,12 @@ def test_failures_are_told_to_the_block_that_somebody_saved(params, prefect_serv
         assert "prefect worker start" in module.serve(with_schedules(params)).splitlines()[-1]
         with get_client(sync_client=True) as client:
             (found,) = client.read_automations_by_name("tcl: alerts")
-            assert found.trigger.expect == {f"prefect.flow-run.{name}" for name in ("Failed", "Crashed", "Drift", "Late")}
-            assert str(found.actions[0].block_document_id) == str(block)
-            client.delete_automation(found.id)
+            (endless,) = client.read_automations_by_name("tcl: alerts of runs that do not end")
+            assert found.trigger.expect == {f"prefect.flow-run.{name}" for name in ("Failed", "Crashed", "Drift", "Undecided", "Late")}
+            assert endless.trigger.expect == {f"prefect.flow-run.{name}" for name in ENDS} and endless.trigger.within.days == 1
+            for automation in (found, endless):
+                assert str(automation.actions[0].block_document_id) == str(block)
+                client.delete_automation(automation.id)
     finally:
         CustomWebhookNotificationBlock.delete(module.ALERTS)
 

@@ -33,11 +33,11 @@ def calls(tmp_path, monkeypatch, prefect_server) -> list:
 @pytest.fixture
 def check(calls, monkeypatch):
     """What `tcl drift` is to find: (text, exit code)."""
-    found = {"said": "p: no drift: ranking unchanged", "exit_code": 0}
+    found = {"said": "p: no drift: ranking unchanged", "exit_code": 0, "history": [{**CHECK, "platform": "q"}, CHECK]}
 
     def run(name, settings, arguments):
         calls.append((name, *arguments))
-        write_json("data/reports/drift.json", {"checks": [{**CHECK, "platform": "q"}, CHECK]})
+        write_json("data/reports/drift.json", {"checks": found["history"]})
         if found["exit_code"]:
             raise StageFailed(name, found["said"], found["exit_code"])
         return found["said"]
@@ -46,7 +46,7 @@ def check(calls, monkeypatch):
     monkeypatch.setattr(
         module,
         "run_deployment",
-        lambda name, **options: calls.append((name, options["parameters"])) or type("Run", (), {"name": "red-fox"}),
+        lambda name, **options: calls.append((name, options.get("parameters"))) or type("Run", (), {"name": "red-fox"}),
     )
     return found
 
@@ -112,8 +112,19 @@ def test_drift_measures_again_where_that_is_wanted(calls, check, then):
     Path("params.yaml").write_text(text.replace("then: report ", "then: collect "))
     check |= {"said": "p: drift: another order", "exit_code": DRIFT}
     state = module.drift("p", then, return_state=True)
-    assert calls[1] == ("tcl/pipeline", {"force_collect": ["p"], "force_holdout": ["p"]})
-    assert state.name == "Drift" and "tcl/pipeline is to measure p again (red-fox; while another run is at work" in state.message
+    # Measured here, where the check ran: the pipeline's worker may be another machine's.
+    assert calls[1:] == [("collect@p", True), ("holdout@p", True), ("tcl/pipeline", None)]
+    assert state.name == "Drift" and state.message.endswith("p was measured again, and tcl/pipeline is to learn it (red-fox)")
+
+
+def test_checks_that_never_can_tell_need_a_look(calls, check):
+    """Each of them ends well, and a busy machine could so go unwatched for ever."""
+    check["said"] = "p: undecided: other processes take 97% of this machine's CPUs"
+    undecided = {**CHECK, "verdict": "undecided"}
+    for before, name in ((module.TIMES - 2, "Completed"), (module.TIMES - 1, "Undecided")):
+        check["history"] = [CHECK, *[undecided, {**CHECK, "platform": "q"}] * before, undecided]
+        state = module.drift("p", return_state=True)
+        assert state.is_completed() and (state.name, state.message) == (name, check["said"])
 
 
 def test_a_check_that_fails_is_no_drift(calls, check):
