@@ -19,6 +19,8 @@ DRAWS = 10_000
 ENOUGH = 10  # tasks
 
 ByTask = Mapping[int, float]
+ByFold = Mapping[tuple[str, int], float]
+"""(fold, task) -> value."""
 
 
 def task_figures(scores: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[str, dict[int, float]]:
@@ -52,6 +54,21 @@ def against(ours: np.ndarray, theirs: np.ndarray, folds: np.ndarray | None = Non
             total[rows] += group[draw.integers(0, len(group), (len(rows), len(group)))].sum(axis=1)
             count[rows] += len(group)
     return [float(difference.mean()), *(float(x) for x in np.quantile(total / count, [0.025, 0.975]))]
+
+
+def by_fold(mine: ByFold, theirs: ByFold | None = None) -> list[float | None]:
+    """``against`` over the tasks that both have, those of a fold together; theirs None: the mean itself and its interval.
+
+    A task of networks in several folds counts in the first.
+    """
+    first: dict[int, str] = {}
+    both = [
+        (fold, task)
+        for fold, task in sorted(mine if theirs is None else mine.keys() & theirs.keys())
+        if first.setdefault(task, fold) == fold
+    ]
+    of = lambda values: np.array([values[place] for place in both])  # noqa: E731
+    return against(of(mine), np.zeros(len(both)) if theirs is None else of(theirs), np.array([fold for fold, _ in both]))
 
 
 def compared(judged: Mapping[tuple[str, str], Mapping[int, Mapping[str, ByTask]]], ours: str) -> list[dict[str, Any]]:

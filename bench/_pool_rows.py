@@ -11,7 +11,7 @@ from _tables import markdown
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
 import numpy as np
-from _paired import against
+from _paired import by_fold
 
 from tcl_core.evaluation.metrics import subset_top_1, task_pairs
 from tcl_core.features.batches import Samples
@@ -43,7 +43,8 @@ def judged(learned: Samples, tests: Mapping[str, Mapping[str, Samples]], seed: i
 def beside_first(units: Mapping[str, Mapping[str, Figures]], first: str) -> dict[str, Any]:
     """Data set -> row -> figure -> [mean, low, high], and FIGURE_less_FIRST, the figure less that of the first row.
 
-    ``units``  of each, row -> its figures.  A task counts once, with its mean over platforms, folds and seeds.
+    ``units``  "fold, seed" -> row -> its figures.  A task of a fold counts once, with its mean over platforms and seeds; intervals are over
+    draws of the folds and of their tasks.
     """
     rows, word = next(iter(units.values())), first.split()[0]
     found: dict[str, Any] = {}
@@ -52,18 +53,17 @@ def beside_first(units: Mapping[str, Mapping[str, Figures]], first: str) -> dict
             of_row = found.setdefault(data, {}).setdefault(row, {})
             for name in FIGURES:
                 mine, base = (_by_task(units, which, data, name) for which in (row, first))
-                of_row[name] = against(mine, np.zeros(len(mine)))
-                of_row[f"{name}_less_{word}"] = against(mine, base)
+                of_row[name], of_row[f"{name}_less_{word}"] = by_fold(mine), by_fold(mine, base)
     return found
 
 
-def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, data: str, name: str) -> np.ndarray:
-    """(T,) each task's mean, in order of the tasks."""
-    values: dict[int, list[float]] = {}
-    for unit in units.values():
-        for place, value in unit[row][data][name].items():
-            values.setdefault(int(place.split(", ")[1]), []).append(value)
-    return np.array([np.mean(values[task]) for task in sorted(values)])
+def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, data: str, name: str) -> dict[tuple[str, int], float]:
+    """Each task's mean over platforms and seeds, fold by fold."""
+    values: dict[tuple[str, int], list[float]] = {}
+    for unit, rows in units.items():
+        for place, value in rows[row][data][name].items():
+            values.setdefault((unit.split(", ")[0], int(place.split(", ")[1])), []).append(value)
+    return {place: float(np.mean(of_task)) for place, of_task in values.items()}
 
 
 def table(found: Mapping[str, Any], first: str, said: str, of: str = "") -> str:

@@ -232,9 +232,9 @@ PYTORCH = {
     "torch.compile / TCL, 1,000 programs": "long_speedup_over_compile",
 }
 TIMES = {
-    "seconds to TenSet's best, its / TCL's": "time_to_tenset_x",
-    "the same, both on our engine": "time_to_tenset_our_engine_x",
-}
+    TENSET: ("seconds to TenSet's best, its / TCL's", "time_to_tenset_x"),
+    f"{TENSET}, our engine": ("the same, both on our engine", "time_to_tenset_our_engine_x"),
+}  # whose best
 
 
 def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
@@ -242,12 +242,12 @@ def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
     long they took.
     """
     systems = {system: [row["systems_x"].get(system) for row in summary.values()] for system in SYSTEMS}
-    pytorch, times = ({name: [row[key] for row in summary.values()] for name, key in of.items()} for of in (PYTORCH, TIMES))
-    rows = []
-    for name, cells in {**pytorch, **systems, **times}.items():
+    of_pytorch, of_times = ({name: [row[key] for row in summary.values()] for name, key in of} for of in (PYTORCH.items(), TIMES.values()))
+    whose, rows = {name: system for system, (name, _) in TIMES.items()}, []
+    for name, cells in {**of_pytorch, **systems, **of_times}.items():
         means = [cell[0] for cell in cells if cell]
         if means:
-            stars = ["*" * (name in row["earlier_systems"]) for row in summary.values()]
+            stars = ["*" * (whose.get(name, name) in row["earlier_systems"]) for row in summary.values()]
             mean = f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(cells) else f" of {len(means)}")
             rows.append([name, *(_shown(cell, "x") + star for cell, star in zip(cells, stars, strict=True)), mean])
     groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())

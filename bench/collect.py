@@ -23,7 +23,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from _tables import arguments, into_document, markdown, save
+from _tables import Quick, arguments, into_document, markdown, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 from tcl_core.compat import load_tvm, make_target, meta_schedule
@@ -392,7 +392,7 @@ def tables(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer batches, fewer programs")
+    parser.add_argument("--quick", action=Quick, help="fewer batches, fewer programs")
     given = parser.parse_args()
     size = smallest() if given.smallest else QUICK if given.quick else FULL
     platform, setup = best_setup()

@@ -14,7 +14,7 @@ Boosted trees on tokens learn these programs of one platform, as a project learn
 a time; of these networks they rank every program of either data set, costly or not.
 
 pairs  share of pairs ranked right; u16  top-1 of sixteen.  Mean over tasks, and the 95 % interval of the difference from the first row
-over draws of the tasks.  --quick: one fold, one seed.  What was computed with the same code and data is kept.
+over draws of the folds and of their tasks.  --quick: one fold, one seed.  What was computed with the same code and data is kept.
 """
 
 from __future__ import annotations

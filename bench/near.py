@@ -13,7 +13,7 @@ Boosted trees on tokens learn that in one heap, as what comes with TCL is learne
 training networks at a time, of which they rank the programs that searches met, and those that were drawn on the Xeon.
 
 all   rank correlation of scores with speed;  near   of the programs within 1.6 times the fastest;  pairs   share of pairs ranked right.
-Mean over tasks, and the 95 % interval of the difference from `drawn` over draws of the tasks.  --quick: one fold, one seed.  What was
+Mean over tasks, and the 95 % interval of the difference from `drawn` over draws of the folds and of their tasks.  --quick: one fold, one seed.  What was
 computed with the same code and data is kept.
 """
 
@@ -34,7 +34,7 @@ from _tables import ROOT, markdown
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
-from _paired import against
+from _paired import by_fold
 from _transfer_data import FOLDS
 from scipy.stats import spearmanr
 
@@ -126,31 +126,30 @@ def correlations(scores: np.ndarray, samples: Samples, enough: int = ENOUGH) -> 
 
 
 def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """Platform -> row -> figure -> [mean, low, high], and the figure less that of `drawn`; a task counts once, with its mean."""
+    """Platform -> row -> figure -> [mean, low, high], and the figure less that of `drawn`; a task of a fold counts once, with its mean."""
     found: dict[str, Any] = {}
     for platform in dict.fromkeys(unit.split(", ")[0] for unit in units):
-        of_platform = [unit for name, unit in units.items() if name.split(", ")[0] == platform]
+        of_platform = {name: unit for name, unit in units.items() if name.split(", ")[0] == platform}
         rows = found[platform] = dict[str, Any]()
         for row in ROWS:
-            if row not in of_platform[0]:
+            if row not in next(iter(of_platform.values())):
                 continue
             rows[row] = {}
             for name in FIGURES:
                 mine, base = (_by_task(of_platform, which, name) for which in (row, DRAWN))
-                both = sorted(mine.keys() & base.keys())  # scores that are all alike have no correlation
-                of = [np.array([values[task] for task in both]) for values in (mine, base)]
-                rows[row][name] = against(of[0], np.zeros(len(both)))
-                rows[row][f"{name}_less_drawn"] = against(*of)
+                both = mine.keys() & base.keys()  # scores that are all alike have no correlation
+                rows[row][name] = by_fold({place: mine[place] for place in both})
+                rows[row][f"{name}_less_drawn"] = by_fold(mine, base)
     return found
 
 
-def _by_task(units: Sequence[Mapping[str, Figures]], row: str, name: str) -> dict[int, float]:
-    """Task -> its mean over platforms and seeds."""
-    values: dict[int, list[float]] = {}
-    for unit in units:
-        for place, value in unit[row][name].items():
-            values.setdefault(int(place.split(", ")[1]), []).append(value)
-    return {task: float(np.mean(of_task)) for task, of_task in values.items()}
+def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, name: str) -> dict[tuple[str, int], float]:
+    """Each task's mean over platforms and seeds, fold by fold."""
+    values: dict[tuple[str, int], list[float]] = {}
+    for unit, rows in units.items():
+        for place, value in rows[row][name].items():
+            values.setdefault((unit.split(", ")[1], int(place.split(", ")[1])), []).append(value)
+    return {place: float(np.mean(of_task)) for place, of_task in values.items()}
 
 
 def table(found: Mapping[str, Any]) -> str:

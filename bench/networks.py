@@ -24,10 +24,11 @@ from _tables import Quick, arguments, into_document, markdown, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
+from _identity import code_identity, folder_identity
 from _kinds import DENSE, KINDS, export
 from search import best_platform, model_of
 
-from tcl_core import datasets
+from tcl_core import datasets, store
 from tcl_core.compat import quiet_compiler
 from tcl_core.errors import TclError
 from tcl_core.measure.job import Protocol, Setup
@@ -37,7 +38,7 @@ from tcl_core.platforms import host_fingerprint, read_saved_hardware
 from tcl_core.programs.tasks import extract_tasks
 from tcl_core.progress import progress
 from tcl_core.features.batches import Samples
-from tcl_core.reference import Reference, shipped
+from tcl_core.reference import Reference, digest, shipped
 from tcl_core.shipped_model import NAME
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
@@ -128,6 +129,8 @@ def run(
     about = {
         "platform": platform,
         "model": str(folder or NAME),
+        "data": store.data_digest(folder) if folder else digest(),
+        "code": folder_identity("tuning") + code_identity(["tcl_core.models.trees", "tcl_core.programs.graph"], ["networks"]),
         "trials": size.trials,
         "protocol": setting.protocol_json(),
         "graph": asdict(workspace.params.graph),

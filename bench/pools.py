@@ -10,7 +10,7 @@ Boosted trees on tokens, those that label what others learn, learn the records o
 training networks at a time; of these networks they rank the programs of either pool, platform by platform.
 
 pairs  share of pairs ranked right; u16  top-1 of sixteen.  Mean over tasks, and the 95 % interval of the difference from `uniform` over
-draws of the tasks.  --quick: one fold, one seed.  What was computed with the same code and data is kept.
+draws of the folds and of their tasks.  --quick: one fold, one seed.  What was computed with the same code and data is kept.
 """
 
 from __future__ import annotations

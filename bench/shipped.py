@@ -17,7 +17,7 @@ network  the Mamba cost model, taught by these trees what they say of the same p
          of the project's that it did not measure (``tcl_core.teaching``), as ``train.shipped`` has it
 
 pairs  share of pairs ranked right; u16  top-1 of the sixteen.  Mean over targets, tasks and seeds, and the 95 % interval of the
-difference from `own` over draws of the tasks.
+difference from `own` over draws of the folds and of their tasks.
 --quick: one fold, one seed, one target, a third of the epochs.  What was computed with the same code and data is kept.
 """
 
@@ -34,7 +34,7 @@ from _tables import ROOT, markdown
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
 import numpy as np
-from _paired import against
+from _paired import by_fold
 from _transfer_data import FOLDS
 
 from tcl_core import datasets
@@ -128,27 +128,26 @@ def summary(units: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     platforms = list(dict.fromkeys(name.split(", ")[1] for name in units))
     found: dict[str, Any] = {}
     for platform in [*platforms, "all"]:
-        there = [unit for name, unit in units.items() if platform in ("all", name.split(", ")[1])]
+        there = {name: unit for name, unit in units.items() if platform in ("all", name.split(", ")[1])}
         found[platform] = {row: {learner: _compared(there, row, learner) for learner in LEARNERS} for row in ROWS}
     return found
 
 
-def _compared(units: Sequence[Mapping[str, Any]], row: str, learner: str) -> dict[str, list[float | None]]:
+def _compared(units: Mapping[str, Mapping[str, Any]], row: str, learner: str) -> dict[str, list[float | None]]:
     found = {}
     for name in FIGURES:
         mine, own = (_by_task(units, which, learner, name) for which in (row, OWN))
-        found[name] = against(mine, np.zeros(len(mine)))
-        found[f"{name}_less_own"] = against(mine, own)
+        found[name], found[f"{name}_less_own"] = by_fold(mine), by_fold(mine, own)
     return found
 
 
-def _by_task(units: Sequence[Mapping[str, Any]], row: str, learner: str, name: str) -> np.ndarray:
-    """(T,) each task's mean over platforms and seeds, in order of the tasks."""
-    values: dict[int, list[float]] = {}
-    for unit in units:
-        for task, value in unit[row][learner][name].items():
-            values.setdefault(int(task), []).append(value)
-    return np.array([np.mean(values[task]) for task in sorted(values)])
+def _by_task(units: Mapping[str, Mapping[str, Any]], row: str, learner: str, name: str) -> dict[tuple[str, int], float]:
+    """Each task's mean over platforms and seeds, fold by fold."""
+    values: dict[tuple[str, int], list[float]] = {}
+    for unit, rows in units.items():
+        for task, value in rows[row][learner][name].items():
+            values.setdefault((unit.split(", ")[0], int(task)), []).append(value)
+    return {place: float(np.mean(of_task)) for place, of_task in values.items()}
 
 
 def table(found: Mapping[str, Any]) -> str:

@@ -40,18 +40,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from _tables import ROOT, Quick, arguments, result_file, save
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
-from _datasets import Learned, reads_of
+from _datasets import reads_of
 from _identity import identity
 from _tuners import SYSTEMS, Given, Spent
 from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, by_age, show, summary_of
 
-from tcl_core import datasets, registry, store
+from tcl_core import registry, store
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError, TclError
+from tcl_core.features.batches import Samples
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel, read_description
@@ -60,7 +62,7 @@ from tcl_core.platforms import host_fingerprint, read_saved_hardware, why_not
 from tcl_core.programs.graph import PREPARED, apply_database, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.progress import progress
-from tcl_core.reference import apart
+from tcl_core.reference import Reference, apart, learned_sets
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace
@@ -103,14 +105,10 @@ class Unit:
         return f"{self.network}, seed {self.seed}" + (f", {self.trials} programs" if self.trials else "")
 
     @property
-    def folder(self) -> Path:
+    def place(self) -> Path:
+        """Where in a part's folder its database lies."""
         name = "-".join(self.system.lower().replace(",", "").split())
-        beside = result_file("tuned")  # the smallest form leaves nothing here
-        return (
-            (TUNED if beside.is_relative_to(ROOT) else beside)
-            / Path(self.network).stem
-            / f"{name}-{self.seed}{f'-{self.trials}' if self.trials else ''}"
-        )
+        return Path(Path(self.network).stem, f"{name}-{self.seed}{f'-{self.trials}' if self.trials else ''}")
 
 
 def units_of(part: str, training: Sequence[str]) -> list[Unit]:
@@ -169,7 +167,7 @@ class Machine:
 
 
 class Bench:
-    """The units done so far, in the results file; what they found lies below ``TUNED``."""
+    """The units done so far, in the results file; what they found lies below ``TUNED``, that of each part in a folder of its own."""
 
     def __init__(
         self, machine: Machine, here: str, choices: Mapping[str, Any], about: Mapping[str, Any], name: str, command: str, force: bool
@@ -185,6 +183,8 @@ class Bench:
         self.parts: dict[str, Part] = found.get("parts", {})
         mine = self.parts.setdefault(here, {**choices, "units": {}, "compared": {}})
         self.units, self.compared = mine["units"], mine["compared"]
+        beside = result_file("tuned")  # the smallest form leaves nothing here
+        self.folder = (TUNED if beside.is_relative_to(ROOT) else beside) / hashlib.sha256(here.encode()).hexdigest()[:12]
 
     def run(self, units: Sequence[Unit], until: float) -> None:
         """Do what is not done, group by group, as far as the time goes."""
@@ -211,7 +211,7 @@ class Bench:
         spent = SYSTEMS[unit.system].tune(
             Given(fused, machine.setup, machine.hardware, machine.champion, machine.rivals, donors, trials, unit.seed, machine.evolution)
         )
-        _keep(spent, unit.folder)
+        _keep(spent, self.folder / unit.place)
         self.units[_name(unit)] = {
             "tasks": len(tunables), "trials": trials, "seconds": time.monotonic() - began, "failed": spent.failed, "curve": spent.curve,
         }  # fmt: skip
@@ -221,7 +221,9 @@ class Bench:
         """What was found for the lenders, if the system takes it."""
         if unit.system not in DONATED:
             return None
-        return Donors([Unit(network, OURS, 0, unit.trials).folder for network in self.machine.lenders], self.machine.setup.target)
+        return Donors(
+            [self.folder / Unit(network, OURS, 0, unit.trials).place for network in self.machine.lenders], self.machine.setup.target
+        )
 
     def _fused(self, unit: Unit) -> Any:
         return _fused(unit.network, SYSTEMS[unit.system].graph, json.dumps(self.machine.setup.target))
@@ -240,12 +242,19 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="tcl-compared-") as folder:
             libraries: dict[str, Path] = {}
             for each in self._in_group(unit):
-                applied = apply_database(self._fused(each), target, open_database(each.folder))
+                applied = apply_database(self._fused(each), target, self._found(each))
                 libraries[each.system] = Path(folder) / f"{len(libraries)}.so"
                 export(applied, target, libraries[each.system])
             found = compare(unit.network, libraries, protocol.threads, protocol.pin_threads, self.machine.rounds)
         self.compared[unit.group] = {"network": unit.network, "seed": unit.seed, "trials": unit.trials, **_row(found, libraries)}
         self.save()
+
+    def _found(self, unit: Unit) -> Any:
+        """The database that a unit left.  Raises DataError where it is gone: TVM's own schedules would be timed in its place."""
+        folder = self.folder / unit.place
+        if not folder.exists():
+            raise DataError(f"{folder}, what {_name(unit)} found, is gone; give --force to begin anew")
+        return open_database(folder)
 
     def save(self) -> None:
         save(
@@ -314,22 +323,28 @@ def machine_of(workspace: Workspace, rivals: Collection[str]) -> tuple[Machine, 
 def rival_of(workspace: Workspace, platform: str, name: str) -> CostModel:
     """The champion's rival: it learns from lowered programs, or from all states on the way to them, which takes minutes to make.
 
-    It is kept below data/bench, so that a run in parts has the same one at once.
+    It knows of the platform what the champion does, but for what was measured when networks were tuned here (``train.tuned``), and none
+    of the held-out networks' tasks.  It is kept below data/bench, so that a run in parts has the same one at once.
     """
-    sets = datasets.prepared(), datasets.registers()
+    sets = [each for each in learned_sets() if platform in each.platforms]
+    held_out = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
     digests = [store.data_digest(folder) for folder in (*(each.folder for each in sets), workspace.records_folder(platform))]
-    kept = ROOT / "data" / "bench" / "rivals" / f"{name}-{identity(name, str(digests))}"
+    kept = ROOT / "data" / "bench" / "rivals" / f"{name}-{identity(name, str(digests), sorted(held_out))}"
     if kept.exists():
         return catalogue.load(kept)
-    shipped = Learned(sets, sets[0])
     own = workspace.samples_for(name, platform)
     own = workspace.with_states(own, platform) if reads_of(name) == "states" else own
-    known = own, shipped.case(platform, reads_of(name)).train
-    samples = apart(known, [len(workspace.tasks), 0])
-    print(f"{name} learns {len(known[0])} programs of this project and {len(known[1])} that come with TCL", flush=True)
+    shipped = [_without(each.case(platform, reads_of(name)).train, each, held_out) for each in sets]
+    samples = apart([own, *shipped], [len(workspace.tasks), *(len(each.encoder.numbers) for each in sets)])
+    print(f"{name} learns {len(own)} programs of this project and {len(samples) - len(own)} that come with TCL", flush=True)
     model = catalogue.create(name).fit(samples)
     model.save(kept)
     return model
+
+
+def _without(samples: Samples, of: Reference, keys: Collection[str]) -> Samples:
+    """Those of a data set's tasks that have none of these keys."""
+    return samples.take(~np.isin(samples.tasks, [of.encoder.numbers[key] for key in keys if key in of.encoder.numbers]))
 
 
 def choices_of(graph: Graph) -> dict[str, dict[str, Any]]:

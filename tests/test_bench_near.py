@@ -37,7 +37,7 @@ def test_a_difference_is_of_tasks_that_both_ranked():
 
 def test_platforms_stand_apart():
     rows = lambda value: {row: {name: {"p, 0": value} for name in FIGURES} for row in ROWS}  # noqa: E731
-    found = summary({"a, 0, 0": rows(0.25), "b, 0, 0": {DRAWN: rows(0.5)[DRAWN]}, "a, 1, 0": rows(0.75)})
+    found = summary({"a, 0, 0": rows(0.25), "b, 0, 0": {DRAWN: rows(0.5)[DRAWN]}, "a, 0, 1": rows(0.75)})
     assert found["a"][ALONE]["all"][0] == 0.5 and found["b"] == {DRAWN: found["b"][DRAWN]} and found["b"][DRAWN]["all"][0] == 0.5
     lines = table(found).splitlines()
     assert len(lines) == 2 + len(ROWS) + 1 and lines[-1].startswith("| b | drawn | 0.500 |")

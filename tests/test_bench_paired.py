@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from _operators import by_operator
-from _paired import JUDGED, against, compared, task_figures
+from _paired import JUDGED, against, by_fold, compared, task_figures
 
 LATENCIES_S = np.array([1.0, 2.0, 4.0, 3.0, 3.0, 1.5])
 TASKS = np.array([0, 0, 0, 1, 1, 1], np.int32)
@@ -45,6 +45,13 @@ def test_the_tasks_of_a_fold_share_its_luck():
     assert (mean, low, high) == pytest.approx((0.2, 0.1, 0.3))
     assert against(ours, np.zeros(40))[1] > 0.15  # as if each task were a training of its own
     assert against(ours, np.zeros(40), np.zeros(40)) == against(ours, np.zeros(40))
+
+
+def test_a_task_of_networks_in_several_folds_counts_once():
+    mine = {("0", task): 0.5 for task in range(12)} | {("1", task): 0.9 for task in range(6, 24)}
+    theirs = {place: value - 0.25 for place, value in mine.items() if place[1] < 20}
+    assert by_fold(mine)[0] == pytest.approx(0.7) == by_fold({place: value for place, value in mine.items() if place != ("1", 6)})[0]
+    assert by_fold(mine, theirs) == pytest.approx([0.25] * 3)
 
 
 def test_models_are_compared_on_their_own_platform_and_by_the_seeds_that_both_have():

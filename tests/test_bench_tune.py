@@ -107,6 +107,16 @@ def test_results_by_another_protocol_are_neither_mixed_nor_dropped(results):
     assert list(bench(results, {**results.about, "protocol": "{1}"}, force=True).parts) == ["here"]
 
 
+def test_each_part_keeps_what_it_found_apart_and_misses_what_is_gone(results):
+    """Or another champion's programs would be built, or TVM's own schedules, and timed as this one's."""
+    unit = tune.Unit("net", tables.OURS, 0)
+    first = bench(results, results.about)
+    second = tune.Bench(None, "there", {}, results.about, "tune", tune.COMMAND, False)
+    assert first.folder / unit.place != second.folder / unit.place and first.folder == bench(results, results.about).folder
+    with pytest.raises(DataError, match="what net, seed 0: TCL found, is gone; give --force to begin anew"):
+        first._found(unit)
+
+
 def test_a_row_for_each_network_and_machine():
     parts = {
         "AMD EPYC x2 0123abcd, host-avx2, champion 1, graph 2": SLOW,
@@ -165,12 +175,14 @@ def test_what_donors_are_worth():
 
 def test_a_table_of_all_systems_beside_ours():
     summary = {"net": tables.figures("net", [FAST], [SLOW]), "other": tables.figures("net", [FAST])}
+    summary["net"] |= {"time_to_tenset_x": [5.0, None, None], "earlier_systems": ["random", tables.TENSET]}
     assert tables.table_of_systems(summary).splitlines() == [
         "| system / TCL | net | other | geometric mean |",
         "| --- | --- | --- | --- |",
         "| PyTorch eager | 2.00x | 2.00x | 2.00x |",
         "| PyTorch eager / TCL, 1,000 programs | 4.00x | 4.00x | 4.00x |",
         "| random | 2.00x* | - | 2.00x of 1 |",
+        "| seconds to TenSet's best, its / TCL's | 5.00x* | - | 5.00x of 1 |",
         "",
         "A star: with graphs and searches of before, or another champion. What has no interval is of one seed; the others: net 1, other 1.",
     ]
@@ -183,19 +195,29 @@ def known(tmp_path, monkeypatch):
     wide = np.zeros((*few.features.shape[:2], layout.WIDTH), np.float32)
     wide[:, :, : few.features.shape[2]] = few.features
     samples = replace(few, features=wide)
-    sets = [SimpleNamespace(folder=tmp_path / name) for name in ("prepared", "registers", "records")]
-    for each in sets:
-        each.folder.mkdir()
-        (each.folder / "records.parquet").write_bytes(b"records")
+    comes = lambda name, platforms: SimpleNamespace(  # noqa: E731
+        folder=tmp_path / name,
+        platforms=platforms,
+        encoder=SimpleNamespace(numbers={"a": 0, "b": 1}),
+        case=lambda platform, reads: SimpleNamespace(train=samples),
+    )
+    sets = [comes("registers", ["host-avx2"]), comes("elsewhere", ["host-avx512"])]
+    folders = [tmp_path / name for name in ("registers", "elsewhere", "records")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "records.parquet").write_bytes(b"records")
     monkeypatch.setattr(tune, "ROOT", tmp_path)
-    monkeypatch.setattr(tune, "datasets", SimpleNamespace(prepared=lambda: sets[0], registers=lambda: sets[1]))
-    monkeypatch.setattr(tune, "Learned", lambda *_: SimpleNamespace(case=lambda *_: SimpleNamespace(train=samples)))
-    return SimpleNamespace(samples_for=lambda *_: samples, records_folder=lambda _: sets[2].folder, tasks=[1, 2], samples=samples)
+    monkeypatch.setattr(tune, "learned_sets", lambda: sets)
+    uses = [{"task_key": "b", "split": "held_out"}, {"task_key": "a", "split": "train"}, {"task_key": "c", "split": "held_out"}]
+    return SimpleNamespace(
+        samples_for=lambda *_: samples, records_folder=lambda _: folders[-1], tasks=[1, 2], networks=uses, samples=samples
+    )
 
 
 def test_a_rival_learns_the_same_data_once(known, monkeypatch, capsys):
     first = tune.rival_of(known, "host-avx2", "trees")
-    assert capsys.readouterr().out == "trees learns 32 programs of this project and 32 that come with TCL\n"
+    # Of the one data set that measured the platform, what no held-out network has.
+    assert capsys.readouterr().out == "trees learns 32 programs of this project and 16 that come with TCL\n"
     monkeypatch.setattr(tune.catalogue, "create", lambda name: pytest.fail(f"{name} learns again"))
     again = tune.rival_of(known, "host-avx2", "trees")
     np.testing.assert_array_equal(again.predict(known.samples), first.predict(known.samples))
