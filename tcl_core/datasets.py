@@ -44,7 +44,7 @@ def reference(folder: str | Path | None = None, features: str | Path | None = No
 
 
 def prepared(features: str | Path | None = None) -> Reference:
-    """Programs of networks whose graph is prepared as params.yaml comes, on the same three targets; ``data/prepared/README.md`` tells how many."""
+    """Programs of networks whose graph is prepared as params.yaml comes but for Winograd and rounding up, on the same three targets; ``data/prepared/README.md`` tells how many."""
     return reference(PREPARED, features)
 
 

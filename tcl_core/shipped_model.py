@@ -2,7 +2,7 @@
 
     tcl.tune("net.onnx", tcl.pretrained(), minutes=10)
 
-Boosted trees that read tokens learn the measured programs of ``reference.LEARNED`` in under a minute, when they are asked for: no
+Boosted trees that read tokens learn the measured programs of ``reference.LEARNED`` in a minute or a few, when they are asked for: no
 weights come with TCL that could be of other data or another version than it.  What was grown is kept in the user's cache
 (``pretrained/``), under a name of all that it was made of.  The data are of x86 CPUs with vectors of three widths.
 What the data sets' own held-out and sealed networks have was not learned, so tables of these stay true; of a project's held-out ones it

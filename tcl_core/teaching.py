@@ -42,7 +42,7 @@ class Member:
 
 
 TEACHERS = (Member("trees", 2, 1.0), Member("xgboost", 2, 0.5))
-"""Chosen on networks that no table reports (docs/models.md), as is how the network learns from it."""
+"""Chosen on networks that no table of accuracy ranks (docs/models.md), as is how the network learns from it."""
 STUDENT = mamba.SETTINGS
 
 

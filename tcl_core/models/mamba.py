@@ -226,7 +226,7 @@ def network_of_tokens(features: int, kinds: int | None = None, last: bool = True
 
 SETTINGS = FitSettings(epochs=30, batch_size=512, learning_rate=2e-3, schedule="cosine", period=30, loss="scores")
 """How a platform's first network learns the scores that a teacher gives its programs (``teaching.teach``); chosen on networks
-that no table reports (docs/models.md)."""
+that no table of accuracy ranks (docs/models.md)."""
 
 
 class MambaModel(TorchCostModel):
