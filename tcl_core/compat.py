@@ -17,7 +17,7 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, wraps
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -100,22 +100,35 @@ def _stand_in_for_intrinsics(tvm: types.ModuleType) -> None:
     """Register an empty ``tensor_intrin`` package over the same path.
 
     ``TuneContext`` imports the package, whose own ``__init__`` parses the intrinsics of all hardware (17 s);
-    submodules stay importable one by one.
+    submodules stay importable one by one.  A context with TVM's own rules, as anybody else's, still finds those of its target.
     """
     name = "tvm.s_tir.tensor_intrin"
-    if name not in sys.modules:
-        package = types.ModuleType(name)
-        package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
-        sys.modules[name] = tvm.s_tir.tensor_intrin = package
+    if name in sys.modules:
+        return
+    package = types.ModuleType(name)
+    package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
+    sys.modules[name] = tvm.s_tir.tensor_intrin = package
+    context = tvm.s_tir.meta_schedule.TuneContext
+    plain = context.__init__
+
+    @wraps(plain)
+    def init(self: Any, mod: Any = None, *, target: Any = None, space_generator: Any = None, **more: Any) -> None:
+        if target is not None and isinstance(space_generator, str):
+            target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
+            load_intrinsics(target.kind.name, str(target.attrs.get("mtriple", "")))
+        plain(self, mod, target=target, space_generator=space_generator, **more)
+
+    context.__init__ = init
 
 
-def load_intrinsics(kind: str) -> None:
-    """Register the tensor intrinsics that MetaSchedule's own rules for a target kind ask for: of CUDA (10 s), or of this CPU.
+def load_intrinsics(kind: str, triple: str = "") -> None:
+    """Register the tensor intrinsics that MetaSchedule's own rules for a target kind ask for: of CUDA (10 s), or of a CPU, LLVM's
+    ``triple`` or this machine's.
 
     Our design spaces (``programs.sketches``) need none.
     """
     load_tvm()
-    machine = "arm_cpu" if platform.machine() == "aarch64" else "x86"
+    machine = "arm_cpu" if (triple or platform.machine()).startswith(("aarch64", "arm")) else "x86"
     importlib.import_module(f"tvm.s_tir.tensor_intrin.{'cuda' if kind == 'cuda' else machine}")
 
 

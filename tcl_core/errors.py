@@ -68,9 +68,12 @@ EXTRAS = {  # package that the core does without -> the extra that installs it
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """The sentence for a package of an extra that is not installed; None for any other module."""
     package = (error.name or "").split(".")[0]
-    if package not in EXTRAS:
-        return None
-    return f"this needs the package {package}, which is not installed; run: pip install 'tcl[{EXTRAS[package]}]'"
+    return str(missing_package(package)) if package in EXTRAS else None
+
+
+def missing_package(package: str) -> UsageError:
+    """The error for a package of an extra that is not installed."""
+    return UsageError(f"this needs the package {package}, which is not installed; run: pip install 'tcl[{EXTRAS[package]}]'")
 
 
 @contextmanager

@@ -43,6 +43,7 @@ Model = str | Path | Trained | CostModel
 # --- ranking ---
 
 
+@naming_extras()
 def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -> Scored:
     """The programs with their scores and ranks: ``rank(...).table(top=3)`` has the best of each task as rows.
 
@@ -169,6 +170,7 @@ def distill(
 # --- tuning ---
 
 
+@naming_extras()
 def tune(
     network: str | Path,
     model: Model | None,

@@ -16,6 +16,8 @@ def _standard_error() -> TextIO:
     """Standard error on a descriptor of its own, so that progress shows while the compiler is kept quiet; what took its place where
     it has none, as a notebook's or a buffer.
     """
+    if sys.stderr is not sys.__stderr__ and type(sys.stderr).__module__.partition(".")[0] == "ipykernel":
+        return sys.stderr  # a notebook's has a descriptor, but that is of the terminal which Jupyter runs in
     try:
         return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     except (OSError, ValueError, AttributeError):

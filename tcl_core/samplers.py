@@ -9,7 +9,9 @@ up to 1) or a number of programs.  Each function returns row numbers of ``candid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 
@@ -104,6 +106,6 @@ def _operators(candidates: Samples) -> np.ndarray:
 
 def _programs(budget: float, count: int) -> int:
     """A whole number of programs."""
-    if budget < 0:
+    if not 0 <= budget < math.inf:
         raise UsageError(f"the budget is {budget}; give a share of the programs up to 1.0, or a number of programs")
-    return round(budget * count) if isinstance(budget, float) and budget <= 1 else int(budget)
+    return int(budget) if isinstance(budget, Integral) or budget > 1 else round(float(budget) * count)

@@ -11,6 +11,7 @@ may know some (resnet-18), which ``train.shipped`` leaves out.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from functools import lru_cache
@@ -42,7 +43,7 @@ def pretrained(mcpu: str | None = None) -> Trained:
         raise UsageError(
             f"{NAME} learned x86 CPUs{'' if mcpu is None else f', and {reason}'}; collect measurements, or tune without a model"
         )
-    return Trained(_learned(), hardware_under(mcpu, host_fields(), {}), NAME)
+    return Trained(copy.deepcopy(_learned()), hardware_under(mcpu, host_fields(), {}), NAME)
 
 
 def why_unknown(mcpu: str) -> str | None:

@@ -89,6 +89,25 @@ print(tvm.s_tir.TensorIntrin.get("dot_16x4_vnni") is not None)
     assert fresh(code).splitlines() == ["[] False False", "['tvm.s_tir.tensor_intrin.x86']", "True"]
 
 
+def test_tvm_s_own_rules_find_the_intrinsics_of_their_target():
+    """As in a script that tunes with TCL and with TVM alone: of another machine's CPU too."""
+    code = """
+import tvm
+from tcl_core.compat import load_tvm
+load_tvm()
+from tvm.s_tir import meta_schedule as ms
+from tvm import te
+
+a, b, k = te.placeholder((64, 64), name="a"), te.placeholder((64, 64), name="b"), te.reduce_axis((0, 64), name="k")
+product = te.compute((64, 64), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="product")
+module = tvm.IRModule({"main": te.create_prim_func([a, b, product])})
+for more in ({"mcpu": "sapphirerapids"}, {"mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu", "mattr": ["+dotprod"]}):
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 2, **more})
+    print(len(ms.TuneContext(module, target=target, space_generator="post-order-apply").generate_design_space()))
+"""
+    assert [int(line) > 0 for line in fresh(code).splitlines()] == [True, True]
+
+
 def test_a_hidden_package_is_there_again_afterwards():
     code = """
 import sys

@@ -330,8 +330,10 @@ def test_per_task_counts_what_is_measured(samples):
 
 
 def test_samplers_refuse_what_they_cannot_use(samples, model):
-    with pytest.raises(UsageError, match="the budget is -1"):
-        tcl.samplers.random(samples, -1)
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=f"the budget is {wrong}"):
+            tcl.samplers.random(samples, wrong)
+    assert len(tcl.samplers.random(samples, np.float32(0.25))) == len(tcl.samplers.random(samples, np.int64(24))) == 24
     other = ranking_problem()
     with pytest.raises(UsageError, match="6 features per token, not the .* give operator_types"):
         tcl.samplers.rdu_paper(other, tcl.create("random"), 4)
@@ -365,12 +367,13 @@ import tcl_core as tcl
 def test_the_core_loads_and_ranks_without_any_extra(model, samples, tmp_path):
     tcl.Trained(model, HARDWARE).save(tmp_path / "m.safetensors")
     autotvm_log(tmp_path / "some.log")
+    (tmp_path / "net.onnx").touch()
     code = (
         BLOCKED
         + """
 model = tcl.load("m.safetensors")
 print(len(tcl.rank(model, "some.log")), len(tcl.samplers.rdu(tcl.datasets.log("some.log"), model, 3)))
-for wrong in (lambda: tcl.Trees, lambda: tcl.create("xgboost"), lambda: tcl.load("host-avx2"), lambda: tcl.datasets.reference().case("host-avx2")):
+for wrong in (lambda: tcl.tune("net.onnx", None), lambda: tcl.Trees, lambda: tcl.create("xgboost"), lambda: tcl.load("host-avx2"), lambda: tcl.datasets.reference().case("host-avx2")):
     try:
         wrong()
     except tcl.errors.TclError as error:
@@ -380,7 +383,7 @@ for wrong in (lambda: tcl.Trees, lambda: tcl.create("xgboost"), lambda: tcl.load
     ended = python(code, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr[-2000:]
     counts, *sentences = ended.stdout.splitlines()
-    assert counts == "6 3" and len(sentences) == 4
+    assert counts == "6 3" and len(sentences) == 5
     assert all("pip install" in sentence or "there is no model registry" in sentence for sentence in sentences)
 
 

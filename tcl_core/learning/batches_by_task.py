@@ -126,7 +126,7 @@ def make_batch(
     """
     rows = np.concatenate(parts)
     lengths = samples.lengths[rows].astype(np.int64)
-    features = samples.features[rows, : max(int(lengths.max()), 1)]
+    features = samples.features[rows, : max(int(lengths.max()), 1)].astype(np.float32, copy=False)
     sizes = np.array([len(part) for part in parts])
     mask = np.arange(sizes.max()) < sizes[:, None]
     index = np.zeros(mask.shape, dtype=np.int64)

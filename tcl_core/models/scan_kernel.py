@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -147,3 +148,13 @@ def _kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         log.warning("no compiled scan (%s); the slower torch scan is used", reason)
         return None
+
+
+def _after_fork() -> None:
+    """A child has none of the threads, and a lock that one of them held is held for ever."""
+    global _MAKING
+    _MAKING = threading.Lock()
+    _threads.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -105,7 +105,7 @@ class TorchCostModel(CostModel):
             rows = slice(start, start + size)  # a view where all are of one length, else a copy
             rows = rows if by_length is None else by_length[rows]
             lengths = samples.lengths[rows].astype(np.int64)
-            features = np.ascontiguousarray(samples.features[rows, : max(int(lengths.max()), 1)])
+            features = np.ascontiguousarray(samples.features[rows, : max(int(lengths.max()), 1)], dtype=np.float32)
             arrays = (torch.from_numpy(array).to(self.device) for array in (features, lengths))
             with torch.inference_mode():
                 values[rows] = function(*arrays).cpu().numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Barrier
@@ -22,3 +23,6 @@ def torch_threads(count: int, each: int = 1) -> ThreadPoolExecutor:
     list(pool.map(begin, range(count)))
     torch.set_num_threads(others)  # what threads to come begin with
     return pool
+
+
+os.register_at_fork(after_in_child=torch_threads.cache_clear)  # the threads stay behind: who asked them would wait for ever

@@ -179,9 +179,13 @@ def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) 
     """All outputs, as ``tensors_of`` has them."""
     import torch
 
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    with torch.inference_mode():
-        return tensors_of(run(*inputs))
+    try:
+        with torch.inference_mode():
+            return tensors_of(run(*inputs))
+    finally:
+        torch.set_num_threads(before)
 
 
 def tensors_of(outputs: Any) -> list[np.ndarray]:

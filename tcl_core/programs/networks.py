@@ -6,6 +6,7 @@ latency does not depend on the values.  Files may come from anybody: ``network_f
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core.errors import UsageError, unknown_name
+from tcl_core.errors import UsageError, missing_package, unknown_name
 from tcl_core.files import shown
 from tcl_core.network_names import NETWORKS, TEXT
 from tcl_core.programs.network_files import Imported, existing, read_network_file, relax_from_exported, run_pytorch
@@ -49,6 +50,8 @@ def example_inputs(network: str) -> list[np.ndarray]:
 def check_name(network: str) -> None:
     """Raise UsageError for an unknown name."""
     if network in NETWORKS:
+        if importlib.util.find_spec("transformers") is None:
+            raise missing_package("transformers")
         return
     if os.path.lexists(network) or os.sep in network or Path(network).suffix:
         raise UsageError(
@@ -81,14 +84,15 @@ def build_torch(network: str) -> tuple[Any, tuple[Any, ...]]:
 
     entry = NETWORKS[network]
     transformers.logging.set_verbosity_error()
-    torch.manual_seed(0)
     config = getattr(transformers, entry.config)(**entry.sizes)
     config.use_cache = False
-    model = getattr(transformers, entry.model)(config).eval()
-    first_output = _first_output(model).eval()
-    if entry.shape == TEXT:
-        return first_output, (torch.arange(TEXT[1]).reshape(TEXT),)
-    return first_output, (torch.randn(entry.shape),)
+    with torch.random.fork_rng(devices=[]):  # what a caller draws is his own affair
+        torch.manual_seed(0)
+        model = getattr(transformers, entry.model)(config).eval()
+        first_output = _first_output(model).eval()
+        if entry.shape == TEXT:
+            return first_output, (torch.arange(TEXT[1]).reshape(TEXT),)
+        return first_output, (torch.randn(entry.shape),)
 
 
 def _first_output(model: Any) -> Any:

@@ -150,7 +150,7 @@ def trace_primitives(trace: Any, workload: Workload) -> list[Primitive]:
     for position, instruction in enumerate(trace.insts):
         if instruction in decisions:
             decision = decisions[instruction]
-            many = instruction.kind.name == "SamplePerfectTile"
+            many = instruction.kind.name in ("SamplePerfectTile", "SamplePartitionedTile")
             sampled[position] = tuple(int(d) for d in decision) if many else (int(decision),)
     return _read(trace, workload, sampled, {})
 

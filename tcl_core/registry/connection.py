@@ -28,6 +28,8 @@ QUICK = {  # a server that is away is said within seconds, not after minutes
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+VARIABLE = "MLFLOW_TRACKING_URI"
+NOISY = {"mlflow": logging.CRITICAL, "alembic": logging.CRITICAL, "urllib3.connectionpool": logging.ERROR}
 _NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _READ_ONLY = ("readonly database", "unable to open database file", "access denied", "permission denied", "authentication failed")
 _AWAY = (502, 503, 504)  # what a proxy says of a server behind it
@@ -51,19 +53,50 @@ def opened(alone: bool = False) -> Iterator[MlflowClient]:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    for noisy in ("mlflow", "alembic"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # an error is ours to tell, without a traceback
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # and a server that is away, once
     try:
         file = local_store.database()
-        with _lock() if alone else nullcontext():
+        with _lock() if alone else nullcontext(), _quiet():
             if file and (alone or not local_store.is_ready(file)):
                 with nullcontext() if alone else _lock():
                     local_store.make_ready(file)
-            mlflow.set_tracking_uri(local_store.uri())
-            yield mlflow.MlflowClient()
+            with _tracked(local_store.uri()):
+                yield mlflow.MlflowClient()
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
         raise _told(error) from error
+
+
+@contextmanager
+def _tracked(uri: str) -> Iterator[None]:
+    """MLflow on a store, and then again on what it was on: it would hand that on to all that comes after in this process, and to its
+    children, whatever their working folder is.
+    """
+    import mlflow
+    from mlflow.tracking._tracking_service import utils
+
+    # What was set, and not what the variable says: else that would stay when the variable changes.
+    variable, former = os.environ.get(VARIABLE), getattr(utils, "_tracking_uri", None)
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(former)  # None: on none
+        if variable is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = variable
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """An error is ours to tell, without a traceback, and that a server is away once."""
+    before = {name: logging.getLogger(name).level for name in NOISY}
+    for name, level in NOISY.items():
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def pages(search: Callable[..., Any], *arguments: Any) -> Iterator[Any]:

@@ -62,7 +62,7 @@ def _check_place(out: Path, overwrite: bool) -> None:
     if not out.is_dir() or not (_is_ours(out) or not any(out.iterdir())):
         raise UsageError(f"{shown(out)} is there and is no folder that tcl tune wrote; name another one")
     if _is_ours(out) and not overwrite:
-        raise UsageError(f"{shown(out)} exists; name another folder, or --overwrite to replace it")
+        raise UsageError(f"{shown(out)} exists; name another folder, or overwrite it (--overwrite, from Python overwrite=True)")
 
 
 def _is_ours(folder: Path) -> bool:

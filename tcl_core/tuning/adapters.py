@@ -47,7 +47,7 @@ def cost_model(source: str | Path | Trained) -> Any:
     class TclCostModel(ms.cost_model.PyCostModel):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.tasks: dict[str, tuple[Workload, TaskRanking]] = {}
+            self.tasks: dict[tuple[str, str], tuple[Workload, TaskRanking]] = {}
 
         def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
             """(N,) above 0, for MetaSchedule's evolution takes what is below for 0."""
@@ -60,7 +60,7 @@ def cost_model(source: str | Path | Trained) -> Any:
                 ranking.tell(self._samples(workload, candidates), [_latency_s(result) for result in results])
 
         def _task(self, context: Any) -> tuple[Workload, TaskRanking]:
-            key = structural_key(context.mod)
+            key = structural_key(context.mod), str(context.target)
             if key not in self.tasks:
                 trained.check_target(context.target)
                 self.tasks[key] = workload_of(context.task_name, context.mod), TaskRanking(trained.model)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import time
 from dataclasses import replace
 from threading import Barrier, Thread
 
 import numpy as np
 import pytest
 import torch
+from synthetic import ranking_problem
 
 from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError, UsageError
@@ -207,3 +211,27 @@ def test_embeddings_tell_programs_apart_and_carry_the_score():
 def test_lateral_mamba_needs_a_knowledge_base():
     with pytest.raises(UsageError, match="knowledge base"):
         catalogue.create("lateral-mamba").fit(samples())
+
+
+def test_a_forked_child_predicts_too(tmp_path):
+    """Its parent's threads stay behind, and it would wait for them for ever."""
+    data = ranking_problem(tasks=8, programs=64)
+    model = MambaModel(FitSettings(epochs=1)).fit(data)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = model.predict(data)
+        pid = os.fork()
+        if not pid:  # nothing of pytest's may run here
+            np.save(tmp_path / "child.npy", model.predict(data))
+            os._exit(0)
+        deadline = time.monotonic() + 60
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                pytest.fail("it hangs")
+            time.sleep(0.05)
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_allclose(np.load(tmp_path / "child.npy"), expected, atol=1e-5)

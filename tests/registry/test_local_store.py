@@ -31,6 +31,20 @@ def test_the_store_is_that_of_the_folder_that_one_works_in(tmp_path, monkeypatch
     assert registry.where() == f"{tmp_path}/mlflow.db"
 
 
+def test_one_process_asks_the_registry_of_each_folder_that_it_works_in(fresh, empty, tmp_path, monkeypatch):
+    """MLflow hands the first one on, by a variable of the environment, to all that comes after and to children."""
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    registry.register("p-own", saved(tmp_path / "model", 4), {}, {}, TAGS)
+    registry.promote("p-own", 1, True, "the first", None)
+    assert os.environ["MLFLOW_TRACKING_URI"] == uri
+    (tmp_path / "another").mkdir()
+    shutil.copy(empty, tmp_path / "another" / "mlflow.db")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    for folder, number in ((fresh, 1), (tmp_path / "another", None), (fresh, 1)):
+        monkeypatch.chdir(folder)
+        assert registry.champion_version("p-own") == number and "MLFLOW_TRACKING_URI" not in os.environ
+
+
 def test_a_copy_stands_alone(fresh, tmp_path, monkeypatch):
     import mlflow
 

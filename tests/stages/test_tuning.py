@@ -439,7 +439,7 @@ def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):
     text = (out / "report.md").read_text()
     assert "| fused_conv2d | 2 | 1.5 | warm | 150 |" in text and "| reshape | 1 | TVM's own | warm | 1 |" in text
     assert "| tuned | 87.62 | 87 to 90 | 6.0e-08 |" in text and "| compile | - | - | it has no compiler |" in text
-    with pytest.raises(UsageError, match="fast exists; name another folder, or --overwrite to replace it"):
+    with pytest.raises(UsageError, match=r"fast exists; name another folder, or overwrite it \(--overwrite"):
         tune(project, None, P, 64, out=out)
     tune(project, None, P, 65, out=out, overwrite=True)
     assert read_json(out / "report.json", "")["trials"] == 65 and len(tuner.calls) == 2
