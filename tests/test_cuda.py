@@ -68,6 +68,18 @@ def test_a_design_space_of_cuda(sketches):
     assert sum("software_pipeline_async_stages" in str(sketch.trace) for sketch in sketches) == 2
 
 
+def test_pipelines_of_more_stages_have_other_tokens(tiny, space, sketches):
+    """They differ in an array that an annotation holds, and in nothing else."""
+    encoder = Encoder([tiny.task], [])
+    for sketch in sketches:
+        encoder.add(sketch)
+    first, second = (sketch for sketch in sketches if "software_pipeline_stage" in str(sketch.trace))
+    (decisions,) = first.sample(1, np.random.default_rng(0)).tolist()
+    keys = [(tiny.task.key, sketch.index, tuple(decisions)) for sketch in (first, second)]
+    tokens = encoder.encode(keys, GpuHardware().vector()).features
+    assert tokens.shape[2] == WIDTH and not np.array_equal(*tokens)
+
+
 def test_older_gpus_have_no_asynchronous_copies(tiny):
     (sketch,) = space_of(tiny, pool_target("cuda", 1)).sketches()
     assert "software_pipeline" not in str(sketch.trace)

@@ -73,10 +73,11 @@ def with_hardware(samples: Samples, hardware: Sequence[float]) -> Samples:
 
 
 def operators_of(tokens: np.ndarray) -> np.ndarray:
-    """(N,) names of the operators that (N, L, F) tokens compute, as their workload's rows say."""
+    """(N,) names of the operators that (N, L, F) tokens compute, as their workload's rows say; "unknown" where these name none."""
     places = kinds_of(tokens)[:, :, KINDS.index("workload")].argmax(axis=1)
     rows = numbers_of(tokens)[np.arange(len(tokens)), places]
-    return np.array(ALL_OPERATORS)[rows[:, WORKLOAD.operator].argmax(axis=1)]
+    named = rows[:, WORKLOAD.operator]
+    return np.where(named.any(axis=1), np.array(ALL_OPERATORS)[named.argmax(axis=1)], "unknown")
 
 
 def _workload_numbers(workload: Workload) -> Row:

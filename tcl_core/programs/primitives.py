@@ -113,6 +113,8 @@ class _Reader:
         loops = tuple(self.loops[i] for i in inputs if i in self.loops)
         given = [0 if i is None else self._number(i) for i in (instruction.inputs if kind == "Split" else inputs)]  # 0: what is left
         numbers = tuple(n for n in given if n is not None)
+        if kind == "Annotate" and not numbers:
+            numbers = tuple(most for value in inputs if (most := _largest(value)) is not None)
         key = str(instruction.attrs[0]) if kind in ("Annotate", "Unannotate") else ""
         return Primitive(kind, (blocks + [loop.block for loop in loops] + [""])[0], loops, numbers, key)
 
@@ -132,6 +134,14 @@ class _Reader:
             self.loops[outputs[0]] = Loop(primitive.block)
         elif kind.startswith("Cache"):
             self.blocks.update((output, "") for output in outputs)
+
+
+def _largest(value: Any) -> int | None:
+    """Of an annotation's array of numbers, as the stages of a software pipeline, the largest; None of any other value."""
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        return None
+    found = [getattr(each, "value", each) for each in value]
+    return max(found) if found and all(isinstance(each, int) for each in found) else None
 
 
 def sketch_primitives(sketch: Sketch, workload: Workload) -> list[Primitive]:

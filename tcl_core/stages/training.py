@@ -159,7 +159,7 @@ def _beside(workspace: Workspace, valid: Samples | None) -> _Beside:
     for platform in _tunings(workspace):  # a model that knows what searches met serves the next search best
         width = float(cpu_named(workspace.params.platforms[platform].mcpu).simd_bytes)
         heap = tuned_samples(workspace, platform, replace(here, simd_bytes=width).vector(), apart)
-        first = 1 + max((int(part.tasks.max(initial=-1)) for part in (*measured, *further)), default=first - 1)
+        first = max(first, *(1 + int(part.tasks.max(initial=-1)) for part in (*measured, *further)), 0)  # of a heap of none it stays
         measured.append(_numbered(heap, first))
         tasks |= tuned_keys(workspace, platform, apart)
     return _Beside(measured, further, shipped, frozenset(tasks))

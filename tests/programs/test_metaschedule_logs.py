@@ -191,13 +191,18 @@ def test_whatever_a_record_says_it_is_one_or_refused(matmul, tmp_path):
     assert refused[0] == (2, "its program is none of MetaSchedule (0)")
 
 
-def test_a_workload_of_another_tvm_refuses_its_records_and_says_so(matmul, tmp_path):
+def test_a_workload_of_another_tvm_refuses_its_records_and_says_so(matmul, tmp_path, monkeypatch):
+    """It is read once, however many they are."""
+    asked, plain = [], DatabaseLog._read_module
+    monkeypatch.setattr(DatabaseLog, "_read_module", lambda self, workload: asked.append(workload) or plain(self, workload))
     trace = matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]).trace
     commit(plain_database(tmp_path), matmul, trace, [1e-3])
     key, _ = json.loads((tmp_path / WORKLOADS).read_text())
     (tmp_path / WORKLOADS).write_text(json.dumps([key, "AAAA"]) + "\n")
+    (tmp_path / RECORDS).write_text(2 * (tmp_path / RECORDS).read_text())
     _, rows, refused = read(tmp_path)
-    assert rows == [] and "this TVM cannot read workload 0" in refused[0][1]
+    assert rows == [] and asked == [0]
+    assert [number for number, _ in refused] == [1, 2] and all("this TVM cannot read workload 0" in why for _, why in refused)
 
 
 def test_compressed_files_read_alike(matmul, tmp_path):

@@ -86,6 +86,7 @@ class DatabaseLog(Log):
         self._lines = [text for _, text in text_lines(workloads)]
         self._modules: dict[int, Any] = {}
         self._places: dict[int, int] = {}
+        self._unread: dict[int, str] = {}  # workload -> why not
         self._templates: dict[tuple[int, bytes], _Template] = {}
 
     def _parse(self, entry: Any) -> Line:
@@ -117,18 +118,27 @@ class DatabaseLog(Log):
         return place, template.sketch_id, array("i", _picked(template, instructions, decided))
 
     def _place(self, workload: int) -> int:
-        """The place of a workload's task among the keys; reads its module when first asked for."""
+        """The place of a workload's task among the keys; reads its module when first asked for, once too where it cannot be read."""
+        if workload in self._unread:
+            raise Malformed(self._unread[workload])
         if workload not in self._places:
-            module = self._read_module(workload)
             try:
-                task = describe("", module)
-                shapes = " ".join("x".join(map(str, shape)) for shape, _ in argument_types(module))
-            except RuntimeError as error:  # TVM's, of one opaque block, as scattering is
-                raise Malformed(f"workload {workload} has no blocks that could be scheduled ({_last_line(error)})") from None
-            self.known.add_task({**task.as_row(), "name": f"{task.operator} {shapes}"})
-            self._keys.append(task.key)
-            self._modules[workload], self._places[workload] = module, len(self._keys) - 1
+                self._add_workload(workload)
+            except Malformed as error:
+                self._unread[workload] = str(error)
+                raise
         return self._places[workload]
+
+    def _add_workload(self, workload: int) -> None:
+        module = self._read_module(workload)
+        try:
+            task = describe("", module)
+            shapes = " ".join("x".join(map(str, shape)) for shape, _ in argument_types(module))
+        except RuntimeError as error:  # TVM's, of one opaque block, as scattering is
+            raise Malformed(f"workload {workload} has no blocks that could be scheduled ({_last_line(error)})") from None
+        self.known.add_task({**task.as_row(), "name": f"{task.operator} {shapes}"})
+        self._keys.append(task.key)
+        self._modules[workload], self._places[workload] = module, len(self._keys) - 1
 
     def _read_module(self, workload: int) -> Any:
         if not (type(workload) is int and 0 <= workload < len(self._lines)):

@@ -150,10 +150,10 @@ class Log(ABC):
         """The line's program: task (its place among the keys), sketch id, decisions; raises as ``_parse``."""
 
     def _check_target(self, target: str) -> None:
-        if target == self.target:
-            return
         if self.wanted not in target:
             raise Malformed(f"its target '{target}' is not the wanted one")
+        if target == self.target:
+            return
         if self.target is not None:
             raise Malformed(f"its target '{target}' is not '{self.target}', which the platform's records have")
         self.target = target
