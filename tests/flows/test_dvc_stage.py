@@ -183,6 +183,9 @@ def test_locks_of_the_dead_are_forgotten(rwlock):
 
 def test_the_lock_of_a_living_dvc_stays(rwlock):
     dvc = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "dvc"])
+    deadline = time.monotonic() + 10
+    while not dvc_stage._is_dvc(dvc.pid) and time.monotonic() < deadline:  # for a moment it has no words yet
+        time.sleep(0.01)
     try:
         rwlock.write_text(lock_of(dvc.pid))
         dvc_stage.forget_dead_locks(patience_s=0)
