@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from prefect import Flow
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.events.schemas.automations import AutomationCore
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger
 
 POOL = "tcl"  # of what measures nothing; tcl-PLATFORM is that of a platform
 TAG = "tcl"  # of all that is made here, and of its runs
@@ -122,16 +122,7 @@ def automations() -> list[AutomationCore]:
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-    silent = EventTrigger(
-        after={"prefect.flow-run.heartbeat"},
-        expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{name}" for name in ENDS)},
-        match={"prefect.resource.id": "prefect.flow-run.*"},
-        match_related=OURS,
-        for_each={"prefect.resource.id"},
-        posture=Posture.Proactive,
-        threshold=1,
-        within=timedelta(seconds=SILENT_S),
-    )
+    silent = _nothing_after("heartbeat", timedelta(seconds=SILENT_S), "heartbeat")
     crashed = EventTrigger(
         expect={"prefect.flow-run.Crashed"},
         # A run that never began (count 0) would fail to begin again at once, and for ever.
@@ -154,6 +145,22 @@ def automations() -> list[AutomationCore]:
     ]  # fmt: skip
 
 
+def _nothing_after(event: str, within: timedelta, *others: str) -> EventTrigger:
+    """Of a run of ours this was heard, and after it in time neither that it ended nor one of the others."""
+    from prefect.events.schemas.automations import EventTrigger, Posture
+
+    return EventTrigger(
+        after={f"prefect.flow-run.{event}"},
+        expect={f"prefect.flow-run.{name}" for name in (*ENDS, *others)},
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related=OURS,
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=within,
+    )
+
+
 def alerts(block: UUID) -> list[AutomationCore]:
     """Tell a notification block of every run that needs somebody's look, with the last state's sentence, and of one that does not end."""
     from prefect.events.actions import SendNotification
@@ -171,16 +178,7 @@ def alerts(block: UUID) -> list[AutomationCore]:
         subject="tcl: {{ flow.name }}/{{ deployment.name }} {{ flow_run.state.name }}",
         body="{{ flow_run.name }}: {{ flow_run.state.message }}",
     )
-    endless = EventTrigger(
-        after={"prefect.flow-run.Running"},
-        expect={f"prefect.flow-run.{name}" for name in ENDS},
-        match={"prefect.resource.id": "prefect.flow-run.*"},
-        match_related=OURS,
-        for_each={"prefect.resource.id"},
-        posture=Posture.Proactive,
-        threshold=1,
-        within=timedelta(hours=LONG_H),
-    )
+    endless = _nothing_after("Running", timedelta(hours=LONG_H))
     late = SendNotification(
         block_document_id=block,
         subject="tcl: {{ flow.name }}/{{ deployment.name }} has not ended",

@@ -26,7 +26,9 @@ from tcl_core.gpu import (
     why_no_gpu,
     why_not_run,
 )
-from tcl_core.platforms import Hardware, pool_target, saved_hardware
+from tcl_core.measure.job import Setup
+from tcl_core.measure.runner import _workers_for
+from tcl_core.platforms import KINDS, Hardware, pool_target, saved_hardware
 
 H200 = {
     "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32, "registers_per_block": 65536,
@@ -236,3 +238,13 @@ def test_what_gpu_sh_installs_is_all_that_its_stages_need():
     code = f"import sys; sys.modules.update(dict.fromkeys({modules})); import " + ", ".join(f"tcl_core.{stage}" for stage in STAGES)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_gpu_has_as_many_workers_as_its_memory_holds(monkeypatch):
+    """Each has a context and inputs of its own there: sixty-four of them fill a small one, and programs would be blamed."""
+    for gib, most in ((1, 1), (8, 4), (141, 70)):
+        monkeypatch.setattr("tcl_core.platforms.cuda.read_gpu", lambda gib=gib: Gpu("a GPU", gib << 30, H200))
+        assert KINDS["cuda"].most_workers() == most
+        monkeypatch.setattr("tcl_core.measure.runner.threads", lambda: 16)
+        assert _workers_for(Setup({"kind": "cuda"})) == min(16, most)
+    assert _workers_for(Setup({"kind": "llvm"})) == 16

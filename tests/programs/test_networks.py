@@ -46,7 +46,9 @@ def test_a_named_network_through_a_tiny_configuration(monkeypatch):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     tiny = Network("BertModel", "BertConfig", sizes | {"vocab_size": 128}, TEXT)
     monkeypatch.setitem(NETWORKS, "bert-nano", tiny)
+    before = torch.random.get_rng_state()
     model, inputs = networks.build_torch("bert-nano")
+    assert torch.equal(torch.random.get_rng_state(), before), "what a caller draws is his own affair"
     with torch.inference_mode():
         first, second = model(*inputs), networks.build_torch("bert-nano")[0](*inputs)
     assert first.shape == (1, 128, 16) and torch.equal(first, second)
