@@ -132,8 +132,10 @@ class Collection:
         return {str(name): int(count) for name, count in zip(names, counts, strict=True)}
 
     def can_rank(self) -> bool:
-        """Whether any task has two programs to compare, without which no model can learn."""
-        return any(count > 1 for count in Counter(self.keys[row][0] for row in self.records).values())
+        """Whether any task has two programs to compare, one of which ran, without which no model can learn."""
+        told = [(self.keys[row][0], math.isfinite(record.latency_s)) for row, record in self.records.items()]
+        counts, ran = Counter(task for task, _ in told), {task for task, there in told if there}
+        return any(counts[task] > 1 for task in ran)
 
 
 @dataclass

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import FakeRunner
 
 from tcl_core.collect import collect, measure_all
 from tcl_core.errors import DataError
 from tcl_core.features.batches import scaled_within_task
+from tcl_core.measure.job import Outcome
 from tests import collections_in_memory
 from tests.collections_in_memory import FakeModel, HOST, PLAN, ignore, records_of
 
@@ -163,6 +165,13 @@ def test_one_program_of_each_task_ranks_nothing(collected_in, runners, tmp_path,
     assert not collection.can_rank() and model.fitted == []
     assert [(s["round"], s["step"]) for s in steps] == [(r, s) for r in (0, 1) for s in ("select", "measure")]
     assert [r.round for r in records_of(tmp_path)] == [0, 1]
+
+
+def test_where_nothing_runs_the_rounds_go_on_at_random(collected_in, runners, tmp_path, pool, monkeypatch):
+    monkeypatch.setattr(FakeRunner, "_measured", lambda self, job: self.jobs.append(job) or Outcome("crash", message="why"))
+    model = FakeModel()
+    collection, _, _ = collected_in(tmp_path, replace(PLAN, budget=6, initial=2, rounds=2), [model, FakeModel(1)], programs=pool[0][:30])
+    assert len(collection.records) == 6 and not collection.can_rank() and model.fitted == []
 
 
 def test_the_first_model_comes_with_the_first_pair(collected_in, runners, tmp_path, pool):

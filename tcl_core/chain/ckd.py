@@ -187,7 +187,7 @@ def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaM
     if settings.column_start not in COLUMN_STARTS:
         raise unknown_name("column start", settings.column_start, COLUMN_STARTS)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.fit.seed)
+        torch.default_generator.manual_seed(settings.fit.seed)  # a caller's GPUs keep their states
         column = MambaNetwork(**base.arguments)
         column.standardise.load_state_dict(base.standardise.state_dict())
         if settings.column_start == "knowledge_base":

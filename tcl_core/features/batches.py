@@ -45,8 +45,8 @@ class Samples:
         """(N,) float32 in [0, 1]: fastest latency of the task / own latency; 0 where the program failed."""
         return latency_scores(self.latencies_s, self.tasks)
 
-    def take(self, index: np.ndarray) -> Samples:
-        """The programs at ``index`` (integers or a mask); task numbering is kept."""
+    def take(self, index: np.ndarray | slice) -> Samples:
+        """The programs at ``index`` (integers or a mask, or a slice: views); task numbering is kept."""
         aligned = {name: getattr(self, name) for name in ALIGNED}
         return replace(self, **{name: array if array is None else array[index] for name, array in aligned.items()})
 

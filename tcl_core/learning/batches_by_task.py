@@ -47,25 +47,29 @@ class Batch:
 
 
 def any_usable(samples: Samples) -> bool:
-    """Whether some task has two programs to compare."""
-    return any(len(rows) >= 2 for rows in rows_by_task(samples.tasks))
+    """Whether some task has two programs to compare, one of which ran."""
+    return any(_usable(samples, rows) for rows in rows_by_task(samples.tasks))
+
+
+def _usable(samples: Samples, rows: np.ndarray) -> bool:
+    return len(rows) >= 2 and bool(np.isfinite(samples.latencies_s[rows]).any())
 
 
 def usable_tasks(samples: Samples) -> list[np.ndarray]:
-    """Rows of each task that has two programs to compare; the others are left out, which is logged.
+    """Rows of each task that has two programs to compare, one of which ran; the others are left out, which is logged.
 
     Raises DataError when no task is left or a value is not finite.
     """
     check_features(samples)
     check_latencies(samples)
     groups = list(rows_by_task(samples.tasks))
-    kept = [rows for rows in groups if len(rows) >= 2]
+    kept = [rows for rows in groups if _usable(samples, rows)]
     if not kept:
-        raise DataError(f"none of the {len(groups)} tasks has two measured programs to compare; collect more records.")
+        raise DataError(f"none of the {len(groups)} tasks has two measured programs to compare, one of which ran; collect more records.")
     if len(kept) < len(groups):
-        lone = next(rows for rows in groups if len(rows) < 2)
+        lone = next(rows for rows in groups if not _usable(samples, rows))
         log.info(
-            "%d of %d tasks have fewer than two programs and are left out, e.g. '%s'",
+            "%d of %d tasks have fewer than two programs, or none that ran, and are left out, e.g. '%s'",
             len(groups) - len(kept),
             len(groups),
             samples.task_name(int(samples.tasks[lone[0]])),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,11 @@ class FitReport:
     kept_epoch: int
     programs: int
     tasks: int
+
+    @classmethod
+    def told(cls, facts: Mapping[str, Any]) -> FitReport | None:
+        """As a saved model tells of it; None for nothing.  Raises TypeError for another version's."""
+        return cls(**{**facts, "losses": tuple(facts.get("losses", ()))}) if facts else None
 
 
 def mean_loss(of_tasks: Callable[..., Tensor], sigma: float, network: nn.Module, batch: Batch) -> Tensor:

@@ -13,9 +13,8 @@ from typing import Any
 from tcl_core.checked import check_contents
 from tcl_core.errors import DataError, naming_extras, unknown_name
 from tcl_core.files import shown
-from tcl_core.features import layout
 from tcl_core.learning.fit_settings import FitSettings
-from tcl_core.models.cost_model import AGAIN, CostModel, read_description
+from tcl_core.models.cost_model import AGAIN, CostModel, check_version, read_description
 
 CLASSES = {
     "random": "tcl_core.models.random_scores:RandomScores",
@@ -66,13 +65,7 @@ def check_tokens(description: Mapping[str, Any], origin: str) -> None:
     width = description["arguments"].get("features", made.row_width)
     if made.reads == "tokens" and width != made.row_width:
         raise DataError(f"{origin} reads tokens of {width} numbers, and this version's have {made.row_width}; train it again")
-    _check_version(description, origin)
-
-
-def _check_version(description: Mapping[str, Any], origin: str) -> None:
-    version = description.get("tokens", 1)
-    if model_class(description["class"]).reads == "tokens" and version != layout.VERSION:
-        raise DataError(f"{origin} reads tokens of version {version}, and this version of TCL makes {layout.VERSION}; train it again")
+    check_version(description, made.reads, origin)
 
 
 def load(folder: Path) -> CostModel:
@@ -80,6 +73,7 @@ def load(folder: Path) -> CostModel:
     folder is not the one that was written there, or for a model of another version of the tokens.
     """
     description = read_description(folder)
-    _check_version(description, f"the {description['class']} model in {shown(folder)}")
+    made = model_class(description["class"])
+    check_version(description, made.reads, f"the {description['class']} model in {shown(folder)}")
     check_contents(Path(folder), AGAIN)
-    return model_class(description["class"]).load(folder)
+    return made.load(folder)

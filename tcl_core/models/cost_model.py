@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -164,11 +164,22 @@ def read_description(folder: Path) -> dict:
     return facts
 
 
-def read_model(folder: Path, name: str) -> tuple[dict, dict[str, Tensor]]:
-    """What ``write_model`` wrote.  Raises DataError: missing or damaged, another class than ``name``, other weights."""
+def check_version(description: Mapping[str, Any], reads: str, origin: str) -> None:
+    """Raise DataError for a saved model, named ``origin``, whose class ``reads`` tokens, of another version of them."""
+    version = description.get("tokens", 1)
+    if reads == "tokens" and version != layout.VERSION:
+        raise DataError(f"{origin} reads tokens of version {version}, and this version of TCL makes {layout.VERSION}; train it again")
+
+
+def read_model(folder: Path, kind: type[CostModel]) -> tuple[dict, dict[str, Tensor]]:
+    """What ``write_model`` wrote of a model of this class.
+
+    Raises DataError: missing or damaged, of another class or another version of the tokens, other weights.
+    """
     facts, path = read_description(folder), Path(folder) / "weights.safetensors"
-    if facts["class"] != name:
-        raise DataError(f"'{folder}' holds a {facts['class']} model, not a {name} model.")
+    if facts["class"] != kind.name:
+        raise DataError(f"'{folder}' holds a {facts['class']} model, not a {kind.name} model.")
+    check_version(facts, kind.reads, f"the {kind.name} model in {shown(folder)}")
     weights = read_weights(path)
     with reading(path):
         found = hashlib.sha256(path.read_bytes()).hexdigest()

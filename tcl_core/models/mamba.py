@@ -119,7 +119,8 @@ class MambaBlock(nn.Module):
         shape = self.state, self.rank, taps.shape[1]
         if batch.last and not torch.is_grad_enabled() and scan_kernel.available(projected, batch.index, *shape, "last"):
             return self.out_proj(scan_kernel.last_mixed(projected, batch.index, batch.lengths, *weights)[:, None])
-        if scan_kernel.available(projected, batch.index, *shape):
+        needed = ("forward", "backward") if torch.is_grad_enabled() else ("forward",)
+        if all(scan_kernel.available(projected, batch.index, *shape, name) for name in needed):
             return self.out_proj(batch.read(scan_kernel.CompiledMix.apply(projected, batch.index, batch.lengths, *weights)))
         x, gate = batch.spread(projected).chunk(2, dim=-1)
         x = F.silu(causal_convolution(x, taps, self.conv.bias))

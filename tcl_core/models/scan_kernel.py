@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from tcl_core.errors import last_line
 from tcl_core.models import scan_tir
 from tcl_core.models.kernel_cache import cached
 from tcl_core.models.scan_tir import LANES
@@ -145,8 +146,7 @@ def _kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable
     try:
         return cached(name, (SOURCE, shape), lambda: scan_tir.compiled(name, *shape))
     except Exception as error:  # whatever is wrong with the compiler, the torch path gives the same numbers
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        log.warning("no compiled scan (%s); the slower torch scan is used", reason)
+        log.warning("no compiled scan (%s); the slower torch scan is used", last_line(error))
         return None
 
 

@@ -66,7 +66,7 @@ class TorchCostModel(CostModel):
     def _seeded(self, features: int, **arguments: int) -> nn.Module:
         """A fresh network whose weights depend on the seed alone; torch's own random state stays."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings.seed)
+            torch.default_generator.manual_seed(self.settings.seed)  # torch.manual_seed would seed a caller's GPUs too
             return type(self).build(features=features, **arguments)
 
     def predict(self, samples: Samples) -> np.ndarray:
@@ -152,9 +152,10 @@ class TorchCostModel(CostModel):
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
         """Read what ``save`` wrote.  Raises DataError for a missing or damaged folder, or another class."""
-        facts, weights = read_model(folder, cls.name)
+        facts, weights = read_model(folder, cls)
         try:
             model = cls(FitSettings(**facts.get("settings", {})), device)
+            model.report = FitReport.told(facts.get("training", {}))
             model.network = cls.build(**facts["arguments"]).eval()
             model.network.load_state_dict(weights)
         except (RuntimeError, TypeError, AttributeError) as error:

@@ -42,6 +42,7 @@ from tcl_core.learning.losses import differences, pair_weights
 from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
 
 ROUNDS = 10  # trees of an epoch
+BLOCK = 2**13  # programs that are ranked at once
 PAIRS = 2**20  # compared at once: some megabytes for each number of a pair
 EMBEDDING = 32
 LAST = 8  # tokens at the end of a program, its innermost tiling levels, which keep their places in the row
@@ -97,7 +98,7 @@ class BoostedTrees(CostModel):
             self.columns = _differing(rows, self.name)
         # Bins would route the trees of an earlier call by the values of these rows' bins, not by their own.
         kind = xgboost.QuantileDMatrix if self.trees is None else xgboost.DMatrix
-        matrix = kind(rows[:, self.columns])
+        matrix = kind(rows[:, self.columns], nthread=torch.get_num_threads())
         self.trees = self.trees or xgboost.Booster({}, [matrix])
         self.trees.set_param({**GROWING, "seed": self.settings.seed, "nthread": torch.get_num_threads()})
         losses, judged, before = [], [], self.trees.num_boosted_rounds()
@@ -131,6 +132,9 @@ class BoostedTrees(CostModel):
 
         Raises UsageError before the first fit, DataError for rows of another width or not finite.
         """
+        return self._in_blocks(samples, self._scores)
+
+    def _scores(self, samples: Samples) -> np.ndarray:
         rows, owner = self._read(samples)
         if not len(rows):
             return np.zeros(len(samples), dtype=np.float32)
@@ -138,10 +142,19 @@ class BoostedTrees(CostModel):
 
     def embed(self, samples: Samples) -> np.ndarray:
         """(N, 32) float32: what each of 32 equal runs of trees adds to the score, their sum; raises as ``predict``."""
+        return self._in_blocks(samples, self._places)
+
+    def _in_blocks(self, samples: Samples, figure: Callable[[Samples], np.ndarray]) -> np.ndarray:
+        """``figure`` of all programs, so many at a time that their rows, which are larger than their tokens, stay small."""
+        starts = range(0, max(len(samples), 1), BLOCK)
+        return np.concatenate([figure(samples.take(slice(start, start + BLOCK))) for start in starts])
+
+    def _places(self, samples: Samples) -> np.ndarray:
         rows, owner = self._read(samples)
         if not len(rows):
             return np.zeros((len(samples), EMBEDDING), dtype=np.float32)
-        leaves = self.trees.predict(xgboost.DMatrix(rows), pred_leaf=True).astype(np.int32)
+        matrix = xgboost.DMatrix(rows, nthread=torch.get_num_threads())
+        leaves = self.trees.predict(matrix, pred_leaf=True).astype(np.int32)
         added = self._leaf_values()[np.arange(leaves.shape[1]), leaves]
         bounds = np.linspace(0, leaves.shape[1], EMBEDDING + 1).astype(int)
         runs = np.concatenate([np.zeros((len(rows), 1)), added.cumsum(axis=1)], axis=1)[:, bounds]
@@ -157,9 +170,10 @@ class BoostedTrees(CostModel):
         if self._values is None:
             model = json.loads(self.trees.save_raw("json"))["learner"]["gradient_booster"]["model"]
             values = [tree["split_conditions"] for tree in model["trees"]]  # of a leaf: its value
-            self._values = np.zeros((len(values), max(map(len, values), default=0)))
-            for row, found in zip(self._values, values, strict=True):
+            table = np.zeros((len(values), max(map(len, values), default=0)))
+            for row, found in zip(table, values, strict=True):
                 row[: len(found)] = found
+            self._values = table  # whole at once: another thread may ask meanwhile
         return self._values
 
     def _read(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
@@ -198,11 +212,13 @@ class BoostedTrees(CostModel):
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read what ``save`` wrote.  Raises DataError for a missing or damaged folder, or another class."""
-        facts, weights = read_model(folder, cls.name)
+        facts, weights = read_model(folder, cls)
         try:
             model = cls(FitSettings(**facts["settings"]))
+            model.report = FitReport.told(facts.get("training", {}))
             model.columns, model.trees = weights["columns"].numpy(), xgboost.Booster()
             model.trees.load_model(bytearray(weights["trees"].numpy().tobytes()))
+            model.trees.set_param({"nthread": torch.get_num_threads()})  # no part of what XGBoost keeps
         except (KeyError, TypeError, ValueError, xgboost.core.XGBoostError) as error:
             raise DataError(f"'{folder}' was saved by another version ({error!r}); train the model again.") from None
         return model

@@ -87,7 +87,7 @@ def build_torch(network: str) -> tuple[Any, tuple[Any, ...]]:
     config = getattr(transformers, entry.config)(**entry.sizes)
     config.use_cache = False
     with torch.random.fork_rng(devices=[]):  # what a caller draws is his own affair
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # his GPUs' too
         model = getattr(transformers, entry.model)(config).eval()
         first_output = _first_output(model).eval()
         if entry.shape == TEXT:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import tcl_core as tcl
+from tcl_core import store
+from tcl_core.checked import read_json, write_json
 from tcl_core.errors import DataError
 from tcl_core.features import layout, per_store
 from tcl_core.features.batches import Samples
@@ -80,6 +83,53 @@ def test_what_has_learned_from_one_kind_does_not_rank_the_other(name):
     for ask in (model.predict, model.embed):
         with pytest.raises(DataError, match=f"reads {mine.holds}, and these samples hold {other}"):
             ask(replace(mine, holds=other))
+
+
+SAVED = ("mamba", "mamba-paper", "tlp", "mtl-tlp", "tenset-mlp", "trees", "xgboost")
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_loaded_model_saves_the_same_bytes(name, tmp_path):
+    """How it was trained, too: whoever tells models apart by their files would take it for another one."""
+    model = catalogue.create(name, FitSettings(epochs=1)).fit(samples(catalogue.reads(name)))
+    model.save(tmp_path / "once")
+    loaded = catalogue.load(tmp_path / "once")
+    loaded.save(tmp_path / "again")
+    assert loaded.report == model.report and model.report.programs == 12
+    assert store.data_digest(tmp_path / "once") == store.data_digest(tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_model_of_other_tokens_is_refused_by_its_own_class_too(name, tmp_path):
+    """Saved again it would pass for one of these tokens."""
+    model = catalogue.create(name, FitSettings(epochs=1)).fit(samples(catalogue.reads(name)))
+    model.save(tmp_path / "model")
+    file = tmp_path / "model" / "model.json"
+    write_json(file, {key: value for key, value in read_json(file, "").items() if key != "tokens"})
+    if model.reads != "tokens":
+        assert type(model).load(tmp_path / "model").parameter_count() > 0
+        return
+    for load in (type(model).load, catalogue.load):
+        with pytest.raises(DataError, match=f"the {name} model in .*model reads tokens of version 1, and this version of TCL makes"):
+            load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["mamba", "trees", "xgboost"])
+def test_records_of_which_nothing_ran_teach_nothing(name):
+    """As of a board that is set up wrong: they would leave the model that chance began with."""
+    some = samples(catalogue.reads(name))
+    with pytest.raises(DataError, match="none of the 3 tasks has two measured programs to compare, one of which ran"):
+        catalogue.create(name, FitSettings(epochs=1)).fit(replace(some, latencies_s=np.full(12, np.inf)))
+    latencies_s = np.where(some.tasks == 0, np.inf, some.latencies_s)
+    model = catalogue.create(name, FitSettings(epochs=1)).fit(replace(some, latencies_s=latencies_s))
+    assert (model.report.tasks, model.report.programs) == (2, 8)
+
+
+def test_a_network_that_learns_leaves_the_callers_gpus_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a caller's generators"))
+    before = torch.random.get_rng_state()
+    catalogue.create("mamba", FitSettings(epochs=1)).fit(samples())
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_trees_count_their_nodes():

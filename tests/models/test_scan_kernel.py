@@ -135,6 +135,18 @@ def test_without_tvm_the_torch_path_is_used(tmp_path, monkeypatch, caplog):
     assert "no TVM here" in caplog.text
 
 
+def test_gradients_that_cannot_be_compiled_take_the_readable_way(monkeypatch):
+    """The larger kernel may fail alone: the other may be kept from before."""
+    block, batch, projected = problem(SHAPES[-1])
+    expected = values_and_gradients(block, batch, projected, False, monkeypatch)
+    kernel = scan_kernel.kernel
+    monkeypatch.setattr(scan_kernel, "WORTHWHILE", 1)
+    monkeypatch.setattr(scan_kernel, "kernel", lambda name, *shape: None if name == "backward" else kernel(name, *shape))
+    monkeypatch.setattr(CompiledMix, "apply", lambda *_: pytest.fail("there is no way back"))
+    (block.mix(projected, batch) * batch.mask[..., None]).sum().backward()
+    assert projected.grad is not None and expected["projected"].shape == projected.grad.shape
+
+
 def test_a_network_gives_the_same_scores_either_way(monkeypatch):
     torch.manual_seed(0)
     network = mamba.MambaNetwork(6)

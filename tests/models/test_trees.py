@@ -113,6 +113,47 @@ def test_contract_and_round_trip(name, tmp_path):
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.json", "weights.safetensors"}
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+def test_programs_are_ranked_some_at_a_time(name, monkeypatch):
+    """What comes of it is the same, and of no more of them are there rows at once."""
+    model, fresh = fitted(name), SAMPLES[name](1)
+    whole, seen, rows = model.predict_and_embed(fresh), [], type(model).rows
+    monkeypatch.setattr(type(model), "rows", staticmethod(lambda samples: seen.append(len(samples)) or rows(samples)))
+    monkeypatch.setattr(trees, "BLOCK", 50)
+    for found, expected in zip(model.predict_and_embed(fresh), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(model.predict(fresh), whole[0], atol=1e-4)
+    assert max(seen) == 50 and sum(seen) == 2 * 192
+    assert model.predict(fresh.take(np.arange(0))).shape == (0,) and model.embed(fresh.take(np.arange(0))).shape == (0, 32)
+
+
+def test_another_thread_never_meets_half_a_table_of_leaves(monkeypatch):
+    model, fresh = fitted("trees"), SAMPLES["trees"](1)
+
+    class Watched(list):
+        """The trees' values, while the table is made of them."""
+
+        def __iter__(self):
+            for value in super().__iter__():
+                assert model._values is None
+                yield value
+
+    monkeypatch.setattr(trees, "zip", lambda table, values, strict: zip(table, Watched(values), strict=strict), raising=False)
+    model.embed(fresh)
+    assert model._values is not None and model._values.any()
+
+
+def test_a_loaded_model_uses_as_many_threads_as_torch(tmp_path):
+    fitted("trees").save(tmp_path / "model")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        config = json.loads(catalogue.load(tmp_path / "model").trees.save_config())
+    finally:
+        torch.set_num_threads(before)
+    assert config["learner"]["generic_param"]["nthread"] == "1"
+
+
 def test_a_place_is_what_each_run_of_trees_adds():
     model, fresh = fitted("trees", FitSettings(epochs=8)), SAMPLES["trees"](1)
     rows, _ = TreesModel.rows(fresh)

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,6 +31,7 @@ from tcl_core.stages.baselines import train_baseline
 from tcl_core.platforms import save_hardware
 from tcl_core.stages.workspace import Workspace
 from tcl_core.trained import Trained
+from tests.shipped import SHIPPED
 
 HARDWARE = (2.0,) * 11
 SETTINGS = FitSettings(epochs=40, learning_rate=2e-3, seed=3)
@@ -363,7 +363,7 @@ def test_it_is_trained_by_name(matmul, tmp_path, monkeypatch):
             return self.encoder.encode(keys, HARDWARE, np.arange(1.0, 7.0))
 
     monkeypatch.setattr("tcl_core.store.read_records", lambda folder, remedy=None: records)
-    params = load_params(Path(__file__).resolve().parents[2] / "params.yaml")
+    params = load_params(SHIPPED)
     params = replace(params, chain=Chain("a", {}), train=replace(params.train, epochs=2))
     save_hardware(Workspace().records_folder("a"), Hardware(cores=2))
     trained = train_baseline(OneTask(params=params), "world-model")
