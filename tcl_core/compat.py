@@ -22,7 +22,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from tcl_core.errors import PlatformError, TclError, naming_extras
+from tcl_core.errors import PlatformError, TclError, last_line, naming_extras
 from tcl_core.gpu import cuda_compiler
 
 TVM_VERSION = "0.27.0.post1"
@@ -153,8 +153,7 @@ def make_target(spec: dict[str, Any]) -> Any:
     try:
         return tvm.target.Target(spec)
     except Exception as error:  # TVM raises several kinds here, none of them documented
-        reason = str(error).strip().splitlines()[-1]
-        raise PlatformError(f"TVM has no target {spec}: {reason}") from error
+        raise PlatformError(f"TVM has no target {spec}: {last_line(error)}") from error
 
 
 def choose_cuda_compiler() -> None:

@@ -57,6 +57,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") ->
     return UsageError(f"unknown {kind} '{name}'{' in ' + where if where else ''}; {hint}")
 
 
+def last_line(error: BaseException) -> str:
+    """The last line of what an error says, which is where TVM says why; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 EXTRAS = {  # package that the core does without -> the extra that installs it
     "cronsim": "pipeline", "distributed": "dask", "dvc": "pipeline", "jinja2": "pipeline", "markupsafe": "pipeline",
     "matplotlib": "pipeline", "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline", "prefect_dask": "dask", "psutil": "tvm",
@@ -73,7 +78,9 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 def missing_package(package: str) -> UsageError:
     """The error for a package of an extra that is not installed."""
-    return UsageError(f"this needs the package {package}, which is not installed; run: pip install 'tcl[{EXTRAS[package]}]'")
+    return UsageError(
+        f"this needs the package {package}, which is not installed; run in TCL's checkout: pip install '.[{EXTRAS[package]}]'"
+    )
 
 
 @contextmanager

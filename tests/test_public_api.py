@@ -253,6 +253,15 @@ def matmul_schedules():
     return module, schedules
 
 
+def test_each_task_counts_alike_in_all_figures():
+    """A slow task's choice is worth no more than a fast one's, and a task's unit is nobody's business."""
+    for factor in (1.0, 1000.0):
+        latencies_s = np.array([0.1 * factor, 0.2 * factor, 1e-4, 1e-3])
+        measured = tcl.Samples(np.zeros((4, 1, 1), np.float32), np.ones(4, np.int32), np.array([0, 0, 1, 1], np.int32), latencies_s)
+        found = tcl.figures([1.0, 0.0, 0.0, 1.0], measured)
+        assert found["top1"] == pytest.approx((1 + 0.1) / 2) == found["u16"] and found["top5"] == 1.0
+
+
 def test_figures_of_a_perfect_and_of_a_wrong_order(samples):
     right = tcl.figures(-samples.latencies_s, samples)
     assert right == pytest.approx({"pairs": 1.0, "u16": 1.0, "top1": 1.0, "top5": 1.0, "spearman": 1.0})
@@ -343,13 +352,13 @@ def test_samplers_refuse_what_they_cannot_use(samples, model):
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    with pytest.raises(UsageError, match=r"needs the package mlflow, which is not installed; run: pip install 'tcl\[pipeline\]'"):
+    with pytest.raises(UsageError, match=r"needs the package mlflow, which is not installed; run in TCL's checkout: pip install '\.\[pipeline\]'"):
         with naming_extras():
             raise ModuleNotFoundError("No module named 'mlflow.entities'", name="mlflow.entities")
     with pytest.raises(ModuleNotFoundError):
         with naming_extras():
             raise ModuleNotFoundError("No module named 'of_ours'", name="of_ours")
-    assert missing_extra(ModuleNotFoundError(name="xgboost")).endswith("pip install 'tcl[trees]'")
+    assert missing_extra(ModuleNotFoundError(name="xgboost")).endswith("pip install '.[trees]'")
 
 
 BLOCKED = f"""
@@ -390,4 +399,4 @@ for wrong in (lambda: tcl.tune("net.onnx", None), lambda: tcl.Trees, lambda: tcl
 def test_the_command_says_what_it_lacks(tmp_path):
     ended = python(BLOCKED + "import runpy; runpy.run_module('tcl_core', run_name='__main__')", cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "tcl: this needs the package typer, which is not installed; run: pip install 'tcl[pipeline]'\n"
+    assert ended.stderr == "tcl: this needs the package typer, which is not installed; run in TCL's checkout: pip install '.[pipeline]'\n"

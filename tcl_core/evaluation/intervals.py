@@ -144,9 +144,13 @@ def model_figures(
     return figures
 
 
-def chain_figures(platforms: Sequence[str], top_1: Sequence[Sequence[float]]) -> dict:
-    """The chain matrix for JSON and ``report``: row = model after a platform, column = platform ranked."""
-    lost = forgetting(np.asarray(top_1, dtype=np.float64))
+def chain_figures(platforms: Sequence[str], top_1: Sequence[Sequence[float]], before: Mapping[str, str]) -> dict:
+    """The chain matrix for JSON and ``report``: row = model after a platform, column = platform ranked.
+
+    ``platforms`` in the order of learning; ``before``: of each but the first the one whose model it goes on from.
+    """
+    places = {platform: place for place, platform in enumerate(platforms)}
+    lost = forgetting(np.asarray(top_1, dtype=np.float64), [places[before[p]] if p in before else None for p in platforms])
     return {
         "platforms": list(platforms),
         "top_1": [list(map(float, row)) for row in top_1],

@@ -10,7 +10,7 @@ A task in which nothing was measured or everything failed has no best program an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,15 +75,20 @@ def subset_top_1(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.nda
     """Task -> mean top-1 over fixed random subsets of ``SUBSET`` of its programs; all of them where it has fewer ("U16").
 
     Top-1 of a whole task hangs on a few fast programs, and one of them more or less decides between two models; over the
-    subsets many programs have their say.  The subsets depend on the number of programs alone, so that models meet the same.
+    subsets many programs have their say.  The subsets depend on the number of programs alone, so that models meet the same; those
+    in which nothing ran tell nothing and are left out, and where all are such, the whole task stands for them.
     """
     check_inputs(predictions, latencies_s, tasks)
-    return {int(tasks[rows[0]]): _mean_top_1(predictions[rows], seconds) for rows, seconds in measured_tasks(latencies_s, tasks)}
+    return {
+        int(tasks[rows[0]]): _mean_top_1(predictions[rows], seconds, np.isfinite(latencies_s[rows]))
+        for rows, seconds in measured_tasks(latencies_s, tasks)
+    }
 
 
-def _mean_top_1(predictions: np.ndarray, seconds: np.ndarray) -> float:
+def _mean_top_1(predictions: np.ndarray, seconds: np.ndarray, ran: np.ndarray) -> float:
     draw = np.random.default_rng([SUBSET, len(seconds)])
     order = np.argsort(draw.random((SUBSETS, len(seconds))), axis=1)[:, :SUBSET]
+    order = order[ran[order].any(axis=1)] if ran[order].any() else np.arange(len(seconds))[None]
     drawn, seconds = predictions[order], seconds[order]
     chosen = drawn == drawn.max(axis=1, keepdims=True)  # of equal predictions, what a random choice among them is worth in the mean
     worth = seconds.min(axis=1, keepdims=True) / seconds
@@ -115,12 +120,17 @@ def spearman(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray
     return mean_over_tasks(_by_task(_rank_correlation, predictions, latencies_s, tasks))
 
 
-def forgetting(top_1: np.ndarray) -> np.ndarray:
-    """(P,) best top-1 on each platform so far minus top-1 after the whole chain, at least 0.
+def forgetting(top_1: np.ndarray, before: Sequence[int | None]) -> np.ndarray:
+    """(P,) best top-1 on each platform so far minus top-1 of the last model that goes back to the platform's own, at least 0.
 
-    top_1[i, p] is the model after the chain's i-th platform on platform p; NaN where it was not evaluated.
+    top_1[i, p] is the model after the chain's i-th platform on platform p; NaN where it was not evaluated.  before[i]: of which
+    platform's model it goes on, None for the first; in a chain that branches, another branch's model has learned nothing of p.
     """
-    return np.nanmax(top_1, axis=0) - top_1[-1]
+    lines: list[set[int]] = []  # of each platform: itself and those that it goes back to
+    for place, former in enumerate(before):
+        lines.append({place} | (set() if former is None else lines[former]))
+    rows = [[i for i, line in enumerate(lines) if p in line or i in lines[p]] for p in range(len(lines))]
+    return np.array([np.nanmax(top_1[of, p]) - top_1[of[-1], p] for p, of in enumerate(rows)])
 
 
 def pooled(networks: Networks) -> dict[int, float]:

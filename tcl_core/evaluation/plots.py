@@ -134,7 +134,7 @@ def plot_collection(progress: Mapping[str, Sequence[Mapping[str, Any]]], folder:
         panels[column].set(title=platform, xticks=numbers)
         below = panels[len(progress) + column]
         below.plot(numbers, [entry["best_score"] for entry in rounds], color=BLUE, marker="o")
-        below.set(xlabel="round (0 = random start)", xticks=numbers, ylim=(0, 1.02))
+        below.set(xlabel="round", xticks=numbers, ylim=(0, 1.02))
     panels[0].set_ylabel("programs measured")
     panels[len(progress)].set_ylabel("best score found (mean of tasks)")
     handles, labels = panels[0].get_legend_handles_labels()

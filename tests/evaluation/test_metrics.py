@@ -131,7 +131,7 @@ def test_spearman_equals_scipys_with_ties_and_failures():
 
 def test_forgetting_is_the_best_so_far_minus_the_end():
     matrix = np.array([[0.9, 0.5, np.nan], [0.8, 0.95, 0.6], [0.85, 0.9, 0.7]])
-    assert forgetting(matrix) == pytest.approx([0.05, 0.05, 0.0])
+    assert forgetting(matrix, [None, 0, 1]) == pytest.approx([0.05, 0.05, 0.0])
 
 
 @pytest.mark.parametrize("figure", [pairwise_accuracy, spearman, lambda *a: top_k(*a, NETWORKS, 1)])
@@ -174,3 +174,19 @@ def test_subsets_do_not_depend_on_the_other_tasks():
     seconds, scores, tasks = np.exp(rng.normal(size=80)), rng.normal(size=80), np.repeat([3, 5], 40)
     both, alone = subset_top_1(scores, seconds, tasks), subset_top_1(scores[40:], seconds[40:], tasks[40:])
     assert both[5] == alone[5] and set(both) == {3, 5}
+
+
+def test_subsets_in_which_nothing_ran_are_left_out():
+    """Whatever one chooses among failures would be a perfect choice."""
+    seconds, tasks = np.full(100, np.inf), np.zeros(100, int)
+    seconds[:5] = [1.0, 2.0, 4.0, 8.0, 8.0]
+    failures_first = np.where(np.isfinite(seconds), 0.0, 1.0)
+    found = subset_top_1(failures_first, seconds, tasks)[0]
+    draw = np.random.default_rng([16, 100])
+    subsets = np.argsort(draw.random((64, 100)), axis=1)[:, :16]
+    ran = [subset for subset in subsets if np.isfinite(seconds[subset]).any()]
+    assert 20 < len(ran) < 60
+    assert found == pytest.approx(np.mean([seconds[subset].min() / 8.0 for subset in ran]))
+    alone = np.full(2000, np.inf)
+    alone[7] = 1.0  # in none of the subsets: the whole task stands for them
+    assert subset_top_1(-alone, alone, np.zeros(2000, int)) == {0: 1.0}
