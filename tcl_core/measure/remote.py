@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tcl_core.compat import load_tvm
-from tcl_core.errors import PlatformError
+from tcl_core.errors import PlatformError, last_line
 from tcl_core.files import shown
 from tcl_core.measure.device import Crashed, TimedOut
 from tcl_core.measure.job import Setup
@@ -115,7 +115,7 @@ class RemoteDevice:
             if not self._loads and self._session.is_alive():
                 raise PlatformError(
                     f"the device {self._session.address} of key '{self._setup.tracker.key}' cannot load a program for "
-                    f"{self._setup.target['mcpu']} ({_last_line(error)}); check platforms.*.mcpu, and install g++ there"
+                    f"{self._setup.target['mcpu']} ({last_line(error)}); check platforms.*.mcpu, and install g++ there"
                 ) from None
             raise
         self._loads = True
@@ -146,7 +146,7 @@ class RemoteDevice:
                 if late_s >= tracker.wait_s and (count_devices(tracker) <= len(failed) or late_s >= BUSY_S):
                     raise NoDevice(
                         f"the device {address}:{port} of key '{tracker.key}', which the RPC tracker at {tracker.address} "
-                        f"offers, takes no session ({_last_line(error)}); start it anew (what was recorded is kept)"
+                        f"offers, takes no session ({last_line(error)}); start it anew (what was recorded is kept)"
                     ) from None
             time.sleep(POLL_S)
 
@@ -311,7 +311,3 @@ def _exporter(target: dict[str, Any]) -> Callable[[Any], tuple[str, bytes]]:
             return suffix, path.read_bytes()
 
     return export
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -6,10 +6,13 @@ All that decides which tasks a network has, in one place; measuring and tuning b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tcl_core.compat import load_tvm, structural_key
+from tcl_core.errors import TclError, UsageError
+from tcl_core.files import shown
 from tcl_core.params import Graph
 from tcl_core.programs import rounding, vector_math, winograd
 from tcl_core.programs.booleans import spell_out_booleans
@@ -57,6 +60,32 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
         for each in passes:
             module = each(module)
     return module
+
+
+@contextmanager
+def fixed_shapes(module: Any, network: str) -> Iterator[None]:
+    """Raise UsageError for what fails within since a shape in the Relax module depends on data; TVM and passes raise unrelated types."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, TclError) or (name := _of_no_fixed_shape(module)) is None:
+            raise
+        raise UsageError(
+            f"{shown(network)} has a tensor whose shape depends on data ({shown(name)}), and TCL tunes fixed shapes only; export it without"
+        ) from error
+
+
+def _of_no_fixed_shape(module: Any) -> str | None:
+    """The name of a tensor whose extents are not all numbers."""
+    relax = load_tvm().relax
+    for function in module.functions.values():
+        blocks = function.body.blocks if isinstance(function, relax.Function) else ()
+        for variable in (binding.var for block in blocks for binding in block.bindings):
+            for type_ in getattr(variable.ty, "fields", (variable.ty,)):
+                extents = getattr(getattr(type_, "shape", None), "values", None) or ()
+                if not all(isinstance(extent, int) or hasattr(extent, "value") for extent in extents):
+                    return variable.name
+    return None
 
 
 def _legalizations(graph: Graph) -> dict[str, Callable[[Any, Any], Any]]:

@@ -5,7 +5,7 @@ answer, in the file FD, is an ``.npz`` of plain arrays:
 
     facts     JSON as bytes: {"kind", "refused"} where it is refused; else {"inputs": n, "outputs": n}
     module    the Relax module with its weights as constants, TVM's JSON as bytes
-    input_N   example inputs: a .pt2 file's own; numbers from 0 to 1, seeded, for an .onnx file
+    input_N   example inputs: a .pt2 file's own; for an .onnx file drawn ones (``random_inputs``)
     output_0, ...  what PyTorch makes of these inputs, where THREADS is not 0 and the file is PyTorch's
 """
 
@@ -149,21 +149,25 @@ def _facts(**facts: Any) -> dict[str, np.ndarray]:
 
 
 def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
+    run: Callable[..., Any] | None = None
+    outputs: list[np.ndarray] = []
     if path.endswith(".onnx"):
         load_tvm(without_torch=True)
         model = load_onnx(Path(path), name)
         _check_float32(name, onnx_floats(model))
-        inputs, outputs, module = random_inputs(model), [], relax_from_onnx(model, name)
+        inputs, module = random_inputs(model), relax_from_onnx(model, name)
     else:
         with open(path, "rb") as file:
             program, tensors = load_pt2(file, name)
         _check_float32(
             name, {str(t.dtype).removeprefix("torch.") for t in (*program.state_dict.values(), *tensors) if t.is_floating_point()}
         )
-        outputs = run_pytorch(program.module(), tensors, threads) if threads else []
-        inputs, module = [tensor.detach().numpy() for tensor in tensors], relax_from_exported(program, name)
+        run = program.module() if threads else None
+        inputs, module = [tensor.detach().numpy().copy() for tensor in tensors], relax_from_exported(program, name)
     check_declared(module, name)
     text = load_tvm().ir.save_json(module).encode()
+    if run is not None:  # last, for a network may write to its inputs and its buffers
+        outputs = run_pytorch(run, tensors, threads)
     said = {"module": np.frombuffer(text, np.uint8)} | {f"input_{n}": array for n, array in enumerate(inputs)}
     said |= {f"output_{n}": array for n, array in enumerate(outputs)}
     return said | _facts(inputs=len(inputs), outputs=len(outputs))
@@ -209,13 +213,33 @@ def relax_from_exported(program: Any, name: str) -> Any:
 
 
 def count_from_the_front(program: Any) -> None:
-    """Let a program select by indices of 0 and above: TVM takes those that count from the end, as in ``x[:, -1]``, for addresses."""
+    """Let a program select by indices of 0 and above: TVM takes those that count from the end, as in ``x[:, -1]`` and ``x[:, [0, -1]]``,
+    for addresses.
+    """
     import torch
 
-    for node in program.graph.nodes:
+    for node in list(program.graph.nodes):
         if node.target is torch.ops.aten.select.int and node.args[2] < 0:
             data, axis, index = node.args
             node.args = (data, axis, index + data.meta["val"].shape[axis])
+        if node.target is torch.ops.aten.index.Tensor:
+            data, indices = node.args
+            with program.graph.inserting_before(node):
+                node.args = (
+                    data,
+                    [_from_the_front(program.graph, each, data.meta["val"].shape[axis]) for axis, each in enumerate(indices)],
+                )
+
+
+def _from_the_front(graph: Any, index: Any, extent: int) -> Any:
+    """A tensor of indices, or None for all, of which those below 0 count from the end; a mask as it is."""
+    import torch
+
+    if index is None or index.meta["val"].dtype in (torch.bool, torch.uint8):
+        return index
+    found = graph.call_function(torch.ops.aten.remainder.Scalar, (index, extent))
+    found.meta["val"] = index.meta["val"]
+    return found
 
 
 def relax_from_onnx(model: Any, name: str) -> Any:
@@ -272,8 +296,8 @@ def load_onnx(path: Path, name: str) -> Any:
     import onnx
 
     try:
+        onnx.checker.check_model(str(path))  # by its path: a model with its weights may be too large for the checker
         model = onnx.load(path)
-        onnx.checker.check_model(model)
     except MemoryError:
         raise
     except Exception as error:  # protobuf and the checker raise unrelated types
@@ -325,14 +349,17 @@ def onnx_floats(model: Any) -> set[str]:
 
 
 def random_inputs(model: Any) -> list[np.ndarray]:
-    """Numbers from 0 to 1 for each input of an ONNX model, seeded."""
+    """For each input of an ONNX model, seeded: numbers from 0 to 1; of integers 0 and 1, which most are good for; of masks all that there is."""
     import onnx
 
     rng, found = np.random.default_rng(0), []
     for given in onnx_inputs(model):
         kind = given.type.tensor_type
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        found.append(rng.uniform(0, 1, [d.dim_value for d in kind.shape.dim]).astype(dtype))
+        dtype, shape = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type), [d.dim_value for d in kind.shape.dim]
+        if dtype.kind == "f":
+            found.append(rng.uniform(0, 1, shape).astype(dtype))
+        else:
+            found.append(np.ones(shape, dtype) if "mask" in given.name.lower() else rng.integers(0, 2, shape).astype(dtype))
     return found
 
 

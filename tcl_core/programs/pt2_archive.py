@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, BinaryIO, NoReturn
 
+from tcl_core import errors
 from tcl_core.errors import UsageError
 from tcl_core.files import shown
 
@@ -59,7 +60,7 @@ def load_pt2(file: BinaryIO, path: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def last_line(error: BaseException) -> str:
-    return shown((str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip("."))
+    return shown(errors.last_line(error).rstrip("."))
 
 
 def _check_sizes(file: BinaryIO) -> None:

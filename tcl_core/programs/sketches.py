@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, last_line
 
 KINDS = {
     "SamplePerfectTile": "tile",
@@ -246,7 +246,7 @@ class DesignSpace:
             try:
                 accepted = postproc.apply(schedule)
             except Exception as error:  # one that fails inside TVM
-                raise InvalidProgram(f"{type(postproc).__name__}: {str(error).strip().splitlines()[-1]}") from error
+                raise InvalidProgram(f"{type(postproc).__name__}: {last_line(error)}") from error
             if not accepted:
                 raise InvalidProgram(f"rejected by {type(postproc).__name__}")
         return schedule
@@ -257,7 +257,7 @@ class DesignSpace:
             trace.apply_to_schedule(schedule, remove_postproc=True)
             schedule.enter_postproc()
         except Exception as error:  # TVM reports an impossible decision by several types
-            raise InvalidProgram(str(error).strip().splitlines()[-1]) from error
+            raise InvalidProgram(last_line(error)) from error
         return schedule
 
     def canonical(self, sketch: Sketch, decisions: Sequence[int]) -> np.ndarray:
@@ -349,7 +349,5 @@ def trace_from_json(text: str, module: Any) -> Any:
     try:
         tvm.s_tir.schedule.Trace.apply_json_to_schedule(json.loads(text), schedule)
     except Exception as error:  # json and TVM raise unrelated types
-        raise DataError(
-            f"a sketch does not fit its task ({str(error).strip().splitlines()[-1]}); run the stage candidates again"
-        ) from error
+        raise DataError(f"a sketch does not fit its task ({last_line(error)}); run the stage candidates again") from error
     return schedule.trace.simplified(remove_postproc=True)

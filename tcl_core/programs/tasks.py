@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tcl_core.compat import load_module, load_tvm, make_target, meta_schedule, quiet_compiler, structural_key
-from tcl_core.programs.graph import Graph, fuse
+from tcl_core.programs.graph import Graph, fixed_shapes, fuse
 from tcl_core.programs.networks import load_relax
 
 REDUCE = 2  # tirx.IterVar.CommReduce
@@ -64,9 +64,11 @@ def extract_tasks(network: str, graph: Graph) -> list[tuple[Task, int]]:
 
     Raises UsageError if the network cannot be loaded or imported.
     """
-    target = make_target(EXTRACTION_TARGET)
-    with quiet_compiler():
-        fused = fused_tasks(fuse(load_relax(network), target, graph), target)
+    target, module = make_target(EXTRACTION_TARGET), load_relax(network)
+    with quiet_compiler(), fixed_shapes(module, network):
+        fused = fused_tasks(fuse(module, target, graph), target)
+        for extracted in fused:
+            argument_types(extracted.dispatched[0])
     found: dict[str, tuple[Task, int]] = {}
     for extracted in fused:
         task = describe(extracted.task_name, extracted.dispatched[0])

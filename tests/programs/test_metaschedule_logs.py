@@ -308,6 +308,24 @@ def test_a_workload_of_one_opaque_block_refuses_its_records_alone(matmul, tmp_pa
     assert rows == [] and "workload 0 has no blocks that could be scheduled (ScheduleError: (not rendered))" in refused[1]
 
 
+@pytest.mark.parametrize("error", [TypeError("int() argument must be a number"), AttributeError("no shape"), RuntimeError()])
+def test_a_workload_that_cannot_be_described_is_read_once(matmul, tmp_path, monkeypatch, error):
+    """Of symbolic extents, say, or with an argument that is no tensor; a database may have thousands of its records."""
+    sketch, asked = matmul.sketches[0], []
+    database = plain_database(tmp_path)
+    for decisions in matmul.sample(sketch, 2):
+        commit(database, matmul, matmul.space.materialise(sketch, decisions).trace, [1e-3])
+
+    def described(name, module):
+        asked.append(name)
+        raise error
+
+    monkeypatch.setattr(metaschedule, "describe", described)
+    _, rows, refused = read(tmp_path)
+    assert rows == [] and len(refused) == 2 and len(asked) == 1
+    assert all("workload 0 has no blocks that could be scheduled" in why for _, why in refused)
+
+
 def test_an_export_that_is_stopped_leaves_no_records_beside_other_workloads(matmul, tmp_path, monkeypatch):
     """TVM would join them: better none. A full disk is noticed before anything is replaced."""
     write_database(tmp_path, {matmul.task.key: matmul.task}, tuned(matmul, 1))

@@ -224,6 +224,23 @@ def disarm_until_the_end_of(patch):
         patch.setattr(place, name, getattr(place, name))  # put back when the patch ends
 
 
+def test_a_reader_has_so_much_time_and_memory_and_no_more(tmp_path, monkeypatch):
+    """docs/security.md says how much."""
+    for name in ("a.pt2", "a.onnx"):
+        (tmp_path / name).write_bytes(b"x" * 1000)
+    memory, rights = network_files.memory_and_rights(tmp_path / "a.pt2", "/scratch")
+    assert (memory, rights.file_bytes) == ((16 << 30) + 16_000, (16 << 30) + 4_000)
+    assert rights.readable == (os.path.realpath(tmp_path / "a.pt2"),) and rights.scratch == "/scratch"
+    assert network_files.memory_and_rights(tmp_path / "a.onnx", "/scratch")[1].readable == (
+        os.path.realpath(tmp_path / "a.onnx"),
+        str(tmp_path),
+    )
+    assert network_files.READ_S == 900
+    monkeypatch.setattr(network_files, "READ_S", 0.01)
+    with pytest.raises(UsageError, match="a.pt2 was not read within 0 s; give a smaller network"):
+        read_network_file(str(tmp_path / "a.pt2"))
+
+
 def test_a_sound_archive_is_read(tmp_path, members):
     read = read_network_file(str(write(tmp_path / "sound.pt2", members)), threads=1)
     assert [given.shape for given in read.inputs] == [(2, 4)] and [found.shape for found in read.outputs] == [(2, 4)]

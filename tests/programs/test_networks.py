@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from conftest import onnx_model
@@ -10,7 +11,7 @@ from conftest import onnx_model
 from tcl_core.compat import load_tvm, make_target
 from tcl_core.errors import UsageError
 from tcl_core.network_names import NETWORKS, TEXT, Network
-from tcl_core.programs import networks
+from tcl_core.programs import network_files, networks
 from tcl_core.programs.network_files import load_onnx, onnx_inputs
 from tcl_core.programs.networks import check_there, import_network, load_exported, load_relax
 from tcl_core.programs.graph import PREPARED
@@ -64,8 +65,13 @@ def test_a_named_network_through_a_tiny_configuration(monkeypatch):
 class Ends(torch.nn.Module):
     """The last rows of its input, counted from the end and from the front."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("chosen", torch.tensor([0, -1]))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[:, -1] + 10 * x[:, :, -2].sum(dim=1) + 100 * x[:, 0]
+        several = x[:, [0, -1]].sum(dim=1) + x[:, :, self.chosen].sum(dim=(1, 2))
+        return x[:, -1] + 10 * x[:, :, -2].sum(dim=1) + 100 * x[:, 0] + 1000 * several
 
 
 def test_what_counts_from_the_end_is_found_there(tmp_path):
@@ -77,6 +83,60 @@ def test_what_counts_from_the_end_is_found_there(tmp_path):
     machine = tvm.relax.VirtualMachine(tvm.compile(read.module, make_target(EXTRACTION_TARGET)), tvm.cpu())
     found = machine["main"](tvm.runtime.tensor(read.inputs[0]))
     np.testing.assert_array_equal(found.numpy(), read.outputs[0])
+
+
+class Overwrites(torch.nn.Module):
+    """Works in its input and in a buffer, as networks that normalise or count in place do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add_(1.0)
+        x.mul_(2.0).sub_(1.0)
+        return x * 3 + self.seen
+
+
+def test_a_network_that_writes_to_its_input_is_compared_on_what_it_was_given(tmp_path):
+    tvm, given = load_tvm(), torch.arange(8.0).reshape(2, 4)
+    torch.export.save(torch.export.export(Overwrites(), (given.clone(),)), tmp_path / "overwrites.pt2")
+    read = import_network(str(tmp_path / "overwrites.pt2"), 1)
+    np.testing.assert_array_equal(read.inputs[0], given.numpy())
+    np.testing.assert_array_equal(read.outputs[0], ((2 * given - 1) * 3 + 1).numpy())
+    machine = tvm.relax.VirtualMachine(tvm.compile(read.module, make_target(EXTRACTION_TARGET)), tvm.cpu())
+    found = machine["main"](tvm.runtime.tensor(read.inputs[0]))
+    found = found if hasattr(found, "numpy") else list(found)[-1]
+    np.testing.assert_array_equal(found.numpy(), read.outputs[0])
+
+
+def test_a_shape_that_depends_on_data_is_a_sentence(tmp_path):
+    """TVM's passes end with a TypeError."""
+    nodes = [("Compress", ["x", "c"], ["y"])]
+    path = onnx_model(tmp_path / "c.onnx", nodes, {"x": (4, 4)}, {"y": ("n",)}, {"c": np.array([True, False] * 8)})
+    model = onnx.load(path)
+    del model.graph.initializer[:]
+    model.graph.input.append(onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, (16,)))
+    onnx.save(model, path)
+    with pytest.raises(UsageError, match=r"c\.onnx has a tensor whose shape depends on data \(.*\), and TCL tunes fixed shapes only"):
+        extract_tasks(path, PREPARED)
+
+
+def test_inputs_of_an_onnx_file_by_their_kinds(tmp_path):
+    path = onnx_model(tmp_path / "a.onnx", [("Relu", ["x"], ["y"])], {"x": (64,)}, {"y": (64,)})
+    model = onnx.load(path)
+    kinds = {"ids": onnx.TensorProto.INT64, "attention_mask": onnx.TensorProto.INT64, "flags": onnx.TensorProto.BOOL}
+    model.graph.input.extend(onnx.helper.make_tensor_value_info(name, kind, (64,)) for name, kind in kinds.items())
+    x, ids, mask, flags = network_files.random_inputs(model)
+    assert x.dtype == np.float32 and 0 <= x.min() < 0.2 and 0.8 < x.max() <= 1
+    assert ids.dtype == np.int64 and set(ids.tolist()) == {0, 1} and set(flags.tolist()) == {False, True}
+    assert mask.dtype == np.int64 and mask.min() == 1 == mask.max()
+
+
+def test_an_onnx_model_too_large_for_the_checkers_message_is_read(tmp_path, monkeypatch):
+    path = onnx_model(tmp_path / "a.onnx", [("Add", ["x", "w"], ["y"])], {"x": (64,)}, {"y": (64,)}, {"w": np.ones(64, np.float32)})
+    monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 100)
+    assert len(network_files.load_onnx(Path(path), "a.onnx").graph.initializer) == 1
 
 
 class Add(torch.nn.Module):

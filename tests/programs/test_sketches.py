@@ -140,6 +140,19 @@ def test_a_rejecting_postprocessor_is_named(matmul, monkeypatch):
         matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0])
 
 
+def test_a_postprocessor_that_says_nothing_is_named_with_the_kind_of_its_error(matmul, monkeypatch):
+    class Silent:
+        def apply(self, schedule):
+            raise MemoryError
+
+    class Context:
+        space_generator = type("Space", (), {"postprocs": [Silent()]})
+
+    monkeypatch.setattr(matmul.space, "context", Context)
+    with pytest.raises(InvalidProgram, match="^Silent: MemoryError$"):
+        matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0])
+
+
 def test_a_trace_of_another_sketch(matmul, conv):
     with pytest.raises(InvalidProgram, match="other primitives"):
         matmul.sketches[0].decisions_of(conv.sketches[0].trace)

@@ -261,3 +261,11 @@ def test_why_a_line_is_refused(tmp_path, line, reason):
     _, (block,), refused = read(write(tmp_path / "a.log", first, line, first))
     assert [number for number, _ in refused] == [2] and reason in refused[0][1]
     assert block["program_id"].tolist() == [1, 3]
+
+
+def test_an_argument_below_0_is_no_size(tmp_path):
+    """Keys of functions that users register hold whatever these take, as an axis."""
+    log, (block,), refused = read(write(tmp_path / "t.json", ansor_line(key='["softmax", 16, 128, -1]')))
+    assert refused == [] and len(rows(block["decisions"])) == 1
+    (task,) = log.known.task_rows()
+    assert task["op_type"] == "softmax"

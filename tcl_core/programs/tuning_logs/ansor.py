@@ -119,7 +119,8 @@ def read_workload(about: Mapping[str, Any]) -> LogWorkload:
     """The workload of a key (``describe``): its first entry has the operator's name or is a hash, the others are sizes."""
     key = about["workload_key"]
     values = key if isinstance(key, list) and key else [key]
-    return LogWorkload(" ".join(map(str, values)), operator_in(str(values[0])), axes=unnamed_axes(values[1:]))
+    sizes = {name: size for name, size in unnamed_axes(values[1:]).items() if size >= 0}  # what is below 0, as an axis, is none
+    return LogWorkload(" ".join(map(str, values)), operator_in(str(values[0])), axes=sizes)
 
 
 def read_programs(steps: Steps, workload: LogWorkload) -> Programs:

@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
-from tcl_core.errors import DataError, UsageError
+from tcl_core.errors import DataError, UsageError, last_line
 from tcl_core.files import replacing, shown, writing
 from tcl_core.programs.sketches import (
     KINDS,
@@ -134,8 +134,9 @@ class DatabaseLog(Log):
         try:
             task = describe("", module)
             shapes = " ".join("x".join(map(str, shape)) for shape, _ in argument_types(module))
-        except RuntimeError as error:  # TVM's, of one opaque block, as scattering is
-            raise Malformed(f"workload {workload} has no blocks that could be scheduled ({_last_line(error)})") from None
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            # TVM's of one opaque block, as scattering is; of extents that are no numbers, or of arguments that are no tensors.
+            raise Malformed(f"workload {workload} has no blocks that could be scheduled ({last_line(error)})") from None
         self.known.add_task({**task.as_row(), "name": f"{task.operator} {shapes}"})
         self._keys.append(task.key)
         self._modules[workload], self._places[workload] = module, len(self._keys) - 1
@@ -147,7 +148,7 @@ class DatabaseLog(Log):
             with quiet_compiler():
                 return meta_schedule().database.Workload.from_json(json.loads(self._lines[workload])).mod
         except Exception as error:  # json and TVM raise unrelated types
-            raise Malformed(f"this TVM cannot read workload {workload} ({_last_line(error)})") from None
+            raise Malformed(f"this TVM cannot read workload {workload} ({last_line(error)})") from None
 
     def _template(self, workload: int, instructions: list[Any], decisions: list[Any]) -> _Template:
         schedule = load_tvm().s_tir.Schedule(self._modules[workload], seed=1, error_render_level="none")
@@ -155,7 +156,7 @@ class DatabaseLog(Log):
             with quiet_compiler():
                 load_tvm().s_tir.schedule.Trace.apply_json_to_schedule([instructions, decisions], schedule)
         except Exception as error:  # TVM reports an impossible trace by several types
-            raise Malformed(f"its trace cannot be replayed ({_last_line(error)})") from None
+            raise Malformed(f"its trace cannot be replayed ({last_line(error)})") from None
         kept, whole = schedule.trace.simplified(remove_postproc=True), list(schedule.trace.insts)
         if unknown := [i.kind.name for i in kept.insts if i.kind.name.startswith("Sample") and i.kind.name not in KINDS]:
             raise Malformed(f"its trace draws by {unknown[0]}, which this version does not know")
@@ -188,10 +189,6 @@ def _picked(template: _Template, instructions: list[Any], decided: dict[int, Any
         if slot.kind == "categorical" and not 0 <= values[0] < len(instructions[place][2][0]):
             raise Malformed(f"instruction {place} of its trace chooses number {values[0]}, which it does not offer")
         yield from values
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no reason given"])[-1]
 
 
 @dataclass(frozen=True)
