@@ -23,6 +23,8 @@ PROMOTION, ROLLBACK = "promotion", "rollback"  # tags: what was decided of a ver
 
 def champion_version(platform: str) -> int | None:
     """The version that carries the alias `champion`; None while no version does."""
+    if not local_store.is_there():  # to ask would make it
+        return None
     with opened() as client:
         return version_at(client, model_name(platform), CHAMPION)
 
@@ -37,6 +39,11 @@ def champion(platform: str) -> tuple[int, Path]:
     other tokens than this version of TCL makes; UsageError for what names no version.
     """
     platform, pin = pinned(platform)
+    if not local_store.is_there():  # to ask would make it
+        raise NoChampionError(
+            f"{platform} has no champion: there is no model registry at {local_store.where()}; "
+            "run where it is, or set MLFLOW_TRACKING_URI to it, or begin one: tcl register"
+        )
     try:
         with opened() as client:
             number, folder = _given(client, platform, pin)

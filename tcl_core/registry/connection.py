@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,23 @@ QUICK = {  # a server that is away is said within seconds, not after minutes
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-VARIABLE = "MLFLOW_TRACKING_URI"
+TRACKING, REGISTRY = "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"
 NOISY = {"mlflow": logging.CRITICAL, "alembic": logging.CRITICAL, "urllib3.connectionpool": logging.ERROR}
 _NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _READ_ONLY = ("readonly database", "unable to open database file", "access denied", "permission denied", "authentication failed")
 _AWAY = (502, 503, 504)  # what a proxy says of a server behind it
+
+
+_ONE = threading.RLock()
+
+
+def _after_fork() -> None:
+    """A child has none of the threads, and what one of them held is held for ever."""
+    global _ONE
+    _ONE = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class RegistryAway(RegistryError):
@@ -45,45 +58,51 @@ def opened(alone: bool = False) -> Iterator[MlflowClient]:
 
     alone  with the store's lock, as who writes must; it is not to be asked for twice
 
-    Raises RegistryAway where no server answers, else RegistryError.
+    One thread of this process at a time: to which store MLflow turns is the process's.  Raises RegistryAway where no server
+    answers, else RegistryError.
     """
-    for name, value in QUICK.items():
-        os.environ.setdefault(name, value)
     import mlflow
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         file = local_store.database()
-        with _lock() if alone else nullcontext(), _quiet():
+        with _ONE, _lock() if alone else nullcontext(), _quiet():
             if file and (alone or not local_store.is_ready(file)):
                 with nullcontext() if alone else _lock():
                     local_store.make_ready(file)
-            with _tracked(local_store.uri()):
+            with _turned_to(local_store.uri()):
                 yield mlflow.MlflowClient()
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
         raise _told(error) from error
 
 
 @contextmanager
-def _tracked(uri: str) -> Iterator[None]:
-    """MLflow on a store, and then again on what it was on: it would hand that on to all that comes after in this process, and to its
-    children, whatever their working folder is.
+def _turned_to(uri: str) -> Iterator[None]:
+    """MLflow on a store, for runs and models alike, with little patience; and then again on what it was on, as it was: it would hand that
+    on to all that comes after in this process, and to its children, whatever their working folder is.
     """
     import mlflow
-    from mlflow.tracking._tracking_service import utils
+    from mlflow.tracking._model_registry import utils as of_models
+    from mlflow.tracking._tracking_service import utils as of_runs
 
-    # What was set, and not what the variable says: else that would stay when the variable changes.
-    variable, former = os.environ.get(VARIABLE), getattr(utils, "_tracking_uri", None)
+    variables = {name: os.environ.get(name) for name in (TRACKING, REGISTRY, *QUICK)}
+    # What was set, and not what the variables say: else that would stay when a variable changes.
+    runs, models = getattr(of_runs, "_tracking_uri", None), getattr(of_models, "_registry_uri", None)
+    os.environ.update({name: value for name, value in QUICK.items() if variables[name] is None})
+    os.environ.pop(REGISTRY, None)
+    mlflow.set_registry_uri(None)  # where the runs are
     mlflow.set_tracking_uri(uri)
     try:
         yield
     finally:
-        mlflow.set_tracking_uri(former)  # None: on none
-        if variable is None:
-            os.environ.pop(VARIABLE, None)
-        else:
-            os.environ[VARIABLE] = variable
+        mlflow.set_tracking_uri(runs)  # None: on none
+        mlflow.set_registry_uri(models)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def uri() -> str:
 
 
 def without_password(text: str) -> str:
-    return re.sub(r"//[^/@\s]*@", "//", text)
+    return re.sub(r"//[^:/@\s]*(?::[^@\s]*)?@", "//", text)  # a password may have slashes
 
 
 def database() -> Path | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from mlflow.utils.file_utils import local_file_uri_to_path
 
 from tcl_core import registry
 from tcl_core.errors import DataError, RegistryError
@@ -56,7 +58,7 @@ def test_of_two_promotions_at_once_one_wins(tmp_path):
 
     threads = [threading.Thread(target=contend, args=(version,)) for version in versions[1:]]
     [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
+    [thread.join(timeout=60) for thread in threads]
     assert sorted(outcomes) == ["told", "won"]
 
 
@@ -151,6 +153,21 @@ def test_a_previous_champion_that_was_deleted_is_none(tmp_path, little_code):
     with pytest.raises(RegistryError, match="^p-gone has no champion before version 2 to go back to; nothing was changed; "):
         registry.rollback("p-gone", "slow")
     assert aliases("p-gone") == {"champion": 2}
+
+
+def test_the_files_of_a_version_that_was_deleted_go_with_the_next_registration(tmp_path, little_code):
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    first = registry.register("p-files", saved(tmp_path / "1", 1), {}, {}, TAGS)
+    run = client.get_run(client.get_model_version("tcl-p-files", str(first)).run_id)
+    kept = local_file_uri_to_path(client.get_model_version_download_uri("tcl-p-files", str(first)))
+    assert list(Path(kept).rglob("model.json"))
+    client.delete_model_version("tcl-p-files", str(first))
+    assert list(Path(kept).rglob("model.json"))  # MLflow leaves them
+    second = registry.register("p-files", saved(tmp_path / "2", 2), {}, {}, TAGS)
+    assert second == 2 and not list(Path(kept).rglob("model.json"))
+    assert client.get_run(run.info.run_id).info.lifecycle_stage == "deleted"
 
 
 def two_champions(platform: str, folder) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 
 from tcl_core import registry
-from tcl_core.errors import RegistryError
+from tcl_core.errors import NoChampionError, RegistryError
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
 from tcl_core.registry import local_store
+from tcl_core.registry.connection import opened
 from tests.registry import helpers
 from tests.registry.helpers import TAGS, child, saved, some_samples, use
 
@@ -43,6 +45,75 @@ def test_one_process_asks_the_registry_of_each_folder_that_it_works_in(fresh, em
     for folder, number in ((fresh, 1), (tmp_path / "another", None), (fresh, 1)):
         monkeypatch.chdir(folder)
         assert registry.champion_version("p-own") == number and "MLFLOW_TRACKING_URI" not in os.environ
+
+
+def test_who_asks_where_there_is_none_makes_none(tmp_path, monkeypatch):
+    """As a compiler that is started in another folder: the next one would find an empty registry there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert registry.champion_version("p-none") is None
+    for ask in (registry.champion, registry.load_champion):
+        with pytest.raises(
+            NoChampionError, match=f"^p-none has no champion: there is no model registry at {tmp_path}/mlflow.db; run where"
+        ):
+            ask("p-none")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", ["variable", "call"])
+def test_the_registry_of_models_is_that_of_runs(fresh, empty, tmp_path, monkeypatch, given):
+    """Whatever MLflow was told beside; and that is as it was afterwards."""
+    import mlflow
+    from mlflow.tracking._model_registry import utils
+
+    (tmp_path / "other").mkdir()
+    other = f"sqlite:///{shutil.copy(empty, tmp_path / 'other')}"
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", other)
+    monkeypatch.setattr(utils, "_registry_uri", other if given == "call" else None)
+    environment = dict(os.environ)
+    registry.register("p-models", saved(tmp_path / "model", 4), {}, {}, TAGS)
+    registry.promote("p-models", 1, True, "the first", None)
+    assert registry.champion("p-models")[0] == 1
+    assert dict(os.environ) == environment and utils._registry_uri == (other if given == "call" else None)
+    assert mlflow.MlflowClient(registry_uri=other).search_registered_models() == []
+
+
+def test_two_threads_leave_mlflow_as_it_was(fresh, monkeypatch):
+    """Each would take the other's store for what was there before."""
+    from mlflow.tracking._tracking_service import utils
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.chdir(fresh)
+    former, inside, leave, met = getattr(utils, "_tracking_uri", None), threading.Event(), threading.Event(), []
+
+    def first():
+        with opened():
+            inside.set()
+            leave.wait(20)
+
+    def second():
+        inside.wait(20)
+        with opened():
+            met.append(leave.is_set())
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    for thread in threads:
+        thread.start()
+    inside.wait(20)
+    threads[1].join(0.5)  # it waits for the first one to leave
+    leave.set()
+    for thread in threads:
+        thread.join(30)
+    assert met == [True] and "MLFLOW_TRACKING_URI" not in os.environ and getattr(utils, "_tracking_uri", None) == former
+
+
+@pytest.mark.parametrize("secret", ["secret", "se/cret", "se:cr/et"])
+def test_no_password_is_shown(secret, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql://me:{secret}@db/mlflow")
+    assert registry.where() == "postgresql://db/mlflow"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me@db/mlflow")
+    assert registry.where() == "postgresql://db/mlflow"
+    assert local_store.without_password("s3://bucket/a@b http://host:5000/x") == "s3://bucket/a@b http://host:5000/x"
 
 
 def test_a_copy_stands_alone(fresh, tmp_path, monkeypatch):
@@ -123,7 +194,7 @@ def test_a_store_whose_folder_is_away_is_named_and_not_made_anew(tmp_path, monke
 def test_a_store_that_fails_is_named(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/mlflow.db")
     with pytest.raises(RegistryError, match="^the model registry at /proc/mlflow.db failed"):
-        registry.champion_version("p-away")
+        registry.rollback("p-away", "slow")
 
 
 @pytest.mark.parametrize("uri", ["nonsense", "foo://bar", "http://", "http://127.0.0.1:1", "sqlite:///", "postgresql://me:secret@h/db"])
