@@ -1,10 +1,13 @@
 """What a stage of DVC reads must still lie there when it ends: DVC writes into dvc.lock what lies there then, whatever the stage read.
 
-Without that, parameters that somebody edits while a stage is at work would be taken for those of what it made, for good.
+Without that, parameters that somebody edits, records measured anew or a network exported again while a stage is at work would be taken
+for those of what it made, for good.  The project's own code is not watched: who edits it knows what ran.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,35 +17,47 @@ from tcl_core.errors import DataError, PlatformError
 from tcl_core.params import PARAMS
 from tcl_core.settings import read_yaml
 
-TUNED = "data/tuned"  # the one dependency that another command may write meanwhile
+DATA = "data", "networks"  # where dependencies are data, not code
 
 
 def read_by(root: Path, stage: str) -> dict[str, Any]:
-    """What dvc.yaml lists for a stage: sections of params.yaml by name, and a digest of what was tuned; nothing of a stage that is not
+    """What dvc.yaml lists for a stage: sections of params.yaml, and digests of data, both by name; nothing of a stage that is not
     the project's.  Raises UsageError for files that are wrong.
     """
     if not (root / "dvc.yaml").is_file():
         return {}
     stages, params = (read if isinstance(read, dict) else {} for read in (read_yaml(root / name) for name in ("dvc.yaml", PARAMS)))
-    listed = stages.get("stages", {}).get(stage.rpartition(":")[2].partition("@")[0], {})
+    name, _, key = stage.rpartition(":")[2].partition("@")
+    listed = stages.get("stages", {}).get(name, {})
+    over = _at(params, str(listed.get("foreach", ""))[2:-1])
+    known = {**params, "key": key, "item": over.get(key) if isinstance(over, dict) else key}
     listed = listed.get("do", listed)
     sections = dict.fromkeys(str(entry).partition(".")[0] for entry in listed.get("params", ()))
-    found = {name: params.get(name) for name in sections}
-    return found | ({TUNED: _digest(root / TUNED)} if TUNED in listed.get("deps", ()) else {})
+    deps = (re.sub(r"\$\{([^}]*)\}", lambda found: str(_at(known, found[1])), str(dep)) for dep in listed.get("deps", ()))
+    data = [dep for dep in deps if dep.partition("/")[0] in DATA]
+    return {f"{section} of {PARAMS}": params.get(section) for section in sections} | {dep: _digest(root / dep) for dep in data}
 
 
 def check_unchanged(root: Path, stage: str, began: Mapping[str, Any]) -> None:
     """Raise PlatformError where what the stage reads is not what it was when it ``began``."""
     now = read_by(root, stage)
-    if changed := [name if name == TUNED else f"{name} of {PARAMS}" for name, value in began.items() if now.get(name) != value]:
+    if changed := [name for name, value in began.items() if now.get(name) != value]:
         raise PlatformError(
             f"{', '.join(changed)} changed while this stage was at work, so what it made is of what was there before; "
             "what was measured is kept: run the same command again"
         )
 
 
-def _digest(folder: Path) -> str:
+def _at(values: Any, path: str) -> Any:
+    """What stands at ``a.b`` of nested mappings, None where nothing does."""
+    for name in path.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+def _digest(place: Path) -> str:
+    """Of a folder's data or a file; "" where there is none yet."""
     try:
-        return store.data_digest(folder)
-    except DataError:  # nothing was tuned yet
+        return hashlib.sha256(place.read_bytes()).hexdigest() if place.is_file() else store.data_digest(place)
+    except (DataError, OSError):
         return ""

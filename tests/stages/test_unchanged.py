@@ -14,23 +14,50 @@ stages:
     do:
       cmd: measure ${key}
       params: [seed, collect, 'platforms.${key}']
+      deps: [data/pool, code]
   train:
     cmd: learn
-    deps: [data/tuned, data/records]
+    deps: [data/tuned, 'data/records/platform=${chain.first}', code]
     params: [train]
+  distill:
+    foreach: ${chain.then}
+    do:
+      cmd: learn ${key}
+      deps: ['data/models/${item.prev}', 'data/records/platform=${key}']
+  baseline:
+    foreach: ${baselines.models}
+    do:
+      cmd: learn ${item}
+      deps: ['data/of/${item}']
+  tasks:
+    cmd: cut
+    deps: [networks]
+"""
+
+PARAMS = """
+seed: 1
+collect: {fraction: 0.1}
+train: {epochs: 3}
+platforms: {a: {}}
+chain: {first: a, then: {b: {prev: a}}}
+baselines: {models: [tlp]}
 """
 
 
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "dvc.yaml").write_text(DVC)
-    (tmp_path / "params.yaml").write_text("seed: 1\ncollect: {fraction: 0.1}\ntrain: {epochs: 3}\nplatforms: {a: {}}\n")
+    (tmp_path / "params.yaml").write_text(PARAMS)
     return tmp_path
 
 
 def test_what_a_stage_reads(project):
-    assert read_by(project, "collect@a") == {"seed": 1, "collect": {"fraction": 0.1}, "platforms": {"a": {}}}
-    assert read_by(project, "dvc.yaml:train") == {"train": {"epochs": 3}, "data/tuned": ""}
+    sections = {"seed of params.yaml": 1, "collect of params.yaml": {"fraction": 0.1}, "platforms of params.yaml": {"a": {}}}
+    assert read_by(project, "collect@a") == sections | {"data/pool": ""}
+    train = read_by(project, "dvc.yaml:train")
+    assert train == {"train of params.yaml": {"epochs": 3}, "data/tuned": "", "data/records/platform=a": ""}
+    assert read_by(project, "distill@b").keys() == {"data/models/a", "data/records/platform=b"}
+    assert read_by(project, "baseline@tlp").keys() == {"data/of/tlp"}
     assert read_by(project, "nothing") == {}
 
 
@@ -52,3 +79,19 @@ def test_a_network_tuned_meanwhile_was_not_learned(project):
     (project / "data" / "tuned" / "platform=a" / "records.parquet").write_bytes(b"measured")
     with pytest.raises(PlatformError, match="^data/tuned changed while this stage was at work"):
         check_unchanged(project, "train", began)
+
+
+@pytest.mark.parametrize(
+    "stage, file",
+    [("train", "data/records/platform=a/records.parquet"), ("distill@b", "data/models/a/model.json"), ("tasks", "networks/own.pt2")],
+)
+def test_data_written_meanwhile_was_not_read(project, stage, file):
+    """As by `tcl collect --force` beside a training: the next run would find records and model as dvc.lock has them."""
+    path = project / file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"before")
+    began = read_by(project, stage)
+    check_unchanged(project, stage, began)
+    path.write_bytes(b"after")
+    with pytest.raises(PlatformError, match=f"^{path.parent.relative_to(project)} changed while this stage was at work"):
+        check_unchanged(project, stage, began)
