@@ -227,7 +227,7 @@ def collection(run: Run) -> Section | None:
             f"rounds-{place}", f"Programs measured on {name} in each round, by operator type",
             [entry["round"] for entry in report["progress"]],
             {kind: (colour, [entry["measured"].get(kind, 0) for entry in report["progress"]]) for colour, kind in enumerate(kinds, start=1)},
-            "round; 0 is the random start", "programs",
+            "round", "programs",
         ))
         for place, (name, report) in enumerate(found.items())
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from tcl_core import store
 from tcl_core.compat import load_tvm
-from tcl_core.errors import PlatformError
+from tcl_core.errors import PlatformError, UsageError
 from tcl_core.platforms import threads
 from tcl_core.programs.graph import Graph
 from tcl_core.programs.pool import Program, build_pool, rank_tasks
@@ -110,6 +110,11 @@ def _write_pool(workspace: Workspace, split: str, without: Iterable[str], limit:
             workspace.params.candidates.design_space,
             workspace.params.candidates.lean,
             workspace.params.candidates.costly,
+        )
+    if not programs:
+        raise UsageError(
+            f"no task of networks.{split} in params.yaml is left to sample programs of: each is a held-out network's too, or has but one "
+            "program; name other networks there"
         )
     store.write_table(workspace.pool / split / "sketches.parquet", "sketches", sketches)
     store.write_table(workspace.pool / split / "programs.parquet", "programs", [_program_row(p, split) for p in programs])

@@ -57,7 +57,7 @@ def check_drift(workspace: Workspace, platform: str | None) -> list[dict[str, An
             checks = history(workspace)  # damaged, it is refused before anything is measured
             try:
                 found.append(_check(workspace, name))
-            except PlatformError as error:
+            except (PlatformError, DataError) as error:
                 if platform is not None:
                     raise
                 say(f"{name} could not be checked: {error}")

@@ -106,10 +106,16 @@ def gather(workspace: Workspace, standing: Mapping[str, Mapping[str, Any]] | Non
     if not _has_something(found):
         raise DataError(f"nothing has been run yet in {shown(root.absolute())}; run: make run")
     ran = [step["platform"] for step in found["chain"] if step["measured"]]
-    found["target"] = ran[-1] if ran else None
+    judged = found["evaluation"].get("platforms", {})
+    found["target"] = next((name for name in reversed(ran) if name in judged), ran[-1] if ran else None)
     found["stale"] = run.stale(found["evaluation"])
     found["left_out"] = [
         *([f"platform {step['platform']}", step["skipped"]] for step in found["chain"] if step["skipped"]),
+        *(
+            [f"accuracy of {name}", "no model of it has been judged yet; run: dvc repro evaluate"]
+            for name in ran
+            if judged and name not in judged
+        ),
         *([f"learning curve of {name}", KEPT] for name, epochs in found["learning"].items() if not epochs),
         *found["left_out"],
         *run.left_out,
@@ -343,10 +349,16 @@ class _Run:
         times = sorted(time for columns in self.records.values() for time in (columns.measured_at.min(), columns.measured_at.max()))
         models = {name: made for name in self.trained if (made := self._provenance(name))}
         here = _flat(read_yaml(self.root / "params.yaml"))
-        used = {name: value for made in models.values() for name, value in _flat(made["parameters"]).items()}
-        if other := [name for name, value in used.items() if name in here and here[name] != value]:
-            self.left_out.append(["what params.yaml says now", f"the models were made with another {', '.join(sorted(other))}"])
-        parameters, committed = here | {name: used[name] for name in other}, _committed(self.root)
+        other = {
+            model: {name: value for name, value in _flat(made["parameters"]).items() if name in here and here[name] != value}
+            for model, made in models.items()
+        }
+        for model, differs in other.items():
+            if differs:
+                self.left_out.append(
+                    ["what params.yaml says now", f"the model of {model} was made with another {', '.join(sorted(differs))}"]
+                )
+        parameters, committed = here | {name: value for differs in other.values() for name, value in differs.items()}, _committed(self.root)
         return {
             "measured": [str(times[0]), str(times[-1])] if times else [],
             "parameters": parameters,

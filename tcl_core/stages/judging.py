@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,9 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
     ``own data only``, a plain model that knows nothing of the chain.  Then come those of params.yaml's ``baselines``.
     Held-out tasks that one of these models has learned, as a champion from elsewhere may, are left out, and that is said.
     """
-    ran = workspace.platforms_that_ran()
+    ran = _with_something(workspace)
     with workspace.timed("evaluate"):
+        collected = {p: _collection(workspace, p) for p in ran}
         judged = {p: workspace.judged_now(p) for p in ran}
         weights = workspace.task_weights("held_out")
         known = frozenset().union(*(provenance.learned_tasks(workspace.model_folder(p)) for p in ran))
@@ -44,18 +45,37 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
         evaluation = {
             "platforms": _figures(workspace, held_out, weights, {p: predicted[p, p] for p in ran}),
             "baselines": {
-                "zero-shot": _figures(workspace, held_out, weights, {p: predicted[workspace.ran_before(p), p] for p in ran[1:]}),
+                "zero-shot": _figures(
+                    workspace, held_out, weights, {p: predicted[before, p] for p, before in _links(workspace, ran).items()}
+                ),
                 "own data only": _figures(workspace, held_out, weights, _by_scratch(workspace, held_out)),
                 **{name: _figures(workspace, held_out, weights, baselines.predicted(workspace, name, known)) for name in others},
             },
-            "chain": _chain(predicted, held_out, weights),
-            "knowledge_base": _chain(by_base, held_out, weights),
+            "chain": _chain(workspace, predicted, held_out, weights),
+            "knowledge_base": _chain(workspace, by_base, held_out, weights),
             "parameters": {p: m.parameter_count() for p, m in models.items()},
             "judged": judged,
         }
         write_json(workspace.reports / "evaluation.json", evaluation)
-        _plot(workspace, evaluation, held_out, predicted)
+        _plot(workspace, evaluation, held_out, predicted, collected)
     return evaluation
+
+
+def _with_something(workspace: Workspace) -> list[str]:
+    """The chain's platforms that ran, without those of which neither a model nor held-out records lie here: a chain that goes on from a
+    champion has its earlier platforms elsewhere.
+    """
+    ran = workspace.platforms_that_ran()
+    here = [p for p in ran if workspace.model_folder(p).exists() or workspace.records_folder(p, "holdout").exists()]
+    if away := [p for p in ran if p not in here]:
+        say(f"left out, since neither a model nor held-out records of it lie here: {', '.join(away)}")
+    return here or ran
+
+
+def _links(workspace: Workspace, ran: Sequence[str]) -> dict[str, str]:
+    """Platform -> the one whose model it goes on from, of those that are judged."""
+    links = {p: workspace.ran_before(p) for p in ran[1:]}
+    return {p: before for p, before in links.items() if before in ran}
 
 
 def _unknown(workspace: Workspace, platform: str, known: Collection[str]) -> Samples:
@@ -83,11 +103,13 @@ def _by_scratch(workspace: Workspace, held_out: dict[str, Samples]) -> dict[str,
     return {p: MambaModel.load(f).predict(held_out[p]) for p, f in folders.items() if f.exists()}
 
 
-def _chain(predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks) -> dict[str, Any]:
+def _chain(
+    workspace: Workspace, predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks
+) -> dict[str, Any]:
     """The matrix of top-1: row = model after a platform, column = platform ranked."""
     ran = list(held_out)
     top_1 = lambda m, p: top_k(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks, weights, 1)  # noqa: E731
-    return chain_figures(ran, [[top_1(m, p) for p in ran] for m in ran])
+    return chain_figures(ran, [[top_1(m, p) for p in ran] for m in ran], _links(workspace, ran))
 
 
 def _plot(
@@ -95,6 +117,7 @@ def _plot(
     evaluation: dict[str, Any],
     held_out: dict[str, Samples],
     predicted: dict[tuple[str, str], np.ndarray],
+    collected: dict[str, list[dict[str, Any]]],
 ) -> None:
     folder, ran = workspace.reports / "plots", list(held_out)
     written = {
@@ -102,7 +125,7 @@ def _plot(
         plots.plot_chain(evaluation["chain"], folder),
         plots.plot_ranks({p: (predicted[p, p], held_out[p].scores, held_out[p].tasks) for p in ran}, folder),
         plots.plot_learning({p: learning_curve(workspace.model_folder(p)) for p in ran}, folder),
-        plots.plot_collection({p: _collection(workspace, p) for p in ran}, folder),
+        plots.plot_collection(collected, folder),
     }
     for stale in set(folder.glob("*.png")) - written:
         stale.unlink()
@@ -111,6 +134,8 @@ def _plot(
 def _collection(workspace: Workspace, platform: str) -> list[dict[str, Any]]:
     records = workspace.records(platform)
     numbers = workspace.encoder.numbers
+    if not numbers.keys() >= {r.task_key for r in records}:
+        raise DataError(f"records of {platform} are of tasks that the project no longer has; run: dvc repro collect@{platform}")
     return collection_progress(
         np.array([r.round for r in records]),
         np.array([r.latency_s for r in records]),

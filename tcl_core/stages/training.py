@@ -24,7 +24,7 @@ from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
 from tcl_core.platforms import Hardware, cpu_named, read_saved_hardware, save_hardware
-from tcl_core.progress import Progress, progress
+from tcl_core.progress import Progress, progress, say
 from tcl_core.stages.exchange import tuned_keys, tuned_samples, was_tuned
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
@@ -245,11 +245,16 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
         records = [name for name in (platform, before) if name == platform or method.reads_both and workspace.seconds(name)]
         origin = _origin(workspace, f"distill@{platform}", records, *method.sections, before=folder)
         step = _Step(workspace, before, platform, ChainState.load(folder), checkpoint)
+        if from_registry and read_saved_hardware(folder).vector() not in step.state.hardware:
+            say(
+                f"the champion of {before} was its chain's last, whose knowledge base does not learn {before}; {platform} goes on "
+                "from what that had learned before"
+            )
         with progress(f"distilling {before} -> {platform}", method.epochs(step) + workspace.params.train.epochs) as shown:
             curve = _Curve(shown)
             learned = method.learn(step, curve)
             alone = _own_data_only(step, shown)
-        state = replace(learned.state, tasks=step.state.tasks | workspace.recorded_tasks(platform))
+        state = replace(learned.state, tasks=step.state.tasks.union(*map(workspace.recorded_tasks, records)))
         _save(workspace, platform, state, curve, checkpoint, origin, alone)
     return DistillReport(platform, before, len(step.measured), learned.share, learned.left, kept=not curve.epochs)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tcl_core import store
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, UsageError
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
 from tests.stages import tiny_project
@@ -67,6 +67,14 @@ def test_the_same_parameters_give_the_same_pool(pool):
     write_params({"seed": 1})
     tcl("candidates")
     assert store.data_digest(Workspace().pool) != before
+
+
+def test_a_network_in_both_roles_leaves_nothing_to_train_on_and_that_is_said(here, networks):
+    write_params({"networks": {"train": ["c.pt2"], "held_out": ["a.pt2"]}})
+    tcl("tasks")
+    with pytest.raises(UsageError, match=r"^no task of networks\.train in params\.yaml is left to sample programs of: each is a held-out"):
+        tcl("candidates")
+    assert not Workspace().pool.exists()
 
 
 def test_a_limit_takes_the_heaviest_tasks(pool, matmul, conv):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tcl_core import store
+from tcl_core.checked import plain_json
 from tcl_core.errors import DRIFT, DataError, PlatformError, RegistryError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.records import Record
@@ -224,6 +225,12 @@ def test_a_platform_that_is_away_keeps_nobody_from_the_others(machine, project, 
     with pytest.raises(PlatformError, match="no device answers"):
         check_drift(project, "host-sse42")
     assert [one["platform"] for one in history(Workspace())] == [P]
+
+
+def test_the_history_holds_the_last_checks(machine, project, monkeypatch):
+    monkeypatch.setattr(drifting, "KEPT", 2)
+    found = [check_drift(project, P)[0] for _ in range(3)]
+    assert history(Workspace()) == plain_json({"checks": found[1:]})["checks"] and len(found) == 3
 
 
 def test_what_cannot_be_checked_is_a_sentence(machine, project):

@@ -71,7 +71,7 @@ def write_run(root: Path) -> None:
     write_json(root / EVALUATION, {
         "platforms": {name: judged() for name in names},
         "baselines": {"zero-shot": {SECOND: judged()}, "own data only": {SECOND: judged()}},
-        "chain": chain_figures(names, [[1.0, 0.5], [0.9, 1.0]]),
+        "chain": chain_figures(names, [[1.0, 0.5], [0.9, 1.0]], {SECOND: FIRST}),
         "judged": {name: Workspace(root).judged_now(name) for name in names},
     })  # fmt: skip
     for stage, seconds in {"tasks": 60, f"collect@{FIRST}": 120.5, "collect@gone": 6000}.items():
@@ -146,9 +146,29 @@ def test_the_run_is_told_from_what_params_say_now(project):
     params.write_text(params.read_text().replace("  epochs: 30 ", "  epochs: 31 "))
     made = gather(Workspace())
     assert made["made"]["parameters"]["train.epochs"] == 30 and made["made"]["changed"] is None
-    assert ["what params.yaml says now", "the models were made with another train.epochs"] in made["left_out"]
+    left_out = [["what params.yaml says now", f"the model of {name} was made with another train.epochs"] for name in (FIRST, SECOND)]
+    assert [entry for entry in made["left_out"] if entry[0] == left_out[0][0]] == left_out
     assert made["made"]["measured"] == ["2026-11-22T12:00:00", "2026-11-22T12:02:00"]
     assert made["made"]["models"][SECOND]["code"]["commit"] == "c" * 40
+
+
+def test_one_model_of_other_parameters_is_named(project):
+    """Whichever of them was made last."""
+    for name, other in ((FIRST, SECOND), (SECOND, FIRST)):
+        for platform, epochs in ((name, 31), (other, 30)):
+            file = Workspace().model_folder(platform) / "provenance.json"
+            write_json(file, read_json(file, "") | {"parameters": {"train": {"epochs": epochs}}})
+        made = gather(Workspace())
+        assert ["what params.yaml says now", f"the model of {name} was made with another train.epochs"] in made["left_out"]
+        assert made["made"]["parameters"]["train.epochs"] == 31
+
+
+def test_a_platform_that_was_not_judged_yet_is_named(project):
+    whole = read_json(EVALUATION, "")
+    write_json(EVALUATION, whole | {part: {FIRST: whole[part][FIRST]} for part in ("platforms", "judged")})
+    found = gather(Workspace())
+    assert found["target"] == FIRST
+    assert [f"accuracy of {SECOND}", "no model of it has been judged yet; run: dvc repro evaluate"] in found["left_out"]
 
 
 def test_parameters_are_compared_with_the_committed_ones(project):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,8 @@ from tcl_core.stages.workspace import Skipped, Workspace, learning_curve
 from tests.shipped import SHIPPED
 
 CHAIN = Chain("a", {"b": Link("a"), "c": Link("b")})
+BRIDGE = {"distill": {"method": "bridge"}, "bridge": {"epochs": 2, "rehearsal": 0.0}}
+collection_of = judging._collection  # the fixture ``folder`` puts another one in its place
 WEIGHTS = {"network": dict.fromkeys(range(8), 1.0)}
 FILES = {
     "a": {
@@ -92,6 +95,7 @@ def project() -> TinyWorkspace:
 def folder(tmp_path, monkeypatch) -> Path:
     """An empty project's folder, in which the platforms' hardware is known."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(judging, "_collection", lambda *_: [{"round": 0, "measured": {"dense": 3}, "failed": 0, "best_score": 0.5}])
     for platform in "abc":
         for kind in ("records", "holdout"):
             save_hardware(Workspace().records_folder(platform, kind), Hardware(cores=ord(platform)))
@@ -319,6 +323,34 @@ def test_a_platform_can_go_on_from_a_champion_wherever_that_was_trained(folder, 
     assert provenance.read(Workspace().model_folder("b"))["model_before"] == store.data_digest(elsewhere)
 
 
+def test_what_the_platform_before_measured_here_is_among_the_learned_tasks(folder, monkeypatch):
+    """The bridge reads both platforms' records, and a champion that was fetched may have learned none of those that lie here."""
+    chain = project()
+    settings = {name: dataclasses.replace(getattr(chain.params, name), **values) for name, values in BRIDGE.items()}
+    chain = TinyWorkspace(params=dataclasses.replace(chain.params, **settings))
+    training.train(chain)
+    elsewhere = Workspace().model_folder("a").rename(folder / "fetched")
+    monkeypatch.setattr(training.registry, "champion", lambda platform: (1, elsewhere))
+    monkeypatch.setattr(TinyWorkspace, "seconds", lambda self, platform: {("of-a", 0, ()): 1.0})
+    monkeypatch.setattr(TinyWorkspace, "recorded_tasks", lambda self, platform: frozenset({f"measured-{platform}"}))
+    monkeypatch.setattr(training._Step, "others", lambda step: (samples("b", "holdout").take(np.arange(0)), np.full(64, np.nan)))
+    training.distill(chain, "b", from_registry=True)
+    assert provenance.learned_tasks(Workspace().model_folder("b")) == {"everywhere", "of-a", "measured-a", "measured-b"}
+
+
+def test_a_champion_that_ended_its_chain_does_not_know_its_own_platform(folder, monkeypatch, capsys):
+    """With ckd; it is said, and the figures are those of what it had learned before."""
+    chain = project()
+    training.train(chain)
+    short = TinyWorkspace(params=dataclasses.replace(chain.params, chain=Chain("a", {"b": Link("a")})))
+    training.distill(short, "b")
+    monkeypatch.setattr(training.registry, "champion", lambda platform: (1, Workspace().model_folder(platform)))
+    training.distill(chain, "c", from_registry=True)
+    assert "the champion of b was its chain's last, whose knowledge base does not learn b; c goes on from" in capsys.readouterr().err
+    training.distill(chain, "b", from_registry=True)
+    assert "was its chain's last" not in capsys.readouterr().err
+
+
 def test_mended_distillation_learns_from_what_the_teachers_labelled(folder, monkeypatch):
     chain, given = project(), {}
     chain = TinyWorkspace(params=dataclasses.replace(chain.params, distill=dataclasses.replace(chain.params.distill, method="ckd-mended")))
@@ -442,7 +474,6 @@ def test_how_training_and_distillation_go():
 
 @pytest.fixture
 def evaluation(folder, monkeypatch) -> dict:
-    monkeypatch.setattr(judging, "_collection", lambda *_: [{"round": 0, "measured": {"dense": 3}, "failed": 0, "best_score": 0.5}])
     run_chain(project())
     (folder / "data" / "reports" / "plots").mkdir(parents=True)
     (folder / "data" / "reports" / "plots" / "of_a_former_version.png").touch()
@@ -503,6 +534,29 @@ def test_held_out_tasks_that_a_model_has_learned_are_left_out(folder, monkeypatc
     monkeypatch.setattr(TinyWorkspace, "recorded_tasks", lambda self, platform: frozenset(self.encoder.numbers))
     run_chain(project())
     with pytest.raises(DataError, match="each of the 8 held-out tasks of a was learned by a model of the chain; hold out other networks"):
+        judging.evaluate(project())
+
+
+def test_records_of_tasks_that_were_cut_anew_are_refused_before_anything_is_judged():
+    workspace = SimpleNamespace(
+        records=lambda platform: [SimpleNamespace(task_key="gone")], encoder=SimpleNamespace(numbers={"there": 0}),
+    )  # fmt: skip
+    with pytest.raises(DataError, match="records of a are of tasks that the project no longer has; run: dvc repro collect@a"):
+        collection_of(workspace, "a")
+
+
+def test_a_platform_of_which_nothing_lies_here_is_left_out(folder, capsys):
+    """As where `tcl distill --add` went on from a champion that was trained elsewhere."""
+    run_chain(project())
+    whole = judging.evaluate(project())
+    for place in (Workspace().model_folder("a"), Workspace().records_folder("a", "holdout")):
+        shutil.rmtree(place)
+    found = judging.evaluate(project())
+    assert "left out, since neither a model nor held-out records of it lie here: a\n" in capsys.readouterr().err
+    assert found["platforms"] == {p: whole["platforms"][p] for p in "bc"}
+    assert list(found["baselines"]["zero-shot"]) == ["c"] and found["chain"]["platforms"] == ["b", "c"]
+    shutil.rmtree(Workspace().model_folder("b"))
+    with pytest.raises(DataError, match="data/models/b"):  # half of it does
         judging.evaluate(project())
 
 
