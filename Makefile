@@ -12,11 +12,10 @@
 
 SHELL := /bin/bash
 VENV  := .venv
-BIN   := $(CURDIR)/$(VENV)/bin
 EXTRAS ?= tvm,trees,pipeline,dev
 LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
 
-export PATH := $(BIN):$(PATH)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
@@ -56,7 +55,7 @@ ui: setup
 	@trap 'kill $$(jobs -p) 2>/dev/null; wait' EXIT; trap 'exit 0' INT TERM; \
 	prefect --no-prompt server start --host 127.0.0.1 & \
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow server --host 127.0.0.1 --port 5000 --workers 1 \
-	    --backend-store-uri sqlite:///$(CURDIR)/mlflow.db --default-artifact-root file://$(CURDIR)/mlruns & \
+	    --backend-store-uri "sqlite:///$(CURDIR)/mlflow.db" --default-artifact-root "$(CURDIR)/mlruns" & \
 	wait
 
 serve: setup
@@ -73,12 +72,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	    python=; \
 	done; \
 	if [ -z "$$python" ]; then echo "no Python 3.11 or 3.12 found: install one of them, then run make again" >&2; exit 1; fi; \
-	[ -x $(BIN)/python ] || $$python -m venv $(VENV); \
-	$(BIN)/python -m pip install --quiet $(LINKS) -c constraints.txt uv || true; \
-	if $(BIN)/python -m uv --version >/dev/null 2>&1; then install="$(BIN)/python -m uv pip install --compile-bytecode --python $(BIN)/python"; \
-	else install="$(BIN)/python -m pip install"; fi; \
+	[ -x $(VENV)/bin/python ] || $$python -m venv $(VENV); \
+	$(VENV)/bin/python -m pip install --quiet $(LINKS) -c constraints.txt uv || true; \
+	if $(VENV)/bin/python -m uv --version >/dev/null 2>&1; then \
+	    install="$(VENV)/bin/python -m uv pip install --compile-bytecode --python $(VENV)/bin/python"; \
+	else install="$(VENV)/bin/python -m pip install"; fi; \
 	$$install $(LINKS) -c constraints.txt -e '.[$(EXTRAS)]'; \
-	git rev-parse --git-dir >/dev/null 2>&1 || $(BIN)/python -m dvc config --local core.no_scm true; \
+	git rev-parse --git-dir >/dev/null 2>&1 || $(VENV)/bin/python -m dvc config --local core.no_scm true; \
 	touch $@
 
 clean:

@@ -16,9 +16,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from flows import pipeline, stages
+from flows.server import refusals_told
 from tcl_core.crontab import next_time
 from tcl_core.errors import PlatformError, TclError, UsageError
-from tcl_core.files import shown
 from tcl_core.params import OF_A_PLATFORM, Params, Schedule, load_params
 from tcl_core.progress import say
 from tcl_core.stages.diagram import stage_names
@@ -211,7 +211,6 @@ def serve(params: Params) -> str:
 
 @contextmanager
 def _server() -> Iterator[SyncPrefectClient]:
-    from httpx import HTTPError
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL
 
@@ -221,16 +220,8 @@ def _server() -> Iterator[SyncPrefectClient]:
     with get_client(sync_client=True) as client:
         if client.api_healthcheck() is not None:
             raise PlatformError(f"no Prefect server answers at {url}; start it (make ui), or correct PREFECT_API_URL")
-        try:
+        with refusals_told(url):
             yield client
-        except (HTTPError, RuntimeError) as error:
-            if "401" in str(error):
-                raise PlatformError(
-                    f"the Prefect server at {url} asks for a password; export PREFECT_API_AUTH_STRING=user:password"
-                ) from None
-            raise PlatformError(
-                f"the Prefect server at {url} refused ({shown(error)}); see that it is of this version of Prefect"
-            ) from error
 
 
 def _make_pools(client: SyncPrefectClient, pools: Iterable[str]) -> list[str]:

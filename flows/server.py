@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from tcl_core.errors import PlatformError
+from tcl_core.files import shown
 from tcl_core.process import PARENT_PID, end_with_parents
 from tcl_core.progress import say
 
@@ -51,6 +52,8 @@ def prefect_api() -> Iterator[None]:
         with get_client(sync_client=True) as client:
             if client.api_healthcheck() is not None:
                 raise PlatformError(f"no Prefect server answers at {url}; start it, or unset PREFECT_API_URL")
+            with refusals_told(url):
+                client.read_flows(limit=1)  # who may ask that may run a flow; its health is told to everybody
         yield
         return
     logging.getLogger("prefect.flow_runs").addFilter(lambda record: not record.getMessage().startswith("View at"))
@@ -60,6 +63,19 @@ def prefect_api() -> Iterator[None]:
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
         _wait_until_up(server)
         yield
+
+
+@contextmanager
+def refusals_told(url: str) -> Iterator[None]:
+    """Raise PlatformError for what the server at ``url`` refuses."""
+    from httpx import HTTPError
+
+    try:
+        yield
+    except (HTTPError, RuntimeError) as error:
+        if "401" in str(error):
+            raise PlatformError(f"the Prefect server at {url} asks for a password; export PREFECT_API_AUTH_STRING=user:password") from None
+        raise PlatformError(f"the Prefect server at {url} refused ({shown(error)}); see that it is of this version of Prefect") from error
 
 
 def begun(_task: Task, run: TaskRun, _state: State) -> None:

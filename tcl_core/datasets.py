@@ -16,7 +16,7 @@ from tcl_core.features.batches import Samples, concatenate
 from tcl_core.files import place, shown
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, open_log
-from tcl_core.reference import PACKAGED, PREPARED, REGISTERS, SEARCHED, Case, Reference, cache_of_features, drawn
+from tcl_core.reference import PACKAGED, PREPARED, REGISTERS, SEARCHED, Case, Reference, drawn
 from tcl_core.stages.exchange import Refused, encoder_of
 
 __all__ = [
@@ -40,7 +40,7 @@ def reference(folder: str | Path | None = None, features: str | Path | None = No
 
     folder    another data set of that form, or a URL of one that fsspec reads; features  where lowered programs are cached, else in the user's cache folder
     """
-    return Reference(place(folder or PACKAGED), Path(features or cache_of_features()))
+    return Reference(place(folder or PACKAGED), Path(features) if features else None)
 
 
 def prepared(features: str | Path | None = None) -> Reference:

@@ -141,7 +141,8 @@ def _sweep(folder: Path, pattern: str) -> None:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
-                    path.unlink(missing_ok=True)
+                    with suppress(OSError):  # another user's, in a folder where each may remove his own alone
+                        path.unlink(missing_ok=True)
 
 
 @contextmanager

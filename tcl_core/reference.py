@@ -37,9 +37,18 @@ LEARNED = PREPARED, REGISTERS, SEARCHED
 """What projects learn beside their own measurements, and those who have none (``shipped``)."""
 
 
+AS_IT_CAME = store.Remedy(
+    "the data set is not whole: install TCL again, or copy the folder anew (in a checkout: git checkout data)",
+    "install TCL again, or copy the folder anew (in a checkout: git checkout data)",
+)
+
+
 def cache_of_features() -> Path:
-    """The user's, of what programs are lowered for."""
-    return user_cache("features")
+    """The user's, of what programs are lowered for.  Raises UsageError for a user without a home."""
+    try:
+        return user_cache("features")
+    except RuntimeError as error:
+        raise UsageError(f"there is no folder to keep what programs are lowered for in ({error}); set XDG_CACHE_HOME to one") from None
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ def drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int) 
 
 def learned_sets() -> list[Reference]:
     """The data sets that are learned."""
-    return [Reference(folder, cache_of_features()) for folder in LEARNED]
+    return [Reference(folder) for folder in LEARNED]
 
 
 def shipped(heap: Callable[[Reference], Samples], sets: Sequence[Reference] | None = None) -> Samples:
@@ -90,7 +99,7 @@ def apart(heaps: Sequence[Samples], counts: Sequence[int]) -> Samples:
 
 def digest() -> str:
     """Of the data sets that are learned."""
-    return hashlib.sha256(" ".join(map(store.data_digest, LEARNED)).encode()).hexdigest()
+    return hashlib.sha256(" ".join(store.data_digest(folder, AS_IT_CAME) for folder in LEARNED).encode()).hexdigest()
 
 
 def _of(samples: Samples, tasks: Collection[int]) -> Samples:
@@ -101,17 +110,19 @@ def _of(samples: Samples, tasks: Collection[int]) -> Samples:
 class Reference:
     """The data set of ``bench/reference.py``: tasks of many networks, the same programs on every platform."""
 
-    def __init__(self, folder: Path, features: Path) -> None:
-        """``features`` is the folder of caches of what programs are lowered for."""
+    def __init__(self, folder: Path, features: Path | None = None) -> None:
+        """``features`` is the folder of caches of what programs are lowered for; None: the user's."""
         self.folder, self.features = folder, features
         if not (folder / "tasks.parquet").exists():
             raise UsageError(f"{folder} is no data set (it has no tasks.parquet); give the folder of one, such as data/reference")
-        rows = store.read_table(folder / "tasks.parquet", "tasks")
-        tasks = [Task.from_row(row) for row in rows]
-        self.encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))
-        self.uses = store.read_table(folder / "networks.parquet", "networks")
+        tasks = [Task.from_row(row) for row in self._table("tasks")]
+        self.encoder = Encoder(tasks, self._table("sketches"))
+        self.uses = self._table("networks")
         self.samples = lru_cache(maxsize=4)(self._samples)
         self._records = cache(self._read_records)
+
+    def _table(self, name: str) -> list[dict]:
+        return store.read_table(self.folder / f"{name}.parquet", name, remedy=AS_IT_CAME)
 
     @cached_property
     def platforms(self) -> list[str]:
@@ -122,7 +133,7 @@ class Reference:
     def _measured(self) -> list[str]:
         names = [place.name.removeprefix("platform=") for place in self.folder.glob("platform=*")]
         if not names:
-            raise DataError(f"{self.folder} holds no platform; run python bench/reference.py first")
+            raise DataError(f"{self.folder} holds no platform; {AS_IT_CAME.missing}")
         return names
 
     def hardware(self, platform: str) -> Hardware:
@@ -135,7 +146,7 @@ class Reference:
         return self.folder / f"platform={platform}"
 
     def _read_records(self, platform: str) -> list[Record]:
-        return store.read_records(self._place(platform))
+        return store.read_records(self._place(platform), AS_IT_CAME)
 
     def _samples(self, platform: str, reads: str = "tokens") -> Samples:
         """All measured programs, in the rows that models read: tokens, per-store features, or tokens with states."""
@@ -144,7 +155,7 @@ class Reference:
         samples = self.samples(platform)
         keys = [record.key for record in self._records(platform)]
         lowered = with_per_store if reads == "per-store features" else with_states
-        return lowered(samples, keys, self.encoder, self.features / reads.split()[0])
+        return lowered(samples, keys, self.encoder, (self.features or cache_of_features()) / reads.split()[0])
 
     def _tokens(self, platform: str) -> Samples:
         """Those of ``_encoded`` that it measured, with its hardware row and latencies."""
@@ -195,7 +206,7 @@ class Reference:
         """Further programs of those tasks, which no platform measured, in a heap like that of ``pooled``; latencies inf."""
         kept, numbers = self._trained(without), self.encoder.numbers
         known = {record.key for platform in self.platforms for record in self._records(platform)}
-        rows = store.read_table(self.folder / "programs.parquet", "programs")
+        rows = self._table("programs")
         programs = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows if numbers[row["task_key"]] in kept]
         tokens = self.encoder.encode([key for key in programs if key not in known], self.hardware(self.platforms[0]).vector())
         return self._heap(lambda platform: with_hardware(tokens, self.hardware(platform).vector()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -220,3 +221,20 @@ def test_no_room_for_temporary_files_names_their_folders(tmp_path):
     done = subprocess.run([sys.executable, "-c", NO_BYTE], env=environment, cwd=root, stdout=subprocess.PIPE, timeout=60)
     said = done.stdout.decode()
     assert said.startswith("PlatformError: cannot write a temporary file") and str(tmp_path) in said and "TMPDIR" in said
+
+
+def test_what_another_user_left_in_a_shared_folder_stops_nobody(tmp_path, monkeypatch):
+    """As in /tmp, where each may remove his own alone."""
+    theirs = tmp_path / ".tcl-0123456789ab.tmp"
+    theirs.touch()
+    unlink = Path.unlink
+
+    def forbidden(path, *args, **more):
+        if path == theirs:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return unlink(path, *args, **more)
+
+    monkeypatch.setattr(Path, "unlink", forbidden)
+    with replacing(tmp_path / "mine") as file:
+        file.write(b"mine")
+    assert (tmp_path / "mine").read_bytes() == b"mine" and theirs.exists()

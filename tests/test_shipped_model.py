@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import tcl_core as tcl
-from tcl_core import shipped_model
+from tcl_core import reference, shipped_model
 from tcl_core.compat import make_target
-from tcl_core.errors import UsageError
+from tcl_core.errors import DataError, UsageError
 from tcl_core.models import catalogue
 from tcl_core.models.trees import SETTINGS, TreesModel
 from tcl_core.platforms import CPUS, host, target_of
@@ -100,6 +100,36 @@ def test_a_user_without_a_home_has_it_too(next_process, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(shipped_model, "user_cache", lambda kind: Path("~nobody-of-this-name").expanduser())
     assert tcl.pretrained().model.trees and len(next_process) == 1
+
+
+def test_a_user_without_a_home_reads_what_comes_with_tcl(monkeypatch):
+    """Nothing of tokens is kept in a cache; what has to be lowered names the variable."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert len(reference.learned_sets()) == 3
+    data = tcl.datasets.searched()
+    assert len(data.samples(data.platforms[0])) > 100
+    with pytest.raises(UsageError, match=r"no folder to keep .* \(Could not determine home directory\.\); set XDG_CACHE_HOME to one"):
+        data.samples(data.platforms[0], "per-store features")
+
+
+def test_a_data_set_that_is_not_whole_is_no_stages(tmp_path):
+    """No stage of a project writes it, and DVC does not have it."""
+    for change, said in (("cut", "install TCL again"), ("remove", "install TCL again")):
+        folder = tmp_path / change
+        shutil.copytree(reference.SEARCHED, folder)
+        file = folder / "networks.parquet"
+        if change == "cut":
+            file.write_bytes(file.read_bytes()[:-20])
+        else:
+            file.unlink()
+        with pytest.raises(DataError, match=said) as raised:
+            tcl.datasets.reference(folder)
+        assert "dvc" not in str(raised.value) and "stage" not in str(raised.value)
 
 
 @pytest.mark.parametrize("changed", ["data", "settings", "code", "xgboost"])

@@ -25,13 +25,14 @@ DVC = """[core]
 NETWORKS = "Put .pt2 and .onnx files with fixed shapes here, and name them in params.yaml as networks/FILE: DVC sees when they change.\n"
 TUNED = "What tcl tune measured here, for tcl train to learn (train.tuned of params.yaml).  To forget a platform's, delete its folder.\n"
 OURS = {".dvc", "networks", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE}
+BEGUN = ".params.yaml.begun"  # tells a start of ours that was killed from files of somebody's, and becomes params.yaml
 IGNORED = {".git", ".gitignore", ".gitattributes"}  # what a new repository has
 
 
 def start_project(folder: Path) -> Path:
     """Write a project into ``folder``, which is made, or is empty but for a new Git repository; its absolute path.
 
-    params.yaml comes last and makes it a project: one that was killed on the way is finished by the same command.  Raises
+    params.yaml comes last and makes it a project: one that was stopped on the way is finished by the same command.  Raises
     UsageError for a folder with anything else in it, and for a file; PlatformError where nothing can be written.
     """
     folder = Path(os.path.abspath(folder))
@@ -48,10 +49,11 @@ def _check_place(folder: Path) -> None:
         raise UsageError(f"{shown(folder)} is no folder; name one that is empty, or a new one")
     with writing(folder):
         there = {path.name for path in folder.iterdir()} - IGNORED
-        if (folder / "data").is_dir() and {path.name for path in (folder / "data").iterdir()} <= {"tuned"}:
-            there -= {"data"}  # of a start that was killed; other data are somebody's
-    others = sorted(there if PARAMS in there else there - OURS)
-    if others:
+        if BEGUN in there:
+            there -= {BEGUN, *OURS}
+            if (folder / "data").is_dir() and {path.name for path in (folder / "data").iterdir()} <= {"tuned"}:
+                there -= {"data"}
+    if others := sorted(there):
         raise UsageError(f"{shown(folder)} is not empty ({shown(others[0])} is there); name an empty folder, or a new one")
 
 
@@ -63,6 +65,8 @@ WITHOUT_SOURCES = """# TCL's own code is no dependency here, for it is installed
 
 
 def _fill(folder: Path, in_git: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(TEMPLATE / PARAMS, folder / BEGUN)
     for name in (".dvc", "networks", "data/tuned"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "networks" / "README.md").write_text(NETWORKS)
@@ -76,8 +80,9 @@ def _fill(folder: Path, in_git: bool) -> None:
         if not (folder / dotted).exists():
             shutil.copy(TEMPLATE / name, folder / dotted)
     (folder / "dvc.yaml").write_text(without_sources((TEMPLATE / "dvc.yaml").read_text(encoding="utf-8")), encoding="utf-8")
-    for name in (*AS_THEY_ARE, PARAMS):
+    for name in AS_THEY_ARE:
         shutil.copy(TEMPLATE / name, folder / name)
+    os.replace(folder / BEGUN, folder / PARAMS)
 
 
 def without_sources(dvc: str) -> str:

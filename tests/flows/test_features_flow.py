@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,7 @@ from tests.shipped import SHIPPED
 with_dask = pytest.mark.skipif(not importlib.util.find_spec("prefect_dask"), reason="needs the extra dask")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def prefect_server():
-    from prefect.testing.utilities import prefect_test_harness
-
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 def keys_of(tiny) -> list:
@@ -125,9 +121,9 @@ def test_a_scheduler_that_runs_already_is_taken():
     assert dask_workers(Run("dask", 3)).cluster_kwargs["n_workers"] == 3
 
 
-@pytest.mark.skipif(importlib.util.find_spec("prefect_dask") is not None, reason="the extra dask is installed")
-def test_dask_that_is_not_installed_is_named():
-    with pytest.raises(UsageError, match=r"prefect_dask, which is not installed; run: pip install 'tcl\[dask\]'"):
+def test_dask_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prefect_dask", None)
+    with pytest.raises(UsageError, match=r"prefect_dask, which is not installed; run in TCL's checkout: pip install '\.\[dask\]'"):
         dask_workers(Run("dask", 1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -13,7 +14,8 @@ from ruamel.yaml import YAML
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.params import load_params
 from tcl_core.profiles import profile_names
-from tcl_core.stages.starting import TEMPLATE, start_project, without_sources
+from tcl_core.stages import starting
+from tcl_core.stages.starting import BEGUN, TEMPLATE, start_project, without_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,15 +55,19 @@ def test_dvc_knows_whether_git_is_there(in_git, tmp_path):
     assert ("no_scm" in config) is not in_git and f"autostage = {str(in_git).lower()}" in config
 
 
-def test_data_of_somebodys_are_no_start_that_was_killed(tmp_path):
-    (tmp_path / "data" / "tuned").mkdir(parents=True)
-    start_project(tmp_path)
-    mine = tmp_path / "mine"
-    (mine / "data").mkdir(parents=True)
-    (mine / "data" / "precious.csv").write_text("1")
-    with pytest.raises(UsageError, match="is not empty .data is there."):
-        start_project(mine)
-    assert files(mine) == {"data/precious.csv"}
+@pytest.mark.parametrize("name", ["data/precious.csv", "data/tuned/mine.parquet", "Makefile", "dvc.yaml", ".dvc/config", "flows/mine.py"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_files_of_somebodys_are_no_start_that_was_killed(tmp_path, name, begun):
+    if begun and name.partition("/")[0] != "data":
+        pytest.skip("a start that was killed has such files itself")
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("years of work")
+    if begun and name != "data/tuned/mine.parquet":
+        (tmp_path / BEGUN).touch()
+    with pytest.raises(UsageError, match=f"is not empty .{name.partition('/')[0]} is there."):
+        start_project(tmp_path)
+    assert file.read_text() == "years of work" and files(tmp_path) - {BEGUN} == {name}
 
 
 def test_a_folder_with_something_in_it_stays_as_it_is(tmp_path):
@@ -81,10 +87,22 @@ def test_a_folder_with_something_in_it_stays_as_it_is(tmp_path):
 def test_one_that_was_killed_on_the_way_is_finished(tmp_path):
     start_project(tmp_path)
     whole = files(tmp_path)
-    (tmp_path / "params.yaml").unlink()
+    (tmp_path / "params.yaml").rename(tmp_path / BEGUN)
     (tmp_path / "Makefile").unlink()
     start_project(tmp_path)
     assert files(tmp_path) == whole
+
+
+def test_one_that_met_a_full_disk_at_its_last_step_is_finished(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(PlatformError, match="free some space"):
+        patch.setattr(starting.os, "replace", full)
+        start_project(tmp_path)
+    assert not (tmp_path / "params.yaml").exists()
+    start_project(tmp_path)
+    assert load_params(tmp_path / "params.yaml") == load_params(ROOT / "params.yaml") and BEGUN not in files(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
