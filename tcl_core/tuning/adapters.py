@@ -28,6 +28,7 @@ from tcl_core.trained import Trained, find_trained
 from tcl_core.tuning.database import Shelf
 from tcl_core.tuning.ranking import TaskRanking
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
+from tcl_core.tuning.tuner import readings_of
 
 USUAL = SearchSettings()
 
@@ -145,9 +146,8 @@ def search_strategy(source: str | Path | Trained, settings: SearchSettings = USU
                 self._recall(Shelf(database, self.module, self.target))
 
         def _recall(self, shelf: Shelf) -> None:
-            for trace, latencies_s in shelf.programs():
-                if (candidate := self.search.candidate_of(trace)) is not None:
-                    self.search.tell(candidate, float(np.median(latencies_s)) if latencies_s else math.inf)
+            for candidate, latencies_s in readings_of(self.search, shelf.programs())[0].items():
+                self.search.tell(candidate, float(np.median(latencies_s)) if latencies_s else math.inf)
 
         def post_tuning(self) -> None:
             """What was measured stays with the search object."""

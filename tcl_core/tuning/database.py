@@ -141,3 +141,7 @@ class Shelf:
         """
         records = in_order(self._database) if records is None else records
         return [(record.trace, seconds_of(record)) for record in records if record.workload.same_as(self._workload)]
+
+    def first(self, records: Sequence[Any]) -> int:
+        """At which place of the ``records`` the first of its own is; their number where there is none."""
+        return next((place for place, record in enumerate(records) if record.workload.same_as(self._workload)), len(records))

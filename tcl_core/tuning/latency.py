@@ -266,12 +266,13 @@ class Process:
         try:
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
-            ms = float(self._answer(ROUND_S, "ms"))
-            if not 0 < ms < math.inf:
+            ms = self._answer(ROUND_S, "ms")
+        except (ValueError, BrokenPipeError):  # ValueError: it was closed before
+            raise ProcessFailed(self._death()) from None
+        else:
+            if type(ms) is not float or not 0 < ms < math.inf:
                 raise ProcessFailed("gave an answer that is none")
             return ms
-        except (TypeError, ValueError, BrokenPipeError):
-            raise ProcessFailed(self._death()) from None
         finally:
             self._signal(signal.SIGSTOP)
 

@@ -22,7 +22,7 @@ from tcl_core.measure.runner import Runner
 from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import host_fields, kind_measured
 from tcl_core.progress import progress, say
-from tcl_core.programs.graph import Graph, apply_database, fuse
+from tcl_core.programs.graph import Graph, apply_database, fixed_shapes, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe, fused_tasks
 from tcl_core.tuning import latency
@@ -92,7 +92,8 @@ def tune_network(
     say(f"reading {shown(network)}, and building it as it is")
     with quiet_compiler():
         imported = import_network(network, setup.protocol.threads)
-        module = fuse(imported.module, target, graph)
+        with fixed_shapes(imported.module, network):
+            module = fuse(imported.module, target, graph)
     with tempfile.TemporaryDirectory(prefix="tcl-tuned-") as scratch:
         workshop = _Workshop(network, module, target, setup, imported.inputs, imported.outputs, Path(scratch))
         workshop.build_untuned()

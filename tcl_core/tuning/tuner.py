@@ -68,6 +68,20 @@ class TaskTime:
     guessed: bool = False
 
 
+def readings_of(
+    search: ScheduleSearch, programs: Iterable[tuple[Any, Sequence[float]]]
+) -> tuple[dict[Candidate, tuple[float, ...]], dict[Candidate, Any]]:
+    """Of a database's programs of a task: candidate -> all latencies that were measured of it, none where it failed once, and its trace."""
+    readings: dict[Candidate, tuple[float, ...]] = {}
+    traces: dict[Candidate, Any] = {}
+    for trace, latencies_s in programs:
+        if (candidate := search.candidate_of(trace)) is not None:
+            earlier = readings.get(candidate)
+            readings[candidate] = () if earlier == () or not latencies_s else (*(earlier or ()), *latencies_s)
+            traces[candidate] = trace
+    return readings, traces
+
+
 class TaskRun:
     """One task under way.
 
@@ -90,11 +104,7 @@ class TaskRun:
 
     def recall(self, programs: Iterable[tuple[Any, Sequence[float]]]) -> list[float]:
         """Learn what the database holds, traces and latencies; the latency of each program (inf: failed)."""
-        for trace, latencies_s in programs:
-            if (candidate := self.search.candidate_of(trace)) is not None:
-                earlier = self.readings.get(candidate)
-                both = () if earlier == () or not latencies_s else (*(earlier or ()), *latencies_s)
-                self.readings[candidate], self._traces[candidate] = both, trace
+        self.readings, self._traces = readings_of(self.search, programs)
         for candidate in self.readings:
             self.search.tell(candidate, self.latency_s(candidate))
         return [self.latency_s(candidate) for candidate in self.readings]
@@ -140,8 +150,10 @@ class TaskRun:
 
     def confirm(self, candidate: Candidate, outcome: Outcome) -> None:
         """Keep a finalist's second measurement in the place of the first, which was chosen for being fast, by luck too; one that failed now
-        is none.
+        is none, unless something disturbed it: then it may be measured once more.
         """
+        if outcome.disturbed and not outcome.latencies_s:
+            return
         self._shelf.put(self._traces[candidate], outcome.latencies_s)
         self.readings[candidate] = outcome.latencies_s
         if outcome.latencies_s:
@@ -208,8 +220,9 @@ class Tuner:
         self._gain = 0.0  # share of the network's time that went with the latest turn that made it faster
         if len(database):
             records = in_order(database)  # read once: there may be thousands, of dozens of tasks
-            for number, tunable in enumerate(self.tunables):
-                programs = Shelf(database, tunable.module, self._target).programs(records)
+            shelves = [Shelf(database, tunable.module, self._target) for tunable in self.tunables]
+            for number in sorted(range(len(shelves)), key=lambda number: shelves[number].first(records)):  # who lent to whom
+                programs = shelves[number].programs(records)
                 if programs and (told := self._run(number).recall(programs)):
                     self.budget.tell(number, told)
                     self._lend(number)
@@ -306,8 +319,9 @@ class Tuner:
         return database
 
     def untouched(self) -> list[int]:
-        """Tasks of which nothing was measured, for there were too few trials or minutes, or nothing ran."""
-        return [number for number, account in enumerate(self.budget.accounts) if self._searches and not account.ran]
+        """Tasks of which no program was found right: there were too few trials or minutes, nothing ran, or no finalist did."""
+        won = {number for number, _ in self._won()}
+        return [number for number in range(len(self.tunables)) if self._searches and number not in won]
 
     def guess(self, task: int, database: Any) -> None:
         """Put a program of such a task into the database, for the compiler to apply, where there is one.

@@ -236,6 +236,8 @@ def test_what_the_database_holds_is_not_proposed_again(matmul):
         shelf.put(candidate.sch.trace, [] if number == 3 else [1e-3, 3e-3, 2e-3])
     later = started(matmul.module, 100, 8, database)
     assert Counter(later._inst.search.measured.values()) == {2e-3: 7, np.inf: 1}
+    shelf.put(candidates[0].sch.trace, [])  # found wrong when it was measured again
+    assert Counter(started(matmul.module, 100, 8, database)._inst.search.measured.values()) == {2e-3: 6, np.inf: 2}
     assert not traces_of(later.generate_measure_candidates()) & traces_of(candidates)
 
 

@@ -20,6 +20,12 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
 
 
+@pytest.fixture(autouse=True)
+def same_draws(monkeypatch):
+    """Of every test, whichever ran before it."""
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(1))
+
+
 def points_of(features, scores=None):
     return Points(np.zeros(len(features)) if scores is None else np.asarray(scores, float), np.asarray(features, float))
 

@@ -227,8 +227,8 @@ def test_no_time_of_a_round(said):
     process = latency.Process.__new__(latency.Process)
     process._signal, process._answer = lambda number: None, lambda timeout_s, word: json.loads(said)
     process._process = type("Child", (), {"stdin": open(os.devnull, "wb")})
-    process._death = lambda: "gave an answer that is none"
-    with pytest.raises(latency.ProcessFailed, match="gave an answer that is none"):
+    process._death = lambda: "ended"
+    with pytest.raises(latency.ProcessFailed, match="^gave an answer that is none$"):
         process.round_ms()
     process._process.stdin.close()
 
@@ -264,8 +264,11 @@ def started(library: Path, inputs: list) -> latency.Process:
     return process
 
 
-@pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b'{"else": 1}\n', b"x" * 20_000])
-def test_an_answer_that_is_none(line):
+NONE = "^gave an answer that is none$"
+
+
+@pytest.mark.parametrize("line, why", [(b"no json\n", NONE), (b"[]\n", NONE), (b'{"else": 1}\n', NONE), (b"x" * 20_000, "^said too much$")])
+def test_an_answer_that_is_none(line, why):
     """Whoever made the network may have written it."""
     process = latency.Process.__new__(latency.Process)
     process._heard = line if line.endswith(b"\n") else b""
@@ -273,7 +276,7 @@ def test_an_answer_that_is_none(line):
     os.write(writer, line)
     process._process = type("Child", (), {"stdout": os.fdopen(reader, "rb"), "returncode": 0, "pid": 0})
     process._death = lambda: "said too much"
-    with pytest.raises(latency.ProcessFailed, match="gave an answer that is none|said too much"):
+    with pytest.raises(latency.ProcessFailed, match=why):
         process._answer(5.0, "ms")
     os.close(writer)
 

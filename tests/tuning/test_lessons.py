@@ -8,6 +8,12 @@ from tcl_core.tuning.lessons import ENOUGH, NOISE, PRIOR, SLOPE, Lessons
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def same_draws(monkeypatch):
+    """Of every test, whichever ran before it."""
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(1))
+
+
 def task(programs=8, slope=0.5, of_row=0.0):
     """Scores of variance 1, rows and gains: what the scores say times the slope, and what the first column says."""
     scores, rows = RNG.normal(size=programs), RNG.normal(size=(programs, 3)).astype(np.float32)

@@ -368,9 +368,9 @@ def test_without_a_search_only_donors_are_measured_and_the_best_wins(cubes, conv
     assert (number, latency_s, tuner.tuned_tasks(), tuner.donated_tasks()) == (0, 5e-4, 1, 1)
 
 
-def test_tasks_of_one_network_lend_to_those_that_come_later(cubes):
+def test_tasks_of_one_network_lend_to_those_that_come_later(cubes, tmp_path):
     """The costliest comes first, and is asked once; who lends to whom is known again when a stopped run goes on."""
-    database, runner = open_database(None), FakeRunner(lambda job: Outcome("ok", (hash(job.decisions) % 1000 / 1e6 + 1e-4,) * 3))
+    database, runner = open_database(tmp_path), FakeRunner(lambda job: Outcome("ok", (hash(job.decisions) % 1000 / 1e6 + 1e-4,) * 3))
     tuner = tuner_of([cubes[96], cubes[128]], 12, database=database)
     tuner.run(runner)
     big, small = runner.batches[:2]
@@ -381,8 +381,10 @@ def test_tasks_of_one_network_lend_to_those_that_come_later(cubes):
     assert given and set(given) <= offered and {job.decisions for job in small} >= {decisions for _, decisions in given[: len(small)]}
     assert tuner.donated_tasks() == 0  # by networks that were tuned before
     assert not tuner_of([cubes[96], cubes[128]], 12, shares=False)._run(0).donated
-    again = tuner_of([cubes[128], cubes[96]], 12, database=database)
-    assert set(again._run(1).donated) <= offered and again._run(1).donated
+    for order in ([128, 96], [96, 128]):
+        again = tuner_of([cubes[size] for size in order], 12, database=open_database(tmp_path))
+        assert set(again._run(order.index(96)).donated) <= offered and again._run(order.index(96)).donated
+        assert not again._run(order.index(128)).donated  # it came first
 
 
 def test_borrowed_programs_compute_what_the_task_does(cubes, tmp_path, make_setup):

@@ -343,6 +343,36 @@ def test_a_task_of_which_nothing_ran_has_a_guess_too(tasks):
     assert tuner.untouched() == [0, 1]
 
 
+def test_a_task_whose_finalists_all_fail_has_a_guess(tasks, conv):
+    """What ran once and then no more is none."""
+    tuner = tuner_of(tasks, 24, model=Large())
+    tuner.run(FakeRunner(lambda job: Outcome("crash", message="SIGSEGV") if job.check and job.task_key == conv.task.key else None))
+    assert tuner.budget.accounts[0].ran and tuner.untouched() == [0] and tuner.tuned_tasks() == 1
+    database, known = tuner.winners(), set(tuner._runs[0].readings)
+    tuner.guess(0, database)
+    (record,) = [r for r in database.get_all_tuning_records() if not seconds_of(r)]
+    assert tuner._runs[0].search.candidate_of(record.trace) not in known
+    assert [time.guessed for time in tuner.times()] == [True, False]
+
+
+def test_a_finalist_that_something_disturbed_is_measured_once_more(matmul):
+    """A late one beside a loud neighbour is no failure, also where no repeat is left."""
+    late = []
+
+    def answer(job):
+        if job.check and key_of(job) not in late:
+            late.append(key_of(job))
+            return Outcome("timeout", message="late", disturbed=True)
+        return None
+
+    tuner = tuner_of([(matmul, 1.0)], 8)
+    tuner._again = 0.0
+    tuner.run(FakeRunner(answer))
+    run = tuner._runs[0]
+    assert late and run.final and {run.job(candidate).decisions for candidate in run.final} <= {key[2] for key in late}
+    assert all(run.readings[candidate] for candidate in run.readings)
+
+
 def test_nobody_guesses_where_nothing_is_searched(tasks):
     tunables = [Tunable(t.task, weight, t.module) for t, weight in tasks]
     bound = Tuner(tunables, Large(), HARDWARE, EXTRACTION_TARGET, 9, SearchSettings(), open_database(None), searches=False)
