@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
 import tempfile
 import time
@@ -148,7 +149,7 @@ def stock(tenset: bool = False, our_engine: bool = False) -> Callable[[Given], S
 
     def tune(given: Given) -> Spent:
         load_intrinsics(given.setup.target["kind"])
-        with tempfile.TemporaryDirectory(prefix="tcl-stock-") as folder, _quiet(), _engine(given, our_engine) as engine:
+        with tempfile.TemporaryDirectory(prefix="tcl-stock-") as folder, _quiet(), _engine(given, our_engine, folder) as engine:
             began, callbacks = time.monotonic(), meta_schedule().measure_callback
             extracted = meta_schedule().relax_integration.extract_tasks(given.fused, make_target(given.setup.target), {})
             tasks, weights = meta_schedule().relax_integration.extracted_tasks_to_tune_contexts(
@@ -188,15 +189,31 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _engine(given: Given, ours_: bool) -> Iterator[dict[str, Any]]:
-    """Builder, runner and what removes their files."""
+def _environment(**variables: str) -> Iterator[None]:
+    """With these variables, for the processes that are started within."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _engine(given: Given, ours_: bool, below: str) -> Iterator[dict[str, Any]]:
+    """Builder, runner and what removes their files; ``below`` is a folder for what they build."""
     if not ours_:
         builder = meta_schedule().builder.LocalBuilder(timeout_sec=BUILD_S)
-        yield {"builder": builder, "runner": "local", "clean_up": [meta_schedule().measure_callback.RemoveBuildArtifact()]}
+        with _environment(TVM_NUM_THREADS=str(given.setup.protocol.threads)):  # TVM's runner takes half of the CPUs unless told
+            yield {"builder": builder, "runner": "local", "clean_up": [meta_schedule().measure_callback.RemoveBuildArtifact()]}
         return
     with Runner(given.setup) as runner:
         cold = any(tunable.cold for tunable in tunables_of(given.fused, given.setup.target))
-        yield {"builder": module_builder(), "runner": worker_runner(runner, cold=cold), "clean_up": []}
+        yield {"builder": module_builder(below=below), "runner": worker_runner(runner, cold=cold), "clean_up": []}
 
 
 class _Curve:

@@ -97,7 +97,7 @@ class Searched:
     search_s: float
 
     def best(self) -> Job | None:
-        latency_s, row = min((s, n) for n, s in enumerate(self.latencies_s))
+        latency_s, row = min(((s, n) for n, s in enumerate(self.latencies_s)), default=(math.inf, 0))
         return self.jobs[row] if math.isfinite(latency_s) else None
 
 
@@ -130,15 +130,16 @@ class Bench:
         return self._ours(task, self.model if system == OURS else None, settings)
 
     def _ours(self, task: Task, model: CostModel | None, settings: SearchSettings) -> Searched:
+        found, began = Searched([], [], 0, 0.0), time.perf_counter()  # to find the design space is part of either's search
         search = ScheduleSearch(task, model, self.hardware, self.target, settings)
-        found = Searched([], [], 0, 0.0)
         while len(found.jobs) < self.size.trials:
-            began = time.perf_counter()
             search.schedules(min(self.size.round, self.size.trials - len(found.jobs)))
             found.search_s += time.perf_counter() - began
             if not search.waiting:
                 break
-            for candidate, latency_s in zip(search.waiting, self._measure(search, task, search.waiting, found), strict=True):
+            seconds = self._measure(search, task, search.waiting, found)
+            began = time.perf_counter()
+            for candidate, latency_s in zip(search.waiting, seconds, strict=True):
                 search.tell(candidate, latency_s)
         found.candidates = search.viewed
         return found
@@ -375,6 +376,8 @@ def run(
             state = {"seeds": size.seeds, "finished": len(units) == len(todo)}
             save("search", {**about, **state, **figures(units), "units": units}, command)
             shown.advance(f"{task.operator}, seed {seed}")
+    if not units:
+        sys.exit(f"search: no task was begun within {minutes:g} minutes; give more --minutes")
     found = figures(units)
     summary = found["summary"]
     rates = f"Candidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's."

@@ -52,7 +52,7 @@ from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, by_
 
 from tcl_core import registry, store
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
-from tcl_core.errors import DataError, TclError
+from tcl_core.errors import DataError, PlatformError, TclError
 from tcl_core.features.batches import Samples
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models import catalogue
@@ -60,15 +60,15 @@ from tcl_core.models.cost_model import CostModel, read_description
 from tcl_core.params import Graph
 from tcl_core.platforms import host_fingerprint, read_saved_hardware, why_not
 from tcl_core.programs.graph import PREPARED, apply_database, fuse
-from tcl_core.programs.networks import import_network
+from tcl_core.programs.networks import example_inputs, import_network
 from tcl_core.progress import progress
 from tcl_core.reference import Reference, apart, learned_sets
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace
 from tcl_core.tuning.database import open_database
-from tcl_core.tuning.latency import PYTORCH, ROUNDS, Latencies, compare
-from tcl_core.tuning.library import export
+from tcl_core.tuning.latency import PYTORCH, ROUNDS, Latencies, compare, running
+from tcl_core.tuning.library import TOLERANCE, export
 from tcl_core.tuning.network import tunables_of
 from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.transfer import Donors
@@ -233,28 +233,48 @@ class Bench:
         return [each for each in known if _name(each) in self.units]
 
     def _is_compared(self, unit: Unit) -> bool:
-        there = self.compared.get(unit.group, {}).get("systems_ms", {})
-        return unit.lends or {each.system for each in self._in_group(unit)} <= set(there)
+        there = self.compared.get(unit.group, {})
+        told = {*there.get("systems_ms", {}), *there.get("missing", {})}
+        return unit.lends or {each.system for each in self._in_group(unit)} <= told
 
     def _compare(self, unit: Unit) -> None:
-        """Build what each system of the group found, and run all side by side."""
+        """Build what each system of the group found, and run all side by side; one whose library does not run, or computes something else,
+        is missing, with the reason.
+        """
         target, protocol = make_target(self.machine.setup.target), self.machine.setup.protocol
+        place, inputs = (protocol.threads, protocol.pin_threads), example_inputs(unit.network)
         with tempfile.TemporaryDirectory(prefix="tcl-compared-") as folder:
             libraries: dict[str, Path] = {}
+            failed: dict[str, str] = {}
             for each in self._in_group(unit):
-                applied = apply_database(self._fused(each), target, self._found(each))
-                libraries[each.system] = Path(folder) / f"{len(libraries)}.so"
-                export(applied, target, libraries[each.system])
-            found = compare(unit.network, libraries, protocol.threads, protocol.pin_threads, self.machine.rounds)
-        self.compared[unit.group] = {"network": unit.network, "seed": unit.seed, "trials": unit.trials, **_row(found, libraries)}
+                applied, library = apply_database(self._fused(each), target, self._found(each)), Path(folder) / f"{each.system}.so"
+                try:
+                    export(applied, target, library)
+                    with running(library, *place, inputs):
+                        libraries[each.system] = library
+                except PlatformError as error:
+                    failed[each.system] = str(error)
+            found = compare(unit.network, libraries, *place, self.machine.rounds, inputs)
+        for system in list(libraries):
+            if found.systems[system].difference > TOLERANCE:
+                failed[system] = f"its output differs by {found.systems[system].difference:.1e} from PyTorch's"
+                del libraries[system]
+        self.compared[unit.group] = {"network": unit.network, "seed": unit.seed, "trials": unit.trials, **_row(found, libraries, failed)}
         self.save()
 
     def _found(self, unit: Unit) -> Any:
-        """The database that a unit left.  Raises DataError where it is gone: TVM's own schedules would be timed in its place."""
+        """The database that a unit left.  Raises DataError where it is gone, or is of a network that was prepared otherwise: TVM's own
+        schedules would be timed in its place.
+        """
         folder = self.folder / unit.place
         if not folder.exists():
             raise DataError(f"{folder}, what {_name(unit)} found, is gone; give --force to begin anew")
-        return open_database(folder)
+        found, known = open_database(folder), meta_schedule().database.MemoryDatabase()
+        for tunable in tunables_of(self._fused(unit), self.machine.setup.target):
+            known.commit_workload(tunable.module)
+        if any(not known.has_workload(record.workload.mod) for record in found.get_all_tuning_records()):
+            raise DataError(f"{folder} has programs of tasks that {unit.network} no longer has; give --force to begin anew")
+        return found
 
     def save(self) -> None:
         save(
@@ -288,12 +308,12 @@ def _keep(spent: Spent, folder: Path) -> None:
         )
 
 
-def _row(found: Latencies, libraries: Mapping[str, Path]) -> dict[str, Any]:
+def _row(found: Latencies, libraries: Mapping[str, Path], failed: Mapping[str, str]) -> dict[str, Any]:
     """Medians of all rounds, ms, what did not run and why, and the rounds themselves for whoever would look closer."""
     return {
         "systems_ms": {system: found.ms(system) for system in libraries},
         **{f"{kind}_ms": found.ms(kind) for kind in PYTORCH},
-        "missing": dict(found.missing),
+        "missing": {**found.missing, **failed},
         "differences": {name: timed.difference for name, timed in found.systems.items()},
         "rounds_ms": {name: list(timed.rounds_ms) for name, timed in found.systems.items()},
     }
