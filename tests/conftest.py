@@ -34,6 +34,7 @@ SLOW = (  # `make test` leaves them out, so that it ends in a quarter of an hour
     "test_plain_tvm.py", "test_remote.py", "test_serve.py", "test_shipped_model.py", "test_wheel.py",
 )  # fmt: skip
 USABLE = os.sched_getaffinity(0)
+MOST_S = 1500  # seconds of a test, and of what it is given
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,6 +42,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+def _limited(item: pytest.Item) -> Iterator[None]:
+    """A test that waits for ever fails, and the others run."""
+
+    def late(*_: object) -> None:
+        pytest.fail(f"no end within {MOST_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(MOST_S)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+pytest_runtest_setup = pytest.hookimpl(wrapper=True)(_limited)  # whole runs of the pipeline are fixtures
+pytest_runtest_call = pytest.hookimpl(wrapper=True)(_limited)
 
 
 def interruptible() -> None:

@@ -181,6 +181,8 @@ def test_the_smallest_form_leaves_all_that_its_tables_need(script, runs):
 
 
 def test_no_document_and_no_result_is_written(runs, before):
+    if not runs:
+        pytest.skip("no script was chosen with it")
     for done in runs.values():
         done.result()
     assert documents() == before

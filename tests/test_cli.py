@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import inspect
 import json
 import signal
@@ -16,6 +16,7 @@ from tcl_core import cli, process
 from tcl_core.cli.saying import say
 from tcl_core.errors import PlatformError, TclError
 from tcl_core.evaluation.drift import DRIFTED
+from tcl_core.measure.tracker import Listed
 from tcl_core.stages import drifting, exchange, training
 from tcl_core.stages.tuning import TuneRequest
 from tcl_core.stages.workspace import Workspace
@@ -101,6 +102,38 @@ def test_each_command_is_one_call(tcl, monkeypatch, words, function, arguments):
     (call,) = calls
     if arguments is not None:
         assert tuple(each for each in call if not isinstance(each, Workspace)) == arguments
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["platforms", "--similar", A, "--json"], "--similar has no --json; leave one of them out"),
+        (["distill", "--platform", A, "--add", B], "give either --platform, which goes on from the model here, or --add, which does from a champion"),
+        (["train", "-p", B], f"the chain's model is trained on host-sse42; it learns {B} by: tcl distill --platform {B}"),
+    ],
+)  # fmt: skip
+def test_options_that_exclude_each_other(tcl, words, sentence):
+    assert tcl(*words) == (2, "", f"tcl: {sentence}\n")
+
+
+@pytest.mark.parametrize("words, stage", [(["models"], "lineage.list_models"), (["lineage", "HEAD"], "lineage.lineage")])
+def test_what_is_asked_as_json_is_said_as_json(tcl, monkeypatch, words, stage):
+    module, _, name = stage.partition(".")
+    monkeypatch.setattr(importlib.import_module(f"tcl_core.stages.{module}"), name, lambda *given: {"versions": [1, float("nan")]})
+    code, out, err = tcl(*words, "--json")
+    assert (code, json.loads(out), err) == (0, {"versions": [1, None]}, "")
+
+
+def test_devices_as_json(tcl, monkeypatch):
+    monkeypatch.setattr("tcl_core.stages.device.list_devices", lambda *address: {"pi4": Listed(2, 1, 0)})
+    code, out, err = tcl("device", "list", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"tracker": "127.0.0.1:9190", "devices": [{"key": "pi4", "servers": 2, "free": 1, "waiting": 0}]}
+
+
+def test_the_version_is_that_of_the_package(tcl):
+    code, out, err = tcl("--version")
+    assert (code, out.split()[-1], err) == (0, importlib.metadata.version("tcl"), "")
 
 
 def test_paths_are_relative_to_where_a_command_is_given(tcl, monkeypatch, tmp_path):
@@ -239,11 +272,16 @@ def test_a_parent_that_is_no_process_is_left_out_with_a_word(tcl, candidates_do,
 
 
 def test_a_stage_does_not_outlive_its_flow():
-    flow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    watch = "import sys; from tcl_core.process import end_with; end_with(int(sys.argv[1]))"
-    stage = subprocess.Popen([sys.executable, "-c", watch, str(flow.pid)], cwd=ROOT)
+    flow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    watch = (
+        "import sys, threading, time; from tcl_core.process import end_with; "
+        "threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start(); "
+        "time.sleep(1.5); print('watching', flush=True); time.sleep(600)"
+    )
+    stage = subprocess.Popen([sys.executable, "-c", watch, str(flow.pid)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert stage.stdout.readline() == "watching\n" and stage.poll() is None  # as long as its flow lives
     flow.kill()
-    flow.wait()
+    flow.wait(timeout=30)
     assert stage.wait(timeout=30) == -signal.SIGTERM
 
 

@@ -172,9 +172,10 @@ def test_one_number_reruns_what_depends_on_it_and_no_more(project):
 
 
 def test_the_chain_is_visible_in_the_graph(project, platforms):
-    if len(platforms) == 2:
-        graph = run(project, sys.executable, "-m", "dvc", "dag", "--dot")
-        assert f'"train" -> "distill@{platforms[1]}"' in graph
+    if len(platforms) < 2:
+        pytest.skip("one platform alone")
+    graph = run(project, sys.executable, "-m", "dvc", "dag", "--dot")
+    assert f'"train" -> "distill@{platforms[1]}"' in graph
 
 
 @pytest.mark.parametrize("stage", ["candidates", "train", "baseline@trees", "evaluate"])

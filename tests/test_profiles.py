@@ -10,6 +10,7 @@ from tcl_core.files import replacing
 from tcl_core.params import load_params
 from tcl_core.profiles import apply_profile, profile_names
 from tests import params_copy
+from tests.commands import tcl
 from tests.params_copy import ROOT
 from tests.shipped import SHIPPED
 
@@ -43,6 +44,14 @@ def test_profiles_change_values_only_and_go_back_byte_for_byte(project):
     assert apply_profile("full", project) == {}
     assert apply_profile("default", project).keys() == changed.keys()
     assert project.read_bytes() == before
+
+
+def test_the_command_changes_the_project_from_a_folder_of_it(project, monkeypatch):
+    (project.parent / "deeper").mkdir()
+    monkeypatch.chdir(project.parent / "deeper")
+    assert "tune.trials: 200 -> 2000" in tcl("profile", "full").splitlines()
+    assert load_params(project).tune.trials == 2000
+    assert tcl("profile", "full") == "params.yaml is full already"
 
 
 def test_a_profile_may_replace_lists_and_keeps_their_style(project):

@@ -19,6 +19,7 @@ from tcl_core.programs.sketches import trace_to_json
 HERE = "127.0.0.1"
 MCPU = next(name for name, cpu in CPUS.items() if cpu.machine == platform.machine())
 TARGET = remote_target(MCPU, 1)
+START_S = 60.0
 
 
 def free_port():
@@ -29,8 +30,10 @@ def free_port():
 @contextmanager
 def serving_key(tracker, key):
     served = start_server(HERE, free_port(), key, (HERE, tracker))
+    end = time.monotonic() + START_S
     try:
         while key not in list_devices(HERE, tracker):
+            assert time.monotonic() < end and served.process.poll() is None, "the server does not register"
             time.sleep(0.05)
         yield served
     finally:
@@ -42,9 +45,11 @@ def sessions_of(served):
 
 
 def kill_in_a_session(served, count):
-    """Wait until the server is at work for the ``count``-th time, and kill it."""
-    seen = set()
+    """Wait until the server is at work for the ``count``-th time, and kill it; not at work for long, it lives on."""
+    seen, end = set(), time.monotonic() + START_S
     while len(seen) < count and served.process.poll() is None:
+        if time.monotonic() > end:
+            return
         seen |= {child.pid for child in sessions_of(served)}
         time.sleep(0.002)
     served.process.kill()

@@ -298,8 +298,8 @@ def test_a_server_that_dies_in_the_middle_loses_nothing(tracker, collection):
         killer = threading.Thread(target=kill_in_a_session, args=(doomed, 1), daemon=True)
         killer.start()
         measure_all(collection, 0.5, lambda record: None)
-        killer.join()
-        assert doomed.process.wait() == -signal.SIGKILL
+        killer.join(timeout=90)
+        assert doomed.process.wait(timeout=30) == -signal.SIGKILL
         left = {p.pid for p in psutil.Process().children(recursive=True)} - children
     records = list(iter_journal(collection.journal))
     assert Counter(r.key for r in records) == Counter(collection.keys)

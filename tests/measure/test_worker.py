@@ -312,13 +312,14 @@ def test_a_program_that_cannot_be_made_says_why(worker, job):
 def test_a_session_of_requests(make_setup, job):
     """One answer for each, until the supervisor closes its end; a failure does not end it."""
     ours, theirs = Pipe()
-    thread = Thread(target=serve, args=(theirs,))
+    thread = Thread(target=serve, args=(theirs,), daemon=True)
     thread.start()
     ours.send(make_setup())
-    assert json.loads(ours.recv_bytes())[0] == "ready"
+    assert ours.poll(60) and json.loads(ours.recv_bytes())[0] == "ready"
     answers = []
     for request in [("build", 0, job), ("sentinel",), ("time", 0, math.inf), ("time", 1, math.inf), ("check", 0), ("drop", 0)]:
         ours.send(request)
+        assert ours.poll(60), request
         answers.append(json.loads(ours.recv_bytes()))
     ours.close()
     thread.join(timeout=60)

@@ -131,8 +131,10 @@ def test_seconds_of_repeats_and_builds(worker):
 
 
 def test_an_answer_of_a_megabyte_is_none(worker):
+    """Of one that is only shorter it would be an answer."""
+    assert worker.ask(20, "bytes", b'["done", "aa"]') == "aa"
     with pytest.raises(Died):
-        worker.ask(20, "bytes", b'"' + b"a" * (1 << 20) + b'"')
+        worker.ask(20, "bytes", b'["done", "' + b"a" * (1 << 20) + b'"]')
 
 
 def test_waiting_for_a_device_does_not_count(worker):
