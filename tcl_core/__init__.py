@@ -20,8 +20,11 @@ __version__ = "0.1.0"
 
 _WHERE = {  # public name -> module, or module:name in it
     "CostModel": "tcl_core.models.cost_model:CostModel",
+    "FitSettings": "tcl_core.learning.fit_settings:FitSettings",
+    "Hardware": "tcl_core.platforms:Hardware",
     "Mamba": "tcl_core.models.mamba:MambaModel",
     "Samples": "tcl_core.features.batches:Samples",
+    "SearchSettings": "tcl_core.tuning.schedules:SearchSettings",
     "Trained": "tcl_core.trained:Trained",
     "Trees": "tcl_core.models.trees:TreesModel",
     "Workspace": "tcl_core.stages.workspace:Workspace",
@@ -31,6 +34,7 @@ _WHERE = {  # public name -> module, or module:name in it
     "distill": "tcl_core.library:distill",
     "errors": "tcl_core.errors",
     "figures": "tcl_core.library:figures",
+    "hardware": "tcl_core.library:hardware",
     "load": "tcl_core.trained:load",
     "pretrained": "tcl_core.shipped_model:pretrained",
     "rank": "tcl_core.library:rank",
@@ -40,23 +44,27 @@ _WHERE = {  # public name -> module, or module:name in it
     "tune": "tcl_core.library:tune",
 }
 __all__ = [
-    "__version__", "CostModel", "Mamba", "Samples", "Trained", "Trees", "Workspace", "cost_model", "create", "datasets", "distill",
-    "errors", "figures", "load", "pretrained", "rank", "samplers", "search_strategy", "teach", "tune",
+    "__version__", "CostModel", "FitSettings", "Hardware", "Mamba", "Samples", "SearchSettings", "Trained", "Trees", "Workspace",
+    "cost_model", "create", "datasets", "distill", "errors", "figures", "hardware", "load", "pretrained", "rank", "samplers",
+    "search_strategy", "teach", "tune",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from tcl_core import datasets as datasets, errors as errors, samplers as samplers
     from tcl_core.features.batches import Samples as Samples
-    from tcl_core.library import distill as distill, figures as figures, rank as rank, tune as tune
+    from tcl_core.learning.fit_settings import FitSettings as FitSettings
+    from tcl_core.library import distill as distill, figures as figures, hardware as hardware, rank as rank, tune as tune
     from tcl_core.models.catalogue import create as create
     from tcl_core.models.cost_model import CostModel as CostModel
     from tcl_core.models.mamba import MambaModel as Mamba
     from tcl_core.models.trees import TreesModel as Trees
+    from tcl_core.platforms import Hardware as Hardware
     from tcl_core.shipped_model import pretrained as pretrained
     from tcl_core.stages.workspace import Workspace as Workspace
     from tcl_core.teaching import teach as teach
     from tcl_core.trained import Trained as Trained, load as load
     from tcl_core.tuning.adapters import cost_model as cost_model, search_strategy as search_strategy
+    from tcl_core.tuning.schedules import SearchSettings as SearchSettings
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,7 @@ from typing import Any
 
 from tcl_core.errors import PlatformError, TclError, last_line, naming_extras
 from tcl_core.gpu import cuda_compiler
+from tcl_core.locks import ThreadLock
 
 TVM_VERSION = "0.27.0.post1"
 FFI_VERSION = "0.1.14.post1"
@@ -175,17 +176,45 @@ def schedule_by_rules(module: Any, target: Any) -> Any:
 def quiet_compiler() -> Iterator[None]:
     """Keep the compiler's own chatter off standard error while it works; what it raises is still raised.
 
-    TVM writes warnings that a user can do nothing about straight to file descriptor 2.
+    TVM writes warnings that a user can do nothing about straight to file descriptor 2.  That is the process's: of several threads the
+    first one silences it, and the last one gives it back.
     """
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    _silence.begin()
     try:
         yield
     finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+        _silence.end()
+
+
+class _Silence:
+    """How many threads want standard error silent, and what it was; None where there is none."""
+
+    def __init__(self) -> None:
+        self._lock, self._wanted = ThreadLock(), 0
+        self._saved: int | None = None
+
+    def begin(self) -> None:
+        with self._lock:
+            self._wanted += 1
+            if self._wanted > 1:
+                return
+            with suppress(AttributeError, OSError, ValueError):  # none, or closed
+                sys.stderr.flush()
+            with suppress(OSError):
+                self._saved = os.dup(2)
+                with open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), 2)
+
+    def end(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if not self._wanted and self._saved is not None:
+                os.dup2(self._saved, 2)
+                os.close(self._saved)
+                self._saved = None
+
+
+_silence = _Silence()
 
 
 def set_threads(count: int, pinned: bool = True) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.files import place, shown
+from tcl_core.platforms import Hardware, vector_of
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, open_log
 from tcl_core.reference import PACKAGED, PREPARED, REGISTERS, SEARCHED, Case, Reference, drawn
@@ -58,17 +59,19 @@ def searched(features: str | Path | None = None) -> Reference:
     return reference(SEARCHED, features)
 
 
-def log(path: str | Path, hardware: Sequence[float] = (), target: str = "") -> Samples:
+def log(path: str | Path, hardware: Sequence[float] | Hardware = (), target: str = "") -> Samples:
     """The programs of a log, or of a database's folder, whose target has ``target`` in it; docs/data.md lists whose logs are read.
 
-    ``hardware`` are the fields of the row that says which hardware it is; without them there is none.  Raises UsageError for
-    what is no file, DataError for what is no log or has no program.
+    ``hardware`` says which hardware it is, or are the numbers of its row; without it there is none.  Lines that are no programs are left
+    out with a warning.  Each log numbers tasks for itself: samples of two cannot be put together (``tcl import`` into a project can).
+    Raises UsageError for what is no file, DataError for what is no log or has no program.
     """
     opened = open_log(log_file(Path(path)), Known(), wanted=target)
     refused = Refused(opened, BytesIO())
     blocks = list(opened.columns(refused))
     if not blocks:
         raise DataError(f"no line of {shown(path)} can become a program ({' '.join(refused.first).strip()}); give another log")
-    known = opened.known
-    parts = [encoder_of(known.task_rows(), known.sketch_rows(), block["task_key"]).encode_columns(block, hardware) for block in blocks]  # type: ignore[arg-type]
+    refused.warn()
+    known, row = opened.known, vector_of(hardware)
+    parts = [encoder_of(known.task_rows(), known.sketch_rows(), block["task_key"]).encode_columns(block, row) for block in blocks]  # type: ignore[arg-type]
     return concatenate(parts)

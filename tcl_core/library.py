@@ -6,6 +6,7 @@ params.yaml.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import uuid
@@ -25,20 +26,18 @@ from tcl_core.evaluation.metrics import pairwise_accuracy, picks, spearman, subs
 from tcl_core.features.batches import Samples
 from tcl_core.files import user_cache
 from tcl_core.measure.job import Protocol, Setup
-from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
-from tcl_core.platforms import host_fingerprint, target_of, threads, why_not, widest_cpu
+from tcl_core.platforms import Hardware, host_fingerprint, read_hardware, target_of, vector_of, why_not, widest_cpu
+from tcl_core.platforms import threads as usable_threads
+from tcl_core.programs.tasks import as_task, has_blocks, named, operator_type
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, open_log
 from tcl_core.stages.exchange import Refused
 from tcl_core.stages.predict import Scored, check_reads_tokens, score_log
-from tcl_core.trained import Trained, load
+from tcl_core.trained import Model, Trained, trained_of
 
+log = logging.getLogger(__name__)
 DEFAULT_TRIALS = 200  # as params.yaml's tune.trials
-
-Model = str | Path | Trained | CostModel
-"""A trained model, or what ``load`` finds one by."""
-
 
 # --- ranking ---
 
@@ -49,30 +48,38 @@ def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -
 
     programs  a path: a tuning log, gzip or plain, or the folder of a database (docs/data.md lists whose), of which ``target``
               keeps only the lines whose target has that text in it;
-              a MetaSchedule ``Database``; TVM schedules or traces of one ``module``; or ``Samples``
+              a MetaSchedule ``Database``, of which ``target`` keeps records likewise;
+              TVM schedules or traces of one ``module``, a ``PrimFunc`` or an ``IRModule``; or ``Samples``
 
-    Scores compare only within a task.  Nothing is written, and at most progress printed, on standard error.  Raises as ``load``, DataError for what is no log,
+    Scores compare only within a task; records of several targets are several tasks.  Lines that are no programs are left out with a
+    warning, and a model of unknown hardware gets one.  Nothing is written, and at most progress printed, on standard error.  Raises as ``load``, DataError for what is no log,
     has no program or does not fit the model, UsageError for a model of what ``programs`` do not tell.
     """
-    trained = _trained(model)
+    trained = trained_of(model)
+    database = hasattr(programs, "get_all_tuning_records")
+    if target and not (database or isinstance(programs, str | Path)):
+        raise UsageError("target= keeps lines of a log and records of a database, and these programs are neither; leave it out")
+    if module is not None and (database or isinstance(programs, Samples | str | Path)):
+        raise UsageError("module= is for schedules and traces; these programs tell their own: leave it out")
     if isinstance(programs, Samples):
         return _rank_samples(trained, programs)
-    if isinstance(programs, str | Path):
-        check_reads_tokens(trained.reads, trained.origin)
-        log = open_log(log_file(Path(programs)), Known(), wanted=target)
-        return score_log(log, trained, Refused(log, BytesIO()))
     check_reads_tokens(trained.reads, trained.origin)
-    if hasattr(programs, "get_all_tuning_records"):
-        return _rank_records(trained, list(programs.get_all_tuning_records()))
+    if trained.hardware is None:
+        log.warning(
+            "%s does not say which hardware it is of: it is told none; where it learned with a hardware row, give tcl.Trained(model, hardware)",
+            trained.origin,
+        )
+    if isinstance(programs, str | Path):
+        opened = open_log(log_file(Path(programs)), Known(), wanted=target)
+        refused = Refused(opened, BytesIO())
+        found = score_log(opened, trained, refused)
+        refused.warn()
+        return found
+    if database:
+        return _rank_records(trained, [r for r in programs.get_all_tuning_records() if target in str(r.target)])
     if module is None:
         raise UsageError("schedules and traces do not tell which module they are of; give it: rank(model, schedules, module=...)")
-    return _rank_traces(trained, [(module, getattr(program, "trace", program), np.inf) for program in programs])
-
-
-def _trained(model: Model) -> Trained:
-    if isinstance(model, str | Path):
-        return load(model)
-    return model if isinstance(model, Trained) else Trained(model, origin=f"the {model.name} model")
+    return _rank_traces(trained, [(module, getattr(program, "trace", program), np.inf, "") for program in programs])
 
 
 def _rank_samples(trained: Trained, samples: Samples) -> Scored:
@@ -87,31 +94,42 @@ def _rank_records(trained: Trained, records: Sequence[Any]) -> Scored:
 
     seconds = [seconds_of(record) for record in records]
     medians = [float(np.median(each)) if each else np.inf for each in seconds]
-    return _rank_traces(trained, [(record.workload.mod, record.trace, s) for record, s in zip(records, medians, strict=True)])
+    told = zip(records, medians, strict=True)
+    return _rank_traces(trained, [(record.workload.mod, record.trace, s, str(record.target)) for record, s in told])
 
 
-def _rank_traces(trained: Trained, programs: Sequence[tuple[Any, Any, float]]) -> Scored:
-    """``programs`` are a module, a trace of it, and seconds."""
+def _rank_traces(trained: Trained, programs: Sequence[tuple[Any, Any, float, str]]) -> Scored:
+    """``programs`` are a module, a trace of it, seconds, and for which target; those of what is one opaque block are left out."""
     from tcl_core.tuning.adapters import samples_of_traces, workload_of
 
     if not programs:
         raise UsageError("there is no program to rank; give a database that has records, or schedules")
-    keys = [structural_key(module) for module, _, _ in programs]
-    first = {key: programs[row][0] for row, key in reversed(list(enumerate(keys)))}
+    modules: dict[str, tuple[str, Any]] = {}  # what the first of each calls itself, and it
+    keys, ready = [], dict[int, Any]()  # one module object is usually many programs'
+    for module, _, _, target in programs:
+        plain = ready.setdefault(id(module), as_task(module))
+        keys.append((structural_key(plain), target))
+        modules.setdefault(keys[-1][0], (_hint(module), plain))
+    kept = [row for row, (key, _) in enumerate(keys) if has_blocks(modules[key][1])]
+    if not kept:
+        raise UsageError("no program has loops to schedule, so there is none to rank; give others")
+    if len(kept) < len(keys):
+        log.warning("%d programs of tasks without loops to schedule, as scattering is, are left out", len(keys) - len(kept))
+    programs, keys = [programs[row] for row in kept], [keys[row] for row in kept]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    names = {key: _name(first[key]) for key in numbers}
     tasks, scores = np.array([numbers[key] for key in keys], dtype=np.int32), np.empty(len(keys), dtype=np.float32)
     for key, number in numbers.items():
         rows = np.flatnonzero(tasks == number).tolist()
-        workload = workload_of(names[key], first[key])
+        workload = workload_of(*modules[key[0]])
         scores[rows] = trained.predict(samples_of_traces([programs[row][1] for row in rows], workload, trained.hardware_vector))
-    lines, seconds = np.arange(1, len(keys) + 1, dtype=np.int32), np.array([seconds for _, _, seconds in programs])
-    return Scored(lines, tasks, seconds, scores, tuple(map(str, numbers)), tuple(names.values()))
+    lines, seconds = np.array(kept, dtype=np.int32) + 1, np.array([seconds for _, _, seconds, _ in programs])
+    names = (named(operator_type(*modules[key]), modules[key][1]) for key, _ in numbers)
+    return Scored(lines, tasks, seconds, scores, tuple(key for key, _ in numbers), tuple(names))
 
 
-def _name(module: Any) -> str:
-    """What a module's function calls itself."""
-    names = [var.name_hint for var in module.get_global_vars()]
+def _hint(module: Any) -> str:
+    """What a module's function calls itself, which may tell the operator."""
+    names = [var.name_hint for var in module.get_global_vars()] if hasattr(module, "get_global_vars") else []
     return names[0] if len(names) == 1 else "main"
 
 
@@ -140,13 +158,23 @@ def figures(scores: np.ndarray | Sequence[float], samples: Samples) -> dict[str,
 # --- other hardware ---
 
 
+def hardware(mcpu: str | None = None) -> Hardware:
+    """What models are told of this machine's CPU, for ``Trained``, ``datasets.log`` and ``distill``: under LLVM's name ``mcpu``, or under the
+    one with the most features that it can run.  Raises UsageError for an unknown name, and for a machine that has none.
+    """
+    mcpu = mcpu or widest_cpu()
+    if mcpu is None:
+        raise UsageError("this machine's CPU is none that TCL knows; give mcpu=, LLVM's name of it")
+    return read_hardware(mcpu)
+
+
 def distill(
     model: Model,
     measured: Samples,
     unlabelled: Samples | None = None,
     *,
     source_latencies_s: np.ndarray | None = None,
-    earlier: Sequence[Sequence[float]] = (),
+    earlier: Sequence[Sequence[float] | Hardware] = (),
     seed: int = 0,
 ) -> MambaModel:
     """A network that knows what ``model`` knew, corrected by what was measured on other hardware (``tcl_core.chain.bridge``).
@@ -154,18 +182,24 @@ def distill(
     measured            programs that ran on that hardware, M of them: some 100 already help; with its hardware row
     unlabelled          further programs of the same tasks, U of them, with that row; their latencies are not read
     source_latencies_s  (M + U,) seconds of both on the hardware that ``model`` learned, NaN where it did not run them
-    earlier             hardware vectors whose ranking is to be kept; without any, that of ``model`` if it is known
+    earlier             hardware, or its vectors, whose ranking is to be kept; without any, that of ``model`` if it is known
 
-    Size and speed stay those of ``model``, which is not changed.  Raises UsageError for a model of another class than Mamba.
+    Size and speed stay those of ``model``, which is not changed.  Raises UsageError for a model of another class than Mamba, and for
+    seconds of another number.
     """
     with naming_extras():
         from tcl_core.chain.bridge import BridgeSettings, bridged
 
-    trained = _trained(model)
+    trained = trained_of(model)
     if not isinstance(trained.model, MambaModel):
         raise UsageError(f"{trained.origin} is no mamba model, which alone is carried on to other hardware; train a Mamba first")
-    kept = earlier or ([trained.hardware_vector] if trained.hardware else [])
+    kept = [vector_of(row) for row in earlier] or ([trained.hardware_vector] if trained.hardware else [])
     more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
+    if source_latencies_s is not None and np.shape(source_latencies_s) != (len(measured) + len(more),):
+        raise UsageError(
+            f"there are {len(measured) + len(more)} programs, and source_latencies_s of shape {np.shape(source_latencies_s)}; "
+            "give a number of seconds for each program, NaN where it was not measured"
+        )
     usual = BridgeSettings()
     settings = replace(usual, fit=replace(usual.fit, seed=seed))
     return bridged(trained.model, measured, more, settings, source_s=source_latencies_s, earlier=kept)[0]
@@ -186,6 +220,7 @@ def tune(
     warm_start: Sequence[str | Path] = (),
     overwrite: bool = False,
     seed: int = 0,
+    threads: int | None = None,
 ) -> Any:
     """Tune a network on this machine's CPU; returns a ``tuning.network.Tuned`` with its latency, PyTorch's and what each task got.
 
@@ -193,7 +228,9 @@ def tune(
     model    what ranks the candidates; None: the search learns from its own measurements alone
     mcpu     LLVM's name of the CPU; None: the newest that this machine can run, of the model's vectors
     trials   programs to measure in all, or ``minutes`` to spend; without either ``DEFAULT_TRIALS``
-    out      a folder that gets the tuned network as a library, its database and a report, as from ``tcl tune --out``
+    out      a folder that gets the tuned network as a library, its database and a report, as from ``tcl tune --out``; without it the
+             latencies are all that is left
+    threads  on how many the network is to run; None: on all CPUs that this process may use
 
     What was measured is kept in the user's cache folder until all is done: where a call was stopped, the same one goes on.
 
@@ -210,13 +247,16 @@ def tune(
 
     check_length(trials, minutes)
     check_there(str(network))
-    trained = None if model is None else _trained(model)
+    trained = None if model is None else trained_of(model)
     if trained:
         trained.check_searches()
     mcpu = mcpu or _widest_cpu(trained)
     if reason := why_not(mcpu):
         raise UsageError(f"cannot tune for {mcpu}: {reason}; give the mcpu of this machine's CPU")
-    setup = Setup(target_of(mcpu, threads()), Protocol(max_repeats=8, threads=threads()))
+    count = usable_threads() if threads is None else threads
+    if not 1 <= count <= usable_threads():
+        raise UsageError(f"threads is {count}, and this process may use {usable_threads()} CPUs; give 1 to {usable_threads()}")
+    setup = Setup(target_of(mcpu, count), Protocol(max_repeats=8, threads=count))
     if trained:
         trained.check_target(make_target(setup.target))
     if trials is None and minutes is None:

@@ -1,15 +1,33 @@
 """Locks between processes, on open files and folders: who holds one loses it when it ends, however it ends.
 
 Where a lock lies and what is said to those who find it taken is its user's matter.  Works on one machine, between
-containers too where they share the file.
+containers too where they share the file.  And one between the threads of a process.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
 from typing import IO
+
+
+class ThreadLock:
+    """Held by one thread at a time, which may take it again; free in a child process, which has none of the threads."""
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def try_lock(file: int | IO) -> bool:

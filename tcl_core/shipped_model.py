@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import user_cache
+from tcl_core.locks import ThreadLock
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
 from tcl_core.platforms import cpu_named, hardware_under, host_fields, widest_cpu
@@ -31,6 +32,7 @@ MACHINE = "x86_64"  # on which the data were measured
 LEARNS = "reference.py", "models/trees.py", "features/*.py", "learning/*.py", "programs/*.py"  # the code that a model depends on
 
 log = logging.getLogger(__name__)
+_GROWING = ThreadLock()
 
 
 def pretrained(mcpu: str | None = None) -> Trained:
@@ -43,7 +45,9 @@ def pretrained(mcpu: str | None = None) -> Trained:
         raise UsageError(
             f"{NAME} learned x86 CPUs{'' if mcpu is None else f', and {reason}'}; collect measurements, or tune without a model"
         )
-    return Trained(copy.deepcopy(_learned()), hardware_under(mcpu, host_fields(), {}), NAME)
+    with _GROWING:  # of two threads one grows the trees
+        model = copy.deepcopy(_learned())
+    return Trained(model, hardware_under(mcpu, host_fields(), {}), NAME)
 
 
 def why_unknown(mcpu: str) -> str | None:

@@ -109,7 +109,10 @@ class Trained:
                 "give a model that reads tokens, such as a platform's champion"
             )
         if self.hardware is None:
-            raise UsageError(f"{self.origin} does not say which hardware it is of; save it with hardware, or give a platform's champion")
+            raise UsageError(
+                f"{self.origin} does not say which hardware it is of; give tcl.Trained(model, tcl.hardware()) where it is of this machine, "
+                "or a platform's champion"
+            )
 
     def check_target(self, target: Any) -> None:
         """Raise UsageError for a TVM target of another kind, or with vectors of another width, than the model's hardware."""
@@ -148,9 +151,20 @@ def load(source: str | Path) -> Trained:
     return load_folder(folder, f"the champion of {platform} (version {version})")
 
 
-def find_trained(source: str | Path) -> Trained:
-    """As ``load``, for a search.  Raises also as ``Trained.check_searches``."""
-    trained = load(source)
+Model = str | Path | Trained | CostModel
+"""A trained model, or what ``load`` finds one by."""
+
+
+def trained_of(model: Model) -> Trained:
+    """The model itself, with nothing known of its hardware where it is a bare ``CostModel``.  Raises as ``load``."""
+    if isinstance(model, str | Path):
+        return load(model)
+    return model if isinstance(model, Trained) else Trained(model, origin=f"the {model.name} model")
+
+
+def find_trained(source: Model) -> Trained:
+    """As ``trained_of``, for a search.  Raises also as ``Trained.check_searches``."""
+    trained = trained_of(source)
     trained.check_searches()
     return trained
 

@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tcl_core import compat
+from tcl_core.compat import quiet_compiler
 from tcl_core.errors import PlatformError
 
 ROOT = Path(__file__).parents[1]
@@ -315,3 +317,30 @@ def test_a_module_of_this_version_is_read_as_it_is_and_an_older_ones_is_rewritte
     assert older != text and compat.load_module(older).name == "x"
     monkeypatch.setattr(tvm.ir, "load_json", lambda text: pytest.fail("rewritten"))
     assert compat.load_module(text).name == "x"
+
+
+def test_of_two_threads_the_last_gives_standard_error_back(capfd):
+    """The process has one: whoever left first would give the other's silence back for good."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def longer():
+        with quiet_compiler():
+            inside.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=longer)
+    with quiet_compiler():
+        thread.start()
+        assert inside.wait(20)
+        os.write(2, b"silent")
+    os.write(2, b"still silent")
+    leave.set()
+    thread.join(20)
+    os.write(2, b"heard")
+    assert capfd.readouterr().err == "heard"
+
+
+def test_without_standard_error_nothing_is_silenced():
+    code = "import os; os.close(2); from tcl_core.compat import quiet_compiler\nwith quiet_compiler(): print('done')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "done\n")

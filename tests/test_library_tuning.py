@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
+from synthetic import FEATURES, ranking_problem
 
 import tcl_core as tcl
 from tcl_core.errors import PlatformError, UsageError
+from tcl_core.features.layout import WIDTH
+from tcl_core.learning.fit import FitSettings
+from tcl_core.measure.job import Setup
 from tcl_core.platforms import Hardware
 from tcl_core.tuning import network
 from tcl_core.tuning.network import Tuned
@@ -21,10 +26,12 @@ class Tuner:
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
+        self.setups: list[Setup] = []
         self.stopped = True
 
     def __call__(self, name, graph, folder, out=None, **more) -> Tuned:
         self.folders.append(folder)
+        self.setups.append(more["setup"])
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"measured-{len(self.folders)}").touch()
         if self.stopped:
@@ -41,6 +48,13 @@ def tuner(monkeypatch, tmp_path):
     monkeypatch.setattr(network, "tune_network", tuner)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tuner
+
+
+def ranking_problem_in_tokens() -> tcl.Samples:
+    found = ranking_problem(tasks=3)
+    tokens = np.zeros((*found.features.shape[:2], WIDTH), dtype=np.float32)
+    tokens[:, :, -FEATURES:] = found.features
+    return tcl.Samples(tokens, found.lengths, found.tasks, found.latencies_s, found.task_names)
 
 
 def stopped(*given, **more) -> None:
@@ -78,6 +92,23 @@ def test_what_another_call_measured_is_not_its(tuner, tmp_path):
     stopped("bert-tiny", model)
     stopped("bert-tiny", dataclasses.replace(model, origin="the same, elsewhere"))
     assert tuner.folders[5] == tuner.folders[6] not in tuner.folders[:5]
+
+
+def test_a_model_is_the_same_after_it_was_loaded(tuner, tmp_path):
+    """So that a call that was stopped goes on tomorrow."""
+    trees = tcl.Trees(FitSettings(epochs=1)).fit(ranking_problem_in_tokens())
+    trained = tcl.Trained(trees, Hardware())
+    stopped("bert-tiny", trained)
+    stopped("bert-tiny", trained.save(tmp_path / "model"))
+    assert tuner.folders[0] == tuner.folders[1]
+
+
+def test_the_network_runs_on_as_many_threads_as_are_asked_for(tuner):
+    stopped("bert-tiny", None, threads=1)
+    assert tuner.setups[0].target["num-cores"] == 1 == tuner.setups[0].protocol.threads
+    for count in (0, 10_000):
+        with pytest.raises(UsageError, match=f"threads is {count}, and this process may use"):
+            tcl.tune("bert-tiny", None, threads=count)
 
 
 def test_a_model_that_cannot_be_saved_tunes_and_begins_anew(tuner):

@@ -375,3 +375,18 @@ def test_only_a_cpus_caches_are_emptied():
     with pytest.raises(UsageError, match="^measure.flush_cache empties a CPU's caches, and p is a GPU; set it to false"):
         KINDS["cuda"].check_measure("p", measure)
     KINDS["cuda"].check_measure("p", dataclasses.replace(measure, flush_cache=False))
+
+
+def test_the_cpus_are_those_of_the_main_thread():
+    """Whichever thread asks first: a service may bind its own."""
+    code = (
+        "import os, threading\n"
+        "def first():\n"
+        "    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "    import tcl_core.platforms\n"
+        "thread = threading.Thread(target=first); thread.start(); thread.join()\n"
+        "from tcl_core.platforms import USABLE_CORES\n"
+        "print(USABLE_CORES == os.sched_getaffinity(os.getpid()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout == "True\n"

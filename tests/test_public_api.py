@@ -140,8 +140,11 @@ def test_a_search_wants_the_hardware(model, tmp_path):
     path = tcl.Trained(model).save(tmp_path / "bare")
     with pytest.raises(UsageError, match="does not say which hardware it is of"):
         tcl.cost_model(path)
-    with pytest.raises(UsageError, match="does not say which hardware it is of"):
+    with pytest.raises(UsageError, match=r"does not say which hardware it is of; give tcl.Trained\(model, tcl.hardware\(\)\)"):
         tcl.tune("bert-tiny", path)
+    for ask in (tcl.cost_model, tcl.search_strategy):  # what `distill` returns, and the registry's load_champion
+        with pytest.raises(UsageError, match="the mamba model does not say which hardware it is of"):
+            ask(model)
 
 
 def test_tuning_refuses_what_cannot_be(model):
@@ -217,6 +220,52 @@ def test_programs_of_tvm_are_ranked(matmul_schedules, model):
         tcl.rank(model, [], module=module)
 
 
+def test_a_program_may_come_as_a_function_or_under_another_name(matmul_schedules, model):
+    """As `tune_tir` takes them."""
+    from tcl_core.compat import load_tvm
+
+    module, schedules = matmul_schedules
+    function = module["main"]
+    renamed = load_tvm().IRModule({"my_product": function.with_attr("global_symbol", "my_product")})
+    ranked = [tcl.rank(tcl.Trained(model, HARDWARE), schedules, module=form) for form in (module, function, renamed)]
+    for each in ranked[1:]:
+        np.testing.assert_array_equal(each.scores, ranked[0].scores)
+        assert each.keys == ranked[0].keys
+    row = ranked[0].table(top=1)[0]
+    assert row["task"] == "matmul 32x32 32x32 32x32" and row["task_key"] == ranked[0].keys[0] and len(row["task_key"]) == 16
+
+
+def test_a_model_of_unknown_hardware_is_told_of(matmul_schedules, model, caplog):
+    """Its scores would be those of a machine of nothing."""
+    module, schedules = matmul_schedules
+    tcl.rank(model, schedules, module=module)
+    assert "the mamba model does not say which hardware it is of: it is told none" in caplog.text
+    caplog.clear()
+    tcl.rank(tcl.Trained(model, HARDWARE), schedules, module=module)
+    assert not caplog.records
+
+
+def test_what_means_nothing_for_these_programs_is_refused(matmul_schedules, model, samples, tmp_path):
+    module, schedules = matmul_schedules
+    with pytest.raises(UsageError, match="target= keeps lines of a log and records of a database"):
+        tcl.rank(model, schedules, module=module, target="skylake")
+    with pytest.raises(UsageError, match="target= keeps lines"):
+        tcl.rank(model, samples, target="skylake")
+    for programs in (samples, autotvm_log(tmp_path / "some.log")):
+        with pytest.raises(UsageError, match="module= is for schedules and traces"):
+            tcl.rank(model, programs, module=module)
+
+
+def test_what_has_no_loops_to_schedule_is_left_out(matmul_schedules, model, monkeypatch, caplog):
+    """As scattering is, which MetaSchedule takes for a task, too."""
+    from tcl_core import library
+
+    module, schedules = matmul_schedules
+    monkeypatch.setattr(library, "has_blocks", lambda module: False)
+    with pytest.raises(UsageError, match="no program has loops to schedule, so there is none to rank"):
+        tcl.rank(model, schedules, module=module)
+
+
 def test_a_database_in_memory_is_ranked_task_by_task(matmul_schedules, model):
     from tcl_core.compat import make_target, meta_schedule
     from tcl_core.programs.tasks import EXTRACTION_TARGET
@@ -235,6 +284,45 @@ def test_a_database_in_memory_is_ranked_task_by_task(matmul_schedules, model):
         sorted(ranked.latencies_s.tolist()) == pytest.approx([*(1e-3 * (n + 1) for n in range(len(schedules))), np.inf])
         and len(ranked.keys) == 1
     )
+    other = make_target({"kind": "llvm", "mcpu": "haswell", "num-cores": 1})
+    database.commit_tuning_record(ms.database.TuningRecord(schedules[1].trace, workload, [5e-3], other))
+    both = tcl.rank(model, database)  # what ran for one target is not ranked beside what ran for another
+    assert len(both.keys) == 2 and sorted(np.bincount(both.tasks).tolist()) == [1, len(schedules) + 1]
+    alone = tcl.rank(model, database, target="haswell")
+    assert len(alone) == 1 and alone.latencies_s.tolist() == [5e-3]
+
+
+def test_lines_that_are_no_programs_are_left_out_with_a_warning(tmp_path, caplog):
+    path = autotvm_log(tmp_path / "some.log")
+    path.write_text(path.read_text() + "\nno line\n" + path.read_text().splitlines()[0].replace('"llvm"', '"cuda"') + "\n")
+    model = tcl.Trees(FitSettings(epochs=1)).fit(tcl.datasets.log(path))
+    assert len(tcl.rank(tcl.Trained(model, HARDWARE), path)) == 6
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2 and all("2 of 8 lines of" in said and "are no programs, and are left out" in said for said in warnings)
+    assert "line 8: its target 'cuda' is not 'llvm'" in warnings[0]
+    caplog.clear()
+    assert len(tcl.datasets.log(autotvm_log(tmp_path / "sound.log"))) == 6 and not caplog.records
+
+
+def test_samples_of_two_logs_are_not_put_together(tmp_path):
+    """Each numbers its tasks for itself, so that the same number is another task."""
+    one = tcl.datasets.log(autotvm_log(tmp_path / "one.log"))
+    text = autotvm_log(tmp_path / "two.log").read_text().replace("[8, 16]", "[16, 16]")
+    (tmp_path / "two.log").write_text(text)
+    two = tcl.datasets.log(tmp_path / "two.log")
+    assert one.task_names != two.task_names
+    with pytest.raises(ValueError, match="number their tasks each for itself cannot be put together"):
+        tcl.teach(one, two)
+
+
+def test_this_machines_hardware_goes_wherever_hardware_is_asked_for(tmp_path, model):
+    here = tcl.hardware()
+    assert isinstance(here, tcl.Hardware) and here.simd_bytes >= 16 and here.bandwidth_gbs > 0
+    assert tcl.hardware("nehalem").simd_bytes == 16
+    path = autotvm_log(tmp_path / "some.log")
+    np.testing.assert_array_equal(tcl.datasets.log(path, here).features, tcl.datasets.log(path, here.vector()).features)
+    with pytest.raises(UsageError, match="unknown CPU 'haswel'"):
+        tcl.hardware("haswel")
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +440,9 @@ def test_samplers_refuse_what_they_cannot_use(samples, model):
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    with pytest.raises(UsageError, match=r"needs the package mlflow, which is not installed; run in TCL's checkout: pip install '\.\[pipeline\]'"):
+    with pytest.raises(
+        UsageError, match=r"needs the package mlflow, which is not installed; run in TCL's checkout: pip install '\.\[pipeline\]'"
+    ):
         with naming_extras():
             raise ModuleNotFoundError("No module named 'mlflow.entities'", name="mlflow.entities")
     with pytest.raises(ModuleNotFoundError):

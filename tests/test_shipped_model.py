@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,17 @@ def test_a_damaged_cache_is_grown_anew(cache, next_process, monkeypatch, tmp_pat
     shipped_model._learned.cache_clear()
     tcl.pretrained()
     assert len(next_process) == 1, "what was grown took the damaged one's place"
+
+
+def test_of_two_threads_one_grows_it(next_process, cache, monkeypatch):
+    shutil.rmtree(cache)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(tcl.pretrained().model)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(next_process) == 1 and len(found) == 2
 
 
 def test_without_a_cache_it_is_grown(next_process, monkeypatch, tmp_path, caplog):

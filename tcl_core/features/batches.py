@@ -77,11 +77,14 @@ def rows_by_task(tasks: np.ndarray) -> Iterator[np.ndarray]:
 def concatenate(parts: Sequence[Samples]) -> Samples:
     """Stack parts that share one task numbering; shorter programs are padded with zero rows.
 
-    Raises ValueError for parts whose rows are not of one kind.
+    Raises ValueError for parts whose rows are not of one kind, and for parts that number their tasks each for itself, as two logs do.
     """
     holds = {p.holds for p in parts}
     if len(holds) > 1:
         raise ValueError(f"samples of {' and of '.join(sorted(holds))} cannot be put together")
+    names = max((p.task_names for p in parts), key=len)
+    if any(p.task_names != names[: len(p.task_names)] for p in parts):
+        raise ValueError("samples that number their tasks each for itself cannot be put together; read them in one project (tcl import)")
     length = max(p.features.shape[1] for p in parts)
     features = [np.pad(p.features, ((0, 0), (0, length - p.features.shape[1]), (0, 0))) for p in parts]
     return Samples(
@@ -89,7 +92,7 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
         lengths=np.concatenate([p.lengths for p in parts]),
         tasks=np.concatenate([p.tasks for p in parts]),
         latencies_s=np.concatenate([p.latencies_s for p in parts]),
-        task_names=max((p.task_names for p in parts), key=len),
+        task_names=names,
         states=_concatenated([p.states for p in parts]),
         holds=parts[0].holds,
     )

@@ -23,6 +23,7 @@ from tcl_core.platforms.hardware import (
     read_saved_hardware as read_saved_hardware,
     save_hardware as save_hardware,
     saved_hardware as saved_hardware,
+    vector_of as vector_of,
 )
 from tcl_core.platforms.host import (
     USABLE_CORES as USABLE_CORES,

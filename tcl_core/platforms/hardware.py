@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import ClassVar
@@ -37,6 +37,11 @@ class Hardware:
 
     def vector(self) -> tuple[float, ...]:
         return tuple(getattr(self, f.name) for f in fields(self))
+
+
+def vector_of(hardware: Hardware | Sequence[float]) -> tuple[float, ...]:
+    """The numbers of a hardware row, of hardware of any kind, or as they are given."""
+    return hardware.vector() if hasattr(hardware, "vector") else tuple(hardware)
 
 
 def read_hardware(mcpu: str, given: Mapping[str, float] | None = None) -> Hardware:

@@ -15,8 +15,8 @@ from tcl_core.platforms.cpus import CPUS, cpu_named
 
 AMD = "sse4a"  # a feature that no other maker's CPUs have
 
-# Read at import: TVM's runtime pins a process that runs programs to one of them.
-USABLE_CORES = os.sched_getaffinity(0)
+# The main thread's, whichever imports this first; read then, for TVM's runtime pins a process that runs programs to one of them.
+USABLE_CORES = os.sched_getaffinity(os.getpid())
 
 
 def why_not(mcpu: str) -> str | None:

@@ -83,10 +83,11 @@ def fused_tasks(module: Any, target: Any) -> list[Any]:
     """
     extracted = meta_schedule().relax_integration.extract_tasks(module, target, {})
     is_reshape = load_tvm().relax.analysis.has_reshape_pattern
-    return [each for each in extracted if not is_reshape(each.dispatched[0]["main"]) and _has_blocks(each.dispatched[0])]
+    return [each for each in extracted if not is_reshape(each.dispatched[0]["main"]) and has_blocks(each.dispatched[0])]
 
 
-def _has_blocks(module: Any) -> bool:
+def has_blocks(module: Any) -> bool:
+    """Whether a task has loops to schedule: what is one opaque block has none."""
     return getattr(getattr(module["main"].body, "block", None), "name_hint", "") == "root"
 
 
@@ -155,6 +156,23 @@ def _is_depthwise(module: Any) -> bool:
     if any("nhwc" in name for name in _block_names(module)):  # and its weights HWIO
         return weight[2] == 1 and weight[3] == data[3]
     return weight[1] == 1 and weight[0] == data[1]
+
+
+def named(operator: str, module: Any) -> str:
+    """What a task is called of which no name tells: its operator, and the shapes of its arguments."""
+    return f"{operator} {' '.join('x'.join(map(str, shape)) for shape, _ in argument_types(module))}"
+
+
+def as_task(given: Any) -> Any:
+    """A module whose one function is ``main``, of a ``PrimFunc`` or of a module that calls it otherwise, as MetaSchedule takes them."""
+    tvm = load_tvm()
+    function = given
+    if isinstance(given, tvm.IRModule):
+        names = [var.name_hint for var in given.get_global_vars()]
+        if names == ["main"] or len(names) != 1:
+            return given
+        (function,) = given.functions.values()
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
 def argument_types(module: Any) -> list[tuple[tuple[int, ...], str]]:

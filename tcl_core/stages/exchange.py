@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -153,6 +154,12 @@ class Refused:
         self.log.errors["refused"] += 1
         if len(self.first) < SHOWN:
             self.first.append(f"  line {number}: {reason}")
+
+    def warn(self) -> None:
+        """Say so, where nobody shows what was refused: a warning of ``logging``, with the first lines and why."""
+        if count := self.log.errors["refused"]:
+            text = "%d of %d lines of %s are no programs, and are left out:\n%s"
+            logging.getLogger(__name__).warning(text, count, self.log.lines, shown(self.log.path), "\n".join(self.first))
 
     def told(self, became: str, where: str) -> str:
         """What the log's lines ``became``, then the first that were refused; ``where`` all of those are."""

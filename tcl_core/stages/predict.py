@@ -78,10 +78,11 @@ class Scored:
         return [rows[np.argsort(-self.scores[rows], kind="stable")[:top]] for rows in rows_by_task(self.tasks)]
 
     def table(self, top: int | None = None) -> list[dict[str, Any]]:
-        """The same programs as rows: task, line, score, rank and measured latency_s (None without one); task by task."""
+        """The same programs as rows: task and its key, line, score, rank and measured latency_s (None without one); task by task."""
         return [
             {
                 "task": self.names[self.tasks[row]],
+                "task_key": self.keys[self.tasks[row]],
                 "line": int(self.lines[row]),
                 "score": float(self.scores[row]),
                 "rank": int(self.ranks[row]),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from tcl_core.compat import hand_on_errors, load_intrinsics, load_tvm, meta_sche
 from tcl_core.features.batches import Samples
 from tcl_core.features.tokens import program_tokens
 from tcl_core.programs.primitives import trace_primitives
-from tcl_core.programs.tasks import describe, operator_type
+from tcl_core.programs.tasks import describe, has_blocks, operator_type
 from tcl_core.programs.workload import Workload, read_workload
-from tcl_core.trained import Trained, find_trained
+from tcl_core.trained import Model, Trained, find_trained
 from tcl_core.tuning.database import Shelf
 from tcl_core.tuning.ranking import TaskRanking
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
@@ -33,10 +32,10 @@ from tcl_core.tuning.tuner import readings_of
 USUAL = SearchSettings()
 
 
-def cost_model(source: str | Path | Trained) -> Any:
+def cost_model(source: Model) -> Any:
     """A MetaSchedule ``CostModel`` that ranks candidates with a trained model and what is measured of their task.
 
-    source  a platform or its name in the registry, whose champion it is; or the folder of a saved model
+    source  a platform or its name in the registry, whose champion it is; the folder of a saved model; or the model, with its hardware
 
     It reads each candidate's trace literally, whatever search made it.  Raises as ``find_trained``; while tuning, UsageError
     for a target of other features than the model's hardware.
@@ -51,12 +50,14 @@ def cost_model(source: str | Path | Trained) -> Any:
             self.tasks: dict[tuple[str, str], tuple[Workload, TaskRanking]] = {}
 
         def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
-            """(N,) above 0, for MetaSchedule's evolution takes what is below for 0."""
+            """(N,) above 0, for MetaSchedule's evolution takes what is below for 0; all alike for a task without loops to schedule."""
+            if not has_blocks(context.mod):
+                return np.ones(len(candidates))
             workload, ranking = self._task(context)
             return ranking.speeds(self._samples(workload, candidates))
 
         def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
-            if candidates:
+            if candidates and has_blocks(context.mod):
                 workload, ranking = self._task(context)
                 ranking.tell(self._samples(workload, candidates), [_latency_s(result) for result in results])
 
@@ -106,7 +107,7 @@ def _latency_s(result: Any) -> float:
     return float(np.median([float(s) for s in result.run_secs]))
 
 
-def search_strategy(source: str | Path | Trained, settings: SearchSettings = USUAL) -> Any:
+def search_strategy(source: Model, settings: SearchSettings = USUAL) -> Any:
     """A MetaSchedule ``SearchStrategy`` that evolves decision vectors and replays only what it proposes.
 
     source  as for ``cost_model``
@@ -127,7 +128,7 @@ def search_strategy(source: str | Path | Trained, settings: SearchSettings = USU
 
         def __init__(self) -> None:
             super().__init__()
-            self.search: ScheduleSearch | None = None
+            self.search: ScheduleSearch | None = None  # stays None for a task without loops to schedule
             self.per_round, self.left = 0, 0
 
         def _initialize_with_tune_context(self, context: Any) -> None:
@@ -139,6 +140,8 @@ def search_strategy(source: str | Path | Trained, settings: SearchSettings = USU
             self.per_round, self.left = num_trials_per_iter, max_trials
             self.arguments = ArgInfo.from_entry_func(self.module, remove_preproc=True)
             own = replace(settings, seed=self.seed)
+            if not has_blocks(self.module):
+                return
             self.search = ScheduleSearch(
                 describe(self.name, self.module), trained.model, trained.hardware.vector(), dict(self.target.export()), own
             )
@@ -154,6 +157,8 @@ def search_strategy(source: str | Path | Trained, settings: SearchSettings = USU
 
         def generate_measure_candidates(self) -> list[Any] | None:
             """The next proposals; None when the trials are spent or the design space is exhausted."""
+            if self.search is None:
+                return None
             schedules = self.search.schedules(min(self.per_round, self.left))
             self.left -= len(schedules)
             return [MeasureCandidate(schedule, self.arguments) for schedule in schedules] or None
@@ -168,10 +173,9 @@ def search_strategy(source: str | Path | Trained, settings: SearchSettings = USU
     return TclSearch()
 
 
-def _ready(source: str | Path | Trained) -> Trained:
+def _ready(source: Model) -> Trained:
     """The model, with TVM as its programs need it."""
-    trained = source if isinstance(source, Trained) else find_trained(source)
-    trained.check_searches()
+    trained = find_trained(source)
     load_intrinsics(trained.hardware.code)
     hand_on_errors()
     return trained

@@ -215,6 +215,22 @@ def test_metaschedules_seed_decides(matmul):
     assert first == again != other
 
 
+def test_a_task_without_loops_to_schedule_ends_nobodys_tuning(matmul, monkeypatch):
+    """As scattering is, which MetaSchedule extracts as a task: its description would end the others' tuning, too."""
+    from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+
+    monkeypatch.setattr(adapters, "has_blocks", lambda module: False)
+    monkeypatch.setattr(adapters, "describe", lambda name, module: pytest.fail("it has no blocks"))
+    monkeypatch.setattr(adapters, "workload_of", lambda name, module: pytest.fail("it has no blocks"))
+    strategy = started(matmul.module, 8, 4)
+    assert strategy.generate_measure_candidates() is None
+    ms, model = meta_schedule(), cost_model(known(SumModel()))
+    context = ms.TuneContext(matmul.module, target=make_target(EXTRACTION_TARGET), task_name="index_put", num_threads=1)
+    candidate = MeasureCandidate(matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]), [])
+    assert model.predict(context, [candidate, candidate]).tolist() == [1.0, 1.0]
+    model.update(context, [candidate], [result([1e-3])])
+
+
 def test_a_clone_searches_by_itself(matmul, conv):
     """MetaSchedule makes a strategy for each task from the one that it was given."""
     original, rounds = search_strategy(known(SumModel()), SMALL), []

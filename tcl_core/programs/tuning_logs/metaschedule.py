@@ -35,7 +35,7 @@ from tcl_core.programs.sketches import (
     trace_from_json,
     trace_to_json,
 )
-from tcl_core.programs.tasks import Task, argument_types, describe
+from tcl_core.programs.tasks import Task, describe, named
 from tcl_core.programs.tuning_logs.known import Known, blank_instructions
 from tcl_core.programs.tuning_logs.line import Line, Malformed, check_result
 from tcl_core.programs.tuning_logs.reading import Log, text_lines
@@ -133,11 +133,11 @@ class DatabaseLog(Log):
         module = self._read_module(workload)
         try:
             task = describe("", module)
-            shapes = " ".join("x".join(map(str, shape)) for shape, _ in argument_types(module))
+            name = named(task.operator, module)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             # TVM's of one opaque block, as scattering is; of extents that are no numbers, or of arguments that are no tensors.
             raise Malformed(f"workload {workload} has no blocks that could be scheduled ({last_line(error)})") from None
-        self.known.add_task({**task.as_row(), "name": f"{task.operator} {shapes}"})
+        self.known.add_task({**task.as_row(), "name": name})
         self._keys.append(task.key)
         self._modules[workload], self._places[workload] = module, len(self._keys) - 1
 
