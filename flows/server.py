@@ -73,7 +73,7 @@ def refusals_told(url: str) -> Iterator[None]:
     try:
         yield
     except (HTTPError, RuntimeError) as error:
-        if "401" in str(error):
+        if getattr(getattr(error, "response", None), "status_code", None) == 401:
             raise PlatformError(f"the Prefect server at {url} asks for a password; export PREFECT_API_AUTH_STRING=user:password") from None
         raise PlatformError(f"the Prefect server at {url} refused ({shown(error)}); see that it is of this version of Prefect") from error
 

@@ -197,7 +197,7 @@ def test_another_number_of_held_out_programs_trains_nothing_again(stages):
 def test_tasks_are_cut_again_for_other_networks_only(stages):
     assert inputs(stages["tasks"]) == {
         "networks", "tcl_core/network_names.py", "tcl_core/stages/candidates.py",
-        *(f"tcl_core/programs/{name}.py" for name in ("booleans", "graph", "networks", "rewriting", "rounding", "simplify", "tasks", "vector_math", "winograd")),
+        *(f"tcl_core/programs/{name}.py" for name in ("booleans", "graph", "network_files", "networks", "rewriting", "rounding", "simplify", "tasks", "vector_math", "winograd")),
     }  # fmt: skip
     assert (ROOT / "networks/README.md").is_file()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tcl_core.errors import DataError, NoChampionError, RegistryError
 from tcl_core.registry import local_store, model_files
 from tcl_core.registry.aliases import MISSING, PREVIOUS, WITHDRAWN, crown, now, settle, version_at
-from tcl_core.registry.connection import RegistryAway, opened, pages
+from tcl_core.registry.connection import NoRegistry, RegistryAway, opened, pages
 from tcl_core.registry.names import CHAMPION, model_name, pinned, platform_of
 
 if TYPE_CHECKING:
@@ -23,10 +23,11 @@ PROMOTION, ROLLBACK = "promotion", "rollback"  # tags: what was decided of a ver
 
 def champion_version(platform: str) -> int | None:
     """The version that carries the alias `champion`; None while no version does."""
-    if not local_store.is_there():  # to ask would make it
+    try:
+        with opened() as client:
+            return version_at(client, model_name(platform), CHAMPION)
+    except NoRegistry:
         return None
-    with opened() as client:
-        return version_at(client, model_name(platform), CHAMPION)
 
 
 def champion(platform: str) -> tuple[int, Path]:
@@ -39,16 +40,17 @@ def champion(platform: str) -> tuple[int, Path]:
     other tokens than this version of TCL makes; UsageError for what names no version.
     """
     platform, pin = pinned(platform)
-    if not local_store.is_there():  # to ask would make it
-        raise NoChampionError(
-            f"{platform} has no champion: there is no model registry at {local_store.where()}; "
-            "run where it is, or set MLFLOW_TRACKING_URI to it, or begin one: tcl register"
-        )
+    if pin is not None:  # of a model's name in the registry its platform is meant
+        platform = platform_of(platform) or platform
     try:
         with opened() as client:
             number, folder = _given(client, platform, pin)
+    except NoRegistry as none:
+        raise NoChampionError(f"{platform} has no champion: {none}") from None
     except RegistryAway as away:
         number, folder = model_files.kept(platform, pin, away)
+    if folder is None and (meant := platform_of(platform)):  # likewise
+        return champion(meant)
     if folder is None:
         others = platforms_with_champion()
         there = f"; there are champions of {', '.join(others)}" if others else ""

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -36,16 +35,8 @@ _READ_ONLY = ("readonly database", "unable to open database file", "access denie
 _AWAY = (502, 503, 504)  # what a proxy says of a server behind it
 
 
-_ONE = threading.RLock()
-
-
-def _after_fork() -> None:
-    """A child has none of the threads, and what one of them held is held for ever."""
-    global _ONE
-    _ONE = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+class NoRegistry(RegistryError):
+    """There is no store to read: to ask MLflow would make it."""
 
 
 class RegistryAway(RegistryError):
@@ -58,23 +49,29 @@ def opened(alone: bool = False) -> Iterator[MlflowClient]:
 
     alone  with the store's lock, as who writes must; it is not to be asked for twice
 
-    One thread of this process at a time: to which store MLflow turns is the process's.  Raises RegistryAway where no server
-    answers, else RegistryError.
+    One thread of this process at a time: to which store MLflow turns is the process's.  Raises NoRegistry where there is no store and
+    one only reads, RegistryAway where no server answers, else RegistryError.
     """
     import mlflow
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    try:
-        file = local_store.database()
-        with _ONE, _lock() if alone else nullcontext(), _quiet():
-            if file and (alone or not local_store.is_ready(file)):
-                with nullcontext() if alone else _lock():
-                    local_store.make_ready(file)
-            with _turned_to(local_store.uri()):
-                yield mlflow.MlflowClient()
-    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
-        raise _told(error) from error
+    with local_store.TURN:
+        try:
+            file = local_store.database()
+            if not alone and not local_store.is_there():
+                raise NoRegistry(
+                    f"there is no model registry at {local_store.where()}; run where it is, or set MLFLOW_TRACKING_URI to it, "
+                    "or begin one: tcl register"
+                )
+            with _lock() if alone else nullcontext(), _quiet():
+                if file and (alone or not local_store.is_ready(file)):
+                    with nullcontext() if alone else _lock():
+                        local_store.make_ready(file)
+                with _turned_to(local_store.uri()):
+                    yield mlflow.MlflowClient()
+        except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
+            raise _told(error) from error
 
 
 @contextmanager
@@ -89,11 +86,11 @@ def _turned_to(uri: str) -> Iterator[None]:
     variables = {name: os.environ.get(name) for name in (TRACKING, REGISTRY, *QUICK)}
     # What was set, and not what the variables say: else that would stay when a variable changes.
     runs, models = getattr(of_runs, "_tracking_uri", None), getattr(of_models, "_registry_uri", None)
-    os.environ.update({name: value for name, value in QUICK.items() if variables[name] is None})
-    os.environ.pop(REGISTRY, None)
-    mlflow.set_registry_uri(None)  # where the runs are
-    mlflow.set_tracking_uri(uri)
     try:
+        os.environ.update({name: value for name, value in QUICK.items() if variables[name] is None})
+        os.environ.pop(REGISTRY, None)
+        mlflow.set_registry_uri(None)  # where the runs are
+        mlflow.set_tracking_uri(uri)
         yield
     finally:
         mlflow.set_tracking_uri(runs)  # None: on none

@@ -21,12 +21,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tcl_core.errors import RegistryError
 from tcl_core.files import shown, sync_folder
-from tcl_core.locks import wait_for_lock
+from tcl_core.locks import ThreadLock, wait_for_lock
 
 EXPERIMENT = "tcl"
 _LOCAL = "sqlite:///"
 _FILES = "mlruns"  # beside a local database: its models, its lock
 _ASIDE = ".making-"  # a folder in which a database is made
+TURN = ThreadLock()  # of who is at the store: MLflow puts its address into the environment, where ``uri`` would find another thread's
 _folder: ContextVar[Path | None] = ContextVar("folder of a local store", default=None)
 
 
@@ -37,8 +38,9 @@ def where() -> str:
 
 def is_there() -> bool:
     """Whether there is a store to read; to ask a local one that is not there would make it.  A server is taken to be there."""
-    file = database()
-    return file is None or file.exists()
+    with TURN:
+        file = database()
+        return file is None or file.exists()
 
 
 @contextmanager
@@ -60,7 +62,8 @@ def uri() -> str:
 
 
 def without_password(text: str) -> str:
-    return re.sub(r"//[^:/@\s]*(?::[^@\s]*)?@", "//", text)  # a password may have slashes
+    """Addresses without user and password; a database's password may have slashes, where a path of a server's may have ``@``."""
+    return re.sub(r"(?<!http:)(?<!https:)//[^:/@\s]*(?::[^@\s]*)?@|//[^/@\s]*@", "//", text)
 
 
 def database() -> Path | None:

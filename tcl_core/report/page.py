@@ -163,7 +163,7 @@ def chain_matrix(run: Run) -> Section | None:
     ]
     text = (
         "A row is the model after a platform, a column the platform that it ranks. Right of the diagonal is transfer to platforms still to "
-        "come, left of it what is remembered; forgotten is what was lost between the best earlier model and the last one."
+        "come, left of it what is remembered; forgotten is what was lost between the best earlier model and the last one that goes back to the platform's own."
     )
     return Section("forgetting", "Along the chain", text, tables=tables) if tables else None
 

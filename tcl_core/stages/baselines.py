@@ -88,7 +88,8 @@ def predicted(workspace: Workspace, name: str, without: Collection[str] = ()) ->
 
     Raises DataError where one has not been trained.
     """
-    folders = {platform: baseline_folder(workspace, name, platform) for platform in platforms_of(workspace, name)}
+    judged = set(workspace.platforms_here())
+    folders = {p: baseline_folder(workspace, name, p) for p in platforms_of(workspace, name) if p in judged}
     if missing := [folder for folder in folders.values() if not folder.exists()]:
         raise DataError(f"baselines.models lists {name}, but there is no {missing[0]}; run: tcl train --model {name}")
     held_out = {p: without_tasks(workspace, workspace.samples_for(name, p, "holdout"), without)[0] for p in folders}

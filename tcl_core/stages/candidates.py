@@ -112,9 +112,10 @@ def _write_pool(workspace: Workspace, split: str, without: Iterable[str], limit:
             workspace.params.candidates.costly,
         )
     if not programs:
+        shared = "is a held-out network's too, or " if split == "train" else ""
         raise UsageError(
-            f"no task of networks.{split} in params.yaml is left to sample programs of: each is a held-out network's too, or has but one "
-            "program; name other networks there"
+            f"no task of networks.{split} in params.yaml is left to sample programs of: each {shared}has but one program; "
+            "name other networks there"
         )
     store.write_table(workspace.pool / split / "sketches.parquet", "sketches", sketches)
     store.write_table(workspace.pool / split / "programs.parquet", "programs", [_program_row(p, split) for p in programs])

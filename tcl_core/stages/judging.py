@@ -30,7 +30,9 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
     ``own data only``, a plain model that knows nothing of the chain.  Then come those of params.yaml's ``baselines``.
     Held-out tasks that one of these models has learned, as a champion from elsewhere may, are left out, and that is said.
     """
-    ran = _with_something(workspace)
+    ran = workspace.platforms_here()
+    if away := [p for p in workspace.platforms_that_ran() if p not in ran]:
+        say(f"left out, since neither a model nor held-out records of it lie here: {', '.join(away)}")
     with workspace.timed("evaluate"):
         collected = {p: _collection(workspace, p) for p in ran}
         judged = {p: workspace.judged_now(p) for p in ran}
@@ -59,17 +61,6 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
         write_json(workspace.reports / "evaluation.json", evaluation)
         _plot(workspace, evaluation, held_out, predicted, collected)
     return evaluation
-
-
-def _with_something(workspace: Workspace) -> list[str]:
-    """The chain's platforms that ran, without those of which neither a model nor held-out records lie here: a chain that goes on from a
-    champion has its earlier platforms elsewhere.
-    """
-    ran = workspace.platforms_that_ran()
-    here = [p for p in ran if workspace.model_folder(p).exists() or workspace.records_folder(p, "holdout").exists()]
-    if away := [p for p in ran if p not in here]:
-        say(f"left out, since neither a model nor held-out records of it lie here: {', '.join(away)}")
-    return here or ran
 
 
 def _links(workspace: Workspace, ran: Sequence[str]) -> dict[str, str]:

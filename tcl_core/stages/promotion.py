@@ -53,9 +53,9 @@ def registry_of(workspace: Workspace) -> str:
 
 
 def chosen_platforms(workspace: Workspace, platform: str | None) -> list[str]:
-    """One platform that was asked for, or all of the chain that this machine could measure."""
+    """One platform that was asked for, or all of the chain that this machine could measure, as far as they lie here."""
     if platform is None:
-        return workspace.platforms_that_ran()
+        return workspace.platforms_here()
     workspace.check_platform(platform)
     if reason := workspace.skipped(platform):
         raise DataError(f"platform {platform} was skipped here ({reason}); choose another one")

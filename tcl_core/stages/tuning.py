@@ -179,7 +179,7 @@ def _guessed_text(tuned: Mapping[str, Any]) -> str:
     """What the library is built of besides measured programs, where trials or minutes did not reach all tasks."""
     count = sum(task.get("guessed", False) for task in tuned.get("task_times", ()))
     has, it = ("has", "it") if count == 1 else ("have", "them")
-    said = f"; {count} of {tuned['tasks']} tasks {has} no measured program, but one that promised most (more trials or minutes may give {it} one)"
+    said = f"; {count} of {tuned['tasks']} tasks {has} no program that was found right by measuring, but one that promised most (more trials or minutes may give {it} one)"
     return said if count else ""
 
 

@@ -297,6 +297,13 @@ class Workspace:
         """The chain's platforms that this machine could measure, in chain order."""
         return [p for p in self.params.chain_order if self.skipped(p) is None]
 
+    def platforms_here(self) -> list[str]:
+        """Of those, the ones of which a model or held-out records lie here: a chain that goes on from a champion has earlier platforms
+        elsewhere.  All of them where nothing does.
+        """
+        ran = self.platforms_that_ran()
+        return [p for p in ran if self.model_folder(p).exists() or self.records_folder(p, "holdout").exists()] or ran
+
     def ran_before(self, platform: str) -> str:
         """The nearest earlier platform of the chain that was measured; its model is the one to go on from."""
         ran, previous = self.platforms_that_ran(), self.params.previous(platform)

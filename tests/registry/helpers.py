@@ -69,6 +69,7 @@ def child(act: Callable[[], Any], kill_at: int | None = None, changes: list[str]
             if len(seen) == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not the suite's own: it would only raise
         signal.alarm(60)
         sync = os.fsync
         os.fsync = lambda descriptor: (note("fsync"), sync(descriptor))

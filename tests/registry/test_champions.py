@@ -11,7 +11,7 @@ import pytest
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from tcl_core import registry
-from tcl_core.errors import DataError, RegistryError
+from tcl_core.errors import DataError, NoChampionError, RegistryError
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
 from tests.registry import helpers
@@ -29,6 +29,15 @@ def test_a_model_comes_back_as_it_was(tmp_path):
     assert (folder / "model.json").read_bytes() == (model / "model.json").read_bytes()
     expected = create("random", FitSettings(seed=7)).predict(some_samples())
     np.testing.assert_array_equal(registry.load_champion("p-back").predict(some_samples()), expected)
+
+
+def test_a_models_name_in_the_registry_means_its_platform(tmp_path):
+    version = registry.register("p-named", saved(tmp_path / "model", 7), {}, {}, TAGS)
+    registry.promote("p-named", version, True, "the first", None)
+    assert registry.champion("tcl-p-named") == registry.champion("p-named")
+    assert registry.champion(f"tcl-p-named:{version}") == registry.champion(f"p-named:{version}")
+    with pytest.raises(NoChampionError, match="p-nobody has no champion"):
+        registry.champion("tcl-p-nobody")
 
 
 def test_only_a_better_version_becomes_champion(tmp_path):

@@ -13,6 +13,7 @@ from tcl_core.errors import RegistryError
 from tcl_core.features.batches import concatenate
 from tcl_core.features.encode import Encoder
 from tcl_core.programs.tuning_logs import reading
+from tcl_core.registry.connection import opened
 from tcl_core.stages import predict
 from tcl_core.stages.predict import Scored, at_most
 from tcl_core.stages.workspace import Workspace
@@ -30,6 +31,8 @@ def database(tmp_path_factory):
     """One registry for the module, for making one takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db")
+        with opened(alone=True):  # which makes it
+            pass
         yield
 
 

@@ -422,7 +422,7 @@ def test_what_nobody_measured_is_said(project, tuner):
     tuner.guessed = True
     said = tune(project, None, P, None)
     assert said.endswith(
-        "6.0e-08; 1 of 19 tasks has no measured program, but one that promised most (more trials or minutes may give it one)"
+        "6.0e-08; 1 of 19 tasks has no program that was found right by measuring, but one that promised most (more trials or minutes may give it one)"
     )
 
 
