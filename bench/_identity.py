@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from _tables import ROOT
 
@@ -45,6 +47,11 @@ def code(source: str) -> str:
         if isinstance(body, list):
             body[:] = [part for part in body if not _is_text(part)]
     return ast.dump(tree).replace(", type_params=[]", "")  # which only newer Pythons say
+
+
+def digest_of(function: Callable[..., Any]) -> str:
+    """Of what of a function's source runs."""
+    return hashlib.sha256(code(inspect.getsource(function)).encode()).hexdigest()[:12]
 
 
 def data_identity(reference: Path, logs: Path) -> dict[str, str]:

@@ -113,10 +113,13 @@ def _on(folds: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
 def tables(found: Mapping[str, Any]) -> str:
     """Pair by pair at the number of labels that most pairs have, and by number of labels in the mean over the pairs A>B.
 
-    A figure that differs from ours beyond the interval of the difference has a star.  A pair of which folds are missing is left out.
+    A figure that differs from ours beyond the interval of the difference has a star.  What of a pair was asked of fewer folds than most is
+    left out, number of labels by number.
     """
-    folds = {pair: min(row["folds"] for by in by_labels.values() for row in by.values()) for pair, by_labels in found.items()}
-    found = {pair: by_labels for pair, by_labels in found.items() if folds[pair] == max(folds.values())}
+    folds = {(pair, n): min(row["folds"] for row in by.values()) for pair, by_labels in found.items() for n, by in by_labels.items()}
+    most = max(folds.values(), default=0)
+    whole = {pair: {n: by for n, by in by_labels.items() if folds[pair, n] == most} for pair, by_labels in found.items()}
+    found = {pair: by_labels for pair, by_labels in whole.items() if by_labels}
     counts = [labels for by_labels in found.values() for labels in by_labels if labels != "0"]
     if not counts:
         return _of_pairs(found, "0", "pairs")

@@ -44,7 +44,6 @@ from tcl_core.teaching import STUDENT, Member
 COMMAND = "python bench/ablations.py"
 RANKED = ("top1", "top5", "pairs", "spearman")  # in the order in which a run keeps them
 CODE = ("tcl_core.models.mamba", "tcl_core.models.trees", "tcl_core.teaching", "tcl_core.programs.unlabelled")
-ALONE_EPOCHS = 4  # times as many without unlabelled programs, which makes as many steps
 
 
 class MeanPooled(MambaNetwork):
@@ -157,9 +156,9 @@ class Bench:
         if row in TREES:
             return self.of_trees(TREES[row], seed)
         variant = VARIANTS[row]
-        epochs = self.epochs * (ALONE_EPOCHS if not variant.taught or not variant.unlabelled else 1)
-        settings = replace(STUDENT, seed=seed, epochs=epochs, period=epochs, loss=variant.loss)
         train = self.taught(seed, variant.teachers, variant.unlabelled) if variant.taught else self.lesson.train
+        epochs = round(self.epochs * (len(self.lesson.train) + len(self.lesson.unlabelled["tokens"])) / len(train))  # as many steps
+        settings = replace(STUDENT, seed=seed, epochs=epochs, period=epochs, loss=variant.loss)
         seen = lambda samples: replace(samples, features=variant.read(samples.features))  # noqa: E731
         return ranked(fitted(seen(train), settings, variant.build), replace(self.lesson, test=seen(self.lesson.test)))
 

@@ -17,6 +17,7 @@ Share of the candidates that pass, by how they differ from the champion on all t
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -133,8 +134,13 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def run(given: Namespace) -> None:
-    units = json.loads((RESULTS / "pools.json").read_text())["units"]
-    pairs = list(matches(units))
+    pools = json.loads((RESULTS / "pools.json").read_text())
+    pairs = list(matches(pools["units"]))
+    least = min((len(champion[0]) for champion, _ in pairs), default=0)
+    if least <= given.held_out and not given.smallest:
+        sys.exit(
+            f"gate: bench/results/pools.json has {least} tasks, and the gate sees {given.held_out}; run python bench/pools.py to its end"
+        )
     if given.smallest:
         pairs = pairs[:12]
     count = 1 if given.smallest else given.draws // 4 if given.quick else given.draws
@@ -147,7 +153,8 @@ def run(given: Namespace) -> None:
                 decisions.append(decision(champion, candidate, seen, int(rng.integers(2**31))))
             shown.advance("")
     found = summary(decisions)
-    save("gate", {"decisions": len(decisions), "held_out": given.held_out, "summary": found}, COMMAND + " --quick" * given.quick)
+    about = {"decisions": len(decisions), "held_out": given.held_out, "pools": pools.get("identity")}
+    save("gate", {**about, "summary": found}, COMMAND + " --quick" * given.quick)
     into_document("gate", table(found))
     print(table(found))
 

@@ -105,11 +105,16 @@ def judged(pool: Samples, chosen: Samples, test: Samples, seed: int) -> dict[str
 
 
 def summary(runs: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, list[float]]]:
-    """Choice -> figure, and figure less random's -> mean, low, high."""
+    """Choice -> figure, and figure less random's -> mean, low, high over devices and seeds: pairs that lead to one device share its pool
+    and tested tasks, so they are one.
+    """
     found: dict[str, dict[str, list[float]]] = {}
+    alike: dict[str, list[dict[str, dict[str, float]]]] = {}
+    for name, run in runs.items():
+        alike.setdefault(name.partition(" > ")[2], []).append(run)
     for choice in next(iter(runs.values())):
         for key in FIGURES:
-            mine, random = ([run[name][key] for run in runs.values()] for name in (choice, RANDOM))
+            mine, random = ([fmean(run[name][key] for run in some) for some in alike.values()] for name in (choice, RANDOM))
             row = found.setdefault(choice, {})
             row[key] = list(mean_interval(mine))
             row[f"{key}_less_random"] = list(mean_interval([a - b for a, b in zip(mine, random, strict=True)]))

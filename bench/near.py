@@ -20,7 +20,6 @@ computed with the same code and data is kept.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from _by_fold import begin, compute, identity
-from _identity import code
+from _identity import digest_of
 from _tables import ROOT, markdown
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
@@ -179,8 +178,7 @@ def run(given: Any) -> None:
         for platform in bench.draws
     }
     drawn = hashlib.sha256(repr(sorted((platform, sorted(keys)) for platform, keys in bench.draws.items())).encode()).hexdigest()[:12]
-    learned_as = hashlib.sha256(code(inspect.getsource(as_here)).encode()).hexdigest()[:12]
-    kept = identity("near", ["tcl_core.models.trees", "tcl_core.reference"], bench.sets.values(), drawn, learned_as)
+    kept = identity("near", ["tcl_core.models.trees", "tcl_core.reference"], bench.sets.values(), drawn, digest_of(as_here))
     compute("near", given, kept, units, summary, table)
 
 

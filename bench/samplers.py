@@ -101,7 +101,7 @@ class Bench:
         c = workspace.params.collect
         settings = repr((c.rounds, c.initial_share, c.epochs, c.ensemble, trees))
         data = {pool: store.data_digest(reference.folder) for pool, reference in pools.items()}
-        self.identity = [code_identity(modules, ["_datasets"]), data, settings, hash_of(about)]
+        self.identity = [code_identity(modules, ["samplers", "_datasets"]), data, settings, hash_of(about)]
         path = result_file("samplers.json")
         kept = json.loads(path.read_text()) if path.exists() and not force else {}
         self.runs: dict[str, dict[str, float]] = kept.get("runs", {}) if kept.get("identity") == self.identity else {}

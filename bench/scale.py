@@ -8,7 +8,7 @@ workers as it has cores but at most four for each device; refitting and choosing
 platform after another, on one machine, as soon as its records are there.
 
 The same arithmetic for collections by the machine whose rates these are stands beside what they took (bench/results/pipeline.json):
-that tells how far to trust it.  Left out, for nothing has measured them: what the network between a coordinator and its devices takes, how long
+that tells how far to trust it.  Refitting and choosing are at the network's rate, also where trees do it.  Left out, for nothing has measured them: what the network between a coordinator and its devices takes, how long
 the sampler itself picks, and the memory, which is given as bytes.  --quick: the reference data's first hundred records stand for
 a journal's line.  Prices are a core's and a device's for an hour, in any currency: assumptions of whoever asks.
 """
@@ -27,10 +27,12 @@ from typing import Any
 from _tables import RESULTS, ROOT, Quick, arguments, into_document, markdown, save
 
 from tcl_core import store
+from tcl_core.chain.bridge import FEW
 from tcl_core.features.layout import WIDTH
 from tcl_core.journal import line_of
 from tcl_core.measure.runner import WORKERS_PER_DEVICE
 from tcl_core.params import Params, load_params
+from tcl_core.sampler_names import LEARNED_ELSEWHERE
 
 COMMAND = "python bench/scale.py"
 SYSTEM, LENGTH = "TCL, early stop", "48"  # what `tcl collect` does; tokens of the longest programs
@@ -117,29 +119,40 @@ def shares(params: Params, platforms: int) -> list[float]:
     return [params.collect.first_fraction, *[params.collect.fraction] * (platforms - 1)]
 
 
-def collection_s(rates: Rates, params: Params, fleet: Fleet, pool: float, share: float) -> dict[str, float]:
-    """Seconds of a platform's collection by what is done: measure, refit, choose, write."""
+def collection_s(rates: Rates, params: Params, fleet: Fleet, pool: float, share: float, before: float = 0.0) -> dict[str, float]:
+    """Seconds of a platform's collection by what is done: measure, refit, choose, write.
+
+    ``before`` is the share that the platform before measured, 0 for the first: a sampler that learns from it fits once and chooses once.
+    """
     settings, budget = params.collect, share * pool
     workers = min(fleet.cores, WORKERS_PER_DEVICE * fleet.devices) if fleet.overlap else fleet.cores
     build_s, device_s = rates.build_core_s / workers, rates.device_s / fleet.devices
     per_program = max(build_s, device_s) if fleet.overlap else build_s + device_s
     initial = settings.initial_share * budget
     known = [initial + (budget - initial) * number / settings.rounds for number in range(settings.rounds)]
+    if before and settings.sampler in LEARNED_ELSEWHERE:
+        known = [before * pool]
     return {
         "measure": rates.start_s + budget * per_program,
         "refit": settings.ensemble * settings.epochs * sum(known) / rates.learned_per_s,
-        "choose": settings.rounds * (pool / rates.encoded_per_s + settings.ensemble * pool / rates.scored_per_s),
+        "choose": len(known) * settings.ensemble * pool / rates.scored_per_s,
         "write": budget / rates.written_per_s,
     }
 
 
-def learning_s(rates: Rates, params: Params, records: float, first: bool) -> float:
-    """Seconds of the chain's machine for a platform's model: epochs over its records, and over rehearsed ones for later platforms.
+def learning_s(rates: Rates, params: Params, records: float, others: float, first: bool) -> float:
+    """Seconds of the chain's machine for a platform's model: epochs over its records; for later platforms over ``others`` too, which the
+    platform before measured alone, and over rehearsed ones, twice as many epochs where teachers say nearly all (``bridge.passes``), and then
+    those of the network that it is compared with.
 
-    As if ``train.steps``, which bounds the first platform's, were raised with the records.
+    As if ``train.steps``, which bounds the first platform's, were raised with the records.  Without the teachers and without programs that
+    nobody measured: so many for each task, however many are measured.
     """
-    epochs = params.train.epochs if first else params.bridge.epochs * (1 + params.bridge.rehearsal)
-    return records / rates.encoded_per_s + epochs * records / rates.learned_per_s
+    seen = params.train.epochs * records
+    if not first:
+        passes = params.bridge.epochs * (1 + max(0.0, 1 - FEW / records)) * (1 + params.bridge.rehearsal)
+        seen += passes * (records + others)
+    return (records + others) / rates.encoded_per_s + seen / rates.learned_per_s
 
 
 def play(rates: Rates, params: Params, fleet: Fleet) -> Played:
@@ -147,11 +160,13 @@ def play(rates: Rates, params: Params, fleet: Fleet) -> Played:
     pool = fleet.records / sum(shares(params, fleet.platforms))
     free, learned_at, collected_at = [0.0] * fleet.coordinators, 0.0, []
     parts = dict.fromkeys(PARTS, 0.0)
-    for number, share in enumerate(shares(params, fleet.platforms)):
-        spent = collection_s(rates, params, fleet, pool, share)
+    before = 0.0
+    for share in shares(params, fleet.platforms):
+        spent = collection_s(rates, params, fleet, pool, share, before)
         collected_at.append(heapq.heappop(free) + sum(spent.values()))
         heapq.heappush(free, collected_at[-1])
-        learning = learning_s(rates, params, share * pool, first=not number)
+        learning = learning_s(rates, params, share * pool, before * (1 - share) * pool, first=not before)
+        before = share
         learned_at = max(learned_at, collected_at[-1]) + learning
         for part, seconds in {**spent, "learn the chain": learning}.items():
             parts[part] += seconds
@@ -249,8 +264,9 @@ def compared(rates: Rates, params: Params, results: Path = RESULTS) -> Iterator[
     machine = json.loads((results / "collect.json").read_text())["host"]
     took = json.loads((results / "pipeline.json").read_text())["collected_s"].get(machine, {})
     pool = params.candidates.max_train_tasks * params.candidates.programs_per_task
-    for (platform, seconds), share in zip(took.items(), shares(params, len(took)), strict=False):
-        played = sum(collection_s(rates, params, Fleet(1, 1, 0, rates.cores, overlap=False), pool, share).values())
+    there = shares(params, len(took))
+    for (platform, seconds), share, before in zip(took.items(), there, [0.0, *there], strict=False):
+        played = sum(collection_s(rates, params, Fleet(1, 1, 0, rates.cores, overlap=False), pool, share, before).values())
         yield platform, round(share * pool), seconds, played
 
 

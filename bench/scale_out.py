@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, arguments, into_document, markdown, save
+from _tables import ROOT, Quick, arguments, into_document, markdown, save
 
 COMMAND = "python bench/scale_out.py"
 WORKERS = (1, 2)
@@ -123,7 +123,7 @@ def table(figures: dict[str, dict]) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer programs and turns")
+    parser.add_argument("--quick", action=Quick, help="fewer programs and turns")
     given = parser.parse_args()
     turns, lowered, trained, epochs = (1, 8, 32, 1) if given.smallest else (3, 512, 1024, 2) if given.quick else (5, 2048, 4096, 3)
     figures = {}

@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any
 
 from _by_fold import begin, compute, identity
+from _identity import digest_of
 from _tables import ROOT, markdown
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
@@ -42,6 +43,7 @@ from tcl_core.evaluation.metrics import subset_top_1, task_pairs
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.models.mamba import MambaModel
 from tcl_core.reference import REGISTERS, Reference
+from tcl_core.stages.training import as_here
 from tcl_core.teaching import STUDENT, Member, pseudo_labelled
 
 PROJECT, RECORDS = 5, 160  # networks, and programs measured on a platform, as in params.yaml
@@ -74,8 +76,8 @@ class Bench:
         self.further = {name: reference.unmeasured() for name, reference in machines.items()}
 
     def unit(self, fold: int, platform: str, seed: int) -> dict[str, Figures]:
-        """Row -> its figures."""
-        case = self.reference.case(platform, "tokens", self.folds[fold])
+        """Row -> its figures.  As in a project, all is learned and ranked as if this machine had measured it (``as_here``)."""
+        here, case = self.reference.hardware(platform), self.reference.case(platform, "tokens", self.folds[fold])
         train = set(case.train.tasks.tolist())
         mine = self._project(train, seed)
         of_mine = _apart(case.train.take(np.isin(case.train.tasks, list(mine))), self.room * len(self.machines))
@@ -85,7 +87,8 @@ class Bench:
         for row, (with_own, machines) in ROWS.items():
             known, more = ([self._of(heaps[name], name, train - mine) for name in machines] for heaps in (self.measured, self.further))
             known, more = (known + [own], more + [rest]) if with_own else (known, more)
-            found[row] = self._judged(concatenate(known), concatenate(more), case.test, seed)
+            heaps = [as_here(heap, here) if len(heap) else heap for heap in (concatenate(known), concatenate(more), case.test)]
+            found[row] = self._judged(heaps[0], heaps[1], heaps[2], seed)
         return found
 
     def _project(self, trained: set[int], seed: int) -> set[int]:
@@ -174,7 +177,12 @@ def run(given: Any) -> None:
     todo = [(fold, platform, seed) for seed in range(given.seeds) for fold in range(given.folds) for platform in platforms]
     units = {f"{fold}, {platform}, {seed}": partial(bench.unit, fold, platform, seed) for fold, platform, seed in todo}
     compute(
-        "shipped", given, identity("shipped", ["tcl_core.teaching", "tcl_core.reference"], bench.machines.values()), units, summary, table
+        "shipped",
+        given,
+        identity("shipped", ["tcl_core.teaching", "tcl_core.reference"], bench.machines.values(), digest_of(as_here)),
+        units,
+        summary,
+        table,
     )
 
 

@@ -233,13 +233,12 @@ class Bench:
         return [each for each in known if _name(each) in self.units]
 
     def _is_compared(self, unit: Unit) -> bool:
-        there = self.compared.get(unit.group, {})
-        told = {*there.get("systems_ms", {}), *there.get("missing", {})}
-        return unit.lends or {each.system for each in self._in_group(unit)} <= told
+        there = self.compared.get(unit.group, {}).get("systems_ms", {})
+        return unit.lends or {each.system for each in self._in_group(unit)} <= set(there)
 
     def _compare(self, unit: Unit) -> None:
         """Build what each system of the group found, and run all side by side; one whose library does not run, or computes something else,
-        is missing, with the reason.
+        is missing, with the reason, and is tried again by the next run.
         """
         target, protocol = make_target(self.machine.setup.target), self.machine.setup.protocol
         place, inputs = (protocol.threads, protocol.pin_threads), example_inputs(unit.network)
@@ -257,7 +256,7 @@ class Bench:
             found = compare(unit.network, libraries, *place, self.machine.rounds, inputs)
         for system in list(libraries):
             if found.systems[system].difference > TOLERANCE:
-                failed[system] = f"its output differs by {found.systems[system].difference:.1e} from PyTorch's"
+                failed[system] = f"its output differs by {found.systems[system].difference:.1e} from the reference's"
                 del libraries[system]
         self.compared[unit.group] = {"network": unit.network, "seed": unit.seed, "trials": unit.trials, **_row(found, libraries, failed)}
         self.save()
@@ -270,8 +269,8 @@ class Bench:
         if not folder.exists():
             raise DataError(f"{folder}, what {_name(unit)} found, is gone; give --force to begin anew")
         found, known = open_database(folder), meta_schedule().database.MemoryDatabase()
-        for tunable in tunables_of(self._fused(unit), self.machine.setup.target):
-            known.commit_workload(tunable.module)
+        for each in meta_schedule().relax_integration.extract_tasks(self._fused(unit), make_target(self.machine.setup.target), {}):
+            known.commit_workload(each.dispatched[0])  # MetaSchedule tunes what is one reshape, too
         if any(not known.has_workload(record.workload.mod) for record in found.get_all_tuning_records()):
             raise DataError(f"{folder} has programs of tasks that {unit.network} no longer has; give --force to begin anew")
         return found

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """Three comparisons, of which ``b`` fails; each writes its name and its arguments into ``ran``."""
+    """Three comparisons, of which ``b`` fails and ``scale`` comes last; each writes its name and its arguments into ``ran``."""
     folder = tmp_path / "bench"
     folder.mkdir()
     for name in ("a", "b", "scale"):
@@ -19,6 +19,7 @@ def bench(tmp_path, monkeypatch):
     (folder / "_part.py").write_text("")
     monkeypatch.setattr(_all, "BENCH", folder)
     monkeypatch.setattr(_all, "ROOT", tmp_path)
+    monkeypatch.setattr(_all, "LAST", ("scale",))
     monkeypatch.setattr(_all, "SHARED", ())
     monkeypatch.setattr(_all, "SECONDS", tmp_path / "seconds.json")
 

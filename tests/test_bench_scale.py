@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scale import FLEETS, PARTS, Fleet, Rates, added, collection_s, compared, play
+from scale import FLEETS, PARTS, Fleet, Rates, added, collection_s, compared, learning_s, play
 
 from tcl_core.params import load_params
 from tests.shipped import SHIPPED
@@ -42,23 +42,34 @@ def test_measuring_takes_as_long_as_the_slower_of_building_and_timing(params, fl
 
 def test_platforms_share_coordinators_and_the_chain_waits_for_the_model_before(params):
     """Three platforms measure 50, 25 and 25 of a pool of 100; two seconds a program."""
-    learn = replace(RATES, learned_per_s=15.0)  # the first: 50 * 30 / 15 = 100 s; later ones: 25 * 30 / 15 = 50 s
+    learn = replace(RATES, learned_per_s=15.0)  # the first: 50 * 30 / 15 = 100 s
+    # The second: its network of own data 25 * 30 / 15 = 50, and 30 passes over 25 and the first's other 37.5: 125 s; the third: 50 and 87.5 s.
     collect = replace(params.collect, ensemble=1, epochs=1, rounds=1)
-    few = replace(params, collect=replace(collect, initial_share=1e-9))  # refits on nothing
+    few = replace(params, collect=replace(collect, initial_share=1e-9, sampler="random"))  # refits on nothing
     alone, two = (play(learn, few, Fleet(3, 1, 100, 2, coordinators=n)) for n in (1, 2))
     assert alone.collected_s == pytest.approx(200) and two.collected_s == pytest.approx(100)  # records at 100, 150, 200 or 100, 50, 100
-    assert alone.ended_s == two.ended_s == pytest.approx(300)  # models at 200, 250, 300: more coordinators do not help the chain
+    assert alone.ended_s == two.ended_s == pytest.approx(512.5)  # models at 200, 375, 512.5: more coordinators do not help the chain
     assert alone.parts_s["measure"] == two.parts_s["measure"] == pytest.approx(200)
-    assert two.core_s == pytest.approx(200 * 2 + 200 * 2)
+    assert two.core_s == pytest.approx(200 * 2 + 412.5 * 2)
 
 
 def test_rounds_refit_on_all_that_is_known_and_rank_the_whole_pool(params):
     rates = replace(RATES, learned_per_s=10.0, scored_per_s=20.0, encoded_per_s=40.0, written_per_s=5.0)
     found = collection_s(rates, params, Fleet(1, 1, 0, 2), pool=200, share=0.5)
     assert found["refit"] == pytest.approx(2 * 10 * (50 + 75) / 10)  # after the random start and after the first round
-    assert found["choose"] == pytest.approx(2 * (200 / 40 + 2 * 200 / 20))
+    assert found["choose"] == pytest.approx(2 * 2 * 200 / 20)
     assert found["write"] == pytest.approx(100 / 5)
     assert set(found) == set(PARTS) - {"learn the chain"}
+    later = collection_s(rates, params, Fleet(1, 1, 0, 2), pool=200, share=0.25, before=0.5)  # by what the first measured, at once
+    assert later["refit"] == pytest.approx(2 * 10 * 100 / 10) and later["choose"] == pytest.approx(2 * 200 / 20)
+    blind = replace(params, collect=replace(params.collect, sampler="rdu-paper"))
+    assert collection_s(rates, blind, Fleet(1, 1, 0, 2), 200, 0.25, 0.5)["choose"] == pytest.approx(found["choose"])
+
+
+def test_thousands_of_records_are_learned_twice_as_long(params):
+    rates = replace(RATES, learned_per_s=1.0)
+    few, many = (learning_s(rates, params, records, 0.0, first=False) / records for records in (500.0, 1e9))
+    assert (few, many) == pytest.approx((30 + 15 * 2, 30 + 15 * 2 * 2))
 
 
 def test_one_more_platform_measures_its_share_of_the_same_pool(params):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,8 +14,12 @@ import pytest
 import tune
 from synthetic import ranking_problem
 
-from tcl_core.errors import DataError
+from tcl_core.compat import make_target, meta_schedule
+from tcl_core.errors import DataError, PlatformError
 from tcl_core.features import layout
+from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.tuning.database import Shelf, open_database
+from tcl_core.tuning.latency import Latencies, Timed
 
 
 def group(network: str, trials: int | None = None, **rounds_ms: list[float]) -> dict[str, object]:
@@ -115,6 +120,53 @@ def test_each_part_keeps_what_it_found_apart_and_misses_what_is_gone(results):
     assert first.folder / unit.place != second.folder / unit.place and first.folder == bench(results, results.about).folder
     with pytest.raises(DataError, match="what net, seed 0: TCL found, is gone; give --force to begin anew"):
         first._found(unit)
+
+
+def test_a_database_of_a_network_that_was_prepared_otherwise_is_refused(results, matmul, conv, monkeypatch):
+    """TVM would time its own schedules in the place of tasks that it does not find."""
+    mine, unit, target = bench(results, results.about), tune.Unit("net", tables.OURS, 0), make_target(EXTRACTION_TARGET)
+    mine.machine = SimpleNamespace(setup=SimpleNamespace(target=EXTRACTION_TARGET))
+    trace = matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]).trace
+    Shelf(open_database(mine.folder / unit.place), matmul.module, target).put(trace, [1e-3])
+    monkeypatch.setattr(mine, "_fused", lambda unit: None)
+    tasks = [conv.module]
+    monkeypatch.setattr(meta_schedule().relax_integration, "extract_tasks", lambda *_: [SimpleNamespace(dispatched=[m]) for m in tasks])
+    with pytest.raises(DataError, match="has programs of tasks that net no longer has; give --force to begin anew"):
+        mine._found(unit)
+    tasks.append(matmul.module)
+    assert len(mine._found(unit)) == 1
+
+
+def test_a_rival_that_does_not_run_or_computes_something_else_is_missing(results, monkeypatch):
+    """And the others are compared; the next run tries it again."""
+    mine = bench(results, results.about)
+    protocol = SimpleNamespace(threads=1, pin_threads=False)
+    mine.machine = SimpleNamespace(setup=SimpleNamespace(target=EXTRACTION_TARGET, protocol=protocol), rounds=1)
+    units = [tune.Unit("net", system, 0) for system in (tables.OURS, tables.RANDOM, tables.SCRATCH)]
+    for unit in units:
+        mine.units[tune._name(unit)] = {"curve": []}
+    for name in ("_fused", "_found"):
+        monkeypatch.setattr(mine, name, lambda unit: None)
+    monkeypatch.setattr(tune, "apply_database", lambda *_: None)
+    monkeypatch.setattr(tune, "export", lambda applied, target, path: None)
+    monkeypatch.setattr(tune, "example_inputs", lambda network: [])
+
+    def running(library, *_):
+        if library.stem == tables.RANDOM:
+            raise PlatformError("it ended with -11")
+        return nullcontext()
+
+    def compared(network, libraries, *_):
+        differences = {tables.OURS: 1e-6, tables.SCRATCH: 0.5}
+        systems = {name: Timed(1.0, (1.0,), differences[name]) for name in libraries}
+        return Latencies(systems, {"compile": "none", "eager": "none"}, {}, tables.OURS)
+
+    monkeypatch.setattr(tune, "running", running)
+    monkeypatch.setattr(tune, "compare", compared)
+    mine._compare(units[0])
+    (row,) = mine.compared.values()
+    assert row["systems_ms"] == {tables.OURS: 1.0} and not mine._is_compared(units[0])
+    assert row["missing"][tables.RANDOM] == "it ended with -11" and "differs by 5.0e-01" in row["missing"][tables.SCRATCH]
 
 
 def test_a_row_for_each_network_and_machine():
