@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from tcl_core.errors import PlatformError, TclError, UsageError, naming_extras
 from tcl_core.locks import lock_if_there, wait_for_lock
@@ -43,7 +43,7 @@ def place(path: str | Path) -> Path:
         found.fs  # noqa: B018  asks for the package of its kind
     except (ImportError, ValueError) as error:
         raise UsageError(f"cannot read {shown(path)} ({shown(error)}); install what reads it, or give a folder of this machine") from None
-    return found
+    return cast(Path, found)
 
 
 def user_cache(kind: str) -> Path:

@@ -9,7 +9,7 @@ import pytest
 
 from tcl_core import datasets, store
 from tcl_core.checked import json_bytes
-from tcl_core.errors import DataError, UsageError
+from tcl_core.errors import DataError, TclError, UsageError
 from tcl_core.files import is_remote, place
 
 pytest.importorskip("upath", reason="needs the extra remote")
@@ -83,7 +83,7 @@ def test_another_platforms_records_are_noticed(url):
     datasets.reference,
 ])  # fmt: skip
 def test_what_is_not_there_is_named(work):
-    with pytest.raises(DataError, match="nowhere"):
+    with pytest.raises(TclError, match="nowhere"):
         work("memory://nowhere")
 
 

@@ -94,6 +94,7 @@ def tune_network(
         imported = import_network(network, setup.protocol.threads)
         with fixed_shapes(imported.module, network):
             module = fuse(imported.module, target, graph)
+            tunables_of(module, setup.target)
     with tempfile.TemporaryDirectory(prefix="tcl-tuned-") as scratch:
         workshop = _Workshop(network, module, target, setup, imported.inputs, imported.outputs, Path(scratch))
         workshop.build_untuned()
@@ -234,7 +235,7 @@ def search_tasks(
 ) -> tuple[Any, list[TaskTime], int]:
     """A MetaSchedule database with the best programs found for each task of a fused module, best first, what each task got, and
     how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task that
-    trials or minutes did not reach, or of which nothing ran, has the program that promises most; without a model any that is drawn.
+    trials or minutes did not reach, or of which nothing ran and was right, has the program that promises most; without a model any that is drawn.
 
     ``on_trial`` is told how many programs were measured and the network's seconds by the best of each task: inf while one has none.
     """

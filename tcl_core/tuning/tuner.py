@@ -150,7 +150,7 @@ class TaskRun:
 
     def confirm(self, candidate: Candidate, outcome: Outcome) -> None:
         """Keep a finalist's second measurement in the place of the first, which was chosen for being fast, by luck too; one that failed now
-        is none, unless something disturbed it: then it may be measured once more.
+        is none, unless something disturbed it: then it is measured in the next round of finals, if there is one.
         """
         if outcome.disturbed and not outcome.latencies_s:
             return

@@ -11,6 +11,7 @@ import pytest
 from conftest import matmul_module
 
 from tcl_core import registry
+from tcl_core.registry.connection import opened
 from tcl_core.checked import read_json, write_json
 from tcl_core.compat import load_tvm, make_target, meta_schedule
 from tcl_core.errors import DataError, RegistryError, UsageError
@@ -177,7 +178,9 @@ def test_an_empty_registry_says_how_to_fill_it(tmp_path, monkeypatch):
     with pytest.raises(RegistryError, match="^there is no model registry at .*; set MLFLOW_TRACKING_URI to one, or give the folder"):
         cost_model(P)
     assert list(tmp_path.iterdir()) == []
-    assert registry.champion_version(P) is None  # that makes it
+    assert registry.champion_version(P) is None and list(tmp_path.iterdir()) == []
+    with opened(alone=True):  # which makes it
+        pass
     with pytest.raises(RegistryError, match="has no champion yet; run: tcl register and then: tcl promote, or give the folder"):
         cost_model(P)
 
