@@ -6,8 +6,8 @@
     tcl.rank(model, "path/to/a/database").table(3)     # the programs of a tuning log or a database, best first
 
 What is public stands in ``__all__``; each name is imported when it is first used, so ``import tcl_core`` itself costs nothing.
-Nothing but ``Workspace``, which is a project's folder, needs params.yaml; nothing exits, at most progress is printed, on standard
-error, only a champion's name is asked of the registry of the working folder, and what goes wrong is an exception of
+Nothing but ``Workspace``, which is a project's folder, needs params.yaml; nothing exits, at most progress and warnings are printed, on
+standard error, only a champion's name is asked of the registry of the working folder, and what goes wrong is an exception of
 ``tcl_core.errors`` with one sentence.
 """
 

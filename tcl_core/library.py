@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tcl_core.compat import TVM_VERSION, make_target, structural_key
 from tcl_core.errors import UsageError, naming_extras
 from tcl_core.evaluation.metrics import pairwise_accuracy, picks, spearman, subset_top_1
 from tcl_core.features.batches import Samples
-from tcl_core.files import user_cache
+from tcl_core.files import shown, user_cache
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models.mamba import MambaModel
 from tcl_core.platforms import Hardware, host_fingerprint, read_hardware, target_of, vector_of, why_not, widest_cpu
@@ -52,7 +53,8 @@ def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -
               TVM schedules or traces of one ``module``, a ``PrimFunc`` or an ``IRModule``; or ``Samples``
 
     Scores compare only within a task; records of several targets are several tasks.  Lines that are no programs are left out with a
-    warning, and a model of unknown hardware gets one.  Nothing is written, and at most progress printed, on standard error.  Raises as ``load``, DataError for what is no log,
+    warning, and a model of unknown hardware gets one.  Nothing is written, and at most progress and warnings are printed, on standard
+    error.  Raises as ``load``, DataError for what is no log,
     has no program or does not fit the model, UsageError for a model of what ``programs`` do not tell.
     """
     trained = trained_of(model)
@@ -76,7 +78,10 @@ def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -
         refused.warn()
         return found
     if database:
-        return _rank_records(trained, [r for r in programs.get_all_tuning_records() if target in str(r.target)])
+        records = [record for record in programs.get_all_tuning_records() if target in str(record.target)]
+        if target and not records:
+            raise UsageError(f"the database has no record whose target has '{shown(target)}' in it; leave target= out to see all")
+        return _rank_records(trained, records)
     if module is None:
         raise UsageError("schedules and traces do not tell which module they are of; give it: rank(model, schedules, module=...)")
     return _rank_traces(trained, [(module, getattr(program, "trace", program), np.inf, "") for program in programs])
@@ -86,7 +91,8 @@ def _rank_samples(trained: Trained, samples: Samples) -> Scored:
     tasks, numbers = np.unique(samples.tasks, return_inverse=True)
     names = tuple(samples.task_name(int(task)) for task in tasks)
     lines = np.arange(1, len(samples) + 1, dtype=np.int32)
-    return Scored(lines, numbers.astype(np.int32), samples.latencies_s, trained.predict(samples), names, names)
+    keys = tuple(map(str, tasks.tolist()))
+    return Scored(lines, numbers.astype(np.int32), samples.latencies_s, trained.predict(samples), keys, names)
 
 
 def _rank_records(trained: Trained, records: Sequence[Any]) -> Scored:
@@ -105,11 +111,13 @@ def _rank_traces(trained: Trained, programs: Sequence[tuple[Any, Any, float, str
     if not programs:
         raise UsageError("there is no program to rank; give a database that has records, or schedules")
     modules: dict[str, tuple[str, Any]] = {}  # what the first of each calls itself, and it
-    keys, ready = [], dict[int, Any]()  # one module object is usually many programs'
+    keys, ready = [], dict[int, str]()  # one module object is usually many programs'
     for module, _, _, target in programs:
-        plain = ready.setdefault(id(module), as_task(module))
-        keys.append((structural_key(plain), target))
-        modules.setdefault(keys[-1][0], (_hint(module), plain))
+        if id(module) not in ready:
+            plain = as_task(module)
+            ready[id(module)] = structural_key(plain)
+            modules.setdefault(ready[id(module)], (_hint(module), plain))
+        keys.append((ready[id(module)], target))
     kept = [row for row, (key, _) in enumerate(keys) if has_blocks(modules[key][1])]
     if not kept:
         raise UsageError("no program has loops to schedule, so there is none to rank; give others")
@@ -123,8 +131,9 @@ def _rank_traces(trained: Trained, programs: Sequence[tuple[Any, Any, float, str
         workload = workload_of(*modules[key[0]])
         scores[rows] = trained.predict(samples_of_traces([programs[row][1] for row in rows], workload, trained.hardware_vector))
     lines, seconds = np.array(kept, dtype=np.int32) + 1, np.array([seconds for _, _, seconds, _ in programs])
-    names = (named(operator_type(*modules[key]), modules[key][1]) for key, _ in numbers)
-    return Scored(lines, tasks, seconds, scores, tuple(key for key, _ in numbers), tuple(names))
+    several = len({target for _, target in numbers}) > 1
+    told = [(key, named(operator_type(*modules[key]), modules[key][1]), f" for {target}" * several) for key, target in numbers]
+    return Scored(lines, tasks, seconds, scores, tuple(key + of for key, _, of in told), tuple(name + of for _, name, of in told))
 
 
 def _hint(module: Any) -> str:
@@ -158,9 +167,11 @@ def figures(scores: np.ndarray | Sequence[float], samples: Samples) -> dict[str,
 # --- other hardware ---
 
 
+@cache
 def hardware(mcpu: str | None = None) -> Hardware:
     """What models are told of this machine's CPU, for ``Trained``, ``datasets.log`` and ``distill``: under LLVM's name ``mcpu``, or under the
-    one with the most features that it can run.  Raises UsageError for an unknown name, and for a machine that has none.
+    one with the most features that it can run.  Its bandwidth is measured once in a process.  Raises UsageError for an unknown name, and
+    for a machine that has none.
     """
     mcpu = mcpu or widest_cpu()
     if mcpu is None:
@@ -295,6 +306,8 @@ def _digest(trained: Trained | None) -> str:
     """What tells models apart, wherever they lie; of one that cannot be saved another each time, for it may be another one."""
     if trained is None:
         return ""
+    if isinstance(trained.hardware, Hardware):  # what is measured of it is another number each time
+        trained = replace(trained, hardware=replace(trained.hardware, bandwidth_gbs=0.0))
     with tempfile.TemporaryDirectory(prefix="tcl-model-") as scratch:
         try:
             return store.data_digest(trained.save(Path(scratch) / "model"))

@@ -288,6 +288,9 @@ def test_a_database_in_memory_is_ranked_task_by_task(matmul_schedules, model):
     database.commit_tuning_record(ms.database.TuningRecord(schedules[1].trace, workload, [5e-3], other))
     both = tcl.rank(model, database)  # what ran for one target is not ranked beside what ran for another
     assert len(both.keys) == 2 and sorted(np.bincount(both.tasks).tolist()) == [1, len(schedules) + 1]
+    assert len({row["task_key"] for row in both.table()}) == 2 == len({row["task"] for row in both.table()})
+    with pytest.raises(UsageError, match="the database has no record whose target has 'cuda' in it"):
+        tcl.rank(model, database, target="cuda")
     alone = tcl.rank(model, database, target="haswell")
     assert len(alone) == 1 and alone.latencies_s.tolist() == [5e-3]
 
@@ -311,7 +314,7 @@ def test_samples_of_two_logs_are_not_put_together(tmp_path):
     (tmp_path / "two.log").write_text(text)
     two = tcl.datasets.log(tmp_path / "two.log")
     assert one.task_names != two.task_names
-    with pytest.raises(ValueError, match="number their tasks each for itself cannot be put together"):
+    with pytest.raises(UsageError, match="number their tasks each for itself cannot be put together"):
         tcl.teach(one, two)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,15 @@ def rows_by_task(tasks: np.ndarray) -> Iterator[np.ndarray]:
 def concatenate(parts: Sequence[Samples]) -> Samples:
     """Stack parts that share one task numbering; shorter programs are padded with zero rows.
 
-    Raises ValueError for parts whose rows are not of one kind, and for parts that number their tasks each for itself, as two logs do.
+    Raises ValueError for parts whose rows are not of one kind, UsageError for parts that number their tasks each for itself, as two logs do, as
+    far as the tasks' names tell.
     """
     holds = {p.holds for p in parts}
     if len(holds) > 1:
         raise ValueError(f"samples of {' and of '.join(sorted(holds))} cannot be put together")
     names = max((p.task_names for p in parts), key=len)
     if any(p.task_names != names[: len(p.task_names)] for p in parts):
-        raise ValueError("samples that number their tasks each for itself cannot be put together; read them in one project (tcl import)")
+        raise UsageError("samples that number their tasks each for itself cannot be put together; read them in one project (tcl import)")
     length = max(p.features.shape[1] for p in parts)
     features = [np.pad(p.features, ((0, 0), (0, length - p.features.shape[1]), (0, 0))) for p in parts]
     return Samples(

@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -35,13 +34,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from tcl_core.errors import last_line
+from tcl_core.locks import ThreadLock
 from tcl_core.models import scan_tir
 from tcl_core.models.kernel_cache import cached
 from tcl_core.models.scan_tir import LANES
 
 SOURCE = Path(scan_tir.__file__).read_text()  # as it was loaded, whatever becomes of the file
 WORTHWHILE = 1024  # tokens; with fewer, torch is done before a kernel is loaded
-_MAKING = threading.Lock()  # threads that predict side by side must not compile side by side
+_MAKING = ThreadLock()  # threads that predict side by side must not compile side by side
 log = logging.getLogger(__name__)
 
 
@@ -150,11 +150,4 @@ def _kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable
         return None
 
 
-def _after_fork() -> None:
-    """A child has none of the threads, and a lock that one of them held is held for ever."""
-    global _MAKING
-    _MAKING = threading.Lock()
-    _threads.cache_clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of the threads

@@ -40,8 +40,15 @@ def champion(platform: str) -> tuple[int, Path]:
     other tokens than this version of TCL makes; UsageError for what names no version.
     """
     platform, pin = pinned(platform)
-    if pin is not None:  # of a model's name in the registry its platform is meant
-        platform = platform_of(platform) or platform
+    if not (meant := platform_of(platform)):
+        return _champion(platform, pin)
+    try:
+        return _champion(platform, pin)  # a platform may be called so
+    except RegistryError:  # the name of a model in the registry
+        return _champion(meant, pin)
+
+
+def _champion(platform: str, pin: int | None) -> tuple[int, Path]:
     try:
         with opened() as client:
             number, folder = _given(client, platform, pin)
@@ -49,8 +56,6 @@ def champion(platform: str) -> tuple[int, Path]:
         raise NoChampionError(f"{platform} has no champion: {none}") from None
     except RegistryAway as away:
         number, folder = model_files.kept(platform, pin, away)
-    if folder is None and (meant := platform_of(platform)):  # likewise
-        return champion(meant)
     if folder is None:
         others = platforms_with_champion()
         there = f"; there are champions of {', '.join(others)}" if others else ""

@@ -52,18 +52,18 @@ def opened(alone: bool = False) -> Iterator[MlflowClient]:
     One thread of this process at a time: to which store MLflow turns is the process's.  Raises NoRegistry where there is no store and
     one only reads, RegistryAway where no server answers, else RegistryError.
     """
-    import mlflow
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
     with local_store.TURN:
+        if not alone and not local_store.is_there():
+            raise NoRegistry(
+                f"there is no model registry at {local_store.where()}; run where it is, or set MLFLOW_TRACKING_URI to it, "
+                "or begin one: tcl register"
+            )
+        import mlflow
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
         try:
             file = local_store.database()
-            if not alone and not local_store.is_there():
-                raise NoRegistry(
-                    f"there is no model registry at {local_store.where()}; run where it is, or set MLFLOW_TRACKING_URI to it, "
-                    "or begin one: tcl register"
-                )
             with _lock() if alone else nullcontext(), _quiet():
                 if file and (alone or not local_store.is_ready(file)):
                     with nullcontext() if alone else _lock():

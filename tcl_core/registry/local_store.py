@@ -33,7 +33,8 @@ _folder: ContextVar[Path | None] = ContextVar("folder of a local store", default
 
 def where() -> str:
     """The store that everything here reads and writes, as one may print it."""
-    return str(database() or without_password(uri()))
+    with TURN:
+        return str(database() or without_password(uri()))
 
 
 def is_there() -> bool:
@@ -62,8 +63,8 @@ def uri() -> str:
 
 
 def without_password(text: str) -> str:
-    """Addresses without user and password; a database's password may have slashes, where a path of a server's may have ``@``."""
-    return re.sub(r"(?<!http:)(?<!https:)//[^:/@\s]*(?::[^@\s]*)?@|//[^/@\s]*@", "//", text)
+    """Addresses without user and password, which may have slashes where its address does not; a port is none."""
+    return re.sub(r"//[^:/@\s]*(?::(?!\d+/)[^@\s]*)?@", "//", text)
 
 
 def database() -> Path | None:

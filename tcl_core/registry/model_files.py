@@ -94,7 +94,8 @@ def cache_folder() -> Path:
 
 
 def _store_digits() -> str:
-    return hashlib.sha256(local_store.without_password(local_store.uri()).encode()).hexdigest()[:16]
+    with local_store.TURN:
+        return hashlib.sha256(local_store.without_password(local_store.uri()).encode()).hexdigest()[:16]
 
 
 def _fetched(platform: str, version: ModelVersion) -> Path:

@@ -78,8 +78,8 @@ def _remove_stale(workspace: Workspace, name: str, ran: list[str]) -> None:
 
 
 def platforms_of(workspace: Workspace, name: str) -> list[str]:
-    """The platforms that ran here and that a model can learn: one that learns from earlier ones needs such."""
-    ran = workspace.platforms_that_ran()
+    """The platforms whose records lie here and that a model can learn: one that learns from earlier ones needs such."""
+    ran = workspace.platforms_here()
     return ran[1:] if catalogue.model_class(name).learns_from_sources else ran
 
 
@@ -88,8 +88,7 @@ def predicted(workspace: Workspace, name: str, without: Collection[str] = ()) ->
 
     Raises DataError where one has not been trained.
     """
-    judged = set(workspace.platforms_here())
-    folders = {p: baseline_folder(workspace, name, p) for p in platforms_of(workspace, name) if p in judged}
+    folders = {platform: baseline_folder(workspace, name, platform) for platform in platforms_of(workspace, name)}
     if missing := [folder for folder in folders.values() if not folder.exists()]:
         raise DataError(f"baselines.models lists {name}, but there is no {missing[0]}; run: tcl train --model {name}")
     held_out = {p: without_tasks(workspace, workspace.samples_for(name, p, "holdout"), without)[0] for p in folders}
@@ -123,7 +122,7 @@ def _train(workspace: Workspace, name: str, platform: str, checkpoint: Path) -> 
 
 def _origin(workspace: Workspace, name: str, platform: str, settings: dict[str, Any], all_earlier: bool) -> dict[str, Any]:
     """What a model beside the chain is made of: its settings are its own, its data those of one platform or of all up to it."""
-    ran, params = workspace.platforms_that_ran(), workspace.params
+    ran, params = workspace.platforms_here(), workspace.params
     learned = ran[: ran.index(platform) + 1] if all_earlier else [platform]
     given = {"validation_share": params.train.validation_share, "collect": asdict(params.collect), "measure": asdict(params.measure)}
     return provenance.collect(f"baseline@{name}", settings | given, {p: workspace.records_folder(p) for p in learned})
@@ -132,6 +131,6 @@ def _origin(workspace: Workspace, name: str, platform: str, settings: dict[str, 
 def _sources(workspace: Workspace, platform: str, valid: Samples | None) -> list[Samples]:
     """What was measured on the platforms before this one, without the tasks that are kept apart."""
     apart = valid.tasks if valid is not None else []
-    ran = workspace.platforms_that_ran()
+    ran = workspace.platforms_here()
     sources = [workspace.samples(earlier) for earlier in ran[: ran.index(platform)]]
     return [samples.take(~np.isin(samples.tasks, apart)) for samples in sources]

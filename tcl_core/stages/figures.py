@@ -272,7 +272,7 @@ class _Run:
             "kind": spec.kind,
             "hardware": spec.mcpu or spec.kind,
             "previous": self.params.previous(name),
-            "skipped": self.workspace.skipped(name),
+            "skipped": self.workspace.left_out(name),
             "measured": _length(counts["records"]),
             "held_out": _length(counts["holdout"]),
             "champion": standing.get("champion_version"),

@@ -19,7 +19,7 @@ from tcl_core.models import catalogue
 from tcl_core.models.mamba import MambaModel
 from tcl_core.progress import say
 from tcl_core.stages import baselines
-from tcl_core.stages.workspace import SCRATCH, Workspace, learning_curve, without_tasks
+from tcl_core.stages.workspace import ELSEWHERE, SCRATCH, Workspace, learning_curve, without_tasks
 
 
 def evaluate(workspace: Workspace) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
     """
     ran = workspace.platforms_here()
     if away := [p for p in workspace.platforms_that_ran() if p not in ran]:
-        say(f"left out, since neither a model nor held-out records of it lie here: {', '.join(away)}")
+        say(f"left out, since {ELSEWHERE}: {', '.join(away)}")
     with workspace.timed("evaluate"):
         collected = {p: _collection(workspace, p) for p in ran}
         judged = {p: workspace.judged_now(p) for p in ran}

@@ -15,7 +15,6 @@ from tcl_core.stages.tuned_report import last_tuned, tuned_text
 from tcl_core.stages.workspace import MEASURED_BY, Workspace, with_registry
 
 SUMMARY = "summary.json"  # of the reports
-ELSEWHERE = "neither a model nor held-out records of it lie here"
 
 
 @with_registry
@@ -23,9 +22,8 @@ def summarise(workspace: Workspace) -> dict[str, Any]:
     """Everything of the last run that a person asks for first -> data/reports/summary.json, which is returned."""
     evaluation, tuned = promotion.evaluation(workspace.reports), last_tuned(workspace.reports)
     platforms: dict[str, Any] = {}
-    here = workspace.platforms_here()
     for platform in workspace.params.chain_order:
-        reason = workspace.skipped(platform) or (None if platform in here else ELSEWHERE)
+        reason = workspace.left_out(platform)
         platforms[platform] = {"skipped": reason} if reason else _figures(workspace, evaluation, platform)
     seconds = {stage: s for stage, s in workspace.stage_seconds().items() if stage in stages_of(workspace.params)}
     summary = {"platforms": platforms, "tuned": tuned, **_milliseconds(tuned), "seconds": seconds}

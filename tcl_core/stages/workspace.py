@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from itertools import dropwhile
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -33,6 +34,7 @@ from tcl_core.records import ProgramKey, Record
 
 SPLITS = ("train", "held_out")
 MEASURED_BY = {"records": "collect", "holdout": "holdout"}  # kind of records -> the stage of each platform that writes them
+ELSEWHERE = "neither a model nor held-out records of it lie here"
 SCRATCH = "scratch"  # below a platform's model: the plain model trained on that platform's records only
 ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # of the catalogue: the chain's models, and chance
 
@@ -298,11 +300,16 @@ class Workspace:
         return [p for p in self.params.chain_order if self.skipped(p) is None]
 
     def platforms_here(self) -> list[str]:
-        """Of those, the ones of which a model or held-out records lie here: a chain that goes on from a champion has earlier platforms
-        elsewhere.  All of them where nothing does.
+        """Of those, the ones from the first on of which a model or held-out records lie here: a chain that goes on from a champion has
+        earlier platforms elsewhere.  All of them where nothing does.
         """
         ran = self.platforms_that_ran()
-        return [p for p in ran if self.model_folder(p).exists() or self.records_folder(p, "holdout").exists()] or ran
+        elsewhere = lambda p: not (self.model_folder(p).exists() or self.records_folder(p, "holdout").exists())  # noqa: E731
+        return list(dropwhile(elsewhere, ran)) or ran
+
+    def left_out(self, platform: str) -> str | None:
+        """Why there is nothing to say of a platform: it was skipped here, or comes before those of ``platforms_here``; None if there is."""
+        return self.skipped(platform) or (None if platform in self.platforms_here() else ELSEWHERE)
 
     def ran_before(self, platform: str) -> str:
         """The nearest earlier platform of the chain that was measured; its model is the one to go on from."""

@@ -94,7 +94,7 @@ def tune_network(
         imported = import_network(network, setup.protocol.threads)
         with fixed_shapes(imported.module, network):
             module = fuse(imported.module, target, graph)
-            tunables_of(module, setup.target)
+            tunables_of(module, setup.target)  # whose shapes are read here first
     with tempfile.TemporaryDirectory(prefix="tcl-tuned-") as scratch:
         workshop = _Workshop(network, module, target, setup, imported.inputs, imported.outputs, Path(scratch))
         workshop.build_untuned()

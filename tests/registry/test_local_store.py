@@ -113,7 +113,9 @@ def test_no_password_is_shown(secret, monkeypatch):
     assert registry.where() == "postgresql://db/mlflow"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me@db/mlflow")
     assert registry.where() == "postgresql://db/mlflow"
-    assert local_store.without_password("s3://bucket/a@b http://host:5000/x") == "s3://bucket/a@b http://host:5000/x"
+    plain = "s3://bucket/a@b http://host:5000/x http://host:5000/a@b http://host/a@b"
+    assert local_store.without_password(plain) == plain
+    assert local_store.without_password(f"http://me:{secret}@host:5000/x") == "http://host:5000/x"
 
 
 def test_a_copy_stands_alone(fresh, tmp_path, monkeypatch):
