@@ -11,7 +11,8 @@ tasks a tenth is chosen; trees that learned these alone rank the other tasks' pr
 pairs, u16, found   as in ``bench/samplers.py``
 least certain       of each stratum not any program, as `rdu` has it, but that one on whose place the trees disagree most
 
-Mean over pairs and seeds, and the 95 % interval of the difference from programs drawn at random with the same pair and seed.
+Mean over devices and seeds, and the 95 % interval of the difference from programs drawn at random for the same device and seed: pairs that lead
+to one device share its programs, and count as one.
 --quick: one pair, two seeds.
 """
 

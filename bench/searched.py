@@ -1,10 +1,14 @@
 """Measure what searches meet: programs that a search proposes for the tasks of a data set, told what it measured before.
 
-    python bench/searched.py [--minutes M] [--platform host-avx2] [--like data/registers] [--draws FOLDER] [--to data/searched]
+    python bench/searched.py [--minutes M] [--platform host-avx2] [--like data/registers] [--draws FOLDER] [--to data/searched] [--again]
 
 The model of the search is the one that comes with TCL.  Passes go over all training and held-out tasks of the data set, ``EACH`` programs
 of a task in each; so a run that is stopped, or ends with its minutes, has as many of each task, and the same command goes on
 from there.  Further programs, which nobody measured, are the next ones that each search would have asked for.
+
+The passes over a task are minutes apart, and a task's level moves by some hundredths from one to the next, as far as programs near the
+fastest are (bench/repeats.py): orders of programs of two passes are those of the passes, too.  With --again all programs of a platform that
+are in the data set, draws too, are measured once more, each task's in one go, and take the records' place when the last one is done.
 
 Further platforms join a data set that is there, each measured by a machine of its own: programs keep their numbers, and new ones follow.
 
@@ -166,6 +170,27 @@ def write(searches: Searches, draws: Sequence[Record], splits: Mapping[str, str]
     )
 
 
+def again(workspace: Workspace, platform: str, folder: Path) -> str:
+    """Measure each program that the platform has there once more, task by task, and write these records when all are measured."""
+    tasks = [Task.from_row(row) for row in store.read_table(folder / "tasks.parquet", "tasks")]
+    place = folder / f"platform={platform}"
+    records = sorted(store.read_records(place), key=lambda record: (record.task_key, record.program_id))
+    if others := {record.host for record in records} - {host_fingerprint()}:
+        raise DataError(f"{place} was measured on {' and '.join(sorted(others))}, and is measured again there alone")
+    collection = Collection(
+        programs=[Program(record.task_key, record.program_id, record.sketch_id, tuple(record.decisions)) for record in records],
+        encoder=Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches")),
+        hardware=hardware_of(workspace, platform).vector(),
+        host=host_fingerprint(),
+        setup=setup_of(workspace, platform),
+        journal=workspace.journal / folder.name / f"{platform}-again",
+    )
+    with progress("measuring again", len(records)) as shown, collection.measuring() as measuring:
+        measuring.measure(range(len(records)), 0, workspace.params.measure.check_fraction, lambda record: shown.advance())
+    store.write_records(place, [collection.records[row] for row in range(len(records))])
+    return f"{platform}: {len(records):,} programs measured again"
+
+
 def table(folder: Path, name: str, rows: list[dict]) -> None:
     """Write it, or raise DataError where another is there: the programs of other platforms are made of that."""
     place = folder / f"{name}.parquet"
@@ -182,6 +207,7 @@ def main() -> None:
     parser.add_argument("--like", type=Path, default=Path("data/registers"), metavar="FOLDER", help="whose tasks are searched")
     parser.add_argument("--draws", type=Path, metavar="FOLDER", help="a data set in which this machine measured draws of these tasks")
     parser.add_argument("--to", type=Path, default=Path("data/searched"), help="folder of the data set")
+    parser.add_argument("--again", action="store_true", help="measure what it has of the platform once more, each task in one go")
     given = parser.parse_args()
     workspace = Workspace(".", load_patched(BENCH / "registers.yaml"))
     try:
@@ -192,6 +218,10 @@ def main() -> None:
             short = replace(workspace.params.measure, repeats=1, max_repeats=1, min_repeat_ms=1)
             workspace = Workspace(scratch(), replace(workspace.params, measure=short))
             given.to, given.minutes, tasks = result_file("searched"), 0.0, tasks[:2]
+        if given.again:
+            with measuring_alone():
+                print(again(workspace, given.platform, given.to))
+            return
         check_folder(workspace, given.to, given.platform)
         end = time.monotonic() + 60 * given.minutes
         model = None if given.smallest else pretrained(workspace.params.platforms[given.platform].mcpu).model

@@ -188,7 +188,7 @@ class Bench:
 
     def run(self, units: Sequence[Unit], until: float) -> None:
         """Do what is not done, group by group, as far as the time goes."""
-        todo = [unit for unit in units if _name(unit) not in self.units]
+        todo, compared = [unit for unit in units if _name(unit) not in self.units], set[str]()
         with progress("tuning networks", len(todo)) as shown:
             for place, unit in enumerate(todo):
                 if time.monotonic() > until:
@@ -198,9 +198,11 @@ class Bench:
                 shown.advance(_name(unit))
                 if not unit.lends and unit.group not in {later.group for later in todo[place + 1 :]}:
                     self._compare(unit)
-        for unit in units:  # of groups that an earlier run left in the middle
-            if _name(unit) in self.units and not self._is_compared(unit):
+                    compared.add(unit.group)
+        for unit in units:  # of groups that an earlier run left in the middle, or of which something was missing
+            if unit.group not in compared and _name(unit) in self.units and not self._is_compared(unit):
                 self._compare(unit)
+                compared.add(unit.group)
 
     def _unit(self, unit: Unit) -> None:
         fused = self._fused(unit)

@@ -53,6 +53,7 @@ TABLES = {
         for row in ("drawn", "+ draws here", "+ searched alone", "+ both", "+ elsewhere", "+ all")
         for figure in ("all", "near", "pairs_less_drawn")
     ),
+    "repeats": tuple(f"summary.{figure}" for figure in ("same processes", "new processes", "all, the data", "scatter", "spread")),
     "pipeline": (
         *(f"summary.platforms.*.{key}" for key in ("programs_measured", "top1", "top5", "random_top1", "pairwise_accuracy")),
         *(f"summary.tuned.{key}" for key in ("network", "platform", "trials", "untuned_ms", "tuned_ms", "pytorch_ms")),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import searched
+from conftest import quick_setup
 from searched import draws_of, tasks_of
 
 from tcl_core import store
@@ -102,3 +103,31 @@ def test_a_platform_of_other_tasks_does_not_join(tmp_path, draws, matmul):
     with pytest.raises(DataError, match="sketches.parquet is of other sketches than .*made would get now; give another folder with --to"):
         written(matmul, others, [], folder)
     assert not (folder / "platform=host-avx512").exists()
+
+
+def test_measured_again_a_program_keeps_its_number(tmp_path, draws, matmul, runners, monkeypatch):
+    """And the records change when all are measured, not before."""
+    folder, records = draws
+    store.write_table(folder / "tasks.parquet", "tasks", [matmul.task.as_row()])
+    monkeypatch.setattr(searched, "setup_of", lambda *_: quick_setup())
+    monkeypatch.setattr(searched, "hardware_of", lambda *_: Hardware(cores=1))
+    workspace = SimpleNamespace(journal=tmp_path / "journal", params=SimpleNamespace(measure=SimpleNamespace(check_fraction=0.0)))
+    before = store.data_digest(folder)
+    runners.limit = 3
+    with pytest.raises(KeyboardInterrupt):
+        searched.again(workspace, "host-avx2", folder)
+    assert store.data_digest(folder) == before
+    runners.limit = None
+    assert searched.again(workspace, "host-avx2", folder) == f"host-avx2: {len(records)} programs measured again"
+    assert len(runners[0].jobs) == 3 and len(runners[1].jobs) == len(records) - 3
+    again = store.read_records(folder / "platform=host-avx2")
+    assert {r.key: r.program_id for r in again} == {r.key: r.program_id for r in records}
+    assert min(r.measured_at for r in again) > max(r.measured_at for r in records)
+
+
+def test_another_machines_programs_are_measured_again_there(tmp_path, draws, matmul):
+    folder, _ = draws
+    store.write_table(folder / "tasks.parquet", "tasks", [matmul.task.as_row()])
+    store.write_records(folder / "platform=host-avx2", measured(matmul, np.random.default_rng(0), TARGET, host="cpu-2"))
+    with pytest.raises(DataError, match="was measured on cpu-2, and is measured again there alone"):
+        searched.again(SimpleNamespace(), "host-avx2", folder)
