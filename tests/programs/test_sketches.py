@@ -127,29 +127,22 @@ def test_an_index_beyond_the_categories(matmul):
         matmul.space.materialise(matmul.sketches[0], [1, 1, 32, 1, 2, 8, 2, 1, 8, 4, 16, 99])
 
 
-def test_a_rejecting_postprocessor_is_named(matmul, monkeypatch):
-    class Reject:
-        def apply(self, schedule):
-            return False
-
-    class Context:
-        space_generator = type("Space", (), {"postprocs": [Reject()]})
-
-    monkeypatch.setattr(matmul.space, "context", Context)
-    with pytest.raises(InvalidProgram, match="^rejected by Reject$"):
-        matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0])
+class Rejects:
+    def apply(self, schedule):
+        return False
 
 
-def test_a_postprocessor_that_says_nothing_is_named_with_the_kind_of_its_error(matmul, monkeypatch):
-    class Silent:
-        def apply(self, schedule):
-            raise MemoryError
+class FailsSilently:
+    def apply(self, schedule):
+        raise MemoryError
 
-    class Context:
-        space_generator = type("Space", (), {"postprocs": [Silent()]})
 
-    monkeypatch.setattr(matmul.space, "context", Context)
-    with pytest.raises(InvalidProgram, match="^Silent: MemoryError$"):
+@pytest.mark.parametrize("postproc, said", [(Rejects(), "^rejected by Rejects$"), (FailsSilently(), "^FailsSilently: MemoryError$")])
+def test_a_postprocessor_is_named_with_what_it_says(matmul, monkeypatch, postproc, said):
+    """Of one that says nothing it is the kind of its error."""
+    space = SimpleNamespace(postprocs=[postproc])
+    monkeypatch.setattr(matmul.space, "context", SimpleNamespace(space_generator=space))
+    with pytest.raises(InvalidProgram, match=said):
         matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0])
 
 
