@@ -148,7 +148,7 @@ class Measured:
     def unlabelled_keys(self, tasks, count, measured):
         return [(f"further {task}", count, ()) for task in tasks]
 
-    def platforms_that_ran(self):
+    def platforms_here(self):
         return ["host-sse42", "host-avx2"]
 
     def tuned_folder(self, platform):
