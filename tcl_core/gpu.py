@@ -34,7 +34,7 @@ ATTRIBUTES = {
 # Compute capability -> FP32 lanes of a multiprocessor (CUDA C++ Programming Guide, "Arithmetic Instructions").
 CORES_PER_MULTIPROCESSOR = {
     "6.0": 64, "6.1": 128, "7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.7": 128, "8.9": 128,
-    "9.0": 128, "10.0": 128, "12.0": 128,
+    "9.0": 128, "10.0": 128, "10.3": 128, "11.0": 128, "12.0": 128, "12.1": 128,
 }  # fmt: skip
 # What TVM's CUDA runtime was linked with; without it TVM leaves CUDA out and does not say so.
 RUNTIME = "libcudart.so.13"

@@ -61,7 +61,7 @@ class Runner:
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()
         self._watches = {worker: Watch() for worker in self.workers} if remote else dict.fromkeys(self.workers, Watch())
         self._best_s: dict[str, float] = {}
-        self._too_slow: set[str] = set()  # tasks whose untuned program no check waits for
+        self._without_reference: set[str] = set()  # tasks whose untuned program fails, or is too slow to be waited for
         self._tvm_version = ""
         self._marking = threading.Lock()
 
@@ -105,17 +105,16 @@ class Runner:
 
     def describe(self) -> dict[str, Any]:
         """What a remote device tells of its host, as ``RemoteDevice.describe``.  Raises PlatformError."""
-        worker = self.workers[0]
-        worker.launch()
-        worker.wait_until_ready()
-        try:
-            return worker.ask(self._limit_s(0), "describe")
-        except (Failed, Late, Died) as error:
-            tracker = self.setup.tracker
-            raise PlatformError(
-                f"a device of key '{tracker.key}' at the RPC tracker {tracker.address} does not answer "
-                f"({str(error) or 'too late'}); start it anew"
-            ) from None
+        worker, why = self.workers[0], ""
+        for _ in range(FUTILE):  # the tracker gives a silent one's turn to the next
+            worker.launch()
+            worker.wait_until_ready()
+            try:
+                return worker.ask(self._limit_s(0), "describe")
+            except (Failed, Late, Died) as error:
+                why = str(error) or "too late"
+        tracker = self.setup.tracker
+        raise PlatformError(f"a device of key '{tracker.key}' at the RPC tracker {tracker.address} does not answer ({why}); start it anew")
 
     def _complete(self, batch: _Batch) -> None:
         futile = 0
@@ -124,7 +123,7 @@ class Runner:
             self._start(len(missing))
             self._work(batch, deque(missing))
             if batch.progress == before:
-                batch.end_unchecked()
+                batch.end_with_second_best()
             futile = 0 if batch.progress > before else futile + 1
             if futile == FUTILE:
                 raise PlatformError(self._futility())
@@ -196,10 +195,13 @@ class Runner:
         numbers = sorted(worker.held)
         timed: dict[int, Outcome] = {}
         for _ in range(1 + RETRIES):
-            latest, cut = self._time_once(worker, batch, numbers)
-            # Where the worker died on the way, what was timed before it stands, the better of what was cut.
-            timed |= {number: outcome for number, outcome in latest.items() if number not in timed or number not in cut}
-            if cut or not any(outcome.disturbed for outcome in latest.values()):
+            latest = self._time_once(worker, batch, numbers)
+            if not worker.held:  # it died on the way: what it timed lacks repeats, and a reading at the end
+                for number, outcome in latest.items():
+                    batch.second_best.setdefault(number, replace(outcome, disturbed=True))
+                break
+            timed = latest
+            if not any(outcome.disturbed for outcome in latest.values()):
                 break
         return {number: outcome for number, outcome in timed.items() if number not in batch.outcomes}
 
@@ -222,9 +224,9 @@ class Runner:
         """Whether the worker ended at no program's fault: a worker that runs none itself, or a device that fell silent."""
         return self._remote and not worker.is_alive
 
-    def _time_once(self, worker: WorkerHandle, batch: _Batch, numbers: list[int]) -> tuple[dict[int, Outcome], set[int]]:
-        """The programs that ran, between two readings of the sentinel, and those of them whose worker died with another before they
-        had all of their repeats: disturbed, too.  The others end here.
+    def _time_once(self, worker: WorkerHandle, batch: _Batch, numbers: list[int]) -> dict[int, Outcome]:
+        """The programs that ran, between two readings of the sentinel.  The others end here; one with which the worker died takes from
+        the others the repeats that they did not have yet.
         """
         latencies_s: dict[int, list[float]] = {}
         before_s, waiting, wanting = self._sentinel(worker), numbers, set[int]()
@@ -236,8 +238,7 @@ class Runner:
             waiting = [number for number in waiting if number in wanting and number in worker.held]
         readings_s = [reading_s for reading_s in (before_s, self._sentinel(worker)) if reading_s is not None]
         quiet = not readings_s or self._watches[worker].is_quiet(*readings_s)
-        outcomes = {n: Outcome("ok", tuple(repeats), disturbed=not quiet or n in wanting) for n, repeats in latencies_s.items()}
-        return outcomes, wanting & outcomes.keys()
+        return {number: Outcome("ok", tuple(repeats), disturbed=not quiet) for number, repeats in latencies_s.items()}
 
     def _sentinel(self, worker: WorkerHandle) -> float | None:
         """A reading; None from a worker that holds nothing any more, or a device that cannot run the sentinel."""
@@ -282,7 +283,7 @@ class Runner:
     def _finish(self, worker: WorkerHandle, batch: _Batch, number: int, outcome: Outcome) -> None:
         if batch.jobs[number].check:
             if number not in worker.held:  # its worker died of another program
-                batch.unchecked[number] = outcome
+                batch.second_best[number] = outcome
                 return
             outcome = self._checked(worker, batch, number, outcome)
         if outcome.error == "ok":
@@ -294,16 +295,22 @@ class Runner:
 
     def _checked(self, worker: WorkerHandle, batch: _Batch, number: int, outcome: Outcome) -> Outcome:
         limits, task = self.setup.limits, batch.jobs[number].task_key
-        if task in self._too_slow:
+        if task in self._without_reference:
             return outcome
         try:
-            difference = worker.ask(self._limit_s(limits.build_s + 2 * limits.run_s), "check", number)
-        except Late:  # the untuned program may be too slow to compare with: the timing stands, unchecked
+            worker.ask(self._limit_s(limits.build_s + limits.run_s), "reference", number)
+        except (Failed, Late, Died):  # no fault of the program's: the timing stands, unchecked
             if not self._is_lost(worker):
-                self._too_slow.add(task)
+                self._without_reference.add(task)
+            return outcome
+        try:
+            difference = worker.ask(self._limit_s(2 * limits.run_s), "check", number)
+        except Late:  # though it was timed within its limit; each such check costs the worker
+            self._without_reference.add(task)
             return outcome
         except (Failed, Died) as error:
-            return outcome if self._is_lost(worker) else _failure(error, "run", "")
+            failure = _failure(error, "run", "")
+            return outcome if self._is_lost(worker) else replace(outcome, disturbed=True) if self._wants_memory(failure) else failure
         if difference > TOLERANCE:
             message = f"output differs from the untuned program's by {difference:.2g} of its magnitude"
             return Outcome("wrong-result", message=message)
@@ -321,8 +328,8 @@ def _workers_for(setup: Setup) -> int:
 class _Batch:
     """Jobs that are measured together, by number, and what is known of each.
 
-    late       were late once while the machine was not quiet: measured again, once
-    unchecked  were timed, but could not be compared as they should: measured again, unless nothing else is left to do
+    late         were late once while the machine was not quiet: measured again, once
+    second_best  were timed, but not to the end, or could not be checked: measured again, unless nothing else is left to do
     """
 
     def __init__(self, jobs: list[Job]) -> None:
@@ -330,7 +337,7 @@ class _Batch:
         self.build_s: dict[int, float] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.late: set[int] = set()
-        self.unchecked: dict[int, Outcome] = {}
+        self.second_best: dict[int, Outcome] = {}
 
     def first_outcomes(self) -> list[Outcome]:
         """Those of the first programs, up to one that is missing."""
@@ -354,9 +361,9 @@ class _Batch:
         else:
             self.end(number, replace(failure, disturbed=not quiet))
 
-    def end_unchecked(self) -> None:
-        """Give up comparing: the worker dies each time, and no program is to blame."""
-        for number, outcome in self.unchecked.items():
+    def end_with_second_best(self) -> None:
+        """Ask for no more: the worker dies each time, and no program is to blame."""
+        for number, outcome in self.second_best.items():
             if number not in self.outcomes:
                 self.end(number, outcome)
 

@@ -127,7 +127,7 @@ def _surviving_crashes(serving: Callable[..., None]) -> Callable[..., None]:
         folder = os.getcwd()
         try:
             serving(sock, address, options, libraries)
-        except (RuntimeError, OSError) as crash:  # OSError: there was no memory or space to begin it
+        except Exception as crash:  # TVM's own, an OSError without memory or space to begin it, psutil's of a process that just ended
             print(f"a session ended badly ({crash}); the next one is served", file=sys.stderr, flush=True)
             os.chdir(folder)
             sock.close()

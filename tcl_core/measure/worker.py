@@ -7,7 +7,8 @@ It does one thing at a time and answers before it takes the next, so that the su
     Setup, once         ("ready", TVM's version)
     ("build", n, job)   ("done", seconds)
     ("time", n, best_s) ("done", seconds): one repeat
-    ("check", n)        ("done", largest difference to the untuned program's output)
+    ("reference", n)    ("done", None): the untuned program's output is there
+    ("check", n)        ("done", largest difference to that output)
     ("drop", n)         ("done", None)
     ("sentinel",)       ("done", seconds)
     ("release",)        ("done", None): nothing will be run for a while
@@ -54,7 +55,7 @@ SENTINEL_MS = 6.0
 # Programs that a worker builds before they are timed, one repeat of each by turns; a quick one builds more than its share.
 PER_WORKER = 16
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk, at no program's fault
-ACTIONS = ("build", "time", "check", "drop", "sentinel", "release", "describe")
+ACTIONS = ("build", "time", "reference", "check", "drop", "sentinel", "release", "describe")
 
 
 class Built(NamedTuple):
@@ -82,7 +83,7 @@ class Worker:
         self.space = lru_cache(maxsize=16)(self._space)
         self.sketch = lru_cache(maxsize=64)(self._sketch)
         self.inputs = lru_cache(maxsize=2 * PER_WORKER)(self._inputs)
-        self.reference = lru_cache(maxsize=1)(self._reference)
+        self.expected = lru_cache(maxsize=1)(self._expected)
 
     def _space(self, task_key: str, module_json: str) -> DesignSpace:
         return DesignSpace(task_key, load_module(module_json), self.setup.target)
@@ -92,7 +93,11 @@ class Worker:
         return read_sketch(task_key, 0, trace_from_json(trace_json, module))
 
     def _inputs(self, task_key: str, module_json: str) -> list[Any]:
-        """Random arguments on the device, always the same ones; integers are 0 or 1, so that they are valid indices."""
+        """The arguments on the device."""
+        return [self.device.tensor(array) for array in self._arrays(task_key, module_json)]
+
+    def _arrays(self, task_key: str, module_json: str) -> list[np.ndarray]:
+        """Random arguments, always the same ones; integers are 0 or 1, so that they are valid indices."""
         rng = np.random.default_rng(0)
         arrays = []
         for shape, dtype in argument_types(self.space(task_key, module_json).module):
@@ -100,10 +105,10 @@ class Worker:
                 array = (2 * rng.random(shape, dtype=np.float32) - 1).astype(dtype, copy=False)
             else:
                 array = rng.integers(0, 2, shape).astype(dtype)
-            arrays.append(self.device.tensor(array))
+            arrays.append(array)
         return arrays
 
-    def _reference(self, task_key: str, module_json: str) -> list[np.ndarray]:
+    def _expected(self, task_key: str, module_json: str) -> list[np.ndarray]:
         arguments = self._inputs(task_key, module_json)
         unsearched = self.setup.kind.unsearched(self.space(task_key, module_json).module, self.target)
         return self._results(self._compile(unsearched), arguments)
@@ -130,7 +135,11 @@ class Worker:
             sketch = self.sketch(job.task_key, job.module_json, job.trace_json)
             module = space.materialise(sketch, job.decisions).mod
         self.built[number] = Built(job, self._compile(module), module)
-        self.inputs(job.task_key, job.module_json)
+        try:
+            self.inputs(job.task_key, job.module_json)
+        except MemoryError:  # others' are kept there
+            self.inputs.cache_clear()
+            self.inputs(job.task_key, job.module_json)
         return time.perf_counter() - start
 
     def time(self, number: int, best_s: float) -> float:
@@ -144,17 +153,21 @@ class Worker:
         with self._steady():
             return self.device.run(lambda: time_repeat(clock, self.setup.protocol, best_s))
 
+    def reference(self, number: int) -> None:
+        """Run the program's task as it is, untuned, and keep what it computes for ``check``."""
+        job = self.built[number].job
+        self.device.run(lambda: self.expected(job.task_key, job.module_json))
+
     def check(self, number: int) -> float:
         """Largest difference to the untuned program's output, relative to the output's largest magnitude."""
         built = self.built[number]
         job = built.job
-        expected = self.device.run(lambda: self.reference(job.task_key, job.module_json))
+        expected = self.device.run(lambda: self.expected(job.task_key, job.module_json))
 
         def results() -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
-            arguments = self._inputs(job.task_key, job.module_json)
-            reordered = packed(built.module, [tensor.numpy() for tensor in arguments])
-            for argument, array in reordered.items():
-                arguments[argument] = self.device.tensor(array)
+            arrays = self._arrays(job.task_key, job.module_json)
+            reordered = packed(built.module, arrays)
+            arguments = [self.device.tensor(reordered.get(argument, array)) for argument, array in enumerate(arrays)]
             return self._results(built.function, arguments), reordered
 
         found, reordered = self.device.run(results)
@@ -182,7 +195,7 @@ class Worker:
 
     def _steady(self) -> AbstractContextManager[None]:
         """While programs are timed in this process; builds of several workers must not be bound to one core."""
-        pinned = self.setup.protocol.pin_threads and self.setup.tracker is None
+        pinned = self.setup.protocol.pin_threads and not self.setup.kind.apart  # a GPU's clock is its own, and others build on that core
         return calling_thread_pinned() if pinned else nullcontext()
 
     @cached_property

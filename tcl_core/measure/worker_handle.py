@@ -120,7 +120,8 @@ class WorkerHandle:
             with contextlib.ExitStack() as ends:
                 ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
                 self._start(theirs)
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", REST_S, 0))
+                for one_way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # a frozen worker does not read either
+                    ours.setsockopt(socket.SOL_SOCKET, one_way, struct.pack("ll", REST_S, 0))
                 self._connection = Connection(ours.detach())
         except OSError as error:
             why = os.strerror(error.errno or 0).lower()

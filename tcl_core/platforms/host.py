@@ -62,7 +62,7 @@ def threads() -> int:
     A container's CPU quota counts too: with more threads than it grants, timings are of the scheduler.
     """
     quota, _, period = (_read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
-    granted = math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else len(USABLE_CORES)
+    granted = int(quota) // int(period) if quota.isdigit() and period.isdigit() else len(USABLE_CORES)
     return max(1, min(len(USABLE_CORES), granted))
 
 

@@ -19,7 +19,6 @@ import math
 import os
 import select
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -35,6 +34,7 @@ from tcl_core.errors import PlatformError
 from tcl_core.evaluation.intervals import Interval
 from tcl_core.files import shown
 from tcl_core.network_names import is_file_name
+from tcl_core.platforms import USABLE_CORES
 from tcl_core.programs.network_files import existing, memory_and_rights
 from tcl_core.programs.networks import example_inputs
 from tcl_core.sandbox import Rights, command
@@ -52,7 +52,7 @@ DRAWS = 10_000
 class Timed:
     """One system.
 
-    median_ms, rounds_ms  milliseconds of one inference: median of the rounds, and each round's own median
+    median_ms, rounds_ms  milliseconds of one inference: mean of its processes' medians (``typical``), and each round's own median
     difference            largest of its outputs to the reference's (``difference``)
     waiting               how its OpenMP's threads wait, which was the faster way; "" without OpenMP
     """
@@ -69,7 +69,7 @@ class Latencies:
 
     systems    each library by the name that it was given; eager and compile where they ran
     missing    eager and compile where they did not: why, in words
-    ratios     "LIBRARY/eager" and "LIBRARY/compile": median of the rounds' ratios and its 95 % interval; below 1 the library is faster
+    ratios     "LIBRARY/eager" and "LIBRARY/compile", as ``ratio``; below 1 the library is faster
     reference  whose output the others are compared with: PyTorch's, else the first library's
     """
 
@@ -138,11 +138,27 @@ def _difference(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max(initial=0.0) / max(np.abs(expected).max(initial=0.0), 1e-30))
 
 
+def typical(rounds: Sequence[float]) -> float:
+    """Mean over the processes of the medians of their rounds: one of two that is the slower throughout is half of what there is to say."""
+    return float(np.mean([np.median(each) for each in _by_process(rounds)]))
+
+
 def ratio(ours_ms: Sequence[float], theirs_ms: Sequence[float], seed: int = 0) -> Interval:
-    """Median of the rounds' ratios, and its 95 % interval over rounds drawn with replacement."""
-    ratios = np.asarray(ours_ms) / np.asarray(theirs_ms)
-    rows = np.random.default_rng(seed).integers(0, len(ratios), (DRAWS, len(ratios)))
-    return Interval(float(np.median(ratios)), *np.percentile(np.median(ratios[rows], axis=1), [2.5, 97.5]).tolist())
+    """Mean over the processes of the median of their rounds' ratios (geometric), and its 95 % interval over rounds of each drawn with
+    replacement; what other processes would give is not in it.
+    """
+    draw, medians, drawn = np.random.default_rng(seed), [], []
+    for each in _by_process(np.log(np.asarray(ours_ms) / np.asarray(theirs_ms))):
+        medians.append(np.median(each))
+        drawn.append(np.median(each[draw.integers(0, len(each), (DRAWS, len(each)))], axis=1))
+    low, high = np.percentile(np.mean(drawn, axis=0), [2.5, 97.5])
+    return Interval(*np.exp([np.mean(medians), low, high]).tolist())
+
+
+def _by_process(rounds: Sequence[float] | np.ndarray) -> list[np.ndarray]:
+    """The rounds of each start, as ``compare`` shares them out."""
+    shares = [len(range(start, len(rounds), STARTS)) for start in range(STARTS)]
+    return [each for each in np.split(np.asarray(rounds), np.cumsum(shares)[:-1]) if len(each)]
 
 
 Key = tuple[str, str]  # a system's name, and how its threads wait
@@ -205,13 +221,13 @@ def _summed_up(
     rounds_ms: Mapping[Key, Sequence[float]], outputs: Mapping[Key, Sequence[np.ndarray]], missing: Mapping[str, str]
 ) -> Latencies:
     best: dict[str, Key] = {}  # of the ways to wait
-    for key in sorted(rounds_ms, key=lambda key: statistics.median(rounds_ms[key])):
+    for key in sorted(rounds_ms, key=lambda key: typical(rounds_ms[key])):
         best.setdefault(key[0], key)
     names = list(dict.fromkeys(name for name, _ in rounds_ms))  # as they were given
     reference = "eager" if "eager" in best else names[0]
     expected = outputs[best[reference]]
     systems = {
-        name: Timed(statistics.median(rounds_ms[key]), tuple(rounds_ms[key]), difference(outputs[key], expected), key[1])
+        name: Timed(typical(rounds_ms[key]), tuple(rounds_ms[key]), difference(outputs[key], expected), key[1])
         for name, key in ((name, best[name]) for name in names)
     }
     ratios = {
@@ -243,8 +259,9 @@ class Process:
             np.savez(given, **{f"input_{number}": array for number, array in enumerate(inputs)})
             given.seek(0)
             files = {"inputs": given.fileno(), "outputs": self._written.fileno()}
+            cores = sorted(USABLE_CORES)  # an OpenMP of this process may have bound it to one meanwhile
             self._process = subprocess.Popen(
-                [*command("tcl_core.tuning.timed_process", rights), json.dumps({**order, **files})],
+                [*command("tcl_core.tuning.timed_process", rights), json.dumps({**order, **files, "cores": cores})],
                 pass_fds=files.values(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
                 cwd=Path(__file__).parents[2], env=environment, process_group=0,
             )  # fmt: skip

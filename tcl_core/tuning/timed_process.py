@@ -6,6 +6,7 @@ The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.tuning.timed_process
     network   the library's file; else a network's name or .pt2 file
     threads, pin, memory_bytes (0: any)
     device    cpu or cuda, on which weights and inputs lie
+    cores     those it may run on
     inputs    descriptor of an .npz file with input_0, input_1, ...
     outputs   descriptor of the file that takes what it returns, as .npz with output_0, output_1, ...
 
@@ -43,6 +44,7 @@ Run = Callable[[], Any]
 def main() -> None:
     die_with_parent()  # a stopped process would never see that nobody asks any more
     order = json.loads(sys.argv[1])
+    os.sched_setaffinity(0, order["cores"])
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)  # for what libraries print
         if order["memory_bytes"]:

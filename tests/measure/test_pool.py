@@ -77,10 +77,10 @@ def test_programs_are_dropped_when_they_are_done(measured, machine):
 
 
 def test_patience(measured, machine):
-    """Each step has its own; the first reading of the sentinel builds it, and the check builds the untuned program."""
+    """Each step has its own; the first reading of the sentinel builds it, and the reference is the untuned program, which is built too."""
     measured("a", check=True)
     patience = {action: timeout_s for _, action, _, timeout_s in machine.asked}
-    assert patience == {"build": 8, "time": 5, "check": 8 + 2 * 5, "sentinel": 8 + 5, "drop": 5}
+    assert patience == {"build": 8, "time": 5, "reference": 8 + 5, "check": 2 * 5, "sentinel": 8 + 5, "drop": 5}
 
 
 # --- what is built and timed when ---
@@ -163,11 +163,19 @@ def test_a_program_that_needs_no_more_repeats_waits_for_nobody(machine):
 
 @pytest.mark.parametrize("how", ["fails", "hangs", "dies"])
 def test_a_program_that_fails_in_a_later_repeat_has_failed(measured, how):
-    """Of the others stands what they had where their worker died with it, to be measured again by whoever measures again what was disturbed."""
+    """Where its worker died with it, the others are built and timed again, by one that lives to the end."""
     a, bad, b = measured("a", f"{how} in time 2", "b", repeats=3)
     assert bad.error == BAD[f"{how} in time"][0] and bad.latencies_s == ()
-    assert (a.latencies_s, b.latencies_s) == (((1.0, 4.0, 6.0), (3.0, 5.0, 7.0)) if how == "fails" else ((1.0, 4.0), (3.0,)))
-    assert a.disturbed == b.disturbed == (how != "fails")
+    again = ((5.0, 7.0, 9.0), (6.0, 8.0, 10.0))
+    assert (a.latencies_s, b.latencies_s) == (((1.0, 4.0, 6.0), (3.0, 5.0, 7.0)) if how == "fails" else again)
+    assert not a.disturbed and not b.disturbed
+
+
+def test_repeats_without_a_reading_after_them_count_only_where_nothing_else_is_to_be_had(measured, machine):
+    """The worker is killed at the end of each share, at no program's fault."""
+    machine.kills = [False, True]
+    outcomes = measured("a", "b", repeats=2)
+    assert [(o.latencies_s, o.disturbed) for o in outcomes] == [((1.0, 3.0), True), ((2.0, 4.0), True)]
 
 
 def test_a_device_that_stops_a_later_repeat_is_asked_for_no_more_of_them(measured, machine, batches_of):
@@ -233,6 +241,24 @@ def test_what_a_check_finds(measured, machine, key, error, message):
     assert bool(outcome.latencies_s) == (error == "ok") and outcome.build_s == 0.5
     assert before.checked and after.checked
     assert machine.actions(key) == ["build", "time", "check"]
+
+
+@pytest.mark.parametrize("how", ["fails", "dies", "hangs"])
+def test_an_untuned_program_that_does_not_run_is_no_candidate_s_fault(measured, machine, how):
+    """Timings stand, unchecked, and the next ones of the task do not ask again."""
+    key = f"{how} in reference"
+    outcomes = measured("a", key, key, "b", check=True)
+    assert [(o.error, o.checked, bool(o.latencies_s)) for o in outcomes] == [
+        ("ok", True, True),
+        *[("ok", False, True)] * 2,
+        ("ok", True, True),
+    ]
+    assert machine.actions(key).count("reference") == 1 and "check" not in machine.actions(key)
+
+
+def test_a_gpu_without_memory_for_a_check_leaves_the_timing(measured):
+    found = [measured("wants memory in check", target=target, check=True)[0] for target in (GPU, CPU)]
+    assert [(o.error, o.disturbed, bool(o.latencies_s)) for o in found] == [("ok", True, True), ("run", False, False)]
 
 
 def test_programs_are_checked_only_where_it_is_asked(machine):

@@ -24,10 +24,10 @@ def test_a_death_in_a_build_costs_only_that_program(measured, machine):
 
 @pytest.mark.parametrize("key", ["dies in time", "hangs in time"])
 def test_a_death_while_timing_costs_only_that_program(measured, machine, key):
-    """What was timed before it stands; what was not is built again."""
+    """What was timed before it lacks a reading of the sentinel after it: all are built again."""
     outcomes = measured("a", key, "b", "c")
     assert errors(outcomes) == ["ok", BAD[key][0], "ok", "ok"]
-    assert [machine.actions(k) for k in "abc"] == [["build", "time"]] + [["build", "build", "time"]] * 2
+    assert [machine.actions(k) for k in "abc"] == [["build", "time"] * 2] + [["build", "build", "time"]] * 2
     assert machine.actions(key) == ["build", "time"] and machine.workers[0].starts == 2
 
 
@@ -92,7 +92,7 @@ def test_workers_that_are_killed_again_and_again(measured, machine, workers):
 def test_what_was_measured_before_is_kept(machine, batches_of):
     """Batches before, and of the last one what comes before a program without an outcome."""
     batches_of(4)
-    machine.kills = [False, False, False, *[True] * FUTILE]
+    machine.kills = [False, False, False, *[True] * (FUTILE + 1)]  # the first costs those before it their second try
     jobs = [Job(key, "{}") for key in ("a", "b", "fails in build", "c", "d", "dies in time", "e", "f")]
     found = []
     with Runner(Setup(CPU), workers=1) as runner, pytest.raises(PlatformError, match="^" + SAID):

@@ -79,7 +79,7 @@ def test_patience_with_devices(measured, machine):
     patience = {action: timeout_s for _, action, _, timeout_s in machine.asked}
     more = answer_s(Setup(CPU, limits=LIMITS, tracker=BOARD))
     assert patience == {
-        "build": 8, "time": 5 + more, "check": 18 + more, "sentinel": 13 + more, "drop": 5 + more, "release": more,
+        "build": 8, "time": 5 + more, "reference": 13 + more, "check": 10 + more, "sentinel": 13 + more, "drop": 5 + more, "release": more,
     }  # fmt: skip
 
 
