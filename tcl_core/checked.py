@@ -85,8 +85,9 @@ def check_contents(folder: Path, remedy: str) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CONTENTS and not path.name.startswith("."))
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    names = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file() and path.name != CONTENTS}
+    seen = {name.as_posix(): path for name, path in names.items() if not any(part.startswith(".") for part in name.parts)}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(seen.items())}
 
 
 def damaged(path: Path, why: str, remedy: str) -> DataError:

@@ -57,14 +57,19 @@ def is_remote(path: object) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, new: bool = False) -> Iterator[BinaryIO]:
     """A binary file that becomes ``path`` when the block ends well, and vanishes when it does not.
 
-    A link is replaced, not what it points to; a device or a pipe is written to.
-    Raises PlatformError when the disk is full or the folder takes no file, UsageError for a path that cannot be a file;
-    whatever ``path`` held before is then still there.
+    A link is replaced, not what it points to; a device, a pipe and the standard output are written to.  With ``new`` a file that
+    came to ``path`` meanwhile is left alone.
+    Raises PlatformError when the disk is full or the folder takes no file, UsageError for a path that cannot be a file, or that
+    is no longer new; whatever ``path`` held before is then still there.
     """
     path = Path(path)
+    if is_standard_output(path):
+        with writing(path), open(os.dup(1), "wb") as file:
+            yield file
+        return
     if is_special(path):
         with writing(path), open(path, "wb") as file:
             yield file
@@ -81,11 +86,23 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with writing(path):
                 file.flush()
                 os.fsync(file.fileno())
-                os.replace(aside, path)
+                _rename_to_new(aside, path) if new else os.replace(aside, path)
                 sync_folder(path.parent)
     finally:
         with suppress(OSError):
             aside.unlink()
+
+
+def _rename_to_new(aside: Path, path: Path) -> None:
+    """As far as the file system can: one without hard links leaves a moment between the look and the renaming."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(aside, path)
 
 
 @contextmanager
@@ -97,7 +114,7 @@ def replacing_given(path: Path, overwrite: bool) -> Iterator[BinaryIO]:
     with writing(path):
         target = Path(os.path.realpath(path)) if Path(path).is_symlink() and not is_special(path) else Path(path)
     check_not_there(target, overwrite)
-    with replacing(target) as file:
+    with replacing(target, new=not overwrite) as file:
         yield file
 
 
@@ -110,12 +127,18 @@ def check_not_there(path: Path, overwrite: bool) -> None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether it is there and neither a file nor a folder: a device, a pipe, a socket; or a link to one."""
+    """Whether it is there and neither a file nor a folder: a device, a pipe, a socket; or a link to one, or this process's output."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
         return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or is_standard_output(path)
+
+
+def is_standard_output(path: Path) -> bool:
+    """Whether it is a name of this process's standard output, such as /dev/stdout, wherever that leads."""
+    names = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+    return os.path.abspath(path) in names
 
 
 def _locked_file(folder: Path) -> tuple[Path, int]:
@@ -168,9 +191,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
     After a kill or a power cut at any moment ``folder`` is the former or the new one.  Where the file system cannot
     exchange two folders in one step, who dies between two renames leaves the former aside, where ``tidy`` finds it.
-    Raises as ``replacing``; whatever ``folder`` held before is then still there.
+    Of a link, the folder that it points to.  Raises as ``replacing``, and UsageError at once for a mount point; whatever
+    ``folder`` held before is then still there.
     """
-    folder = Path(folder)
+    folder = Path(os.path.realpath(folder))
+    if os.path.ismount(folder):
+        raise UsageError(f"{shown(folder)} is a mount point, which no other folder can replace; name a folder within it")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         tidy(folder)
@@ -216,8 +242,6 @@ def _locked_folder(folder: Path) -> tuple[Path, int]:
 
 
 def _put_in_place(aside: Path, folder: Path) -> None:
-    if folder.is_symlink():
-        folder = Path(os.path.realpath(folder))
     if not folder.exists():
         os.replace(aside, folder)
     elif not _exchange(aside, folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ def apply_profile(name: str, path: str | Path = PARAMS) -> dict[str, tuple[Any, 
         raise unknown_name("profile", name, profile_names(path), str(path.parent / "profiles"))
     document, changed = _patched(path, path.parent / "profiles" / f"{name}.yaml")
     if changed:
-        with replacing(path) as file:
+        with replacing(Path(os.path.realpath(path))) as file:
+            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # a group's file stays the group's
             yaml_format(round_trip=True).dump(document, file)
     return changed
 

@@ -33,6 +33,8 @@ def say(text: str, to: TextIO | None = None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())  # what follows goes there, what Python flushes at its end too
         os.close(nowhere)
+    except OSError:  # a full disk, say: the next word may find room
+        pass
 
 
 class Progress:

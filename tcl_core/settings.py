@@ -111,7 +111,8 @@ def _parse_scalar(kind: type, rule: Between | OneOf | None, value: Any, key: str
 def _is_a(kind: type, value: Any) -> bool:
     """Strict but for an integer where a float is meant: true is no number, '3' no integer, '' no text."""
     if kind is float:
-        return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+        whole = isinstance(value, int) and not isinstance(value, bool)  # ruamel has types of its own, for 10_000 say
+        return whole or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) and value != ""
 
 

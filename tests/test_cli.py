@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import inspect
 import json
@@ -101,7 +102,7 @@ def test_each_command_is_one_call(tcl, monkeypatch, words, function, arguments):
     assert tcl(*words) == (Called.exit_code, "", "tcl: it was called\n")
     (call,) = calls
     if arguments is not None:
-        assert tuple(each for each in call if not isinstance(each, Workspace)) == arguments
+        assert tuple(each for each in call if not isinstance(each, Workspace) and getattr(each, "__name__", "") != "<lambda>") == arguments
 
 
 @pytest.mark.parametrize(
@@ -109,11 +110,57 @@ def test_each_command_is_one_call(tcl, monkeypatch, words, function, arguments):
     [
         (["platforms", "--similar", A, "--json"], "--similar has no --json; leave one of them out"),
         (["distill", "--platform", A, "--add", B], "give either --platform, which goes on from the model here, or --add, which does from a champion"),
+        (["train", "-p", "host-avx1"], "unknown platform 'host-avx1' in params.yaml; did you mean 'host-avx512'?"),
+        (["platforms", "--probes", "9"], "--probes is of --similar; give both, or leave it out"),
+        (["tune", "--overwrite"], "--overwrite is of --out; give both, or leave it out"),
+        (["device", "serve", "--port", "9"], "--host and --port are of a server, which needs --key; a tracker listens where --tracker says"),
         (["train", "-p", B], f"the chain's model is trained on host-sse42; it learns {B} by: tcl distill --platform {B}"),
     ],
 )  # fmt: skip
 def test_options_that_exclude_each_other(tcl, words, sentence):
     assert tcl(*words) == (2, "", f"tcl: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    "words, stage, done, lost",
+    [
+        (["collect"], "collecting.collect", 2, "host-sse42: done\nhost-avx2: done\n"),
+        (["holdout"], "collecting.holdout", 1, "host-sse42: done\n"),
+        (["import", "a", "b", "c", "-p", "p"], "exchange.import_logs", 2, "done\ndone\n"),
+        (["promote"], "promotion.promote", 1, "done\n"),
+        (["register"], "promotion.register", 2, "done\ndone\n"),
+        (["collect"], "collecting.collect", 0, ""),
+    ],
+)  # fmt: skip
+def test_what_was_done_before_a_failure_is_said(tcl, monkeypatch, words, stage, done, lost):
+    @dataclasses.dataclass
+    class Done:
+        def __str__(self):
+            return "done"
+
+    times = iter(range(99))
+
+    def work(workspace, *given, told=None):
+        while next(times) < done:
+            if told is None:
+                return Done()
+            told(Done())
+        raise PlatformError("the disk is full; free some")
+
+    module, _, name = stage.partition(".")
+    monkeypatch.setattr(importlib.import_module(f"tcl_core.stages.{module}"), name, work)
+    monkeypatch.setattr("tcl_core.stages.promotion.chosen_platforms", lambda *_: ["host-sse42", A, B])
+    assert tcl(*words) == (4, lost, "tcl: the disk is full; free some\n")
+
+
+@pytest.mark.parametrize("words", [["rollback", "-p", A, "--reason", "-h"], ["lineage", "--json", "--", "-h"]])
+def test_what_asks_for_help_may_be_an_options_value(tcl, monkeypatch, words):
+    for name in ("roll_back", "lineage"):
+        module = importlib.import_module(f"tcl_core.stages.{'promotion' if name == 'roll_back' else name}")
+        monkeypatch.setattr(module, name, lambda workspace, *given: {"root": str(workspace.root), "given": given})
+    monkeypatch.setattr("tcl_core.stages.promotion.roll_back_text", lambda found: found["given"][1])
+    code, out, err = tcl(*words)
+    assert (code, err) == (0, "") and "-h" in out
 
 
 @pytest.mark.parametrize("words, stage", [(["models"], "lineage.list_models"), (["lineage", "HEAD"], "lineage.lineage")])
@@ -139,7 +186,7 @@ def test_the_version_is_that_of_the_package(tcl):
 def test_paths_are_relative_to_where_a_command_is_given(tcl, monkeypatch, tmp_path):
     """And what the project has is where the project is."""
     calls = []
-    monkeypatch.setattr(exchange, "import_logs", lambda *given: calls.append(given) or [])
+    monkeypatch.setattr(exchange, "import_logs", lambda *given, told: calls.append(given) or [])
     monkeypatch.chdir(tmp_path / "deeper")
     assert tcl("import", "a.log", "/b.log", "-p", "p")[0] == 0 and Path.cwd() == tmp_path / "deeper"
     ((workspace, *given),) = calls

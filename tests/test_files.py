@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tcl_core import files
 from tcl_core.errors import PlatformError, TclError, UsageError
+from tests.command_line import ROOT
 from tcl_core.files import refusal, replacing, replacing_given, shown, tidy, whole_folder
 
 
@@ -160,6 +162,46 @@ def test_a_link_is_replaced_unless_the_user_gave_it(tmp_path):
     with replacing_given(tmp_path / "given", overwrite=True) as file:
         file.write(b"ours")
     assert (tmp_path / "theirs").read_text() == "ours" and (tmp_path / "given").is_symlink()
+
+
+def test_a_file_that_came_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    for links in (True, False):  # some file systems have none
+        if not links:
+            monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links here")))
+        with replacing_given(tmp_path / f"new {links}", overwrite=False) as file:
+            file.write(b"mine")
+        with pytest.raises(UsageError, match="file exists"), replacing_given(tmp_path / f"late {links}", overwrite=False) as file:
+            (tmp_path / f"late {links}").write_text("theirs")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "new True": "mine", "new False": "mine", "late True": "theirs", "late False": "theirs"
+    }  # fmt: skip
+
+
+def test_what_is_no_file_system_of_its_own_takes_another_folders_place(tmp_path, monkeypatch):
+    """Of a link that is the folder it leads to; of a mount point nothing can."""
+    (tmp_path / "disk" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("disk/real")
+    with whole_folder(tmp_path / "link") as aside:
+        assert aside.parent == tmp_path / "disk"
+        (aside / "file").write_text("new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk/real/file").read_text() == "new"
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "disk")
+    with pytest.raises(UsageError, match="disk is a mount point, which no other folder can replace"), whole_folder(tmp_path / "disk"):
+        pytest.fail("it was begun")
+
+
+@pytest.mark.parametrize("redirected", [False, True])
+def test_the_standard_output_is_written_to(tmp_path, redirected):
+    """Into a pipe and into a file that the shell opened, after what is there."""
+    code = (
+        "from pathlib import Path; from tcl_core.files import replacing_given\n"
+        "print('before', flush=True)\n"
+        "with replacing_given(Path('/dev/stdout'), overwrite=False) as file: file.write(b'scores')"
+    )
+    with open(tmp_path / "out", "wb") if redirected else nullcontext(subprocess.PIPE) as output:
+        done = subprocess.run([sys.executable, "-c", code], stdout=output, cwd=ROOT, timeout=60)
+    assert done.returncode == 0
+    assert ((tmp_path / "out").read_bytes() if redirected else done.stdout) == b"before\nscores"
 
 
 @pytest.mark.parametrize(

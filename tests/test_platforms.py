@@ -168,7 +168,7 @@ print(len(os.sched_getaffinity(0)), facts() == before)
         ("max 100000", 8),
         ("max", 8),
         ("300000 100000", 3),
-        ("250000 100000", 3),  # a fraction of a CPU is still one to run on
+        ("250000 100000", 2),  # a third one would be throttled half of the time
         ("10000 100000", 1),
         ("6400000 100000", 8),  # more than there are
         ("rubbish", 8),

@@ -46,6 +46,18 @@ def test_profiles_change_values_only_and_go_back_byte_for_byte(project):
     assert project.read_bytes() == before
 
 
+def test_a_shared_file_stays_the_groups(project):
+    """Of a link what it leads to is changed, with its rights; and numbers may have underscores."""
+    shared = project.rename(project.parent / "shared.yaml")
+    shared.write_text(shared.read_text().replace("ewc_lambda: 10000.0", "ewc_lambda: 10_000"))
+    assert "10_000" in shared.read_text()
+    shared.chmod(0o664)
+    project.symlink_to("shared.yaml")
+    apply_profile("full", project)
+    assert project.is_symlink() and load_params(shared).tune.trials == 2000
+    assert shared.stat().st_mode & 0o777 == 0o664 and load_params(project).distill.ewc_lambda == 10_000.0
+
+
 def test_the_command_changes_the_project_from_a_folder_of_it(project, monkeypatch):
     (project.parent / "deeper").mkdir()
     monkeypatch.chdir(project.parent / "deeper")

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
@@ -15,9 +16,9 @@ import typer
 from tcl_core import __version__, environment
 from tcl_core.checked import plain_json
 from tcl_core.cli.saying import say
-from tcl_core.errors import UsageError
+from tcl_core.errors import TclError, UsageError
 from tcl_core.params import PARAMS
-from tcl_core.process import end_with_parents
+from tcl_core.process import ANSWER_FILE, end_with_parents
 from tcl_core.settings import restored
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 HELP = ("-h", "--help")
 TOGETHER = ("train", "distill")  # what several processes of torchrun can do together
-WITHOUT_PROJECT = ("device", "init")
+WITHOUT_PROJECT = ("device", "init", "run")
 _began: list[Any] = []  # in a stage of DVC: the project's folder, the stage, and what it reads
 
 app = typer.Typer(
@@ -67,11 +68,13 @@ def start(
             f"tcl {context.invoked_subcommand} is the work of one process, and torchrun started {environment.processes()}; run it "
             f"without torchrun, which is for: {', '.join(TOGETHER)}"
         )
-    # This runs before a command sees its own --help, which needs no project.
-    if context.invoked_subcommand not in WITHOUT_PROJECT and not set(HELP) & set(sys.argv):
+    if context.invoked_subcommand not in WITHOUT_PROJECT:
         from tcl_core.stages.workspace import Workspace
 
-        context.obj = Workspace(_project())
+        # This runs before a command sees its own --help, which needs no project; but such a word may be an option's value.
+        with suppress(*[TclError] * bool(set(HELP) & set(sys.argv))):
+            context.obj = Workspace(_project())
+    if context.obj is not None:
         if stage := os.environ.get("DVC_STAGE"):
             from tcl_core.stages.unchanged import read_by
 
@@ -123,7 +126,22 @@ def each_platform(workspace: Workspace, platform: str | None, stage: Callable[[s
     if platform is not None:
         workspace.check_platform(platform)
         return str(stage(platform))
-    return "\n".join(f"{name}: {stage(name)}" for name in workspace.params.chain_order[0 if first else 1 :])
+    said: list[str] = []
+    with told_first(said):
+        for name in workspace.params.chain_order[0 if first else 1 :]:
+            said.append(f"{name}: {stage(name)}")
+    return "\n".join(said)
+
+
+@contextmanager
+def told_first(said: Sequence[str]) -> Iterator[None]:
+    """Whatever ends the block: what was done before is said."""
+    try:
+        yield
+    except BaseException:
+        if said and ANSWER_FILE not in os.environ:  # whose one answer is why it failed
+            say("\n".join(said))
+        raise
 
 
 def told(found: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str], as_json: bool) -> str:

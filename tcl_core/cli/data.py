@@ -8,10 +8,12 @@ from typing import Annotated, Optional
 
 import typer
 
-from tcl_core.cli.app import DATA, AsJson, Force, Overwrite, Platform, app, each_platform, refuse_empty, told
+from tcl_core.cli.app import DATA, AsJson, Force, Overwrite, Platform, app, each_platform, refuse_empty, told, told_first
 from tcl_core.cli.saying import say
 from tcl_core.errors import DRIFT, UsageError
 from tcl_core.programs.tuning_logs.dialects import dialect_names
+
+PROBES = 48
 
 
 @app.command(rich_help_panel=DATA)
@@ -20,7 +22,7 @@ def platforms(
     similar: Annotated[
         Optional[str], typer.Option("--similar", help="Measure a few programs on this one: which other is nearest to it?")
     ] = None,
-    probes: Annotated[int, typer.Option("--probes", min=8, max=10_000, help="How many, with --similar.")] = 48,
+    probes: Annotated[Optional[int], typer.Option("--probes", min=8, max=10_000, help="How many, with --similar; none: 48.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the platforms of the chain and whether this machine can run them; or find out from which one a new one should learn."""
@@ -29,11 +31,13 @@ def platforms(
 
     refuse_empty(platform=similar)
     if similar is None:
+        if probes is not None:
+            raise UsageError("--probes is of --similar; give both, or leave it out")
         say(told(list_platforms(context.obj.params), platforms_text, as_json))
         return
     if as_json:
         raise UsageError("--similar has no --json; leave one of them out")
-    say(find_similar(context.obj, similar, probes))
+    say(find_similar(context.obj, similar, probes or PROBES))
 
 
 @app.command(rich_help_panel=DATA)
@@ -113,7 +117,10 @@ def import_(
     """Read tuning logs of other tuners.  Example: tcl import random.log.gz searched.log.gz -p ryzen-3700x"""
     from tcl_core.stages.exchange import import_logs
 
-    say("\n".join(map(str, import_logs(context.obj, logs, platform, target))))
+    said: list[str] = []
+    with told_first(said):
+        import_logs(context.obj, logs, platform, target, told=lambda report: said.append(str(report)))
+    say("\n".join(said))
 
 
 @app.command(rich_help_panel=DATA)

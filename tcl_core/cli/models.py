@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from tcl_core.cli.app import MODELS, AsJson, Platform, app, each_platform, refuse_empty, told
+from tcl_core.checked import plain_json
+from tcl_core.cli.app import MODELS, AsJson, Platform, app, each_platform, refuse_empty, told, told_first
 from tcl_core.cli.saying import say
 from tcl_core.errors import UsageError
 
@@ -32,6 +34,10 @@ def train(
     if platform is not None:
         workspace.check_platform(platform)
     if model in (None, CHAIN_MODEL):
+        if platform is not None and platform not in workspace.params.chain_order:
+            raise UsageError(
+                f"{platform} is not in the chain of params.yaml, whose models these are; put it there, or name another --model"
+            )
         if platform not in (None, workspace.params.chain.first):
             raise UsageError(
                 f"the chain's model is trained on {workspace.params.chain.first}; it learns {platform} by: tcl distill --platform {platform}"
@@ -74,8 +80,11 @@ def register(context: typer.Context, platform: Platform = None) -> None:
     from tcl_core.stages import promotion
 
     refuse_empty(platform=platform)
-    names = promotion.chosen_platforms(context.obj, platform)
-    say("\n".join([*(str(promotion.register(context.obj, name)) for name in names), _registry(context.obj)]))
+    said: list[str] = []
+    with told_first(said):
+        for name in promotion.chosen_platforms(context.obj, platform):
+            said.append(str(promotion.register(context.obj, name)))
+    say("\n".join([*said, _registry(context.obj)]))
 
 
 @app.command(rich_help_panel=MODELS)
@@ -84,7 +93,11 @@ def promote(context: typer.Context, platform: Platform = None, as_json: AsJson =
     from tcl_core.stages import promotion
 
     refuse_empty(platform=platform)
-    done = [promotion.promote(context.obj, name) for name in promotion.chosen_platforms(context.obj, platform)]
+    done, said = [], list[str]()
+    with told_first(said):
+        for name in promotion.chosen_platforms(context.obj, platform):
+            done.append(promotion.promote(context.obj, name))
+            said.append(json.dumps(plain_json(asdict(done[-1]))) if as_json else str(done[-1]))
     found = {"registry": promotion.registry_of(context.obj), "promotions": [asdict(each) for each in done]}
     say(told(found, lambda _: "\n".join([*map(str, done), _registry(context.obj)]), as_json))
 

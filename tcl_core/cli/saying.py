@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import NoReturn
 import typer
 
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.files import printable, shown
+from tcl_core.files import is_standard_output, printable, shown
 from tcl_core.process import ANSWER_FILE
 
 SENTENCE = 2_000  # characters of an error that are printed
@@ -50,22 +51,26 @@ def let_go_of_streams() -> None:
 def check_words(words: list[str]) -> None:
     """Raise UsageError for words that no command can mean.  An empty name must not come to mean "all platforms"."""
     for word in words:
-        if not word.strip() or (word.startswith("--") and word.endswith("=")):
+        if not word.strip() or re.fullmatch(r"--[\w-]+=", word):
             raise UsageError("an argument is empty, such as a shell variable that is not set; fill it in, or leave the option out")
         if any(unicodedata.category(character) == "Cc" for character in word):
             raise UsageError(f"the argument '{shown(word)}' has control characters in it; give it without them")
 
 
-def say(report: object, code: int = 0) -> None:
-    """Print what a stage reports, or hand it to the flow that started this command; nothing where it reports None."""
+def say(report: object, code: int = 0, beside: Path | None = None) -> None:
+    """Print what a stage reports, or hand it to the flow that started this command; nothing where it reports None.
+
+    On standard error where the file that it wrote, ``beside`` this, is the standard output.
+    """
     text = "" if report is None else str(report)
     if not text or _handed_over(text, code):
         return
     try:
-        typer.echo("\n".join(map(printable, text.split("\n"))))
+        on_error = beside is not None and is_standard_output(beside)
+        typer.echo("\n".join(map(printable, text.split("\n"))), err=on_error)
         sys.stdout.flush()  # a reader that left is noticed here
-    except BrokenPipeError:
-        sys.exit(0)
+    except BrokenPipeError:  # what the command has yet to do, and how it ends, is not the reader's to say
+        let_go_of_streams()
     except OSError as error:
         reason = error.strerror.lower()
         raise PlatformError(f"cannot write to the standard output ({reason}); what the command did is kept") from None

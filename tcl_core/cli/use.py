@@ -9,6 +9,7 @@ import typer
 
 from tcl_core.cli.app import USE, Overwrite, app, refuse_empty
 from tcl_core.cli.saying import say
+from tcl_core.errors import UsageError
 from tcl_core.files import shown
 from tcl_core.programs.tuning_logs.dialects import dialect_names
 
@@ -50,6 +51,8 @@ def tune(
     from tcl_core.stages import tuning
 
     refuse_empty(network=network, platform=platform)
+    if overwrite and out is None:
+        raise UsageError("--overwrite is of --out; give both, or leave it out")
     request = tuning.TuneRequest(network, platform, trials, minutes, force, out, overwrite, warm_start or (), model)
     say(tuning.tune(context.obj, request))
 
@@ -83,7 +86,7 @@ def predict(
     from tcl_core.stages.predict import predict_log
 
     refuse_empty(platform=platform)
-    say(predict_log(context.obj, log, platform, model, to, top, target, overwrite))
+    say(predict_log(context.obj, log, platform, model, to, top, target, overwrite), beside=to)
 
 
 @app.command(rich_help_panel=USE)
@@ -109,7 +112,7 @@ def report(
     """Write the last run as one HTML page, or compare two runs.  Example: tcl report before data/reports --to changes.html"""
     from tcl_core.stages.reporting import write_comparison, write_report
 
-    say(write_comparison(context.obj, runs, to, overwrite) if runs else write_report(context.obj, to, overwrite))
+    say(write_comparison(context.obj, runs, to, overwrite) if runs else write_report(context.obj, to, overwrite), beside=to)
 
 
 @app.command(rich_help_panel=USE)

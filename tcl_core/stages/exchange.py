@@ -14,7 +14,7 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -74,12 +74,18 @@ class ImportReport:
 
 
 def import_logs(
-    workspace: Workspace, paths: Sequence[Path], platform: str, wanted: str = "", into: Path | None = None, name: str = ""
+    workspace: Workspace,
+    paths: Sequence[Path],
+    platform: str,
+    wanted: str = "",
+    into: Path | None = None,
+    name: str = "",
+    told: Callable[[ImportReport], object] = lambda report: None,
 ) -> list[ImportReport]:
     """Read logs into data/imported/platform=P/, or ``into`` another folder, a file of records per log.
 
     A log of the same name and folder replaces its own records; ``name`` is that of one log, without which it has its file's.
-    ``wanted`` keeps only lines whose target has it in it.
+    ``wanted`` keeps only lines whose target has it in it.  Each log's report goes to ``told`` as soon as its records are there.
     Raises UsageError for a name or file that is wrong, DataError for a file that is no log or has no record of the
     platform's target, PlatformError when the disk is full.
     """
@@ -97,6 +103,7 @@ def import_logs(
         for name, path in logs.items():
             log = open_log(path, known, _target_beside(folder, name), wanted)
             reports.append(_import(workspace, log, folder, name))
+            told(reports[-1])
             _advance(bar, megabytes[name], name)
     return reports
 
@@ -160,10 +167,6 @@ class Refused:
         if count := self.log.errors["refused"]:
             text = "%d of %d lines of %s are no programs, and are left out:\n%s"
             logging.getLogger(__name__).warning(text, count, self.log.lines, shown(self.log.path), "\n".join(self.first))
-
-    def told(self, became: str, where: str) -> str:
-        """What the log's lines ``became``, then the first that were refused; ``where`` all of those are."""
-        return outcomes_text(became, self.log.lines, self.log.errors, self.first, where)
 
 
 def outcomes_text(became: str, lines: int, outcomes: Mapping[str, int], first: Sequence[str], where: str) -> str:

@@ -32,6 +32,8 @@ def find_similar(workspace: Workspace, platform: str, probes: int) -> Similar:
     if not known:
         raise DataError("no other platform has records to compare with; run tcl collect for one first")
     target = measure_probes(workspace, platform, partial(choose_probes, known=known, count=probes, seed=workspace.params.seed))
+    if not target:
+        raise DataError("no other platform has measured two programs of a task of the present pool; run tcl collect for one again")
     return compare(platform, target, known)
 
 

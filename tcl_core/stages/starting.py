@@ -24,6 +24,7 @@ DVC = """[core]
 """
 NETWORKS = "Put .pt2 and .onnx files with fixed shapes here, and name them in params.yaml as networks/FILE: DVC sees when they change.\n"
 TUNED = "What tcl tune measured here, for tcl train to learn (train.tuned of params.yaml).  To forget a platform's, delete its folder.\n"
+DATA_IGNORED = "# Stages write it, and DVC keeps what they end with.\n*\n!.gitignore\n!tuned/\n!tuned/README.md\n"
 OURS = {".dvc", "networks", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE}
 BEGUN = ".params.yaml.begun"  # tells a start of ours that was killed from files of somebody's, and becomes params.yaml
 IGNORED = {".git", ".gitignore", ".gitattributes"}  # what a new repository has
@@ -51,7 +52,7 @@ def _check_place(folder: Path) -> None:
         there = {path.name for path in folder.iterdir()} - IGNORED
         if BEGUN in there:
             there -= {BEGUN, *OURS}
-            if (folder / "data").is_dir() and {path.name for path in (folder / "data").iterdir()} <= {"tuned"}:
+            if (folder / "data").is_dir() and {path.name for path in (folder / "data").iterdir()} <= {"tuned", ".gitignore"}:
                 there -= {"data"}
     if others := sorted(there):
         raise UsageError(f"{shown(folder)} is not empty ({shown(others[0])} is there); name an empty folder, or a new one")
@@ -76,13 +77,21 @@ def _fill(folder: Path, in_git: bool) -> None:
     (folder / ".dvc" / ".gitignore").write_text("/config.local\n/tmp\n/cache\n")
     for name in FOLDERS:
         shutil.copytree(TEMPLATE / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    (folder / "data" / ".gitignore").write_text(DATA_IGNORED)
     for name, dotted in DOTTED.items():
-        if not (folder / dotted).exists():
-            shutil.copy(TEMPLATE / name, folder / dotted)
+        _add_lines(folder / dotted, (TEMPLATE / name).read_text())
     (folder / "dvc.yaml").write_text(without_sources((TEMPLATE / "dvc.yaml").read_text(encoding="utf-8")), encoding="utf-8")
     for name in AS_THEY_ARE:
         shutil.copy(TEMPLATE / name, folder / name)
     os.replace(folder / BEGUN, folder / PARAMS)
+
+
+def _add_lines(file: Path, text: str) -> None:
+    """To a file that may be there, such as a new repository's: those of ``text``, but for comments, that it lacks."""
+    there = file.read_text() if file.exists() else ""
+    lines = set(there.splitlines())
+    if missing := [line for line in text.splitlines() if line.strip() and not line.startswith("#") and line not in lines]:
+        file.write_text("\n".join([there.rstrip("\n"), *missing, ""]) if there else text)
 
 
 def without_sources(dvc: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tcl_core.checked import check_contents, damaged, read_json, write_contents, write_json
+from tcl_core.checked import CONTENTS, check_contents, damaged, read_json, write_contents, write_json
 from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
 from tcl_core.files import TOKEN, shown, whole_folder, writing
 from tcl_core.platforms import kind_measured
@@ -33,6 +33,8 @@ from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE
 
 FORMAT = "tuned network 2"
 REPORT, TEXT, DATABASE = "report.json", "report.md", "database"
+WRITTEN = {LIBRARY, EXAMPLE, REPORT, TEXT, DATABASE, CONTENTS}
+BESIDE = {".ipynb_checkpoints", ".DS_Store"}  # what viewers leave
 ROUNDS = 7
 AGAIN = "tune again: tcl tune --out"
 
@@ -44,7 +46,7 @@ def tuned_folder(out: Path, overwrite: bool) -> Iterator[Path]:
     Made at once, so that one that cannot be written is found before anything is measured.  Raises UsageError: ``out`` is
     there and must not be overwritten; BusyError: another tuning writes it; PlatformError: the system refuses.
     """
-    out = Path(os.path.abspath(out))
+    out = Path(os.path.realpath(out))
     _check_place(out, overwrite)
     with whole_folder(out) as aside:
         others = set(out.parent.glob(f".{glob.escape(out.name)}.{TOKEN}.new")) - {aside}
@@ -63,12 +65,16 @@ def _check_place(out: Path, overwrite: bool) -> None:
         raise UsageError(f"{shown(out)} is there and is no folder that tcl tune wrote; name another one")
     if _is_ours(out) and not overwrite:
         raise UsageError(f"{shown(out)} exists; name another folder, or overwrite it (--overwrite, from Python overwrite=True)")
+    if others := sorted({path.name for path in out.iterdir()} - WRITTEN - BESIDE):
+        raise UsageError(f"{shown(out)} also has {shown(others[0])}, which tcl tune did not write; move that away, or name another folder")
 
 
 def _is_ours(folder: Path) -> bool:
     try:
         return str(read_json(folder / REPORT, AGAIN).get("format")).startswith(FORMAT.rstrip("0123456789"))
-    except (DataError, FileNotFoundError, NotADirectoryError):
+    except DataError:  # a damaged one is ours, too
+        return (folder / CONTENTS).is_file() and (folder / LIBRARY).is_file()
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -81,7 +87,7 @@ def fill(aside: Path, measured: Path, report: Mapping[str, Any]) -> None:
                 shutil.copyfile(file, aside / DATABASE / file.name)
     write_json(aside / REPORT, {"format": FORMAT, **report})
     with writing(aside / TEXT):
-        (aside / TEXT).write_text(_as_text(report))
+        (aside / TEXT).write_bytes(_as_text(report).encode("utf-8", "backslashreplace"))  # names of files may be no UTF-8
 
 
 def _as_text(report: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,11 @@ class TuneRequest:
     overwrite: bool = False
     warm_start: Sequence[Path] = ()
     model: Path | None = None
+
+    @property
+    def of_the_pipeline(self) -> bool:
+        """Whether nothing was asked for: then it is no failure that there is nothing to tune with, or on."""
+        return replace(self, force=False) == TuneRequest()
 
     def __post_init__(self) -> None:
         check_length(self.trials, self.minutes)
@@ -110,7 +115,7 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
         ran = workspace.platforms_that_ran() or workspace.params.chain_order
         here = (name for name in reversed(ran) if _why_elsewhere(workspace, name) or not _why_untunable(workspace, name))
         platform = next(here, ran[-1])
-        if reason := _why_elsewhere(workspace, platform):
+        if (reason := _why_elsewhere(workspace, platform)) and request.of_the_pipeline:
             return NotTuned(platform, reason)
     _check_tunable(workspace, platform)
     network = request.network or workspace.params.tune.network
@@ -118,8 +123,8 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     check_there(file)
     try:
         ranking, load = _ranking(workspace, platform, request.model)
-    except NoChampionError as error:  # all its models were kept back: of the pipeline that is no failure
-        if request.platform is not None:
+    except NoChampionError as error:  # all its models were kept back
+        if not request.of_the_pipeline:
             raise
         return NotTuned(platform, str(error))
     trials = request.trials or (None if request.minutes else workspace.params.tune.trials)

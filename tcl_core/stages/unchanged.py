@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tcl_core import store
-from tcl_core.errors import DataError, PlatformError
+from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.params import PARAMS
 from tcl_core.settings import read_yaml
 
@@ -40,8 +40,12 @@ def read_by(root: Path, stage: str) -> dict[str, Any]:
 
 def check_unchanged(root: Path, stage: str, began: Mapping[str, Any]) -> None:
     """Raise PlatformError where what the stage reads is not what it was when it ``began``."""
-    now = read_by(root, stage)
-    if changed := [name for name, value in began.items() if now.get(name) != value]:
+    try:
+        now = read_by(root, stage)
+        changed = [name for name, value in began.items() if now.get(name) != value]
+    except UsageError:  # half edited
+        changed = [PARAMS]
+    if changed:
         raise PlatformError(
             f"{', '.join(changed)} changed while this stage was at work, so what it made is of what was there before; "
             "what was measured is kept: run the same command again"

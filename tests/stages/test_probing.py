@@ -54,3 +54,9 @@ def test_what_cannot_be_compared_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(probing, "measure_probes", lambda *_: pytest.fail("measured"))
     with pytest.raises(DataError, match="no other platform has records to compare with; run tcl collect for one first"):
         find_similar(project, "host-avx512", 48)
+    monkeypatch.setattr(Workspace, "seconds", lambda self, name: {} if name == "host-sse42" else {("of another pool", 0, ()): 1.0})
+    monkeypatch.setattr(
+        probing, "measure_probes", lambda workspace, platform, choose: {} if choose(KEYS) == [] else pytest.fail("measured")
+    )
+    with pytest.raises(DataError, match="no other platform has measured two programs of a task of the present pool"):
+        find_similar(project, "host-avx512", 48)

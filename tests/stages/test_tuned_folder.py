@@ -76,6 +76,33 @@ def test_the_report_tells_what_each_task_got(tmp_path):
     ]
 
 
+def begin(place, overwrite=True):
+    with tuned_folder.tuned_folder(place, overwrite):
+        raise InterruptedError
+
+
+def test_nothing_but_what_tune_wrote_is_overwritten(folder):
+    with pytest.raises(UsageError, match="exists; name another folder, or overwrite it"):
+        begin(folder, overwrite=False)
+    with pytest.raises(InterruptedError):
+        begin(folder)
+    (folder / ".ipynb_checkpoints").mkdir()  # of a viewer
+    (folder / ".ipynb_checkpoints" / "report-checkpoint.md").write_text("looked at")
+    assert run_tuned(folder, rounds=1).network == "tiny"
+    (folder / "report.json").write_text("damaged")
+    with pytest.raises(InterruptedError):
+        begin(folder)
+    (folder / "notes.md").write_text("mine")
+    with pytest.raises(UsageError, match="also has notes.md, which tcl tune did not write; move that away"):
+        begin(folder)
+    assert (folder / "notes.md").read_text() == "mine"
+
+
+def test_a_report_may_name_what_is_no_utf_8(tmp_path):
+    fill(tmp_path, tmp_path / "nothing was measured", REPORT | {"network": "caf\udce9.onnx"})
+    assert "# caf\\udce9.onnx on here" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
 def test_another_output_is_refused(folder):
     with np.load(folder / "example.npz") as example:
         arrays = {name: example[name] for name in example.files}

@@ -71,6 +71,13 @@ def test_what_others_read_may_change(project):
         check_unchanged(project, "collect@a", began)
 
 
+def test_parameters_that_are_half_edited_have_changed(project):
+    began = read_by(project, "collect@a")
+    (project / "params.yaml").write_text("collect: {fraction:")
+    with pytest.raises(PlatformError, match=r"^params\.yaml changed while this stage was at work.* run the same command again$"):
+        check_unchanged(project, "collect@a", began)
+
+
 def test_a_network_tuned_meanwhile_was_not_learned(project):
     began = read_by(project, "train")
     (project / "data" / "tuned" / "platform=a").mkdir(parents=True)

@@ -37,11 +37,14 @@ def log_file(given: Path) -> Path:
 
 
 def log_name(path: Path) -> str:
-    """What a log's records are filed under: its name without suffixes; of a database, its folder's name.
+    """What a log's records are filed under: its name without suffixes; of a database, its folder's name, or that of the tuned
+    network's folder which it lies in.
 
     Without leading dots too, for hidden files are no records.
     """
-    name = path.absolute().parent.name if path.name.startswith(RECORDS) else path.name
+    folder = path.absolute().parent
+    folder = folder.parent if folder.name == INSIDE and (folder.parent / "report.json").is_file() else folder
+    name = folder.name if path.name.startswith(RECORDS) else path.name
     while name.lower().endswith(SUFFIXES):
         name = name[: name.rindex(".")]
     return name.lstrip(".") or "log"
