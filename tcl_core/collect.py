@@ -28,7 +28,7 @@ from tcl_core.measure.job import Job, Outcome, Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.pool import Program
 from tcl_core.records import ProgramKey, Record
-from tcl_core.sampler_names import BLIND
+from tcl_core.sampler_names import BLIND, FIRST_MODEL_ALONE
 from tcl_core.sampling.catalogue import pick
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def _pick(
     """The sampler's choice among ``open_rows``: predictions scaled within each task, so that tasks compare."""
     everything = collection.encoder.encode(collection.keys, collection.hardware)
     predictions = np.stack([scaled_within_task(m.predict(everything), everything.tasks) for m in models])
-    ranking = predictions[0] if plan.sampler == "rdu-paper" else predictions.mean(axis=0)
+    ranking = predictions[0] if plan.sampler in FIRST_MODEL_ALONE else predictions.mean(axis=0)
     known = np.array(sorted(collection.records), dtype=int)
     return pick(
         plan.sampler,

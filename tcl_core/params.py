@@ -24,6 +24,7 @@ from tcl_core.settings import Between, OneOf, parse, read_yaml, restored
 # Upper bounds are far above what makes sense, and far below what overflows, hangs or fills the memory.
 Seed = Annotated[int, Between(0, 2**32 - 1)]  # what NumPy and torch take
 Count = Annotated[int, Between(1, 1_000_000)]
+Pairs = Annotated[int, Between(2, 1_000_000)]  # of one program alone nothing is learned
 CountOrZero = Annotated[int, Between(0, 1_000_000)]
 Rounds = Annotated[int, Between(1, 10_000)]  # of measuring, of epochs, of repeats
 Few = Annotated[int, Between(1, 100)]  # models in memory at once
@@ -142,7 +143,7 @@ class Train:
     epochs: Rounds
     steps: Count
     learning_rate: Positive
-    batch_size: Count
+    batch_size: Pairs
     weight_decay: NotNegative
     gradient_clip: Positive
     loss: Annotated[str, OneOf(tuple(LOSSES))]
@@ -165,8 +166,8 @@ METHODS = {
 class Bridge:
     epochs: Rounds
     learning_rate: Positive
-    batch_size: Count
-    rehearsal: NotNegative
+    batch_size: Pairs
+    rehearsal: Share
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Distill:
     epochs: Rounds
     kd_epochs: Rounds
     learning_rate: Positive
-    batch_size: Count
+    batch_size: Pairs
     beta: Share
     ewc_lambda: NotNegative
     adapter_width: Width

@@ -7,4 +7,5 @@ SAMPLERS = {
     "per-task": "tcl_core.sampling.per_task:pick",
 }
 BLIND = ("random", "per-task")  # they ask no model
+FIRST_MODEL_ALONE = ("rdu-paper",)  # of an ensemble they ask no other
 LEARNED_ELSEWHERE = ("rdu",)  # they begin with what the platform before measured, if there is one

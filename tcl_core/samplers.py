@@ -62,7 +62,7 @@ def rdu_paper(
     Arguments as of ``rdu``, but of an ensemble the first one counts; operator_types  (N,) of the candidates, without which the tokens'
     workload rows tell.  Raises as ``rdu``, and UsageError for tokens that do not tell operator types.
     """
-    scores, known = _scores(candidates, model, labelled)
+    scores, known = _scores(candidates, model[:1] if isinstance(model, Sequence) else model, labelled)
     types = _operators(candidates) if operator_types is None else np.asarray(operator_types)
     return _picked("rdu-paper", candidates, scores[0], budget, labelled, seed, operator_types=types, labelled_predictions=known[0])
 

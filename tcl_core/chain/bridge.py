@@ -32,9 +32,10 @@ import numpy as np
 from tcl_core.chain.completion import Completed, completed
 from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, in_phase
+from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
-from tcl_core.features.tokens import hardware_rows, with_hardware
-from tcl_core.learning.batches_by_task import any_usable
+from tcl_core.features.tokens import check_hardware, hardware_rows, with_hardware
+from tcl_core.learning.batches_by_task import any_usable, check_latencies
 from tcl_core.learning.distillation_loss import fisher_diagonal
 from tcl_core.learning.fit import FitSettings, OnEpoch
 from tcl_core.models.mamba import MambaModel
@@ -109,7 +110,13 @@ def bridged(
     settled     leave the network as it is where nothing of the platforms' difference is believed, and few were measured
     earlier     hardware vectors of the platforms whose ranking is rehearsed
     checkpoint  as in ``fit_network``
+
+    Raises DataError for latencies that are none, and for programs without a hardware row.
     """
+    check_latencies(measured)
+    check_hardware(measured)
+    if source_s is not None and (source_s <= 0).any():
+        raise DataError("a latency of the earlier platform is not positive; make its records again.")
     programs = concatenate([measured, replace(unlabelled, latencies_s=np.full(len(unlabelled), np.nan))])
     guess_s = source_seconds(base.predict(programs), programs, source_s)
     labelled = completed(programs, guess_s, programs.latencies_s, settings.fit.seed)
@@ -120,7 +127,7 @@ def bridged(
     labels_s = _on_one_scale(labelled.latencies_s, programs.tasks)
     if trust:
         labels_s = _mixed(labels_s, teach(measured, unlabelled, settings.fit.seed).latencies_s, trust, programs.tasks)
-    lesson = replace(programs, latencies_s=_slowest_where_failed(labels_s, programs.tasks))
+    lesson = replace(programs, latencies_s=slowest_where_failed(labels_s, programs.tasks))
     fit = settings.fit
     model.settings = replace(fit, epochs=passes(fit.epochs, measured), period=passes(fit.period, measured))
     train = concatenate([lesson, *rehearsed(base, programs, earlier, settings.rehearsal, settings.fit.seed)])
@@ -208,7 +215,7 @@ def _by_whole_tasks(tasks: np.ndarray, count: int, draw: np.random.Generator) ->
     return np.concatenate([draw.permutation(rows)[:each] for rows in groups])
 
 
-def _slowest_where_failed(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+def slowest_where_failed(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
     """(N,) with its task's slowest label for a program that fails: to a regression one without a label is unknown, and its like stay fast."""
     found = latencies_s.copy()
     for task in rows_by_task(tasks):

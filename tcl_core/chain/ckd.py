@@ -58,6 +58,7 @@ from tcl_core.learning.fit import FitSettings, fit_network
 from tcl_core.learning_names import COLUMN_STARTS
 from tcl_core.models.lateral_mamba import LateralMamba, LateralMambaModel
 from tcl_core.models.mamba import MambaModel, MambaNetwork
+from tcl_core.models.torch_model import SEEDING
 from tcl_core.params import Params
 
 MENDED_LAMBDA = 0.01  # of the printed one
@@ -186,7 +187,7 @@ def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaM
     """AC before its CL phase, beside a frozen copy of KB."""
     if settings.column_start not in COLUMN_STARTS:
         raise unknown_name("column start", settings.column_start, COLUMN_STARTS)
-    with torch.random.fork_rng(devices=[]):
+    with SEEDING, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.fit.seed)  # a caller's GPUs keep their states
         column = MambaNetwork(**base.arguments)
         column.standardise.load_state_dict(base.standardise.state_dict())

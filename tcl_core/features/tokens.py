@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 from tcl_core.features.layout import (
     ALL_OPERATORS,
@@ -63,6 +64,13 @@ def program_tokens(primitives: Sequence[Primitive], workload: Workload, hardware
 def hardware_rows(hardware: Sequence[float], count: int) -> np.ndarray:
     """(count, F) of the platform's row, the first of every program."""
     return token_row("hardware", HARDWARE.row(fields=[log2p(x) for x in hardware]), count)
+
+
+def check_hardware(samples: Samples) -> None:
+    """Raise DataError for programs whose first row is of another kind than a platform's: it would be taken for one."""
+    first = kinds_of(samples.features[:, :1])
+    if ((first == 1).any(axis=2) & (first[:, :, KINDS.index("hardware")] != 1)).any():
+        raise DataError("these programs have no hardware row; read them with the hardware that they were measured on.")
 
 
 def with_hardware(samples: Samples, hardware: Sequence[float]) -> Samples:

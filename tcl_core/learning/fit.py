@@ -25,7 +25,7 @@ from tcl_core.learning import distributed
 from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
 from tcl_core.learning.fit_settings import FitSettings as FitSettings
-from tcl_core.learning.losses import lambda_rank
+from tcl_core.learning.losses import alike, lambda_rank
 from tcl_core.learning_names import LOSSES, SCHEDULES
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -50,8 +50,13 @@ class FitReport:
 
 def mean_loss(of_tasks: Callable[..., Tensor], sigma: float, network: nn.Module, batch: Batch) -> Tensor:
     """Mean over the batch's tasks of a loss of ``learning.losses``."""
-    predicted = network(batch.features, batch.lengths)
-    return of_tasks(batch.by_task(predicted), batch.labels, batch.mask, sigma).mean()
+    predicted = batch.by_task(network(batch.features, batch.lengths))
+    return torch.cat(
+        [
+            of_tasks(predicted[tasks, :size], batch.labels[tasks, :size], batch.mask[tasks, :size], sigma)
+            for tasks, size in alike(batch.mask)
+        ]
+    ).mean()
 
 
 def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:

@@ -32,6 +32,18 @@ def lambda_rank(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 
     return (pair_weights(predicted, labels, mask) * surprise).sum((1, 2))
 
 
+def alike(mask: Tensor) -> list[tuple[Tensor, int]]:
+    """Tasks of about one size, and their largest one's, for losses that take memory with its square: of one large task and many small ones
+    nearly all pairs would be padding.  All tasks together where that is less than three quarters of them.
+    """
+    sizes, largest = mask.sum(1), mask.shape[1]
+    if len(sizes) * largest**2 <= 4 * int((sizes**2).sum()):
+        return [(torch.arange(len(sizes), device=mask.device), largest)]
+    doubled = sizes.clamp_min(1).log2().ceil()
+    groups = [torch.nonzero(doubled == each)[:, 0] for each in doubled.unique()]
+    return [(tasks, int(sizes[tasks].max())) for tasks in groups]
+
+
 def score_regression(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> Tensor:
     """(T,) mean squared difference of ``predicted`` (T, P) and the logarithm of ``labels``, both less their task's mean.
 

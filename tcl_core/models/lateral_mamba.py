@@ -69,6 +69,12 @@ class LateralMamba(nn.Module):
         batch = TokenBatch.of(tokens, lengths, self.column.last)
         return pool(self.activations(batch)[-2], batch)
 
+    def score_and_embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(B, 1 + 32) ``forward`` and ``embed`` of one pass."""
+        batch = TokenBatch.of(tokens, lengths, self.column.last)
+        *_, hidden, scores = self.activations(batch)
+        return torch.cat([pool(scores, batch), pool(hidden, batch)], dim=1)
+
     def activations(self, batch: TokenBatch) -> list[Tensor]:
         """Outputs of AC's seven layers, as in ``MambaNetwork.activations``."""
         with torch.no_grad():

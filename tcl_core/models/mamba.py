@@ -156,9 +156,9 @@ class Standardise(nn.Module):
 
         In ``open_kinds`` what never varied keeps its scale: later data may vary it, as another platform its hardware.
         """
-        rows = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(np.float64)
+        used = np.arange(tokens.shape[1]) < lengths[:, None]
         for kind in range(self.kinds):
-            numbers = rows[rows[:, kind] == 1, self.kinds :]
+            numbers = tokens[used & (tokens[..., kind] == 1), self.kinds :].astype(np.float64)
             if len(numbers):
                 deviation, steady = numbers.std(axis=0), np.full(numbers.shape[1], float(kind in open_kinds))
                 scale = np.divide(1.0, deviation, out=steady, where=deviation > 1e-6)
@@ -202,6 +202,12 @@ class MambaNetwork(nn.Module):
         """(B, 32) the last hidden layer, pooled as the score is, which is linear in it."""
         batch = TokenBatch.of(tokens, lengths, self.last)
         return pool(self.activations(batch)[-2], batch)
+
+    def score_and_embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(B, 1 + 32) ``forward`` and ``embed`` of one pass."""
+        batch = TokenBatch.of(tokens, lengths, self.last)
+        *_, hidden, scores = self.activations(batch)
+        return torch.cat([pool(scores, batch), pool(hidden, batch)], dim=1)
 
     def activations(self, batch: TokenBatch, lateral: Sequence[Tensor | None] = NO_LATERAL) -> list[Tensor]:
         """Outputs of the seven layers: 1 to 3 (M, width) per distinct token, 4 to 7 (B, R, width).

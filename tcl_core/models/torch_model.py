@@ -2,12 +2,13 @@
 
 A subclass gives a name and a network: a module whose constructor takes ``features`` and keeps all its
 arguments as ``arguments``, which maps (B, L, F) features and (B,) lengths to (B,) scores, and whose ``embed``
-maps them to (B, EMBEDDING).
+maps them to (B, EMBEDDING); ``score_and_embed``, where it has one, to both, (B, 1 + EMBEDDING).
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ from tcl_core.models.torch_threads import torch_threads
 
 CHUNK = 512  # programs per forward pass of predict, at most
 LEAST = 64  # worth a pass of their own beside another
+SEEDING = threading.Lock()  # torch's random state is the process's, and members of an ensemble may start side by side
 
 
 class TorchCostModel(CostModel):
@@ -65,7 +67,7 @@ class TorchCostModel(CostModel):
 
     def _seeded(self, features: int, **arguments: int) -> nn.Module:
         """A fresh network whose weights depend on the seed alone; torch's own random state stays."""
-        with torch.random.fork_rng(devices=[]):
+        with SEEDING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.settings.seed)  # torch.manual_seed would seed a caller's GPUs too
             return type(self).build(features=features, **arguments)
 
@@ -81,6 +83,15 @@ class TorchCostModel(CostModel):
         """(N, E) float32: where the last hidden layer puts each program; raises as ``predict``."""
         self._check_ready(samples)
         return self._in_chunks(samples, self.network.embed, np.empty((len(samples), self.network.EMBEDDING), np.float32))
+
+    def predict_and_embed(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """As the base class, in one pass of a network that has ``score_and_embed``."""
+        both = getattr(self.network, "score_and_embed", None)
+        if both is None:
+            return super().predict_and_embed(samples)
+        self._check_ready(samples)
+        found = self._in_chunks(samples, both, np.empty((len(samples), 1 + self.network.EMBEDDING), np.float32))
+        return np.ascontiguousarray(found[:, 0]), np.ascontiguousarray(found[:, 1:])
 
     def _check_ready(self, samples: Samples) -> None:
         if self.network is None:

@@ -31,7 +31,7 @@ from tcl_core.platforms import Ask, Hardware, kind_of, save_hardware, threads
 from tcl_core.progress import progress, say
 from tcl_core.records import ProgramKey, Record
 from tcl_core.registry import FLOW_RUN_ID
-from tcl_core.sampler_names import LEARNED_ELSEWHERE
+from tcl_core.sampler_names import FIRST_MODEL_ALONE, LEARNED_ELSEWHERE
 from tcl_core.stages.machine import bandwidth_here, measuring_alone
 from tcl_core.stages.workspace import Skipped, Workspace, by_measuring
 
@@ -90,7 +90,8 @@ def collect(workspace: Workspace, platform: str, force: bool = False) -> Collect
         place = _place(workspace, platform)
         collection = _collection(workspace, place, "train", journal)
         plan = _plan(workspace, platform, len(collection.programs))
-        models = [member(workspace, number) for number in range(settings.ensemble)]
+        asked = 1 if settings.sampler in FIRST_MODEL_ALONE else settings.ensemble
+        models = [member(workspace, number) for number in range(asked)]
         before = _measured_before(workspace, platform)
         steps = _StepLog(collection.journal / "rounds.jsonl")
         with progress(f"collecting on {platform}", plan.budget) as shown:
@@ -304,8 +305,10 @@ def _measured_before(workspace: Workspace, platform: str) -> Samples | None:
         previous = workspace.params.previous(previous)
     if previous is None or not all(key[:2] in workspace.encoder.texts for key in workspace.seconds(previous)):
         return None
+    from tcl_core.learning.batches_by_task import any_usable  # with torch
+
     samples = workspace.samples(previous)
-    return samples if np.unique(samples.tasks, return_counts=True)[1].max(initial=0) > 1 else None
+    return samples if any_usable(samples) else None
 
 
 class _Journal:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tcl_core import provenance, reference, registry, shipped_model, store
 from tcl_core.chain import named
+from tcl_core.chain.bridge import slowest_where_failed
 from tcl_core.chain.state import ChainState, fit_settings, learn_first, within_steps
 from tcl_core.checked import write_contents, write_json
 from tcl_core.errors import PlatformError, UsageError
@@ -214,7 +215,8 @@ def _pseudo_labelled(
     """So labelled by those members of the teacher ensemble that read one of these; unlabelled where params.yaml wants no further programs."""
     count, tasks = workspace.params.train.unlabelled, np.unique(measured.tasks)
     if not count:
-        return concatenate([measured, *beside.measured])
+        alone = concatenate([measured, *beside.measured])
+        return replace(alone, latencies_s=slowest_where_failed(alone.latencies_s, alone.tasks))
     more = workspace.unlabelled(tasks, count, platform, reads)
     views = {each: workspace.samples_in(each, platform) for each in more}
     views = {each: samples.take(np.isin(samples.tasks, tasks)) for each, samples in views.items()}

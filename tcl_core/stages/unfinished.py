@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import UsageError
 from tcl_core.measure.job import Setup
 from tcl_core.platforms import host_fingerprint
@@ -37,6 +38,7 @@ def asked_for(network: str, graph: Graph, setup: Setup, seed: int, donors: Seque
     return {
         "seed": seed,
         "host": host_fingerprint(),
+        "tvm": TVM_VERSION,
         "measured": f"{setup.protocol_json()}, {TIMED}",
         **({"network_sha256": _sha256(file)} if file.is_file() else {}),
         "graph": asdict(graph),

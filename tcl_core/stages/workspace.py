@@ -285,13 +285,20 @@ class Workspace:
         return [(task, int(sketch), tuple(map(int, decisions))) for task, sketch, *decisions in texts]
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
-        """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart; such as have something to compare."""
+        """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart; such as have something to compare,
+        and not all of these.
+
+        Each task has its place in the draw by itself, so that platforms with other tasks keep the same ones apart: what a chain learns
+        on one must not be what it is judged by on the next.
+        """
         tasks, ran = np.unique(samples.tasks[np.isfinite(samples.latencies_s)], return_counts=True)
         comparable = tasks[ran > 1]
-        count = min(int(round(share * len(np.unique(samples.tasks)))), len(comparable))
-        if not count:
+        places = np.array([np.random.default_rng([self.params.seed, task]).random() for task in comparable.tolist()])
+        kept = comparable[places < share]
+        if len(kept) == len(comparable):
+            kept = np.delete(kept, places.argmax()) if len(kept) else kept
+        if not len(kept):
             return samples, None
-        kept = np.random.default_rng(self.params.seed).choice(comparable, size=count, replace=False)
         apart = np.isin(samples.tasks, kept)
         return samples.take(~apart), samples.take(apart)
 

@@ -15,7 +15,7 @@ from tcl_core.chain.bridge import (
     BridgeSettings,
     _mixed,
     _on_one_scale,
-    _slowest_where_failed,
+    slowest_where_failed,
     bridged,
     passes,
     rehearsed,
@@ -179,7 +179,7 @@ def test_labels_come_on_the_scale_of_scores_that_the_network_knows():
 def test_what_fails_is_taught_as_its_task_s_slowest():
     """To a regression a program without a label is unknown: its like would stay as fast as on the platform before."""
     tasks = np.array([0, 0, 0, 1, 1], dtype=np.int32)
-    found = _slowest_where_failed(np.array([1.0, np.inf, 3.0, np.inf, np.inf]), tasks)
+    found = slowest_where_failed(np.array([1.0, np.inf, 3.0, np.inf, np.inf]), tasks)
     assert found.tolist() == [1.0, 3.0, 3.0, np.inf, np.inf]
 
 

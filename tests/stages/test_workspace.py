@@ -312,14 +312,24 @@ def test_damaged_seconds_are_left_out_and_that_is_said(tmp_path, monkeypatch, ca
 
 
 def test_tasks_kept_apart_have_something_to_compare(tmp_path, monkeypatch):
-    """Of one program, or of one that ran, nothing can be said; where no other task is, none is kept apart."""
-    tasks = np.array([0, 1, 1, 2, 2, 3, 3], np.int32)
+    """Of one program, or of one that ran, nothing can be said; not all that can be compared are kept apart."""
     shutil.copy(SHIPPED, tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)
-    project = Workspace()
-    samples = Samples(np.zeros((7, 2, 4), np.float32), np.full(7, 2, np.int32), tasks, np.array([1, 1, 2, 1, np.inf, 3, 4.0]))
-    for share, apart in ((0.5, {1, 3}), (1.0, {1, 3}), (0.1, set())):
+    project, count = Workspace(), 60
+    tasks = np.repeat(np.arange(count, dtype=np.int32), 2)
+    latencies_s = np.ones(2 * count)
+    latencies_s[1::6] = np.inf  # of each third task
+    samples = Samples(np.zeros((2 * count, 2, 4), np.float32), np.full(2 * count, 2, np.int32), tasks, latencies_s)
+    comparable = {task for task in range(count) if task % 3}
+
+    def apart(samples, share):
         train, valid = project.split_by_task(samples, share)
-        assert (set(valid.tasks.tolist()) if valid else set()) == apart and set(train.tasks.tolist()) == {0, 1, 2, 3} - apart
-    alone = samples.take(np.flatnonzero(tasks == 0))
-    assert project.split_by_task(alone, 1.0)[1] is None
+        kept = set(valid.tasks.tolist()) if valid else set()
+        assert kept | set(train.tasks.tolist()) == set(samples.tasks.tolist()) and not kept & set(train.tasks.tolist())
+        return kept
+
+    half = apart(samples, 0.5)
+    assert half < comparable and 10 <= len(half) <= 30 and apart(samples, 0.1) < half
+    assert apart(samples.take(np.flatnonzero(tasks % 2)), 0.5) == {task for task in half if task % 2}  # as on another platform
+    assert len(apart(samples, 1.0)) == len(comparable) - 1 and apart(samples, 0.0) == set()
+    assert apart(samples.take(np.flatnonzero(tasks == 0)), 1.0) == apart(samples.take(np.flatnonzero(tasks == 1)), 1.0) == set()
