@@ -332,10 +332,6 @@ class Tuner:
             Shelf(database, self.tunables[task].module, self._target).put(trace, [GUESSED_S])
             self._guessed.add(task)
 
-    def tuned_tasks(self) -> int:
-        """Tasks that have such a program."""
-        return sum(1 for _ in self._won())
-
     def donated_tasks(self) -> int:
         """Tasks that other networks' programs fit, of those that had a turn."""
         return len(self._donated)
