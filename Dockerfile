@@ -1,6 +1,7 @@
 # Runtime for collection, training and orchestration: the same steps as `make setup`, then the whole pipeline.
 #   docker build -t tcl .
-#   docker run --rm -v tcl-data:/tcl/data -v tcl-cache:/tcl/.dvc/cache -v tcl-registry:/tcl/registry tcl
+#   docker run --name tcl -v tcl-data:/tcl/data -v tcl-cache:/tcl/.dvc/cache -v tcl-registry:/tcl/registry tcl
+#   docker start -a tcl             once more: dvc.lock and params.yaml lie in the container, which should therefore stay
 FROM python:3.11-slim
 
 # TVM links the programs that it builds with the system's C++ compiler.
@@ -26,6 +27,6 @@ RUN useradd --create-home --uid 1000 tcl \
  && chown -R tcl:tcl data logs networks registry .dvc/cache .dvc/tmp .prefect mlruns \
  && mkdir /shipped && cp -a data/prepared data/reference data/registers data/searched /shipped
 USER tcl
-# A volume keeps the data sets of the image that it was made with, so this one's take their place; a checkout that is mounted has its own.
-ENTRYPOINT ["/bin/sh", "-c", "[ -e .git ] || { mkdir -p data/tuned && cp -a /shipped/. data/; } || echo 'the data sets in data/ may be of an older image' >&2; exec \"$@\"", "tcl"]
+# A volume keeps the data sets of the image that it was made with, so this one's take their place; a project that is mounted has its own.
+ENTRYPOINT ["/bin/sh", "-c", "[ \"$PWD\" != /tcl ] || [ -e .git ] || { mkdir -p data/tuned && cp -a /shipped/. data/; } || echo 'the data sets in data/ may be of an older image' >&2; exec \"$@\"", "tcl"]
 CMD ["make", "run"]

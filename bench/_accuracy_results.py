@@ -97,7 +97,7 @@ class Results:
             known = self._stored() | self.known
             self.known = {run: known[run] for run in sorted(known, key=self._order)}
             rows = [{"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()]
-            judged = {"calibration": calibrated or self._read("calibration"), "compared": self.compared()}
+            judged = {"calibration": self._read("calibration") if calibrated is None else calibrated, "compared": self.compared()}
             save("accuracy", {"summary": self.summary(), **judged, "runs": rows + self._untrue()}, COMMAND)
 
     def _order(self, run: Run) -> tuple[Any, ...]:

@@ -63,7 +63,8 @@ def compute(
     summary: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     table: Callable[[Mapping[str, Any]], str],
 ) -> None:
-    """Compute the units that are not kept, each for itself, and save after each; then print the table, into the document too.
+    """Compute the units that are not kept, each for itself, and save after each; then print the table, into the document too where it is of
+    all units: until then the summary that is saved, like the document's table, is that of the last whole run.
 
     ``units``  name -> what computes it.  ``summary`` gets what they say by name, as JSON has it, and ``table`` the summary.
     """
@@ -71,13 +72,18 @@ def compute(
     before = json.loads(file.read_text()) if file.exists() else {}
     known = before["units"] if before.get("identity") == identity and not given.force else {}
     until = time.monotonic() + 60 * given.minutes
+    whole = lambda: units.keys() <= known.keys()  # noqa: E731
     with progress("learning", len(units)) as shown:
         for unit, made in units.items():
             if unit not in known and time.monotonic() < until:
                 known[unit] = json.loads(json.dumps(made()))
-                save(name, {"identity": identity, "summary": summary(known), "units": known}, command)
+                said = summary(known) if whole() or not before.get("summary") else before["summary"]
+                save(name, {"identity": identity, "summary": said, "units": known}, command)
             shown.advance(unit)
     if known:  # --minutes 0 begins none
         text = table(summary(known))
-        into_document(name, text)
         print(text)
+        if whole():
+            into_document(name, text)
+        else:
+            print(f"of {len(known)} of {len(units)} units; rerun the same command for the others")

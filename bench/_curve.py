@@ -29,6 +29,8 @@ def draw_curve(rows: Sequence[Sequence[Any]], whole: tuple[int, int], path: Path
             axes = panels[line][column]
             for model, colour in zip(models, (ORANGE, GREEN, BLUE, PINK), strict=False):
                 mine = [row for row in rows if row[2] == model and row[1 - column] is None]
+                if not mine:
+                    continue
                 points = sorted((row[column] or whole[column], interval([f[key] for f in row[3]])) for row in mine)
                 size, spread = [at for at, _ in points], list(zip(*(figures for _, figures in points), strict=True))
                 axes.plot(size, spread[0], "o-", color=colour, label=model)

@@ -19,7 +19,7 @@ from tcl_core.programs.tuning_logs.dialects import DIALECTS
 # Of tcl_core: what figures depend on.
 CODE = (
     "models", "learning", "learning_names.py", "features", "programs", "evaluation", "teaching.py", "chain", "store",
-    "reference.py", "datasets.py",
+    "reference.py", "datasets.py", "records.py", "platforms", "stages/exchange.py",
 )  # fmt: skip
 NEUTRAL = ("_tables", "_identity", "_smallest")  # what is kept and shown, whatever the figures are
 TAUGHT = ("mamba", "tcl")

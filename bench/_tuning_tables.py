@@ -11,6 +11,10 @@ from typing import Any
 
 from _tables import into_document, markdown, mean_interval, result_file
 
+from tcl_core import environment  # noqa: F401  (before torch is imported)
+
+from tcl_core.tuning.latency import ratio, typical
+
 from _tuners import SYSTEMS
 from _tuning_curves import draw
 
@@ -29,6 +33,7 @@ Curve = Sequence[Sequence[float]]
 Group = tuple[dict[str, Any], dict[str, Curve]]
 """Systems that were compared on a network, and how each came there."""
 
+RIVALS = {"time_to_tenset_x": TENSET, "time_to_tenset_our_engine_x": f"{TENSET}, our engine", "time_to_stock_x": STOCK}
 MEANS = {
     "speedup_over_eager": "PyTorch eager's time / TCL's",
     "speedup_over_compile": "torch.compile's / TCL's",
@@ -74,7 +79,12 @@ def by_age(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]
     """Parts of the graph and the search that the last one has, of each machine its last champion's, and all others."""
     last = list(parts.values())[-1]
     alike = [here for here, part in parts.items() if all(part.get(key) == last.get(key) for key in ("graph", "search"))]
-    present = {here.partition(", champion ")[0]: here for here in alike}.values()
+    latest: dict[str, str] = {}
+    for here in alike:
+        machine = here.partition(", champion ")[0]
+        latest.pop(machine, None)  # a machine stands where its last champion does
+        latest[machine] = here
+    present = latest.values()
     return {here: parts[here] for here in present}, {here: part for here, part in parts.items() if here not in present}
 
 
@@ -87,24 +97,27 @@ def summary_of(parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str,
 def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str, Any] | None:
     """The network's row of the summary; each figure as [mean, low, high] over the groups, the ends None for a single one.
 
-    Ratios are over ``parts``, those beside a system that none of these has over ``earlier`` ones (``earlier_systems`` names it);
-    milliseconds are of the part with most systems, the last of equals, for another machine has others.
+    Ratios are over ``parts``, those beside a system that none of these has over ``earlier`` ones (``earlier_systems`` names it), which
+    differ in more than the seed, so that no interval says anything; milliseconds are of the part with most systems, for another machine
+    has others.  ``reached``: in how many groups of how many TCL was as fast as a rival at all, whose seconds are then compared.
     """
     short, long = (_groups(network, parts, is_long) for is_long in (False, True))
     before = _groups(network, earlier, False)
     if not any(OURS in compared["systems_ms"] for compared, _ in (*short, *long)):
         return None
     here, here_long = (_groups(network, [fullest(network, parts)], is_long) for is_long in (False, True))
-    ms = lambda system: _over(compared["systems_ms"].get(system) for compared, _ in here)  # noqa: E731
+    ms = lambda system: _over(typical(compared["rounds_ms"][system]) for compared, _ in here if system in compared["rounds_ms"])  # noqa: E731
     has = lambda system: any(system in compared["rounds_ms"] for compared, _ in short)  # noqa: E731
     of = lambda system: short if has(system) else before  # noqa: E731
-    times = lambda other: _over_ratios(_times_ours(other, compared) for compared, _ in of(other))  # noqa: E731
+    over = lambda other, values: _over_ratios(values) if has(other) else _mean_alone(_over_ratios(values))  # noqa: E731
+    times = lambda other: over(other, (_times_ours(other, compared) for compared, _ in of(other)))  # noqa: E731
+    seconds = {key: [time_to(rival, *group) for group in of(rival) if rival in group[0]["rounds_ms"]] for key, rival in RIVALS.items()}
     systems_x = {system: found for system in SYSTEMS if system != OURS and (found := times(system))}
     return {
         "groups": len(short),
         "ours_ms": ms(OURS),
-        "eager_ms": _over(compared["eager_ms"] for compared, _ in here),
-        "compile_ms": _over(compared["compile_ms"] for compared, _ in here),
+        "eager_ms": ms("eager"),
+        "compile_ms": ms("compile"),
         "stock_ms": ms(STOCK),
         "tenset_ms": ms(TENSET),
         "random_ms": ms(RANDOM),
@@ -118,20 +131,22 @@ def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -
         "equal_trials_scratch_x": times(SCRATCH),
         "systems_x": systems_x,
         "earlier_systems": [system for system in systems_x if not has(system)],
-        "time_to_tenset_x": _over_ratios(time_to(TENSET, *group) for group in of(TENSET)),
-        "time_to_tenset_our_engine_x": _over_ratios(time_to(f"{TENSET}, our engine", *group) for group in of(f"{TENSET}, our engine")),
-        "time_to_stock_x": _over_ratios(time_to(STOCK, *group) for group in of(STOCK)),
-        "long_ms": _over(compared["systems_ms"].get(OURS) for compared, _ in here_long),
+        **{key: over(RIVALS[key], found) for key, found in seconds.items()},
+        "reached": {key: [sum(each is not None for each in found), len(found)] for key, found in seconds.items() if found},
+        "long_ms": _over(typical(compared["rounds_ms"][OURS]) for compared, _ in here_long if OURS in compared["rounds_ms"]),
         "long_speedup_over_eager": _over_ratios(_times_ours("eager", compared) for compared, _ in long),
         "long_speedup_over_compile": _over_ratios(_times_ours("compile", compared) for compared, _ in long),
     }
 
 
 def fullest(network: str, parts: Sequence[Part]) -> Part:
-    """Where most systems tuned the network; the last of equals."""
-    return max(
-        reversed(parts), key=lambda part: len({system for compared, _ in _groups(network, [part]) for system in compared["systems_ms"]})
-    )
+    """Where most systems tuned the network, and of equals with most seeds; the last of what is equal in both."""
+
+    def full(part: Part) -> tuple[int, int]:
+        groups = _groups(network, [part])
+        return len({system for compared, _ in groups for system in compared["systems_ms"]}), len(groups)
+
+    return max(reversed(parts), key=full)
 
 
 def _groups(network: str, parts: Sequence[Part], is_long: bool | None = None) -> list[Group]:
@@ -146,9 +161,9 @@ def _groups(network: str, parts: Sequence[Part], is_long: bool | None = None) ->
 
 
 def _times_ours(other: str, compared: Mapping[str, Any]) -> float | None:
-    """Another's milliseconds by ours: median of the rounds' ratios, for in a round both saw the same machine."""
+    """Another's milliseconds by ours, round by round (``tuning.latency.ratio``), for in a round both saw the same machine."""
     ours, theirs = (compared["rounds_ms"].get(system) for system in (OURS, other))
-    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True)) if ours and theirs else None
+    return ratio(theirs, ours).value if ours and theirs else None
 
 
 def _over(values: Iterable[float | None]) -> list[float | None] | None:
@@ -163,6 +178,10 @@ def _over_ratios(values: Iterable[float | None]) -> list[float | None] | None:
     """Geometric mean and 95 % interval over groups, that of the logarithms."""
     found = _over(math.log(value) if value else None for value in values)
     return found and [None if end is None else math.exp(end) for end in found]
+
+
+def _mean_alone(found: list[float | None] | None) -> list[float | None] | None:
+    return found and [found[0], None, None]
 
 
 def time_to(rival: str, compared: Mapping[str, Any], curves: Mapping[str, Curve]) -> float | None:
@@ -243,17 +262,21 @@ def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
     """
     systems = {system: [row["systems_x"].get(system) for row in summary.values()] for system in SYSTEMS}
     of_pytorch, of_times = ({name: [row[key] for row in summary.values()] for name, key in of} for of in (PYTORCH.items(), TIMES.values()))
-    whose, rows = {name: system for system, (name, _) in TIMES.items()}, []
+    whose, keys, rows = {name: system for system, (name, _) in TIMES.items()}, dict(TIMES.values()), []
     for name, cells in {**of_pytorch, **systems, **of_times}.items():
-        means = [cell[0] for cell in cells if cell]
+        some = [row["reached"].get(keys.get(name, ""), [1, 1]) for row in summary.values()]
+        told = [f" ({reached} of {groups})" * (reached < groups) for reached, groups in some]
+        means = [cell[0] for cell, missed in zip(cells, told, strict=True) if cell and not missed]
         if means:
             stars = ["*" * (whose.get(name, name) in row["earlier_systems"]) for row in summary.values()]
             mean = f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(cells) else f" of {len(means)}")
-            rows.append([name, *(_shown(cell, "x") + star for cell, star in zip(cells, stars, strict=True)), mean])
+            shown = (_shown(cell, "x") + star + missed for cell, star, missed in zip(cells, stars, told, strict=True))
+            rows.append([name, *shown, mean])
     groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())
     return (
         f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\n"
-        f"A star: with graphs and searches of before, or another champion. What has no interval is of one seed; the others: {groups}."
+        f"A star: with graphs and searches of before, or another champion, the mean of what there is. What else has no interval is of one seed; the "
+        f"others: {groups}. Seconds (1 of 2): in one of two comparisons TCL never was as fast, and such a network is not in the mean."
     )
 
 
@@ -265,7 +288,7 @@ def table_of_donors(parts: Sequence[Part]) -> str:
             rounds, unit = compared["rounds_ms"], lambda system, group=group, part=part: part["units"][f"{group}: {system}"]
             if not {OURS, DONORS, WARM_START} <= rounds.keys():
                 continue
-            ratio = lambda system, rounds=rounds: statistics.median(a / b for a, b in zip(rounds[OURS], rounds[system], strict=True))  # noqa: E731
+            speed = lambda system, rounds=rounds: ratio(rounds[OURS], rounds[system]).value  # noqa: E731
             curves = {system: unit(system)["curve"] for system in (OURS, WARM_START)}
             end = compared["systems_ms"][DONORS]
             reached = next((seconds for _, seconds, ms in _scaled(OURS, compared, curves) if ms <= end), None)
@@ -273,11 +296,11 @@ def table_of_donors(parts: Sequence[Part]) -> str:
                 [
                     compared["network"],
                     f"{unit(DONORS)['seconds']:.0f} s",
-                    f"{ratio(DONORS):.0%}",
+                    f"{speed(DONORS):.0%}",
                     "-" if reached is None else f"{reached:.0f} s",
                     f"{unit(OURS)['seconds']:.0f} s",
                     f"{unit(WARM_START)['seconds']:.0f} s",
-                    f"{ratio(WARM_START):.0%}",
+                    f"{speed(WARM_START):.0%}",
                 ]
             )
     if not rows:

@@ -97,9 +97,9 @@ def figures(record_s: Sequence[float], *passes_s: Sequence[float]) -> dict[str, 
         NEW: alike((first + second) / 2, third),
         EACH: float(np.mean([alike(each, data) for each in passes])),
         ORACLE: alike(mean, data),
-        SCATTER: float((second - first).std() / math.sqrt(2)),
-        ANEW: float((third - first).std() / math.sqrt(2)),
-        SPREAD: float(mean.std()),
+        SCATTER: float((second - first).std(ddof=1) / math.sqrt(2)),
+        ANEW: float((third - first).std(ddof=1) / math.sqrt(2)),
+        SPREAD: float(mean.std(ddof=1)),
     }
 
 

@@ -316,6 +316,8 @@ def run(given: Any) -> None:
         shares = given.share or ((0.1,) if given.quick else SHARES)
         units = planned(pools, platforms, shares, len(FOLDS), 1 if given.quick else given.seeds)
     bench.run(units, until)
+    if not bench.runs:
+        sys.exit("samplers: nothing was begun; give more --minutes")
     scale = at_scale(*((1_000, 20) if given.smallest else (1_000_000, 2_000)))
     bench.save(at_scale=scale)
     print(table(bench.summary))

@@ -136,8 +136,9 @@ class Bench:
         try:
             self._run([unit for unit in units if self.resolved(unit) not in self.units], until)
         finally:
-            self.summary = summary(self.units)
-            self.save()
+            if self.units:  # else what is there stays
+                self.summary = summary(self.units)
+                self.save()
 
     def _run(self, todo: Sequence[Unit], until: float) -> None:
         with progress("learning from another platform", len(todo)) as shown:
@@ -220,7 +221,7 @@ def main() -> None:
     asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}
     known = {pair: {n: row for n, row in by.items() if n in counts} for pair, by in bench.summary.items() if pair in asked}
     print(tables(known))
-    if not (given.quick or given.smallest):
+    if bench.units and not (given.quick or given.smallest):
         into_document(name, tables(bench.summary))
 
 

@@ -46,7 +46,7 @@ from _tables import ROOT, Quick, arguments, result_file, save
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
 from _datasets import reads_of
-from _identity import identity
+from _identity import code_identity, folder_identity, identity
 from _tuners import SYSTEMS, Given, Spent
 from _tuning_tables import LONG, OURS, RANDOM, SCRATCH, STOCK, TENSET, Part, by_age, show, summary_of
 
@@ -335,7 +335,7 @@ def machine_of(workspace: Workspace, rivals: Collection[str]) -> tuple[Machine, 
     learned = {name: rival_of(workspace, platform, name) for name in sorted(rivals)}
     setup = setup_of(workspace, platform)
     machine = Machine(setup, read_saved_hardware(folder).vector(), catalogue.load(folder), learned, params.networks.train)
-    choices = choices_of(params.graph)
+    choices = choices_of(params.graph) | {"code": {"digest": folder_identity("tuning") + code_identity([], ["_tuners"])}}
     named = ", ".join(f"{what} {hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:8]}" for what, chosen in choices.items())
     here = f"{host_fingerprint()}, {platform}, champion {read_description(folder)['weights_sha256'][:12]}, {named}"
     return machine, here, choices, {"protocol": asdict(setup.protocol)}

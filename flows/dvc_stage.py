@@ -45,30 +45,31 @@ class StageFailed(TclError):
         self.exit_code, self.of_lock = exit_code, of_lock
 
 
-def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool = False) -> str:
+def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool = False, anew: bool = False) -> str:
     """Bring one DVC stage up to date, without the stages before it; returns what it had to say, '' if up to date.
 
     settings  environment variables for the stage; ``watch`` is called a few times a second while it runs
     force     run it even if nothing changed, and measure anew what was measured before
+    anew      run it even if nothing changed that DVC sees
 
     Where a kill cut dvc.lock short, the last whole one takes its place first.
     """
     dvc_lock.keep()
     try:
-        return _reproduce(stage, settings, watch, force)
+        return _reproduce(stage, settings, watch, force, anew)
     except StageFailed as failed:
         if not (failed.of_lock and dvc_lock.put_back()):
             raise
     said = f"dvc.lock was damaged ({dvc_lock.DAMAGED}); as it was before the last stage it takes its place again"
-    return "\n".join(filter(None, (said, _reproduce(stage, settings, watch, force))))
+    return "\n".join(filter(None, (said, _reproduce(stage, settings, watch, force, anew))))
 
 
-def _reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool) -> str:
+def _reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool, anew: bool) -> str:
     # Another command of DVC, a push say, may hold its lock for long, and a stage needs it again at its end.
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--quiet", "--single-item", stage]
     if force:
         return _run(stage, [*command, "--force"], {**settings, "TCL_FORCE": "1"}, watch, _check_begins)
-    return _run(stage, command, settings, watch, _check_begins)
+    return _run(stage, [*command, *["--force"] * anew], settings, watch, _check_begins)
 
 
 def run_command(name: str, settings: Mapping[str, str], arguments: Sequence[str] = ()) -> str:

@@ -10,6 +10,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prefect import flow, get_run_logger, task
@@ -28,6 +29,7 @@ from tcl_core.params import load_params
 from tcl_core.process import INTERRUPTED
 from tcl_core.progress import say
 from tcl_core.registry import FLOW_RUN_ID
+from tcl_core.stages.collecting import reason_to_skip
 from tcl_core.stages.diagram import OUTPUTS, diagram
 from tcl_core.stages.overview import summarise, summary_text
 
@@ -112,7 +114,7 @@ def stage_task(name: str, inputs: tuple[Done, ...], force: bool) -> Done | State
 
     log.info("started")
     # Another try is forced too, for DVC finds the records of before up to date; what this one measured is not measured again (``FORCED``).
-    said = reproduce(name, {FLOW_RUN_ID: str(flow_run.id)}, watch, force)
+    said = reproduce(name, {FLOW_RUN_ID: str(flow_run.id)}, watch, force, anew=can_now(kind, platform))
     skipped = reason_skipped(kind, platform)
     if skipped:
         log.warning(f"skipped: {skipped}")
@@ -151,6 +153,15 @@ def summary(written: Done) -> None:
 def reason_skipped(kind: str, platform: str) -> str | None:
     """Why a stage left its platform out; None if it did not."""
     return store.skipped_reason(OUTPUTS[kind](report.HERE, platform)) if kind in OUTPUTS else None
+
+
+def can_now(kind: str, platform: str) -> bool:
+    """Whether a measuring stage was skipped, and this machine can do it: another one was at work here, of which DVC knows nothing."""
+    if kind not in ("collect", "holdout") or reason_skipped(kind, platform) is None or platform not in report.HERE.params.platforms:
+        return False
+    with suppress(PlatformError):  # no platform can be measured here: the stage says so itself
+        return reason_to_skip(report.HERE, platform) is None
+    return False
 
 
 def world_failed(_task, _run, state) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
@@ -22,6 +23,16 @@ def check_cron(cron: str, timezone: str, where: str) -> None:
     next_time(cron, timezone, where)
 
 
+def _read_otherwise(words: list[str]) -> str:
+    """Why Prefect's reader of cron and this one do not mean the same by it; "" where they do."""
+    day, weekday = words[2], words[4]
+    if re.search("[LW]", day.upper()) or re.search("[L#]", weekday.upper()):
+        return "not all know L, W and #"
+    if any(field.startswith("*/") for field in (day, weekday)) and "*" not in (day, weekday):
+        return "of two kinds of days some want both, others one"
+    return ""
+
+
 def next_time(cron: str, timezone: str, where: str, after: datetime | None = None) -> datetime:
     """When the expression comes next, in its time zone.  Raises UsageError as ``check_cron``, also where it never comes."""
     from cronsim import CronSim, CronSimError
@@ -29,6 +40,8 @@ def next_time(cron: str, timezone: str, where: str, after: datetime | None = Non
     words = cron.split()
     if len(words) != 5:  # some readers take a sixth for seconds, but not all in the same place
         raise UsageError(f"{where} is '{shown(cron)}', {len(words)} fields; it must be five ({FIELDS}), such as 0 2 * * *")
+    if reason := _read_otherwise(words):
+        raise UsageError(f"{where} is '{shown(cron)}', which readers of cron take in different ways ({reason}); write it otherwise")
     try:
         return next(CronSim(" ".join(words), (after or datetime.now(UTC)).astimezone(ZoneInfo(timezone))))
     except CronSimError as error:

@@ -8,7 +8,6 @@ logs = tcl.datasets.log("random.log.gz")     # the programs of a log, as Samples
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 from tcl_core.errors import DataError
@@ -62,12 +61,12 @@ def searched(features: str | Path | None = None) -> Reference:
 def log(path: str | Path, hardware: Sequence[float] | Hardware = (), target: str = "") -> Samples:
     """The programs of a log, or of a database's folder, whose target has ``target`` in it; docs/data.md lists whose logs are read.
 
-    ``hardware`` says which hardware it is, or are the numbers of its row; without it there is none.  Lines that are no programs are left
-    out with a warning.  Each log numbers tasks for itself: samples of two cannot be put together (``tcl import`` into a project can).
+    ``hardware`` says which hardware it is, or are the numbers of its row; without it there is none, and in a MetaSchedule database's
+    programs one of zeros.  Lines that are no programs, or of another target than the first, are left out with a warning.  Each log numbers tasks for itself: samples of two cannot be put together (``tcl import`` into a project can).
     Raises UsageError for what is no file, DataError for what is no log or has no program.
     """
     opened = open_log(log_file(Path(path)), Known(), wanted=target)
-    refused = Refused(opened, BytesIO())
+    refused = Refused(opened)
     blocks = list(opened.columns(refused))
     if not blocks:
         raise DataError(f"no line of {shown(path)} can become a program ({' '.join(refused.first).strip()}); give another log")

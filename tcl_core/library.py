@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.files import shown, user_cache
 from tcl_core.measure.job import Protocol, Setup
 from tcl_core.models.mamba import MambaModel
-from tcl_core.platforms import Hardware, host_fingerprint, read_hardware, target_of, vector_of, why_not, widest_cpu
+from tcl_core.platforms import Hardware, copy_bandwidth_gbs, host_fingerprint, read_hardware, target_of, vector_of, why_not, widest_cpu
 from tcl_core.platforms import threads as usable_threads
 from tcl_core.programs.tasks import as_task, has_blocks, named, operator_type
 from tcl_core.programs.tuning_logs.known import Known
@@ -52,8 +51,8 @@ def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -
               a MetaSchedule ``Database``, of which ``target`` keeps records likewise;
               TVM schedules or traces of one ``module``, a ``PrimFunc`` or an ``IRModule``; or ``Samples``
 
-    Scores compare only within a task; records of several targets are several tasks.  Lines that are no programs are left out with a
-    warning, and a model of unknown hardware gets one.  Nothing is written, and at most progress and warnings are printed, on standard
+    Scores compare only within a task; a ``Database``'s records of several targets are several tasks, and of a path those of the first
+    program's target alone are ranked.  Lines that are left out get a warning, and a model of unknown hardware gets one.  Nothing is written, and at most progress and warnings are printed, on standard
     error.  Raises as ``load``, DataError for what is no log,
     has no program or does not fit the model, UsageError for a model of what ``programs`` do not tell.
     """
@@ -73,7 +72,7 @@ def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -
         )
     if isinstance(programs, str | Path):
         opened = open_log(log_file(Path(programs)), Known(), wanted=target)
-        refused = Refused(opened, BytesIO())
+        refused = Refused(opened)
         found = score_log(opened, trained, refused)
         refused.warn()
         return found
@@ -167,7 +166,6 @@ def figures(scores: np.ndarray | Sequence[float], samples: Samples) -> dict[str,
 # --- other hardware ---
 
 
-@cache
 def hardware(mcpu: str | None = None) -> Hardware:
     """What models are told of this machine's CPU, for ``Trained``, ``datasets.log`` and ``distill``: under LLVM's name ``mcpu``, or under the
     one with the most features that it can run.  Its bandwidth is measured once in a process.  Raises UsageError for an unknown name, and
@@ -176,7 +174,13 @@ def hardware(mcpu: str | None = None) -> Hardware:
     mcpu = mcpu or widest_cpu()
     if mcpu is None:
         raise UsageError("this machine's CPU is none that TCL knows; give mcpu=, LLVM's name of it")
-    return read_hardware(mcpu)
+    return read_hardware(mcpu, {"bandwidth_gbs": _bandwidth_gbs()})
+
+
+@cache
+def _bandwidth_gbs() -> float:
+    """Once, so that all rows of this machine say the same."""
+    return copy_bandwidth_gbs()
 
 
 def distill(

@@ -393,6 +393,10 @@ def _check_chain(params: Params, source: str) -> None:
                 f"which is not an earlier platform of the chain; use one of: {', '.join(earlier)}"
             )
         earlier.append(name)
+    # DVC measures in this order, and a sampler may begin with what the platform before measured.
+    listed = [name for name in params.platforms if name in earlier]
+    if listed != sorted(listed, key=earlier.index):
+        raise UsageError(f"{source}: platforms stand in another order than in the chain ({', '.join(earlier)}); give them the chain's")
 
 
 def _check_schedules(params: Params, source: str) -> None:

@@ -75,7 +75,7 @@ def drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int) 
     kept = set(np.random.default_rng(seed).permutation(np.unique(samples.tasks))[:tasks].tolist())
     groups = [rows for rows in rows_by_task(samples.tasks) if int(samples.tasks[rows[0]]) in kept]
     draws = [np.random.default_rng([seed, samples.tasks[rows[0]]]).permutation(rows)[:programs] for rows in groups]
-    return np.sort(np.concatenate(draws))
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *draws]))
 
 
 def learned_sets() -> list[Reference]:
@@ -118,7 +118,7 @@ class Reference:
         tasks = [Task.from_row(row) for row in self._table("tasks")]
         self.encoder = Encoder(tasks, self._table("sketches"))
         self.uses = self._table("networks")
-        self.samples = lru_cache(maxsize=4)(self._samples)
+        self._cached = lru_cache(maxsize=4)(self._samples)
         self._records = cache(self._read_records)
 
     def _table(self, name: str) -> list[dict]:
@@ -127,7 +127,7 @@ class Reference:
     @cached_property
     def platforms(self) -> list[str]:
         """Those that were measured, weakest first, which is the order of their vectors' widths."""
-        return sorted(self._measured, key=lambda name: self.hardware(name).simd_bytes)
+        return sorted(self._measured, key=lambda name: (self.hardware(name).simd_bytes, name))
 
     @cached_property
     def _measured(self) -> list[str]:
@@ -148,8 +148,14 @@ class Reference:
     def _read_records(self, platform: str) -> list[Record]:
         return store.read_records(self._place(platform), AS_IT_CAME)
 
-    def _samples(self, platform: str, reads: str = "tokens") -> Samples:
-        """All measured programs, in the rows that models read: tokens, per-store features, or tokens with states."""
+    def samples(self, platform: str, reads: str = "tokens") -> Samples:
+        """All measured programs, in the rows that models read: tokens, per-store features, or tokens with states.
+
+        Kept for the next call: who changes its arrays changes that one's, too.
+        """
+        return self._cached(platform, reads)
+
+    def _samples(self, platform: str, reads: str) -> Samples:
         if reads == "tokens":
             return self._tokens(platform)
         samples = self.samples(platform)

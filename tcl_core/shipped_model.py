@@ -17,6 +17,7 @@ import logging
 from functools import lru_cache
 from pathlib import Path
 
+from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import user_cache
 from tcl_core.locks import ThreadLock
@@ -29,7 +30,13 @@ from tcl_core.trained import Trained
 
 NAME = "the model that comes with TCL"
 MACHINE = "x86_64"  # on which the data were measured
-LEARNS = "reference.py", "models/trees.py", "features/*.py", "learning/*.py", "programs/*.py"  # the code that a model depends on
+# The code that a model depends on.
+LEARNS = (
+    "reference.py",
+    "records.py",
+    "models/trees.py",
+    *(f"{folder}/*.py" for folder in ("features", "learning", "platforms", "programs", "store")),
+)
 
 log = logging.getLogger(__name__)
 _GROWING = ThreadLock()
@@ -91,5 +98,5 @@ def _made_of(model: CostModel) -> str:
 
     package = Path(__file__).parent
     code = [path.read_bytes() for pattern in LEARNS for path in sorted(package.glob(pattern))]
-    facts = repr((digest(), model.settings, xgboost.__version__, code))
+    facts = repr((digest(), model.settings, xgboost.__version__, TVM_VERSION, code))
     return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -30,7 +30,7 @@ def group(network: str, trials: int | None = None, **rounds_ms: list[float]) -> 
     return {"network": network, "seed": 0, "trials": trials, "systems_ms": systems_ms, **others, "rounds_ms": systems}
 
 
-SLOW = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[10.0, 12.0, 10.0], random=[20.0, 18.0, 20.0], eager=[30.0, 30.0, 30.0])}}
+SLOW = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[10.0, 12.0, 10.0], random=[20.0, 24.0, 20.0], eager=[30.0, 36.0, 30.0])}}
 FAST = {
     "units": {},
     "compared": {
@@ -62,6 +62,28 @@ def test_what_the_last_search_was_not_compared_with_is_told_of_before():
 def test_of_two_machines_with_as_many_systems_the_later_is_shown():
     few = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[7.0], eager=[14.0])}}
     assert tables.figures("net", [few, FAST])["ours_ms"] == [1.0, None, None]
+
+
+def test_of_equals_the_one_with_most_seeds_is_shown():
+    """And milliseconds are the mean of the two processes' medians, whichever had more of the rounds."""
+    seeds = {f"net, seed {seed}": group("net", TCL=[4.0, 4.0, 6.0], eager=[8.0, 8.0, 12.0]) for seed in range(2)}
+    several = {"units": {}, "compared": seeds}
+    one = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[1.0], eager=[2.0])}}
+    assert tables.figures("net", [several, one])["ours_ms"][0] == 5.0
+
+
+def test_seconds_to_a_rival_that_was_never_reached_are_counted():
+    curve = lambda end: [[8, 10.0, 9.0], [16, 50.0, end]]  # noqa: E731
+    rival = tables.TENSET
+    compared = {f"net, seed {seed}": group("net", eager=[9.0], TCL=[ours], **{rival: [2.0]}) for seed, ours in enumerate((1.0, 3.0))}
+    units = {f"net, seed {seed}: {system}": {"curve": curve(4.0)} for seed in range(2) for system in (tables.OURS, rival)}
+    found = tables.figures("net", [{"units": units, "compared": compared}])
+    assert found["reached"] == {"time_to_tenset_x": [1, 2]} and found["time_to_tenset_x"] == [1.0, None, None]
+
+
+def test_what_differs_in_more_than_the_seed_has_no_interval():
+    before = [SLOW, {"units": {}, "compared": {"net, seed 0": group("net", TCL=[1.0], random=[8.0], eager=[2.0])}}]
+    assert tables.figures("net", [FAST], before)["systems_x"] == {"random": [pytest.approx(4.0), None, None]}
 
 
 def test_a_network_that_we_did_not_tune_has_no_row():
@@ -201,6 +223,8 @@ def test_graphs_and_searches_of_before_are_told_apart():
     champions = {f"Xeon, champion {n}": FAST for n in (1, 2)} | {"EPYC, champion 3": FAST}
     present, earlier = tables.by_age(champions)
     assert (list(present), list(earlier)) == (["Xeon, champion 2", "EPYC, champion 3"], ["Xeon, champion 1"])
+    present, _ = tables.by_age(champions | {"Xeon, champion 4": FAST})
+    assert list(present) == ["EPYC, champion 3", "Xeon, champion 4"]  # the last one's machine comes last
 
 
 def test_a_mean_over_networks_has_an_interval_over_the_seeds_that_have_them_all():
@@ -228,15 +252,17 @@ def test_what_donors_are_worth():
 def test_a_table_of_all_systems_beside_ours():
     summary = {"net": tables.figures("net", [FAST], [SLOW]), "other": tables.figures("net", [FAST])}
     summary["net"] |= {"time_to_tenset_x": [5.0, None, None], "earlier_systems": ["random", tables.TENSET]}
+    summary["other"] |= {"time_to_tenset_x": [9.0, None, None], "reached": {"time_to_tenset_x": [1, 2]}}
     assert tables.table_of_systems(summary).splitlines() == [
         "| system / TCL | net | other | geometric mean |",
         "| --- | --- | --- | --- |",
         "| PyTorch eager | 2.00x | 2.00x | 2.00x |",
         "| PyTorch eager / TCL, 1,000 programs | 4.00x | 4.00x | 4.00x |",
         "| random | 2.00x* | - | 2.00x of 1 |",
-        "| seconds to TenSet's best, its / TCL's | 5.00x* | - | 5.00x of 1 |",
+        "| seconds to TenSet's best, its / TCL's | 5.00x* | 9.00x (1 of 2) | 5.00x of 1 |",
         "",
-        "A star: with graphs and searches of before, or another champion. What has no interval is of one seed; the others: net 1, other 1.",
+        "A star: with graphs and searches of before, or another champion, the mean of what there is. What else has no interval is of one seed; "
+        "the others: net 1, other 1. Seconds (1 of 2): in one of two comparisons TCL never was as fast, and such a network is not in the mean.",
     ]
 
 

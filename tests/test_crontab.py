@@ -20,6 +20,8 @@ NOW = datetime(2027, 3, 27, 12, 0, tzinfo=UTC)  # a Saturday; the next day clock
         ("30 */6 * * *", "UTC", "2027-03-27T12:30:00+00:00"),
         ("15 4 * * mon-fri", "America/New_York", "2027-03-29T04:15:00-04:00"),
         ("0 5 1 jan *", "UTC", "2028-01-01T05:00:00+00:00"),
+        ("0 5 */2 * *", "UTC", "2027-03-29T05:00:00+00:00"),
+        ("0 5 * * wed", "UTC", "2027-03-31T05:00:00+00:00"),
         ("0 9 * * *", "Europe/Berlin", "2027-03-28T09:00:00+02:00"),
     ],
 )
@@ -35,6 +37,9 @@ def test_the_next_time_is_prefects(cron, timezone, expected):
     ("cron", "timezone", "told"),
     [
         ("0 25 * * *", "UTC", "schedules.a.cron is '0 25 * * *', no cron expression (bad hour"),
+        ("0 4 * * 5L", "UTC", "is '0 4 * * 5L', which readers of cron take in different ways (not all know L, W and #)"),
+        ("0 4 LW * *", "UTC", "not all know L, W and #"),
+        ("0 4 */2 * mon", "UTC", "in different ways (of two kinds of days some want both, others one); write it otherwise"),
         ("0 2 * * H", "UTC", "no cron expression (bad day-of-week"),
         ("tomorrow", "UTC", "schedules.a.cron is 'tomorrow', 1 fields; it must be five"),
         ("0 0 2 * * *", "UTC", "6 fields; it must be five"),

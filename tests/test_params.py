@@ -9,9 +9,10 @@ import sys
 from itertools import pairwise
 
 import pytest
+from ruamel.yaml import YAML
 
 from tcl_core.errors import UsageError
-from tcl_core.params import load_params
+from tcl_core.params import load_params, parse_params
 from tcl_core.profiles import apply_profile
 from tests import params_copy
 from tests.params_copy import ROOT, edit, error_of
@@ -138,6 +139,18 @@ def test_every_number_has_a_comment():
 def test_a_wrong_file_is_one_sentence(project, old, new, expected):
     edit(project, old, new)
     assert expected.format(file=project) in error_of(project)
+
+
+def test_platforms_stand_in_the_chains_order(project):
+    """Those beside the chain anywhere."""
+    document = YAML(typ="safe").load(project)
+    document["platforms"] = {"beside": document["platforms"]["host-avx2"], **document["platforms"]}
+    parse_params(document, "here")
+    document["platforms"] = dict(reversed(document["platforms"].items()))
+    with pytest.raises(
+        UsageError, match=r"^here: platforms stand in another order than in the chain \(host-sse42, host-avx2, host-avx512\)"
+    ):
+        parse_params(document, "here")
 
 
 def test_reading_parameters_loads_nothing_heavy(project):

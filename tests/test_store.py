@@ -246,11 +246,25 @@ def test_a_leftover_of_a_killed_writer_is_no_data(records):
     assert read_records(records) == [record(1)] and data_digest(records) == digest
 
 
+def test_more_rows_than_are_read_are_not_written(tmp_path, monkeypatch):
+    row = {
+        name: "n" if pa.types.is_string(field.type) else 1
+        for name, field in zip(store.SCHEMAS["networks"].names, store.SCHEMAS["networks"], strict=True)
+    }
+    store.write_table(tmp_path / "networks.parquet", "networks", [row] * 3)
+    monkeypatch.setitem(store.schemas.MOST_ROWS, "networks", 3)
+    with pytest.raises(DataError, match="would have more than 3 rows, which no table 'networks' may; divide the data"):
+        store.write_table(tmp_path / "networks.parquet", "networks", [row] * 4)
+    assert len(read_table(tmp_path / "networks.parquet", "networks")) == 3
+
+
 def test_digest_depends_on_names_and_contents(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("1")
     (tmp_path / "b" / "README.md").write_text("words about it")
+    (tmp_path / "b" / ".ipynb_checkpoints").mkdir()
+    (tmp_path / "b" / ".ipynb_checkpoints" / "x-checkpoint").write_text("looked at")
     assert data_digest(tmp_path / "a") == data_digest(tmp_path / "b")
     (tmp_path / "b" / "x").rename(tmp_path / "b" / "y")
     assert data_digest(tmp_path / "a") != data_digest(tmp_path / "b")

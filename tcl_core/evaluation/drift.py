@@ -11,6 +11,7 @@ it; tasks (N,) int.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,8 @@ class Comparison:
     ratio      median of new / old latency, with its 95 % interval over programs
     spread     ratios between which 80 % of the programs lie
     pairs      clear pairs of the old measurement; agreement: share of them in the same order now
-    then, now  share of clear pairs that the champion orders right, by the old and by the new measurement; None without one
+    both       pairs that are clear in both measurements
+    then, now  share of those that the champion orders right, by the old and by the new measurement; None without one
     """
 
     programs: int
@@ -41,6 +43,7 @@ class Comparison:
     spread: tuple[float, float]
     pairs: int
     agreement: Interval
+    both: int = 0
     then: float | None = None
     now: float | None = None
 
@@ -65,10 +68,11 @@ def compare(
     ratios = new_s[ran] / old_s[ran]
     old = _clear_pairs(old_s, tasks, clear)
     kept = _ordered(-new_s, old)
-    shares: dict[str, float | None] = {}
+    shares: dict[str, Any] = {}
     if champion is not None:
-        new = _clear_pairs(new_s, tasks, clear)
-        shares = {"then": _mean(_ordered(champion, old)), "now": _mean(_ordered(champion, new))}
+        # The same pairs: one that is a little less, or more, than clear now says nothing of the champion.
+        then, now = _in_both(old, _clear_pairs(new_s, tasks, clear))
+        shares = {"both": len(then), "then": _mean(_ordered(champion, then)), "now": _mean(_ordered(champion, now))}
     return Comparison(
         programs=len(old_s),
         disturbed=disturbed,
@@ -87,7 +91,8 @@ def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tupl
         return UNDECIDED, f"only {found.pairs} clear pairs of programs could be compared{_disturbed(found)}"
     other_order = found.agreement.value < least_agreement
     few = found.pairs * (1 - found.agreement.value) < SWAPPED - 0.25  # equal ones count by halves
-    if other_order and few and not found.fall > most_fall:
+    fell = found.fall > most_fall and found.fall * found.both >= SWAPPED - 0.25
+    if other_order and few and not fell:
         kept = f"{found.agreement.value:.0%} of only {found.pairs} clear pairs of programs keep their order, too few to tell"
         return UNDECIDED, kept + _disturbed(found)
     why = []
@@ -95,7 +100,7 @@ def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tupl
         why.append(
             f"the machine keeps the order of only {found.agreement.value:.0%} of {found.pairs} clear pairs ({least_agreement:.0%} needed)"
         )
-    if found.fall > most_fall:
+    if fell:
         why.append(
             f"the champion orders {found.now:.0%} of clear pairs right, {found.then:.0%} before (a fall of {most_fall:.0%} is allowed)"
         )
@@ -125,6 +130,13 @@ def _clear_pairs(seconds: np.ndarray, tasks: np.ndarray, clear: float) -> np.nda
     """(P, 2) rows of programs of one task, the clearly faster one first."""
     faster = (seconds[:, None] * clear <= seconds[None, :]) & np.isfinite(seconds)[:, None]
     return np.argwhere(faster & (tasks[:, None] == tasks[None, :]))
+
+
+def _in_both(old: np.ndarray, new: np.ndarray) -> list[np.ndarray]:
+    """Those of either whose two programs are a pair of the other, in whichever order."""
+    names = [[frozenset(pair) for pair in pairs.tolist()] for pairs in (old, new)]
+    shared = set(names[0]) & set(names[1])
+    return [pairs[[name in shared for name in of]] for pairs, of in zip((old, new), names, strict=True)]
 
 
 def _ordered(goodness: np.ndarray, pairs: np.ndarray) -> np.ndarray:

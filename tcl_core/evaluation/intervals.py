@@ -129,7 +129,7 @@ def model_figures(
     top_k_random {...}, top_k_network_average}
     """
     figures: dict = {
-        "tasks": len(np.unique(tasks)),
+        "tasks": len(np.unique(tasks[np.isfinite(latencies_s)])),  # of others nothing can be said
         "programs": len(tasks),
         "failed": int(np.isinf(latencies_s).sum()),
         "pairwise_accuracy": pairwise_accuracy(predictions, latencies_s, tasks),

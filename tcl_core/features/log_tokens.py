@@ -52,7 +52,8 @@ class LogEncoder:
     def __init__(self, tasks: Sequence[Mapping[str, Any]], sketches: Sequence[Mapping[str, Any]]) -> None:
         self.numbers = {row["task_key"]: number for number, row in enumerate(tasks)}
         self.names = tuple(row["name"] for row in tasks)
-        self._workloads = {row["task_key"]: _workload(json.loads(row["module_json"])) for row in tasks}
+        of_logs = [row for row in tasks if is_of_log(row["module_json"])]  # others are what a database left that was here before
+        self._workloads = {row["task_key"]: _workload(json.loads(row["module_json"])) for row in of_logs}
         self._sketches = {(row["task_key"], row["sketch_id"]): json.loads(row["trace_json"]) for row in sketches}
 
     def encode_columns(self, columns: Columns, hardware: Sequence[float] = ()) -> Samples:

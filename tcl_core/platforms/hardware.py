@@ -85,7 +85,10 @@ def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
     platform = found.pop("platform", None)
     if platform is not None and _place(folder).get("platform", platform) != platform:
         raise damaged(path, f"it is that of {shown(platform)}", AGAIN)
-    return saved_hardware(found)
+    try:
+        return saved_hardware(found)
+    except TypeError:
+        raise damaged(path, "it has fields that this version does not know", AGAIN) from None
 
 
 def _place(folder: Path) -> dict[str, str]:

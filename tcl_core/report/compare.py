@@ -74,8 +74,10 @@ def _accuracy(runs: Runs) -> Section | None:
     ]  # fmt: skip
     text = (
         "Held-out programs, ranked. A difference is marked where each value lies outside the other's 95 % interval; figures without "
-        "an interval are not marked. Runs with other held-out networks, or other measurements of them, do not compare."
+        "an interval are not marked."
     )
+    if apart := [platform for platform in platforms if not _same_data(evaluations, platform)]:
+        text += f" Other held-out programs, or other measurements of them, which do not compare: {', '.join(apart)}."
     table = Table("Accuracy of every model", ["platform", "model", "figure", "A", "B", "B - A"], rows, left=3)
     forgetting = _forgetting(evaluations)
     return Section(
@@ -105,16 +107,23 @@ def _accuracy_rows(evaluations: Sequence[Mapping[str, Any]], platform: str, show
         for figure in shown:
             first, second = (_figure(evaluation, platform, model, figure) for evaluation in evaluations)
             if first or second:
-                yield [platform, model, title_of(figure).lower(), interval(first), interval(second), _difference(first, second)]
+                difference = _difference(first, second, _same_data(evaluations, platform))
+                yield [platform, model, title_of(figure).lower(), interval(first), interval(second), difference]
 
 
-def _difference(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Cell:
-    """Of two figures of which the higher is better."""
+def _same_data(evaluations: Sequence[Mapping[str, Any]], platform: str) -> bool:
+    """Whether both ranked the same held-out measurements."""
+    first, second = (evaluation.get("judged", {}).get(platform, {}).get("holdout") for evaluation in evaluations)
+    return first is not None and first == second
+
+
+def _difference(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, comparable: bool) -> Cell:
+    """Of two figures of which the higher is better; of other data it is neither good nor bad."""
     if not first or not second or first["value"] is None or second["value"] is None:
         return Cell(UNKNOWN)
     by = second["value"] - first["value"]
     beyond = all(_outside(one["value"], other) for one, other in ((first, second), (second, first)))
-    return Cell(_signed(first["value"], second["value"]), tone=("better" if by > 0 else "worse") if beyond else "")
+    return Cell(_signed(first["value"], second["value"]), tone=("better" if by > 0 else "worse") if beyond and comparable else "")
 
 
 def _outside(value: float, of: Mapping[str, Any]) -> bool:
@@ -141,7 +150,7 @@ def _tuning(runs: Runs) -> Section | None:
     tuned = [run["tuned"] for run in runs]
     if not all(tuned):
         return None
-    same = tuned[0]["network"] == tuned[1]["network"]
+    same = all(tuned[0][key] == tuned[1][key] for key in ("network", "platform"))
     known = {"tuned": "tuned_ms", "eager": "pytorch_ms", "compile": "compile_ms", "untuned": "untuned_ms"}
     rows = []
     for name, key in known.items():

@@ -82,7 +82,7 @@ def collect(workspace: Workspace, platform: str, force: bool = False) -> Collect
     """
     workspace.check_platform(platform)
     report_file = workspace.reports / "collect" / f"{platform}.json"
-    if reason := _reason_to_skip(workspace, platform):
+    if reason := reason_to_skip(workspace, platform):
         write_json(report_file, {"platform": platform, "skipped": reason})
         return _skip(workspace, platform, "records", reason)
     settings, journal = workspace.params.collect, _Journal(workspace.journal_folder(platform, "collect"), force)
@@ -105,7 +105,7 @@ def collect(workspace: Workspace, platform: str, force: bool = False) -> Collect
 def holdout(workspace: Workspace, platform: str, force: bool = False) -> HoldoutReport | Skipped:
     """Measure all held-out programs -> data/holdout/platform=P/.  As ``collect``."""
     workspace.check_platform(platform)
-    if reason := _reason_to_skip(workspace, platform):
+    if reason := reason_to_skip(workspace, platform):
         return _skip(workspace, platform, "holdout", reason)
     journal = _Journal(workspace.journal_folder(platform, "holdout"), force)
     with measuring_alone(), workspace.timed(f"holdout@{platform}"):
@@ -123,7 +123,7 @@ def measure_probes(workspace: Workspace, platform: str, choose: Callable[[Sequen
     They are kept in the platform's journal: its collection measures none of them again.  Raises PlatformError for a platform
     that this machine cannot run.
     """
-    if reason := _reason_to_skip(workspace, platform):
+    if reason := reason_to_skip(workspace, platform):
         raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
     with measuring_alone():
         collection = _collection(
@@ -141,7 +141,7 @@ def measure_now(workspace: Workspace, platform: str, keys: Sequence[ProgramKey])
     The caller holds the machine (``measuring_alone``).  Raises PlatformError for a platform that this machine cannot run,
     DataError for a program of another pool.
     """
-    if reason := _reason_to_skip(workspace, platform):
+    if reason := reason_to_skip(workspace, platform):
         raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
     place, encoder = _place(workspace, platform), workspace.encoder
     traces = [encoder.trace_json(task_key, sketch) for task_key, sketch, _ in keys]
@@ -237,7 +237,7 @@ def _describe(setup: Setup) -> dict[str, Any]:
         return runner.describe()
 
 
-def _reason_to_skip(workspace: Workspace, platform: str) -> str | None:
+def reason_to_skip(workspace: Workspace, platform: str) -> str | None:
     """Why this machine leaves the platform out.  Raises PlatformError when it can run none of the chain."""
     design_space = workspace.params.candidates.design_space
     reasons = {name: kind_of(p).why_not(p, design_space) for name, p in workspace.params.platforms.items()}

@@ -16,6 +16,7 @@ import numpy as np
 
 from tcl_core import registry
 from tcl_core.checked import read_json, write_json
+from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
 from tcl_core.evaluation.drift import SAME_ORDER, UNDECIDED, Comparison, compare, verdict
 from tcl_core.features.batches import Samples
@@ -188,6 +189,8 @@ def _changed(old: Record, setup: Setup, host: str) -> Iterator[str]:
     """What is measured otherwise than then: the host, the threads, a setting of the protocol."""
     if old.host != host:
         yield f"measured on {old.host} then, on {host} now"
+    if old.tvm_version not in (TVM_VERSION, "unknown"):
+        yield f"compiled by TVM {old.tvm_version} then, by {TVM_VERSION} now"
     before, now = json.loads(old.protocol), json.loads(setup.protocol_json())
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):

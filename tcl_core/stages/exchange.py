@@ -34,7 +34,7 @@ from tcl_core.files import check_not_there, replacing, shown, writing
 from tcl_core.locks import is_still, try_lock
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.tuning_logs.known import Known
-from tcl_core.programs.tuning_logs.metaschedule import Tuned, write_database
+from tcl_core.programs.tuning_logs.metaschedule import Tuned, has_failed, write_database
 from tcl_core.programs.tuning_logs.opening import RECORDS, WORKLOADS, log_file, log_name, open_log
 from tcl_core.programs.tuning_logs.reading import Log, open_log_file
 from tcl_core.progress import Progress, progress
@@ -119,6 +119,7 @@ def _named(workspace: Workspace, paths: Sequence[Path], folder: Path, given: str
         if os.path.realpath(logs.get(name, path)) != os.path.realpath(path):
             raise UsageError(f"{path} and {logs[name]} are both named '{name}'; rename one, or import them as two platforms")
         _check_same_log(workspace, folder / "reports" / f"{name}.json", path)
+        _check_no_other_name(workspace, folder / "reports", name, path)
         logs[name] = path
     return logs
 
@@ -131,6 +132,14 @@ def _check_same_log(workspace: Workspace, report: Path, path: Path) -> None:
             raise UsageError(
                 f"{shown(path)} and {shown(before)}, which was imported before, have one name; rename one, or delete {report} to replace it"
             )
+
+
+def _check_no_other_name(workspace: Workspace, reports: Path, name: str, path: Path) -> None:
+    """Raise UsageError for a log that was imported under another name: each of its programs would be there twice."""
+    for report in sorted(reports.glob("*.json")):
+        before = workspace.root / read_json(report, BY_IMPORT.damaged)["log"]
+        if report.stem != name and os.path.realpath(before) == os.path.realpath(path):
+            raise UsageError(f"{shown(path)} was imported as '{shown(report.stem)}' before; delete {report} and its records first")
 
 
 def _rows(folder: Path, table: str, remedy: store.Remedy = BY_IMPORT) -> list[dict[str, Any]]:
@@ -149,15 +158,16 @@ def _target_beside(folder: Path, name: str) -> str | None:
 
 
 class Refused:
-    """Takes the refused lines of a log: counts them, writes each to ``file``, keeps the first ones to be said aloud."""
+    """Takes the refused lines of a log: counts them, writes each to ``file`` if there is one, keeps the first ones to be said aloud."""
 
-    def __init__(self, log: Log, file: BinaryIO) -> None:
+    def __init__(self, log: Log, file: BinaryIO | None = None) -> None:
         self.log, self.file = log, file
         self.first: list[str] = []
 
     def __call__(self, number: int, reason: str) -> None:
         reason = shown(reason, REASON)
-        self.file.write(f"{number}\t{reason}\n".encode())
+        if self.file is not None:
+            self.file.write(f"{number}\t{reason}\n".encode())
         self.log.errors["refused"] += 1
         if len(self.first) < SHOWN:
             self.first.append(f"  line {number}: {reason}")
@@ -165,7 +175,7 @@ class Refused:
     def warn(self) -> None:
         """Say so, where nobody shows what was refused: a warning of ``logging``, with the first lines and why."""
         if count := self.log.errors["refused"]:
-            text = "%d of %d lines of %s are no programs, and are left out:\n%s"
+            text = "%d of %d lines of %s are left out:\n%s"
             logging.getLogger(__name__).warning(text, count, self.log.lines, shown(self.log.path), "\n".join(self.first))
 
 
@@ -214,13 +224,13 @@ def _advance(bar: Progress, steps: int, note: str) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One import into a platform at a time; a folder into which nothing came goes with it."""
+    """One process at a time that imports into a folder, or exports; one into which nothing came goes with it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / LOCK, "wb")
     with file:
         if not (try_lock(file) and is_still(folder / LOCK, file.fileno())):
-            raise BusyError(f"another process is importing into {folder}; wait for its end")
+            raise BusyError(f"another process is writing into {folder}; wait for its end")
         try:
             yield
         finally:
@@ -252,22 +262,32 @@ def imported_batches(
 
 
 def _batches(folder: Path, logs: Sequence[str] | None, hardware: Sequence[float]) -> Iterator[Samples]:
-    tasks, sketches = (_rows(folder, table) for table in TABLES)
     encoder = None
     for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK, BY_IMPORT):
-        encoder = encoder or encoder_of(tasks, sketches, columns["task_key"])
+        if encoder is None:  # after the records, which an import writes after what they need
+            encoder = encoder_of(*(_rows(folder, table) for table in TABLES), columns["task_key"])
         yield encoder.encode_columns(columns, hardware)
 
 
 def keep_tuned(workspace: Workspace, database: Path, platform: str) -> ImportReport:
     """Take what tuning measured on a platform into data/tuned/platform=P/, where training finds it.  Raises as ``import_logs``.
 
-    Filed under its folder's name and its first measurement: the same network tuned once more is another log.
+    Filed under its folder's name and its first measured latency: the same network tuned once more is another log.
     """
-    with open_log_file(log_file(database)) as file:
-        first = hashlib.sha256(file.readline()).hexdigest()[:8]
-    (report,) = import_logs(workspace, [database], platform, into=workspace.tuned_folder(platform), name=f"{database.name}-{first}")
+    name = f"{database.name}-{_first_measured(log_file(database))}"
+    (report,) = import_logs(workspace, [database], platform, into=workspace.tuned_folder(platform), name=name)
     return report
+
+
+def _first_measured(records: Path) -> str:
+    """Digits of a database's lines up to the first that has a latency: before it failures may stand, which are alike in two tunings."""
+    digest = hashlib.sha256()
+    with open_log_file(records) as file:
+        for line in file:
+            digest.update(line)
+            if not has_failed(line):
+                break
+    return digest.hexdigest()[:8]
 
 
 def was_tuned(workspace: Workspace, platform: str) -> bool:
@@ -297,7 +317,8 @@ def tuned_samples(workspace: Workspace, platform: str, hardware: Sequence[float]
 
 def tuned_keys(workspace: Workspace, platform: str, without: Collection[str] = ()) -> set[str]:
     """Keys of the tasks that ``tuned_samples`` has programs of."""
-    return {row["task_key"] for row in _rows(workspace.tuned_folder(platform), "tasks", BY_TUNING)} - set(without)
+    records = store.read_records_by_file(workspace.tuned_folder(platform) / "records", BY_TUNING)
+    return {record.task_key for _, record in records} - set(without)
 
 
 def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:
@@ -333,8 +354,9 @@ def export_database(workspace: Workspace, platform: str, to: Path | None = None,
     folder = to or workspace.data / "exported" / f"platform={platform}"
     tasks = {task.key: task for task in workspace.tasks}
     programs = list(_measured(workspace, platform))
-    with progress(f"exporting {platform}", len(programs)) as bar:
+    with _alone(folder), progress(f"exporting {platform}", len(programs)) as bar:
         written, refused = write_database(folder, tasks, programs, lambda: bar.advance())
+        (folder / LOCK).unlink()  # a database has two files
     return ExportReport(platform, written, refused, folder)
 
 

@@ -91,7 +91,11 @@ def register(workspace: Workspace, platform: str) -> Registered:
         metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(figures)},
         tags=origin | {"holdout.hash": report["judged"][platform]["holdout"], "figures": figures_text(_plain(figures))},
         curves=_curves(folder),
-        artifacts=[workspace.reports / EVALUATION, *sorted((workspace.reports / "plots").glob("*.png"))],
+        artifacts=[
+            workspace.reports / EVALUATION,
+            *sorted((workspace.reports / "plots").glob("*.png")),
+            *filter(Path.is_file, [workspace.root / "dvc.lock"]),  # by which `dvc checkout` brings back its data
+        ],
         description=_description(platform, figures, origin),
     )
     return Registered(platform, version)

@@ -179,12 +179,13 @@ def check_hosts(where: Path, hosts: Iterable[str]) -> None:
 
 
 def data_digest(folder: str | Path, remedy: Remedy = BY_STAGE) -> str:
-    """SHA-256 over names and contents of all files below ``folder`` but hidden ones and words about them (README.md).
+    """SHA-256 over names and contents of all files below ``folder`` but hidden ones, those of hidden folders, and words about them (README.md).
 
     Raises DataError where there are none.
     """
     folder, digest = Path(folder), hashlib.sha256()
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".") and p.name != "README.md")
+    hidden = lambda path: any(part.startswith(".") for part in path.relative_to(folder).parts)  # noqa: E731
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and not hidden(p) and p.name != "README.md")
     if not files:
         raise DataError(f"{folder} holds no data to identify; {remedy.missing}")
     for path in files:

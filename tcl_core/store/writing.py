@@ -85,8 +85,12 @@ def _write_groups(file: BinaryIO, path: Path, table: str, groups: Iterable[pa.Ta
     )  # fmt: skip
     with writer:
         for group in groups:
-            writer.write_table(group.cast(schema), row_group_size=schemas.ROWS_PER_GROUP)
             count += len(group)
+            if count > schemas.MOST_ROWS[table]:  # readers take no more
+                raise DataError(
+                    f"{path} would have more than {schemas.MOST_ROWS[table]:,} rows, which no table '{table}' may; divide the data"
+                )
+            writer.write_table(group.cast(schema), row_group_size=schemas.ROWS_PER_GROUP)
     hashing.seal()
     return count
 

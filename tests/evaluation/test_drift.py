@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tcl_core.evaluation.drift import DRIFTED, UNDECIDED, compare, verdict
+from tcl_core.evaluation.drift import DRIFTED, SAME_ORDER, UNDECIDED, compare, verdict
 
 TASKS = np.repeat(np.arange(6), 4)
 OLD_S = np.tile([1e-3, 2e-3, 3e-3, 6e-3], 6) * np.repeat([1, 0.1, 5, 0.02, 1, 2], 4)  # 36 pairs, all 1.5 times apart or more
@@ -69,6 +69,21 @@ def test_a_champion_that_became_wrong_is_drift_even_where_enough_pairs_stand():
     )
     assert verdict(found, 0.5, 0.3)[0] != DRIFTED
     assert compare(OLD_S, new_s, TASKS, CLEAR, champion=new_s * 0).fall == 0.0  # one that says nothing loses nothing
+
+
+def test_pairs_that_are_a_little_clearer_now_say_nothing_of_the_champion():
+    """It has them wrong; before they were too near to count, and nothing has moved by more than three hundredths."""
+    old_s, new_s = np.tile([1.0, 1.28, 2.0, 4.0], 6), np.tile([0.99, 1.3, 2.0, 4.0], 6)
+    found = compare(old_s, new_s, TASKS, CLEAR, champion=-np.tile([1.28, 1.0, 2.0, 4.0], 6))
+    assert (found.both, found.then, found.now) == (30, 1.0, 1.0) and verdict(found, LEAST, FALL)[0] == SAME_ORDER
+
+
+def test_a_champions_fall_on_two_pairs_is_no_drift():
+    new_s = OLD_S[:8].copy()
+    new_s[[0, 1]] = new_s[[1, 0]]
+    new_s[[4, 5]] = new_s[[5, 4]]
+    found = compare(OLD_S[:8], new_s, TASKS[:8], CLEAR, champion=-OLD_S[:8])
+    assert found.fall > FALL and verdict(found, LEAST, FALL)[0] == UNDECIDED
 
 
 def test_few_pairs_tell_nothing():

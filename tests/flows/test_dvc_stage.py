@@ -69,6 +69,8 @@ def test_a_stage_runs_once_and_again_only_on_demand(project):
     assert reproduce("good") == "wrote out.txt"
     assert reproduce("good") == ""
     assert (project / "out.txt").read_text() == "first"
+    assert reproduce("good", anew=True) == "wrote out.txt"
+    assert (project / "out.txt").read_text() == "first"
     assert reproduce("good", force=True) == "wrote out.txt"
     assert (project / "out.txt").read_text() == "1"
 

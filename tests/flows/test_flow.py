@@ -30,12 +30,14 @@ class Stages:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.forced: list[str] = []
+        self.anew: list[str] = []
         self.failures: dict[str, list[int]] = {}  # stage -> exit codes of its first runs
         self.errors = {"ok": 40}
 
-    def reproduce(self, name, settings, watch, force=False) -> str:
+    def reproduce(self, name, settings, watch, force=False, anew=False) -> str:
         self.calls.append(name)
         self.forced += [name] if force else []
+        self.anew += [name] if anew else []
         if self.failures.get(name):
             raise StageFailed(name, "no answer from the board; plug it in", self.failures[name].pop(0))
         self.write(name)
@@ -115,6 +117,19 @@ def test_the_whole_flow_runs_in_order_and_shows_what_it_did(stages):
     assert Path("data/reports/report.html").absolute().as_uri() in str(shown["page"])
     assert shown["plot-top-k"].startswith("data:image/png;base64,") and shown["summary"] == "all is well"
     assert "rounds-host-avx512" not in shown
+
+
+def test_what_another_machine_skipped_here_is_measured(stages, monkeypatch):
+    """DVC finds it up to date, for nothing that it knows has changed."""
+    reasons = {"host-avx512": "no AVX-512 here"}
+    monkeypatch.setattr(module, "reason_to_skip", lambda workspace, platform: reasons.get(platform))
+    run()
+    assert stages.anew == []  # nothing was skipped before
+    run()
+    assert stages.anew == []  # and this machine cannot do it either
+    reasons.clear()
+    run()
+    assert stages.anew == ["collect@host-avx512"] and stages.forced == []
 
 
 def test_dask_lowers_programs_when_all_is_measured_and_nothing_is_trained(stages, monkeypatch):

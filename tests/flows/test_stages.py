@@ -25,7 +25,7 @@ def calls(tmp_path, monkeypatch, prefect_server) -> list:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(SHIPPED.read_text())
     found: list = []
-    monkeypatch.setattr(pipeline, "reproduce", lambda name, settings, watch, force: found.append((name, force)) or "did it")
+    monkeypatch.setattr(pipeline, "reproduce", lambda name, settings, watch, force, anew: found.append((name, force)) or "did it")
     monkeypatch.setattr(pipeline, "run_command", lambda name, settings, arguments: found.append((name, *arguments)) or "did it")
     return found
 
@@ -64,7 +64,7 @@ def test_a_platform_that_was_left_out_is_said(calls):
 
 
 def test_a_stage_that_fails_says_its_sentence(calls, monkeypatch):
-    def fail(name, settings, watch, force):
+    def fail(name, settings, watch, force, anew):
         raise StageFailed(name, "no records; run tcl collect", 3)
 
     monkeypatch.setattr(pipeline, "reproduce", fail)

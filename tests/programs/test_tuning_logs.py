@@ -169,6 +169,8 @@ def without(line: dict, key: str) -> dict:
         (autotvm_line(knobs=[["tile", "sp", [2**31]]]), "does not fit 32 bits"),
         (autotvm_line(knobs=[["tile", "sp"]]), "its program is none of AutoTVM"),
         (autotvm_line(knobs=[["tile", "sp", [[1]]]]), "its program is none of AutoTVM"),
+        (autotvm_line(knobs=[["tile", "sp", [1] * 20_000]]), "it has more than 16,384 decisions or latencies"),
+        (autotvm_line(result=([0.5] * 20_000, 0, 1, 1)), "it has more than 16,384 decisions or latencies"),
         (autotvm_line(knobs=None), "its program is none of AutoTVM"),
         (autotvm_line(target={"kind": "llvm"}), "its target is no text"),
         (autotvm_line(version=0.12), "its tvm_version is no text"),
@@ -214,6 +216,22 @@ def test_one_target_can_be_chosen(tmp_path):
     assert block["program_id"].tolist() == [2, 4] and "is not the wanted one" in refused[0][1]
     _, blocks, refused = read(path, target="cuda -arch=sm_86")
     assert blocks == [] and len(refused) == 4
+
+
+def test_a_line_that_is_no_program_chooses_no_target(tmp_path):
+    log, (block,), refused = read(
+        write(tmp_path / "a.log", autotvm_line(knobs=None, target="cuda"), autotvm_line(), autotvm_line(target="cuda"))
+    )
+    assert log.target == "llvm -keys=cpu" and block["program_id"].tolist() == [2] and [number for number, _ in refused] == [1, 3]
+
+
+def test_channels_in_blocks_have_no_axes_of_these_templates(tmp_path):
+    """Five and six dimensions: taken for four, they would be a sixteenth of the operations."""
+    shapes = [["TENSOR", [1, 16, 28, 28, 4], "int8"], ["TENSOR", [32, 16, 3, 3, 4, 4], "int8"]]
+    task = ["conv2d_NCHWc_int8.cuda", [*shapes, [1, 1], [1, 1, 1, 1], [1, 1], "NCHWc", "int8"], {}]
+    log, (block,), _ = read(write(tmp_path / "a.log", autotvm_line([["tile_f", "sp", [-1, 4]]], task=task)))
+    (row,) = log.known.task_rows()
+    assert row["op_type"] == "conv2d" and row["flops"] == 0
 
 
 def test_timestamps_are_utc(tmp_path):

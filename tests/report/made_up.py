@@ -74,6 +74,7 @@ def run() -> dict[str, Any]:
     return {
         "name": "small", "target": third, "chain": [step(name, place) for place, name in enumerate(names)],
         "evaluation": {
+            "judged": {name: {"holdout": f"records of {name}"} for name in names},
             "platforms": {first: judged(0.808, 0.992, 0.730), second: judged(0.614, 0.986, 0.727), third: judged(0.546, 0.995, 0.743, 0.182)},
             "baselines": {
                 "zero-shot": {second: judged(0.584, 0.974, 0.708), third: judged(0.431, 0.968, 0.724)},

@@ -44,6 +44,24 @@ def test_two_runs_and_the_differences_of_their_figures(undrawn):
     assert "A is before: measured 2026-11-22 12:00:05 UTC, commit 0123456789ab, a CPU x2" in read.sections[""]
 
 
+def test_what_other_measurements_judged_is_neither_better_nor_worse(undrawn):
+    other = changed()
+    other["evaluation"]["judged"]["host-avx2"]["holdout"] = "measured again"
+    read = Reader(render(compare(made_up.run(), other, ("before", "after"))))
+    assert ["host-avx2", "TCL", "top-1", "0.614 (0.514 to 0.714)", "0.914 (0.814 to 1.014)", "+0.300"] in read.tables[
+        "Accuracy of every model"
+    ]
+    assert not [cell for cell in read.all("td") if "better" in cell["class"] or "worse" in cell["class"]]
+    assert "or other measurements of them, which do not compare: host-avx2." in read.sections["accuracy"]
+
+
+def test_milliseconds_of_other_platforms_have_no_ratio(undrawn):
+    other = changed()
+    other["tuned"] |= {"platform": "host-avx2"}
+    tuning = Reader(render(compare(made_up.run(), other, ("before", "after")))).tables["Tuning"]
+    assert ["tuned", "12.4 ms", "9.30 ms", "–"] in tuning
+
+
 def test_a_comparison_with_a_run_that_lacks_parts(undrawn):
     first, second = made_up.run(), made_up.run()
     second |= {"tuned": {}, "seconds": {}, "made": {}, "noise": {}, "learning": {}, "left_out": []}

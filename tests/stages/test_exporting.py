@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import statistics
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from tcl_core.records import Record
 from tcl_core.stages import exchange
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
-from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, plain_database
+from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, commit, plain_database
 from tests.stages import exchanged
 from tests.stages.exchanged import TARGET, measured, write_pool
 from tests.shipped import SHIPPED
@@ -82,6 +83,25 @@ def test_a_network_that_is_tuned_once_more_teaches_both_times(here, matmul):
         exchange.keep_tuned(Workspace(), Path("measured"), "host-avx2")
     files = sorted((Workspace().tuned_folder("host-avx2") / "records").glob("*.parquet"))
     assert len(files) == 2 and all(re.fullmatch("measured-[0-9a-f]{8}", file.stem) for file in files)
+
+
+def test_two_tunings_whose_first_program_failed_are_two(here, matmul):
+    """What failed is written alike by both."""
+    for seed, seconds in enumerate((0.5, 0.25)):
+        database = plain_database(here / "measured")
+        draw = np.random.default_rng(0)
+        for latency_s in ([1e10], [seconds]):
+            commit(
+                database,
+                matmul,
+                matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1, draw)[0]).trace,
+                latency_s,
+            )
+        exchange.keep_tuned(Workspace(), Path("measured"), "host-avx2")
+        shutil.rmtree(here / "measured")
+        assert len(list((Workspace().tuned_folder("host-avx2") / "records").glob("*.parquet"))) == seed + 1
+    found = exchange.tuned_samples(Workspace(), "host-avx2", Hardware(cores=2).vector())
+    assert sorted(found.latencies_s.tolist()) == [0.25, 0.5, math.inf, math.inf]
 
 
 def test_a_program_that_was_measured_again_is_one_row(here, matmul):

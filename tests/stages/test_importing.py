@@ -205,7 +205,7 @@ def test_a_second_import_into_a_platform_is_refused(here):
     FOLDER.mkdir(parents=True)
     with open(FOLDER / ".lock", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(BusyError, match="another process is importing into .*platform=p"):
+        with pytest.raises(BusyError, match="another process is writing into .*platform=p"):
             import_logs([path], "p")
     import_logs([path], "p")
 
@@ -306,3 +306,44 @@ def test_a_metaschedule_database_is_imported_and_encoded_as_programs_of_sketches
     assert len(samples) == len(drawn) and sorted(samples.latencies_s) == [0.5 + n for n in range(len(drawn))]
     (task,) = store.read_table(FOLDER / "tasks.parquet", "tasks")
     assert task["task_key"] == matmul.task.key and samples.task_names == ("matmul 32x32 32x32 32x32",)
+
+
+def test_a_tuned_networks_folder_is_named_by_itself(here, matmul):
+    """Each has its database in a folder of the same name."""
+    for name in ("fast", "faster"):
+        (here / name).mkdir()
+        (here / name / "report.json").touch()
+        commit(
+            plain_database(here / name / "database"),
+            matmul,
+            matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]).trace,
+            [0.5],
+        )
+    said = import_logs([Path("fast"), Path("faster/database")], "p").splitlines()
+    assert [line.partition(" (")[0] for line in said] == ["fast", "faster"]
+
+
+def test_a_log_that_was_renamed_is_not_there_twice(here):
+    import_logs([log("a.log", line(1))], "p")
+    report = FOLDER / "reports" / "a.json"
+    (FOLDER / "reports" / "b.json").write_bytes(report.read_bytes())
+    report.unlink()
+    with pytest.raises(UsageError, match="a.log was imported as 'b' before; delete .*b.json and its records first"):
+        import_logs([Path("logs/a.log")], "p")
+
+
+def test_a_log_may_follow_a_database_of_the_same_name(here, matmul):
+    """As the refusal of the second one advises; tasks of the first are still in the tables."""
+    commit(
+        plain_database(here / "a"),
+        matmul,
+        matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]).trace,
+        [0.5],
+    )
+    import_logs([Path("a")], "p")
+    with pytest.raises(UsageError, match="delete .*a.json to replace it"):
+        import_logs([log("a.log", line(1), line(2))], "p")
+    (FOLDER / "reports" / "a.json").unlink()
+    assert import_logs([Path("logs/a.log")], "p") == "a (AutoTVM): 2 records of 2 lines: 2 ok"
+    (samples,) = imported_batches("p")
+    assert len(samples) == 2 and np.isfinite(samples.features).all()

@@ -160,6 +160,8 @@ def _axes(task: str, args: Sequence[Any], shapes: Sequence[Sequence[int]]) -> tu
 
 
 def _conv_axes(data: Sequence[int], weight: Sequence[int], strides: Any, padding: Any, dilation: Any, depthwise: bool) -> dict[str, int]:
+    if len(data) != 4 or len(weight) != 4:  # channels in blocks
+        raise ValueError
     batch, _, *image = data
     filters, inner, *window = weight
     pads = list(padding) if len(padding) == 4 else [*padding, *padding]

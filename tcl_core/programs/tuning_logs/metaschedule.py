@@ -44,6 +44,7 @@ from tcl_core.records import ProgramKey
 NAME = "MetaSchedule"
 POSTPROC = "EnterPostproc"
 WRITTEN_S = 1e10  # what MetaSchedule writes for a program that failed, and never chooses
+MOST_WORKLOADS = 1 << 30  # bytes of a database's workloads, unpacked
 FAILED_S = 1e9  # no program takes as long, so what says so has failed
 RUN_FAILED = 4  # it does not say how, so: TVM's number of a runtime error
 
@@ -70,10 +71,37 @@ def files_of(path: Path) -> list[Path]:
     raise UsageError(f"{shown(path)} are a MetaSchedule database's records, but its workloads, {name}, are not beside it")
 
 
+def _workload_lines(workloads: Path) -> list[bytes]:
+    """All of them, for records name them by number.  Raises DataError for more than a database of programs could have: a small file may
+    unpack to any size.
+    """
+    lines, size = list[bytes](), 0
+    for _, text in text_lines(workloads):
+        size += len(text)
+        if size > MOST_WORKLOADS:
+            raise DataError(
+                f"{shown(workloads)} unpacks to more than {MOST_WORKLOADS >> 20} MiB, and no database's workloads are so many; give another"
+            )
+        lines.append(text)
+    return lines
+
+
 def open_log(path: Path, known: Known, **about_target: Any) -> DatabaseLog:
     """The log of a database's records."""
     records, workloads = files_of(path)
     return DatabaseLog(records, workloads, known, **about_target)
+
+
+def has_failed(line: bytes) -> bool:
+    """Whether a line of a database's records is of a program without a latency; of one that is damaged, too."""
+    try:
+        return _failed(orjson.loads(line)[1][1])
+    except (ValueError, LookupError, TypeError):
+        return True
+
+
+def _failed(seconds: Sequence[float]) -> bool:
+    return not seconds or max(seconds) >= FAILED_S
 
 
 class DatabaseLog(Log):
@@ -83,7 +111,7 @@ class DatabaseLog(Log):
 
     def __init__(self, path: Path, workloads: Path, known: Known, **about_target: Any) -> None:
         super().__init__(path, known, **about_target)
-        self._lines = [text for _, text in text_lines(workloads)]
+        self._lines = _workload_lines(workloads)
         self._modules: dict[int, Any] = {}
         self._places: dict[int, int] = {}
         self._unread: dict[int, str] = {}  # workload -> why not
@@ -91,7 +119,7 @@ class DatabaseLog(Log):
 
     def _parse(self, entry: Any) -> Line:
         workload, (trace, seconds, target, _) = entry
-        failed = not seconds or max(seconds) >= FAILED_S
+        failed = _failed(seconds)
         check_result(seconds, RUN_FAILED if failed else 0, 0.0)
         return Line(
             task=workload,

@@ -32,6 +32,7 @@ from tcl_core.store import Coded, Columns, Ragged
 
 BLOCK = 65_536  # records
 MOST_NUMBERS = 1 << 24  # decisions and latencies of a block, for one record may have any number of them
+MOST_OF_A_LINE = 1 << 14  # decisions or latencies; real programs have some hundreds
 LONGEST = 16 << 20  # bytes of a line; the longest of real logs are some 100 KB
 LARGEST = 1 << 62  # of what is worked out of a task's sizes
 NAME = 1_000  # characters of a task's name
@@ -133,13 +134,17 @@ class Log(ABC):
             raise Malformed(f"not shaped as a line of {self.name} ({error})") from None
         self._check_target(line.target)
         try:
-            return *self._program(line), line
+            task, sketch, decisions = self._program(line)
         except OverflowError:
             raise Malformed("a number of its program does not fit 32 bits") from None
         except RecursionError:
             raise Malformed("its program is nested too deeply") from None
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise Malformed(f"its program is none of {self.name} ({error})") from None
+        if max(len(decisions), len(line.costs)) > MOST_OF_A_LINE:
+            raise Malformed(f"it has more than {MOST_OF_A_LINE:,} decisions or latencies, and no program does")
+        self.target = line.target  # of the first program, if the platform had none
+        return task, sketch, decisions, line
 
     @abstractmethod
     def _parse(self, entry: Any) -> Line:
@@ -156,7 +161,6 @@ class Log(ABC):
             return
         if self.target is not None:
             raise Malformed(f"its target '{target}' is not '{self.target}', which the platform's records have")
-        self.target = target
 
     def _add(self, block: _Block, number: int, task: int, sketch: int, decisions: array, line: Line) -> None:
         block.add(number, task, sketch, decisions, line)
