@@ -21,7 +21,7 @@ from typing import Any
 
 from _tables import RESULTS, ROOT, markdown
 
-from tcl_core.checked import AGAIN, read_json, write_json
+from tcl_core.checked import AGAIN, read_json, running_code, write_json
 from tcl_core.errors import TclError, unknown_name
 from tcl_core.platforms import host_fingerprint
 
@@ -42,7 +42,7 @@ def code_of(name: str) -> str:
     """What tells the code of a comparison from that of another day."""
     digest = hashlib.sha256()
     for path in sorted((BENCH / f"{name}.py", *SHARED)):
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0{running_code(path.read_text(encoding='utf-8'))}".encode())
     return digest.hexdigest()[:16]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from _tables import ROOT
 
 from tcl_core import store
+from tcl_core.checked import running_code as code
 from tcl_core.models import catalogue
 from tcl_core.programs.tuning_logs.dialects import DIALECTS
 
@@ -37,16 +38,6 @@ def identity(model: str, data: str, settings: object = None) -> str:
 @cache
 def _code_in(path: Path) -> str:
     return code(path.read_text())
-
-
-def code(source: str) -> str:
-    """What of a file runs: without comments, docstrings and layout, so that better words make no run untrue."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            body[:] = [part for part in body if not _is_text(part)]
-    return ast.dump(tree).replace(", type_params=[]", "")  # which only newer Pythons say
 
 
 def digest_of(function: Callable[..., Any]) -> str:
@@ -103,10 +94,6 @@ def imported_names(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return found
-
-
-def _is_text(part: ast.AST) -> bool:
-    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
 
 
 def _file(module: str) -> Path | None:

@@ -154,7 +154,7 @@ def run(given: Namespace) -> None:
             shown.advance("")
     found = summary(decisions)
     about = {"decisions": len(decisions), "held_out": given.held_out, "pools": pools.get("identity")}
-    save("gate", {**about, "summary": found}, COMMAND + " --quick" * given.quick)
+    save("gate", {**about, "summary": found}, " ".join([COMMAND, *sys.argv[1:]]))
     into_document("gate", table(found))
     print(table(found))
 

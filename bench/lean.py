@@ -149,7 +149,7 @@ def run(given: Any) -> None:
                 runs[f"{before} > {device}, {seed}"] = played(drawn, before, device, seed, 0.5 if given.smallest else SHARE)
                 shown.advance(f"{before} > {device}")
     found = summary(runs)
-    save("lean", {"summary": found, "runs": runs}, COMMAND + " --quick" * given.quick)
+    save("lean", {"summary": found, "runs": runs}, " ".join([COMMAND, *sys.argv[1:]]))
     print(table(found))
 
 

@@ -153,7 +153,7 @@ def run(given: Any, until: float) -> None:
     hosts = sorted({record.host for task in tasks for record in task.records})
     about = {"platform": platform, "data_hosts": hosts, "same_host": hosts == [host_fingerprint()], "tasks": len(rows)}
     found = summary(rows)
-    save("repeats", {**about, "summary": found, "rows": rows}, COMMAND + " --quick" * given.quick)
+    save("repeats", {**about, "summary": found, "rows": rows}, " ".join([COMMAND, *sys.argv[1:]]))
     into_document("repeats", table(found))
     print(table(found))
 

@@ -16,7 +16,7 @@ labels      on later platforms: pairs of the programs that were not chosen, orde
 
 at scale    seconds that a tenth of a million made-up candidates of 2,000 tasks takes to pick, and the most memory that it took
 
-Mean over platforms, groups and seeds, and the 95 % interval of the difference from random with the same group and seed.
+Mean over platforms, groups and seeds, and the 95 % interval over the four groups of the difference from random with the same group and seed.
 --quick: the uniform pool's last platform, a tenth, one seed; its results are a file of their own.  What was computed with the same code and data is
 kept: a comparison that was stopped goes on with the same command.
 """
@@ -190,21 +190,29 @@ class Bench:
 
     def _figures(self, units: Iterable[Unit], share: float, sampler: str) -> dict[str, list[float]]:
         pairs = [
-            (self.runs[unit.name], self.runs.get(replace(unit, sampler="random").name))
+            (unit.fold, self.runs[unit.name], self.runs.get(replace(unit, sampler="random").name))
             for unit in units
             if (unit.share, unit.sampler) == (share, sampler)
         ]
         found: dict[str, list[float]] = {}
         for key in FIGURES:
-            both = [(mine[key], random[key]) for mine, random in pairs if random and key in mine]
+            both = [(fold, mine[key], random[key]) for fold, mine, random in pairs if random and key in mine]
             if len(both) > 1:
-                found[key] = list(mean_interval([mine for mine, _ in both]))
-                found[f"{key}_less_random"] = list(mean_interval([mine - random for mine, random in both]))
+                found[key] = _over_folds([(fold, mine) for fold, mine, _ in both])
+                found[f"{key}_less_random"] = _over_folds([(fold, mine - random) for fold, mine, random in both])
         return found
 
     def save(self, **more: Any) -> None:
         about = {"measured_before": MEASURED_BEFORE, "identity": self.identity, "summary": self.summary}
         save("samplers", {**about, **more, "runs": self.runs}, COMMAND)
+
+
+def _over_folds(values: Sequence[tuple[int, float]]) -> list[float]:
+    """Mean and 95 % interval over the groups of networks, each with its mean: seeds and platforms rank the same tested tasks of a group, and
+    are no draws of their own.  Over the values themselves where there is one group.
+    """
+    folds = {fold: [value for of, value in values if of == fold] for fold, _ in values}
+    return list(mean_interval([fmean(each) for each in folds.values()] if len(folds) > 1 else [value for _, value in values]))
 
 
 def at_scale(programs: int, tasks: int) -> dict[str, dict[str, float]]:
@@ -324,7 +332,7 @@ def run(given: Any) -> None:
     print(markdown(["sampler", "seconds", "GiB"], [[sampler, *figures.values()] for sampler, figures in scale.items()]))
     if not (given.quick or given.smallest):
         note = (
-            "Mean over platforms, four groups of tested networks and seeds; in brackets the 95 % interval of the difference from `random`.\n"
+            "Mean over platforms, four groups of tested networks and seeds; in brackets the 95 % interval over the groups of the difference from `random`.\n"
             "Platform by platform: `bench/results/samplers.json`."
         )
         over_platforms = {pool: found for pool, found in bench.summary.items() if pool in POOLS}

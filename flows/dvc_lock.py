@@ -1,7 +1,7 @@
-"""`dvc.lock`, which DVC writes in place: whoever kills DVC in that moment leaves half of it, and DVC then begins no stage at all.
+"""Backup of `dvc.lock`: DVC writes it in place, so a kill at that moment leaves half of it, and DVC then starts no stage at all.
 
-So the last whole one is kept in DVC's folder of temporary files, and can take the place of half a one: what it does not know of
-the last stage is brought up to date once more.
+The last whole copy is kept in DVC's folder of temporary files and can replace a damaged file.  The last stage, if the copy does
+not know its result, is then brought up to date once more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DAMAGED = Path(".dvc/tmp/dvc.lock.damaged")
 
 
 def keep() -> None:
-    """Copy it, if it is whole and another one than was kept."""
+    """Keep a copy of `dvc.lock`, if it is whole and differs from the kept one."""
     now = _read(LOCK)
     if now and now != _read(KEPT) and _is_whole(now):
         with suppress(PlatformError):  # a full disk: the stage will say so
@@ -27,9 +27,9 @@ def keep() -> None:
 
 
 def put_back() -> bool:
-    """Put the kept one in the place of a damaged one, which goes aside; whether there was one, and another one.
+    """Set a damaged `dvc.lock` aside and put the kept copy in its place; return whether that was done.
 
-    What Git could not merge is no damage: only its user knows which side counts.
+    A merge conflict of Git is no damage: only the user knows which side counts.
     """
     now, kept = _read(LOCK), _read(KEPT)
     if not kept or kept == now or b"<<<<<<<" in now or _is_whole(now):
@@ -40,7 +40,7 @@ def put_back() -> bool:
 
 
 def _is_whole(text: bytes) -> bool:
-    """As far as one can tell: one that is cut between two entries is a whole one that knows less, to DVC as well."""
+    """Whether `dvc.lock` looks whole; one cut between two entries does, to DVC too, which then just knows less."""
     try:
         stages = yaml_format(round_trip=False).load(text)["stages"].values()
         entries = [entry for stage in stages for part in ("deps", "outs") if part in stage for entry in stage[part]]

@@ -1,4 +1,4 @@
-"""A DVC stage or a `tcl` command as a child process: what a flow starts, follows and, if it must end, takes along.
+"""A DVC stage or a `tcl` command as a child process, which a flow starts, watches and, if it must end, takes along.
 
 Knows processes and DVC's locks; nothing of Prefect and nothing of what a stage does.
 """
@@ -37,7 +37,7 @@ class Busy(BusyError):
 class StageFailed(TclError):
     """A child process failed; carries its own sentence and its exit code.
 
-    of_lock  DVC cannot read its dvc.lock, or fails in a way that it did not foresee, as it does with some damaged ones
+    of_lock  DVC cannot read its dvc.lock, or fails with an unexpected error, as it does with some damaged ones
     """
 
     def __init__(self, name: str, sentence: str, exit_code: int, of_lock: bool = False) -> None:
@@ -46,13 +46,13 @@ class StageFailed(TclError):
 
 
 def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool = False, anew: bool = False) -> str:
-    """Bring one DVC stage up to date, without the stages before it; returns what it had to say, '' if up to date.
+    """Bring one DVC stage up to date, without the stages before it; return its message, '' if it was up to date.
 
     settings  environment variables for the stage; ``watch`` is called a few times a second while it runs
-    force     run it even if nothing changed, and measure anew what was measured before
+    force     run it even if nothing changed, and measure again what was measured before
     anew      run it even if nothing changed that DVC sees
 
-    Where a kill cut dvc.lock short, the last whole one takes its place first.
+    Raises StageFailed.  If that is due to a dvc.lock that a kill cut short, puts the last whole one back and tries again.
     """
     dvc_lock.keep()
     try:
@@ -65,7 +65,7 @@ def reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None]
 
 
 def _reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None], force: bool, anew: bool) -> str:
-    # Another command of DVC, a push say, may hold its lock for long, and a stage needs it again at its end.
+    # Another DVC command, such as a push, may hold DVC's lock for long, and a stage needs it again at its end.
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--quiet", "--single-item", stage]
     if force:
         return _run(stage, [*command, "--force"], {**settings, "TCL_FORCE": "1"}, watch, _check_begins)
@@ -73,15 +73,15 @@ def _reproduce(stage: str, settings: Mapping[str, str], watch: Callable[[], None
 
 
 def run_command(name: str, settings: Mapping[str, str], arguments: Sequence[str] = ()) -> str:
-    """Run `tcl NAME ARGUMENTS`; returns what it had to say."""
+    """Run `tcl NAME ARGUMENTS`; return its message.  Raises StageFailed."""
     return _run(name, [sys.executable, "-m", "tcl_core.cli", name, *arguments], settings, lambda: None)
 
 
 @contextmanager
 def only_run(patience_s: float = 0.0, waiting: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """One flow at a time in this folder, for two would disturb each other's timings.
+    """Context that lets one flow at a time into this folder, since two would disturb each other's timings.
 
-    Raises Busy when another one has not ended after ``patience_s``; ``waiting`` is told once that there is one.
+    Raises Busy if another one has not ended after ``patience_s``; calls ``waiting`` once with a message if there is one.
     """
     path = LOCKS / "flow.lock"
     with writing(path):
@@ -111,8 +111,8 @@ def _lock(file: IO, patience_s: float, waiting: Callable[[str], None]) -> None:
 def forget_dead_locks(patience_s: float = 15.0) -> None:
     """Remove the stage locks that killed DVC processes left behind.
 
-    DVC takes any living process with a lock's number for its holder, and a file cut short by the kill for damage.
-    What a killed flow left running ends by itself within seconds, see ``PARENT_PID``: it is waited for.
+    DVC takes any live process with a lock's process id for its holder, and refuses a lock file that the kill cut short.
+    Waits for what a killed flow left running, which ends by itself within seconds (``PARENT_PID``).
     """
     deadline = time.monotonic() + patience_s
     while any(_is_dvc(pid) for pid in _lock_holders()) and time.monotonic() < deadline:
@@ -144,9 +144,9 @@ def _run(
     watch: Callable[[], None],
     explain: Callable[[str], None] = lambda name: None,
 ) -> str:
-    """The child shares the terminal, for its progress bars; what it says in the end comes back through a file.
+    """Run a command and return its message, which comes back through a file: the child shares the terminal for its progress bars.
 
-    Where a child that failed said nothing, ``explain`` may raise with the reason.
+    If a child fails without a message, ``explain`` may raise with the reason.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
@@ -165,7 +165,7 @@ def _run(
         text, exit_code = _answer(answer)
     if child.returncode == 0:
         return text
-    if not exit_code:  # the stage ended well, and DVC did not: the answer is of the stage
+    if not exit_code:  # the stage ended well but DVC failed: the answer is the stage's
         text = ""
     if not text:
         explain(name)
@@ -174,14 +174,14 @@ def _run(
 
 
 def _check_begins(stage: str) -> None:
-    """Raise StageFailed with the reason for which DVC does not even begin the stage: `dvc repro --quiet` hides that, too."""
+    """Raise StageFailed with the reason why DVC does not even start the stage, which `dvc repro --quiet` hides too."""
     command = [sys.executable, "-m", "dvc", "status", "--json", stage]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=STATUS_S)
         found = json.loads(asked.stdout) if asked.returncode == 0 else {}
     except (subprocess.TimeoutExpired, OSError, ValueError):
         return
-    changes = [change for change in found.get(stage, ()) if isinstance(change, dict)]  # the others are of the command
+    changes = [change for change in found.get(stage, ()) if isinstance(change, dict)]  # others: the stage's command changed
     missing = [file for change in changes for file, what in change.get("changed deps", {}).items() if what == "deleted"]
     if files := shown(", ".join(missing)):
         raise StageFailed(stage, f"what it needs is not there ({files}); run the stages before it: dvc repro {stage}", DataError.exit_code)
@@ -191,7 +191,7 @@ def _check_begins(stage: str) -> None:
 
 
 def _answer(file: Path) -> tuple[str, int]:
-    """What a command said and its exit code; nothing where it was killed before or while it said it."""
+    """A command's message and its exit code; ("", 0) if it was killed before it had written them."""
     try:
         said = json.loads(file.read_bytes())
         return str(said["text"]), int(said["exit_code"])
@@ -205,7 +205,7 @@ def _environment(answer: Path, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _end(child: subprocess.Popen, patience_s: float) -> None:
-    """End a child and all below it: the `tcl` command is asked, and ends its own workers; what stays is killed."""
+    """End a child and its descendants: terminate the `tcl` command, which ends its own workers, then kill what is left."""
     family = _family(child.pid)
     try:
         _, alive = psutil.wait_procs(family, timeout=patience_s)

@@ -1,8 +1,8 @@
-"""Programs lowered beforehand, here or on Dask's workers: training and evaluating then find their caches filled.
+"""Lowers programs in advance, here or on Dask workers, so that training and evaluation find their caches filled.
 
-Lowering is the dear part of what is neither measuring nor training, some 10 ms for each program.  Where it is done says the
-section ``run`` of params.yaml.  On Dask each of Prefect's tasks lowers programs of one tuning task; a worker is sent what it
-needs and gives back what it found: it needs this package and TVM, none of the data.
+Lowering is the costliest work besides measuring and training, about 10 ms per program.  The section ``run`` of params.yaml
+says where it is done.  On Dask each Prefect task lowers programs of one tuning task; a worker is sent its inputs and returns
+its results: it needs this package and TVM, none of the data.
 
 Run it:  python -m flows.features
 """
@@ -31,11 +31,11 @@ from tcl_core.platforms import threads
 from tcl_core.process import INTERRUPTED
 from tcl_core.progress import say
 
-PROGRAMS = 256  # of one of Prefect's tasks, each of which costs some 50 ms beside its work
+PROGRAMS = 256  # per Prefect task, whose overhead is about 50 ms
 
 
 def dask_workers(run: Run) -> TaskRunner:
-    """Dask, here or where ``run`` says.  Raises UsageError where it is not installed."""
+    """Prefect's task runner on Dask, here or where ``run`` says.  Raises UsageError where it is not installed."""
     with naming_extras():
         from prefect_dask import DaskTaskRunner
     if run.scheduler:
@@ -44,7 +44,7 @@ def dask_workers(run: Run) -> TaskRunner:
 
 
 def lower_programs(run: Run, **options: bool) -> Any:
-    """Fill the caches of what the stages will read; the number of programs that they read.  ``options`` are those of a flow's call."""
+    """Fill the caches that the stages will read; return the number of programs.  ``options`` are those of a flow's call."""
     chosen = lowering.with_options(task_runner=dask_workers(run)) if run.engine == "dask" else lowering
     return chosen(run.engine, **options)
 
@@ -63,8 +63,11 @@ def lowering(engine: str) -> int:
 
 
 def mapped(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.ndarray]]]:
-    """Each job with the per-store features of its programs, in the order in which the flow's workers are done."""
-    futures = {lower.submit(pickle.dumps(job)): job for job in jobs}  # bytes: Prefect would look into anything else for futures
+    """Each job with the per-store features of its programs, in the order in which workers finish.
+
+    Raises the TclError that a worker raised, PlatformError for other failures and for a worker with another TVM.
+    """
+    futures = {lower.submit(pickle.dumps(job)): job for job in jobs}  # bytes: Prefect would search anything else for futures
     for future in as_completed(list(futures)):
         found = _answer(future)
         if isinstance(found, TclError):
@@ -80,10 +83,10 @@ def mapped(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.n
 
 
 def _answer(future: PrefectFuture) -> Any:
-    """What a worker gave back, or what it met, before the task began too."""
+    """A worker's result, or the error that it met, even before the task began."""
     try:
         return future.result(raise_on_failure=False)
-    except Exception as error:  # of Dask's, or of Prefect's on a worker
+    except Exception as error:  # Dask's, or Prefect's on a worker
         return error
 
 
@@ -92,7 +95,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _mend(error: BaseException) -> str:
-    """What to do about it; most of what can be wrong with workers of other machines has a name."""
+    """What to do about an error; recognises the usual problems of workers on other machines."""
     causes = [error, error.__cause__, error.__context__]
     if any(isinstance(cause, ModuleNotFoundError) for cause in causes):
         return "start scheduler and workers in a folder with this project's code, as: python -m dask worker ADDRESS"
@@ -128,6 +131,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from flows import features  # as workers know it: what is in __main__ would be sent to them by value
+    from flows import features  # by the name that workers can import: functions of __main__ would be sent to them by value
 
     sys.exit(features.main())

@@ -38,7 +38,7 @@ RETRY_DELAY_S = 10
 
 @dataclass(frozen=True)
 class Done:
-    """A finished step, handed to the steps that build on it; ``skipped`` says why this machine could not do it."""
+    """A finished step, passed to the steps that build on it; ``skipped``: why this machine could not do it."""
 
     name: str
     skipped: str | None = None
@@ -64,7 +64,7 @@ def whole_pipeline(force_collect: tuple[str, ...], force_holdout: tuple[str, ...
     forced = {*(f"collect@{platform}" for platform in force_collect), *(f"holdout@{platform}" for platform in force_holdout)}
 
     def stage(name: str, *inputs: Done) -> Done:
-        if name == "train" and params.run.engine == "dask":  # all is measured by then
+        if name == "train" and params.run.engine == "dask":  # everything is measured by then
             lower_programs(params.run)
         return run_stage(name, *inputs, force=name in forced)
 
@@ -77,9 +77,9 @@ def whole_pipeline(force_collect: tuple[str, ...], force_holdout: tuple[str, ...
 
 
 def alone(work: Callable[[], State | None], wait_minutes: float) -> State | None:
-    """A flow's work while no other run is at work in this folder.  An error of ours is the one sentence of its state.
+    """Do a flow's work while no other run is at work in this folder.  A TclError becomes a state with its sentence as message.
 
-    A run that finds its place taken ends as Cancelled: nothing is wrong, and the next scheduled one does the work.
+    A run that waited in vain for another one ends as Cancelled: nothing is wrong, and the next scheduled one does the work.
     """
     try:
         with only_run(wait_minutes * 60, get_run_logger().info):
@@ -91,12 +91,12 @@ def alone(work: Callable[[], State | None], wait_minutes: float) -> State | None
 
 
 def is_busy(error: TclError) -> bool:
-    """Whether another process is at the same measurement, and will be for long."""
+    """Whether another process is busy with the same measurement, and will be for long."""
     return error.exit_code == BusyError.exit_code
 
 
 def run_stage(name: str, *inputs: Done, force: bool = False) -> Done:
-    """One DVC stage as a task; only measuring is retried, for there the world can fail."""
+    """Run one DVC stage as a task; only measuring is retried, since its failures may be transient."""
     title, measures = name.replace("@", " "), name.startswith(("collect@", "holdout@"))
     options = dict(retries=2, retry_delay_seconds=RETRY_DELAY_S, retry_condition_fn=world_failed) if measures else {}
     return stage_task.with_options(name=title, task_run_name=title, **options)(name, inputs, force)
@@ -113,7 +113,7 @@ def stage_task(name: str, inputs: tuple[Done, ...], force: bool) -> Done | State
             log.info(report.one_line(step))
 
     log.info("started")
-    # Another try is forced too, for DVC finds the records of before up to date; what this one measured is not measured again (``FORCED``).
+    # A retry is forced too, since DVC finds the old records up to date; what this try measured is not measured again (``FORCED``).
     said = reproduce(name, {FLOW_RUN_ID: str(flow_run.id)}, watch, force, anew=can_now(kind, platform))
     skipped = reason_skipped(kind, platform)
     if skipped:
@@ -129,7 +129,7 @@ def stage_task(name: str, inputs: tuple[Done, ...], force: bool) -> Done | State
 
 
 def command(name: str, *inputs: Done) -> Done:
-    """One `tcl` command that leaves history, not reproducible bytes."""
+    """Run one `tcl` command, which leaves history rather than reproducible bytes, as a task."""
     return command_task.with_options(name=name, task_run_name=name)(name, inputs)
 
 
@@ -151,12 +151,12 @@ def summary(written: Done) -> None:
 
 
 def reason_skipped(kind: str, platform: str) -> str | None:
-    """Why a stage left its platform out; None if it did not."""
+    """Why a stage skipped its platform; None if it did not."""
     return store.skipped_reason(OUTPUTS[kind](report.HERE, platform)) if kind in OUTPUTS else None
 
 
 def can_now(kind: str, platform: str) -> bool:
-    """Whether a measuring stage was skipped, and this machine can do it: another one was at work here, of which DVC knows nothing."""
+    """Whether a measuring stage was skipped but this machine can run it: another machine skipped it, and DVC cannot tell."""
     if kind not in ("collect", "holdout") or reason_skipped(kind, platform) is None or platform not in report.HERE.params.platforms:
         return False
     with suppress(PlatformError):  # no platform can be measured here: the stage says so itself
@@ -165,9 +165,9 @@ def can_now(kind: str, platform: str) -> bool:
 
 
 def world_failed(_task, _run, state) -> bool:
-    """Whether another try can help: hardware, compiler or worker failed (4).
+    """Whether a retry can help: hardware, compiler or worker failed (4).
 
-    A bug (1), a wrong parameter (2), damaged data (3) and the registry (5) stay what they are, and who measures into the
+    A bug (1), a wrong parameter (2), damaged data (3) and the registry (5) would fail again, and another process at the
     same journal (6) goes on for long.
     """
     error = state.result(raise_on_failure=False)
@@ -175,7 +175,7 @@ def world_failed(_task, _run, state) -> bool:
 
 
 class OneSentence(logging.Filter):
-    """A TclError says all there is to say: no traceback with it."""
+    """Drops the traceback of a TclError, whose sentence says everything."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], TclError):

@@ -21,20 +21,20 @@ from tcl_core.stages.promotion import PAGE
 from tcl_core.stages.workspace import Workspace
 
 HERE = Workspace()  # Prefect starts a flow in the project's folder
-LATEST = 50  # checks of drift that are shown
+LATEST = 50  # drift checks that are shown
 
 log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """The round report of a platform's collection: a line with a checksum per step."""
+    """The round report of a platform's collection: one checksummed line per step."""
 
     def __init__(self, platform: str, workspace: Workspace = HERE) -> None:
         self.path = workspace.journal_folder(platform, "collect") / "rounds.jsonl"
         self.seen, self.read = self._stand()
 
     def new(self) -> list[dict[str, Any]]:
-        """The steps that were completed since the last call; a damaged line is passed over with a logged warning."""
+        """The steps completed since the last call; skips damaged lines and logs a warning."""
         identity, size = self._stand()
         if identity != self.seen or size < self.read:  # another collection's
             self.seen, self.read = identity, 0
@@ -44,7 +44,7 @@ class Rounds:
             with open(self.path, "rb") as file:
                 file.seek(self.read)
                 lines = file.read().rpartition(b"\n")
-        except OSError:  # set aside in this moment
+        except OSError:  # just set aside
             return []
         whole = b"".join(lines[:2])
         self.read += len(whole)
@@ -55,7 +55,7 @@ class Rounds:
         return self.new()
 
     def _stand(self) -> tuple[int | None, int]:
-        """What tells this file from the one that takes its place, and its size; (None, 0) while there is none."""
+        """The file's inode, which changes when another file replaces it, and its size; (None, 0) while there is no file."""
         try:
             found = self.path.stat()
         except OSError:
@@ -76,13 +76,13 @@ def one_line(step: dict[str, Any]) -> str:
 
 
 def show_rounds(platform: str) -> None:
-    """A table of what each round of the collection chose, measured and learned."""
+    """Show a table of what each round of the collection chose, measured and learned."""
     if steps := Rounds(platform).all():
         create_table_artifact(steps, key=f"rounds-{platform}", description=f"Collection rounds on {platform}")
 
 
 def show_errors(reports: Path = HERE.reports) -> None:
-    """A row per platform: how many of its candidates ran, and what became of the others."""
+    """Show a row per platform: how many of its candidates ran, and how the others failed."""
     files = sorted((reports / "collect").glob("*.json"))
     found = [read_json(file, "collect its platform again: dvc repro") for file in files]
     if rows := error_rows([one for one in found if "errors" in one]):
@@ -90,7 +90,7 @@ def show_errors(reports: Path = HERE.reports) -> None:
 
 
 def error_rows(collected: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row per collection report, with a column for each kind that occurs."""
+    """A row per collection report, with a column for each kind of outcome that occurs."""
     kinds = [kind for kind in ERRORS if any(kind in one["errors"] for one in collected)]
     return [
         {"platform": one["platform"], "programs": one["programs"], **{kind: one["errors"].get(kind, 0) for kind in kinds}}
@@ -99,14 +99,14 @@ def error_rows(collected: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show_drift(platform: str, reports: Path = HERE.reports) -> None:
-    """The latest checks of a platform, newest first."""
+    """Show the latest drift checks of a platform, newest first."""
     checks = read_json(reports / "drift.json", "move it away")["checks"]
     rows = [drift_row(check) for check in reversed(checks) if check["platform"] == platform][:LATEST]
     create_table_artifact(rows, key=f"drift-{platform}", description=f"Checks of {platform}: is the machine as it was measured?")
 
 
 def undecided(platform: str, reports: Path = HERE.reports) -> int:
-    """How many of the latest checks of a platform in a row could tell nothing."""
+    """How many drift checks of a platform in a row, up to the latest, were undecided."""
     checks = [check for check in read_json(reports / "drift.json", "move it away")["checks"] if check["platform"] == platform]
     return next((number for number, check in enumerate(reversed(checks)) if check["verdict"] != UNDECIDED), len(checks))
 
@@ -117,7 +117,7 @@ def drift_row(check: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_evaluation(reports: Path = HERE.reports) -> None:
-    """The figures of ``evaluation.json`` as one table, and every plot as a picture that needs no file server."""
+    """Show the figures of ``evaluation.json`` as one table, and every plot as a picture that needs no file server."""
     rows = table_rows(read_json(reports / "evaluation.json", "judge the models again: dvc repro evaluate"))
     create_table_artifact(rows, key="evaluation", description="Held-out programs, ranked by every model")
     for plot in sorted((reports / "plots").glob("*.png")):
@@ -126,7 +126,7 @@ def show_evaluation(reports: Path = HERE.reports) -> None:
 
 
 def show_page(page: Path = HERE.reports / PAGE) -> None:
-    """Where the page of the run lies; browsers follow no link from a server to a file, so its address is there to be copied."""
+    """Show the address of the run's page, to be copied: browsers follow no link from a server to a file."""
     if page.is_file():
         address = page.absolute().as_uri()
         create_link_artifact(
@@ -139,7 +139,7 @@ def show_summary(text: str) -> None:
 
 
 def table_rows(tree: Any, path: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """One row for every object of a JSON tree that holds plain values: where it stands, and these values."""
+    """One row for every object of a JSON tree that holds plain values: its path, and these values."""
     if isinstance(tree, list):
         return [row for item in tree for row in table_rows(item, path)]
     if not isinstance(tree, dict):

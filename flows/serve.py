@@ -1,8 +1,8 @@
 """Tells a Prefect server what can be run, where and when: deployments, work pools and automations, all from params.yaml.
 
 Run it after each change of params.yaml:  python -m flows.serve   (or: make serve)
-What is no longer in params.yaml is removed at the server.  Runs themselves are Prefect's workers' business, which are
-started in the project's folder:  prefect worker start --pool POOL
+Deployments that are no longer in params.yaml are removed from the server.  Runs are executed by Prefect's workers, which
+are started in the project's folder:  prefect worker start --pool POOL
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.events.schemas.automations import AutomationCore, EventTrigger
 
-POOL = "tcl"  # of what measures nothing; tcl-PLATFORM is that of a platform
-TAG = "tcl"  # of all that is made here, and of its runs
+POOL = "tcl"  # work pool of runs that measure nothing; those that measure a platform have tcl-PLATFORM
+TAG = "tcl"  # on everything that is made here, and on its runs
 MEASURING = ("collect", "holdout", "drift")
 HEARTBEAT_S = 30  # flows.heartbeat_frequency in pyproject.toml
-SILENT_S = 5 * HEARTBEAT_S  # after which a run is taken for dead
-MOST_STARTS = 5  # of one run: what kills it each time must be looked at
-ALERTS = "tcl-alerts"  # name of the notification block that, if somebody saved one, is told of what needs a look
+SILENT_S = 5 * HEARTBEAT_S  # seconds without a heartbeat after which a run counts as crashed
+MOST_STARTS = 5  # of one run: after these somebody must see what kills it each time
+ALERTS = "tcl-alerts"  # name of the notification block that, if saved, is told of runs that need a look
 NEEDS_A_LOOK = ("Failed", "Crashed", "Drift", stages.UNDECIDED, "Late")  # Late: no worker took the run when it was due
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Skipped", "Drift", stages.UNDECIDED)  # names of a run's last state
-LONG_H = 24  # after which a run that has not ended needs a look: it may wait for a process that somebody stopped
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Skipped", "Drift", stages.UNDECIDED)  # names of a run's final state
+LONG_H = 24  # hours after which an unfinished run needs a look: it may be waiting for a process that somebody stopped
 # A worker is started in the project's folder, wherever that lies on its machine; a run works there.
 HERE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """Something that can be run, with the values that its flow is given."""
+    """A flow that can be run, with its arguments, work pool and schedules."""
 
     flow: Flow
     entrypoint: str
@@ -62,7 +62,7 @@ class Deployment:
 
 
 def plan(params: Params) -> list[Deployment]:
-    """The whole pipeline, each of its stages, and what follows them; every schedule of params.yaml is on one or more."""
+    """Deployments of the whole pipeline, of each stage, and of what follows them; each schedule of params.yaml is on at least one."""
     whole = Deployment(
         pipeline.pipeline, "flows.pipeline.pipeline", "pipeline", POOL, {"wait_minutes": stages.WAIT_MINUTES},
         "Bring measurements, models, evaluation and champions up to date.", _schedules(params, "pipeline"),
@@ -71,7 +71,7 @@ def plan(params: Params) -> list[Deployment]:
 
 
 def _stages(params: Params) -> Iterator[Deployment]:
-    """One for each stage of the diagram, under DVC's own name for it."""
+    """One deployment for each stage of the diagram, under DVC's name for it."""
     for name in stage_names(params):
         kind, _, platform = name.partition("@")
         yield Deployment(
@@ -104,7 +104,7 @@ def _pool(kind: str, platform: str) -> str:
 
 
 def _schedules(params: Params, run: str, platform: str = "") -> dict[str, Schedule]:
-    """Those that start a run; one without a platform is for each of them."""
+    """The schedules that start ``run``; one without a platform applies to every platform."""
     found = {name: schedule for name, schedule in params.schedules.items() if schedule.run == run}
     return {name: one for name, one in found.items() if run not in OF_A_PLATFORM or one.platform in ("", platform)}
 
@@ -114,9 +114,9 @@ OURS = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TA
 
 
 def automations() -> list[AutomationCore]:
-    """Runs of which nothing is heard are called crashed; a crashed run is taken up again, a few times.
+    """Automations that mark silent runs as crashed, and start a crashed run again, a few times.
 
-    A run that a power cut or a kill ended cannot say so itself: without this it would be Running for ever.
+    A run that a power cut or a kill ended cannot report it: without these it would stay Running forever.
     """
     from prefect.client.schemas.objects import StateType
     from prefect.events.actions import ChangeFlowRunState
@@ -125,7 +125,7 @@ def automations() -> list[AutomationCore]:
     silent = _nothing_after("heartbeat", timedelta(seconds=SILENT_S), "heartbeat")
     crashed = EventTrigger(
         expect={"prefect.flow-run.Crashed"},
-        # A run that never began (count 0) would fail to begin again at once, and for ever.
+        # A run that never began (count 0) would fail to begin again at once, forever.
         match={"prefect.resource.id": "prefect.flow-run.*", "prefect.run-count": [str(n) for n in range(1, MOST_STARTS)]},
         match_related=OURS,
         posture=Posture.Reactive,
@@ -146,7 +146,7 @@ def automations() -> list[AutomationCore]:
 
 
 def _nothing_after(event: str, within: timedelta, *others: str) -> EventTrigger:
-    """Of a run of ours this was heard, and after it in time neither that it ended nor one of the others."""
+    """Fires where one of our runs, after ``event``, neither ends nor emits one of ``others`` in time."""
     from prefect.events.schemas.automations import EventTrigger, Posture
 
     return EventTrigger(
@@ -162,7 +162,7 @@ def _nothing_after(event: str, within: timedelta, *others: str) -> EventTrigger:
 
 
 def alerts(block: UUID) -> list[AutomationCore]:
-    """Tell a notification block of every run that needs somebody's look, with the last state's sentence, and of one that does not end."""
+    """Automations that tell a notification block of every run that needs a look, with its state's message, or does not end."""
     from prefect.events.actions import SendNotification
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
@@ -225,7 +225,7 @@ def _server() -> Iterator[SyncPrefectClient]:
 
 
 def _make_pools(client: SyncPrefectClient, pools: Iterable[str]) -> list[str]:
-    """Pools that were not there yet; those that were are left as somebody may have changed them."""
+    """Create the missing pools and return their names; existing ones stay as they are, since somebody may have changed them."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
@@ -245,7 +245,7 @@ def _make_pools(client: SyncPrefectClient, pools: Iterable[str]) -> list[str]:
 
 
 def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
-    """Create a deployment, or put it in the place of the one of its name; its runs stay, and a schedule that somebody paused stays paused."""
+    """Create a deployment or replace the one of its name; its runs stay, and a schedule that somebody paused stays paused."""
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
     from prefect.client.schemas.schedules import CronSchedule
@@ -268,7 +268,7 @@ def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
         job_variables={"working_dir": "."},
         entrypoint=deployment.entrypoint,
         pull_steps=HERE,
-        # A run that comes while the one before is still at work has nothing to do: that one goes on with what is missing.
+        # A run that starts while the previous one is still at work has nothing to do: that one does what is missing.
         concurrency_limit=1,
         concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW),
         schedules=[
@@ -279,7 +279,7 @@ def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
 
 
 def _remove_others(client: SyncPrefectClient, kept: set[str]) -> list[str]:
-    """Delete what an earlier params.yaml had here and this one has not."""
+    """Delete our deployments of an earlier params.yaml that are not ``kept``; return their names."""
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 
     removed = []
@@ -293,12 +293,12 @@ def _remove_others(client: SyncPrefectClient, kept: set[str]) -> list[str]:
 
 
 def _automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
-    """Create an automation, or renew the one of its name; one that somebody paused stays paused."""
+    """Create an automation, or update the one of its name; one that somebody paused stays paused."""
     known = client.read_automations_by_name(automation.name)
     if not known:
         client.create_automation(automation)
         return
-    # Only what was set is sent: so set all, but for the owner, which an update may not name.
+    # Only fields that were set are sent, so set all but the owner, which an update may not name.
     whole = type(automation)(**{**automation.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled})
     client.update_automation(known[0].id, whole)
 

@@ -1,7 +1,7 @@
-"""Prefect's API for one run, where PREFECT_API_URL names none: our own child instead of Prefect's.
+"""Prefect's API for one run where PREFECT_API_URL names none: a child process of ours instead of Prefect's own.
 
-Prefect's temporary server goes down with the terminal's Ctrl-C before the run's end is saved, and stays behind when
-the flow is killed.  This one is out of the terminal's reach and never outlives the flow.
+Prefect's temporary server ends on the terminal's Ctrl-C before the run's end is saved, and stays behind when the flow
+is killed.  This one does not get the terminal's signals and never outlives the flow.
 
 Run by ``prefect_api`` only:  python -m flows.server PORT
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import State, TaskRun
 
-HOOK_SAYS = ("Running hook 'begun'", "Hook 'begun'")  # beginnings of two lines a task that tell nobody anything
+HOOK_SAYS = ("Running hook 'begun'", "Hook 'begun'")  # beginnings of two useless log lines per task
 
 POOL = "sqlalchemy.pool.impl.AsyncAdaptedQueuePool"  # the logger of the server's connections
 START_S = 180.0  # a new database on a busy machine takes its time
@@ -43,7 +43,10 @@ def _says_something(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def prefect_api() -> Iterator[None]:
-    """Within it flows have an API: the one that is set, else a temporary one with the database of ``.prefect``."""
+    """Context in which flows have an API: the one that is set, else a temporary one with the database of ``.prefect``.
+
+    Raises PlatformError where the server does not answer, refuses, or does not start.
+    """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -53,13 +56,13 @@ def prefect_api() -> Iterator[None]:
             if client.api_healthcheck() is not None:
                 raise PlatformError(f"no Prefect server answers at {url}; start it, or unset PREFECT_API_URL")
             with refusals_told(url):
-                client.read_flows(limit=1)  # who may ask that may run a flow; its health is told to everybody
+                client.read_flows(limit=1)  # whoever may ask this may run a flow; the health check answers everybody
         yield
         return
     logging.getLogger("prefect.flow_runs").addFilter(lambda record: not record.getMessage().startswith("View at"))
     port = _free_port()
     server = subprocess.Popen([sys.executable, "-m", "flows.server", str(port)], env=_environment(), start_new_session=True)
-    atexit.register(server.terminate)  # registered first, so it goes last: Prefect's own threads send until the end
+    atexit.register(server.terminate)  # registered first, so it runs last: Prefect's threads send until the end
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
         _wait_until_up(server)
         yield
@@ -79,13 +82,13 @@ def refusals_told(url: str) -> Iterator[None]:
 
 
 def begun(_task: Task, run: TaskRun, _state: State) -> None:
-    """Hook of every task: a run that the server has not heard of yet is still to be waited for."""
+    """Hook of every task: note its run, so that ``wait_until_recorded`` waits for it even if the server does not know it yet."""
     if run.flow_run_id is not None:
         _begun[run.flow_run_id].add(run.id)
 
 
 def wait_until_recorded(flow_run_id: UUID, patience_s: float = 15.0) -> None:
-    """Wait for the end of every task run to be saved: Prefect hands it in behind the flow's back."""
+    """Wait, up to ``patience_s``, until the end of every task run is saved: Prefect sends it in the background."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
@@ -129,7 +132,7 @@ def serve(port: int) -> None:
     server = uvicorn.Server(
         uvicorn.Config("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
     )
-    # What the database is asked when the server ends is cancelled, which its pool takes for an error: one after a run that ended well.
+    # Database queries under way when the server ends are cancelled; its pool logs that as an error, even after a run that ended well.
     logging.getLogger(POOL).addFilter(lambda record: not server.should_exit)
     server.run()
 

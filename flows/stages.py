@@ -1,4 +1,4 @@
-"""Parts of the pipeline as flows of their own: what is scheduled, or started by hand in Prefect's browser window."""
+"""Parts of the pipeline as flows of their own, scheduled or started by hand in Prefect's UI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tcl_core.registry import FLOW_RUN_ID
 
 WAIT_MINUTES = 60.0
 PIPELINE = "tcl/pipeline"  # the deployment that brings everything up to date
-UNDECIDED, TIMES = "Undecided", 7  # the last state of a check when so many in a row could not tell
+UNDECIDED, TIMES = "Undecided", 7  # final state of a drift check once TIMES of them in a row were undecided
 
 
 @flow(name="stage", flow_run_name="{name}")
@@ -92,9 +92,9 @@ def _check(platform: str, then: str) -> State:
     get_run_logger().warning(said)
     if then == "collect" or (then == "params.yaml" and load_params().drift.then == "collect"):
         try:
-            for kind in ("collect", "holdout"):  # by this run: where the pipeline runs may be another machine
+            for kind in ("collect", "holdout"):  # by this run: the pipeline may run on another machine
                 run_stage(f"{kind}@{platform}", force=True)
-        except StageFailed as failed:  # of drift somebody is told all the same
+        except StageFailed as failed:  # the drift is reported all the same
             return Completed(name="Drift", message=f"{said}; {failed}")
         begun = run_deployment(PIPELINE, timeout=0, as_subflow=False)
         said = f"{said}; {platform} was measured again, and {PIPELINE} is to learn it ({begun.name})"
@@ -106,5 +106,5 @@ def _command(name: str, arguments: list[str]) -> State | None:
 
 
 def _last(done: Done | State) -> State | None:
-    """A flow of one task ends as its task did: a task that was skipped gives its state."""
+    """The final state of a flow of one task: its task's if that was skipped, else None, which Prefect shows as Completed."""
     return Completed(name=done.name, message=done.message) if isinstance(done, State) else None

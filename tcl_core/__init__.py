@@ -5,10 +5,10 @@
     model = tcl.load("host-avx512")                    # a platform's champion, a folder or a file
     tcl.rank(model, "path/to/a/database").table(3)     # the programs of a tuning log or a database, best first
 
-What is public stands in ``__all__``; each name is imported when it is first used, so ``import tcl_core`` itself costs nothing.
-Nothing but ``Workspace``, which is a project's folder, needs params.yaml; nothing exits, at most progress and warnings are printed, on
-standard error, only a champion's name is asked of the registry of the working folder, and what goes wrong is an exception of
-``tcl_core.errors`` with one sentence.
+The public names are those in ``__all__``; each is imported on first use, so ``import tcl_core`` itself costs nothing.
+Only ``Workspace``, a project's folder, needs params.yaml, and only a champion's name is looked up in the registry of the working folder.
+Nothing exits the process, or prints anything but progress and warnings, on standard error.  Errors are exceptions of
+``tcl_core.errors``, one sentence each.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""Files that are read back carry a checksum of what they say: JSON objects and safetensors.
+"""JSON and safetensors files that carry a checksum of their own content.
 
-A flipped bit in a weight or a figure would otherwise become another result in silence.  The checksum lies in the file
-itself, so that a file and its checksum cannot come from two different moments:
+Without one, a flipped bit in a weight or a figure would silently change a result.  The checksum is inside the file, so
+that a file and its checksum cannot come from two different moments:
 
-    JSON          key ``checksum`` of the outermost object: SHA-256 of the rest, written without spaces and keys sorted
-    safetensors   ``checksum`` of its metadata: SHA-256 of the file, with zeros in the place of these digits; then, as JSON,
-                  what else the metadata says, for safetensors writes several keys in any order
+    JSON          key ``checksum`` of the outermost object: SHA-256 of the rest, serialised without spaces, keys sorted
+    safetensors   metadata key ``checksum``: SHA-256 of the file with zeros in place of these digits; then all other
+                  metadata as JSON, since safetensors writes several keys in no fixed order
 
-Parquet's lies in ``store``, the journal's in each line.  A folder whose files belong together has a list of them, too.
+``store`` does the same for Parquet, the journal for each of its lines.  A folder whose files belong together also lists
+their checksums.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import math
@@ -25,7 +27,7 @@ from tcl_core.files import place, reading, replacing, shown
 KEY = "checksum"
 AGAIN = "delete it and run its stage again, or fetch it with: dvc checkout"  # the remedy for a stage's damaged file
 _BLANK = "0" * 64
-_LARGEST = 1 << 30  # bytes of a JSON file of ours: what is larger is none
+_LARGEST = 1 << 30  # bytes; a larger file is none of TCL's JSON files
 
 
 def write_json(path: str | Path, data: Mapping[str, Any]) -> Path:
@@ -37,15 +39,15 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> Path:
 
 
 def json_bytes(plain: Mapping[str, Any]) -> bytes:
-    """The text of a checked file."""
+    """Content of the file that ``write_json`` writes."""
     return json.dumps({**plain, KEY: _digest(plain)}, indent=2, allow_nan=False).encode() + b"\n"
 
 
 def read_json(path: str | Path, remedy: str) -> dict[str, Any]:
-    """What ``write_json`` wrote, without the checksum.
+    """Return what ``write_json`` wrote, without the checksum.
 
-    ``remedy`` ends the sentence about a damaged file: what to do.  Raises DataError for a damaged one, PlatformError for
-    one that may not be read, FileNotFoundError for none.
+    ``remedy`` ends the message about a damaged file: what to do.  Raises DataError for a damaged file, PlatformError or
+    UsageError for one that cannot be read, FileNotFoundError for a missing one.
     """
     path = place(path)
     with reading(path):
@@ -67,12 +69,12 @@ CONTENTS = "contents.json"
 
 
 def write_contents(folder: Path) -> None:
-    """Write ``contents.json``: the SHA-256 of every file in a folder, so that none can be taken for another folder's."""
+    """Write ``contents.json``: the SHA-256 of every file in a folder but hidden ones, so that another folder's file is noticed."""
     write_json(folder / CONTENTS, {"files": _digests(folder)})
 
 
 def check_contents(folder: Path, remedy: str) -> None:
-    """Raise DataError where a folder with ``contents.json`` holds other files than it tells of."""
+    """Raise DataError if a folder's files differ from its ``contents.json``; a folder without one passes."""
     try:
         told = read_json(folder / CONTENTS, remedy)["files"]
     except (FileNotFoundError, NotADirectoryError):
@@ -90,6 +92,20 @@ def _digests(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(seen.items())}
 
 
+def running_code(source: str) -> str:
+    """A Python file without comments, docstrings and layout, so that better words change no digest of it."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            body[:] = [part for part in body if not _is_text(part)]
+    return ast.dump(tree).replace(", type_params=[]", "")  # which only newer Pythons say
+
+
+def _is_text(part: ast.AST) -> bool:
+    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
+
+
 def damaged(path: Path, why: str, remedy: str) -> DataError:
     return DataError(f"{shown(path)} is damaged ({why}); {remedy}")
 
@@ -100,7 +116,7 @@ def _digest(plain: Mapping[str, Any]) -> str:
 
 
 def plain_json(value: Any) -> Any:
-    """A value as JSON has it: NumPy's as Python's, NaN and infinity as None."""
+    """Convert a value to what JSON can hold: NumPy's to Python's, NaN and infinity to None."""
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -111,20 +127,20 @@ def plain_json(value: Any) -> Any:
 
 
 def tensor_bytes(save: Callable[..., bytes], tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> bytes:
-    """A checked safetensors file; ``save`` is that of ``safetensors.torch`` or ``safetensors.numpy``, ``facts`` its metadata."""
+    """Content of a checked safetensors file; ``save`` comes from ``safetensors.torch`` or ``.numpy``, ``facts`` become its metadata."""
     raw = save(dict(tensors), metadata={KEY: _BLANK + json.dumps(facts or {}, sort_keys=True)})
     start = _place(raw)
     return raw[:start] + hashlib.sha256(raw).hexdigest().encode() + raw[start + len(_BLANK) :]
 
 
 def write_tensors(path: str | Path, save: Callable[..., bytes], tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> None:
-    """Write what ``tensor_bytes`` makes."""
+    """Write a checked safetensors file; arguments as of ``tensor_bytes``."""
     with replacing(Path(path)) as file:
         file.write(tensor_bytes(save, tensors, facts))
 
 
 def read_tensors(path: str | Path, load: Callable[[bytes], dict[str, Any]], remedy: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors and the metadata of a checked safetensors file; ``load`` is that of the same module as ``save``.
+    """Tensors and metadata of a checked safetensors file; ``load`` comes from the same module as ``save``.
 
     Raises as ``read_json``.
     """
@@ -148,7 +164,7 @@ def _header(raw: bytes) -> dict[str, Any]:
 
 
 def _place(raw: bytes) -> int:
-    """Where the 64 digits of the checksum start.  Raises ValueError where there are none."""
+    """Offset of the checksum's 64 digits.  Raises ValueError if there are none."""
     size = int.from_bytes(raw[:8], "little")
     mark = f'"{KEY}":"'.encode()
     start = raw.find(mark, 8, 8 + size) + len(mark)

@@ -1,8 +1,8 @@
-"""The active loop: [select -> measure -> refit]* on one platform.  Here sampling, measurement and fitting meet.
+"""The active loop, [select -> measure -> refit]* on one platform: joins sampling, measurement and fitting.
 
-A collection always plays its plan from the start; the journal is a cache of what was measured before.  So one that
-was killed goes on by being started again, measures nothing twice, and ends with the records of an undisturbed run;
-and another plan (sampler, seed, budget) selects anew, and measures only what the journal lacks.
+A collection always plays its plan from the start, with the journal as a cache of earlier measurements.  So a killed one
+resumes when it is started again: it measures nothing twice and ends with the records of an uninterrupted run.  Another
+plan (sampler, seed, budget) selects anew and measures only what the journal lacks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Chooser(Protocol):
-    """What a sampler asks: a cost model, as far as choosing needs one."""
+    """The part of a cost model that selection uses."""
 
     def fit(self, train: Samples, valid: Samples | None = None, on_epoch: OnEpoch | None = None) -> Any: ...
 
@@ -53,8 +53,8 @@ class Plan:
 
     sampler         name in ``sampler_names``
     budget          programs to measure in all
-    initial         of them, the random start
-    rounds          rounds after it, of equal size
+    initial         of these, the programs of the random start
+    rounds          rounds after the random start, of equal size
     check_fraction  share of the programs whose output is compared with the untuned program's
     """
 
@@ -73,11 +73,10 @@ class Plan:
 
 @dataclass
 class Collection:
-    """The programs of one platform that can be measured, and what is known of them.
+    """One platform's candidate programs and their measurements.
 
     programs  N candidates in fixed order
-    known     row -> record of earlier measurements of these programs, timed in the present way on a quiet machine:
-              the cache
+    known     row -> record in the journal, measured with the present protocol and undisturbed: the cache
     records   row -> record of the programs that this collection selected, with its own round numbers
     """
 
@@ -111,13 +110,13 @@ class Collection:
 
     @contextmanager
     def measuring(self) -> Iterator[Measuring]:
-        """Lock the journal, see what another process has meanwhile measured, and start the workers."""
+        """Lock the journal, read what another process has added meanwhile, and open a runner."""
         with Journal(self.journal) as journal, Runner(self.setup) as runner:
             self._read_journal()
             yield Measuring(self, journal, runner)
 
     def samples(self) -> Samples:
-        """What was selected so far, in row order."""
+        """The programs selected so far with their latencies, in row order."""
         rows = sorted(self.records)
         latencies = [self.records[row].latency_s for row in rows]
         return self.encoder.encode([self.keys[row] for row in rows], self.hardware, latencies)
@@ -127,12 +126,12 @@ class Collection:
         return np.array([row for row in range(len(self.programs)) if row not in self.records], dtype=int)
 
     def by_operator(self, rows: Sequence[int]) -> dict[str, int]:
-        """Operator type -> how many of the programs at ``rows`` are of it, by name."""
+        """Operator type -> number of the programs at ``rows``, sorted by name."""
         names, counts = np.unique(self.encoder.operators([self.keys[row] for row in rows]), return_counts=True)
         return {str(name): int(count) for name, count in zip(names, counts, strict=True)}
 
     def can_rank(self) -> bool:
-        """Whether any task has two programs to compare, one of which ran, without which no model can learn."""
+        """Whether any task has two selected programs, one of which ran; no model can learn from less."""
         told = [(self.keys[row][0], math.isfinite(record.latency_s)) for row, record in self.records.items()]
         counts, ran = Counter(task for task, _ in told), {task for task, there in told if there}
         return any(counts[task] > 1 for task in ran)
@@ -140,17 +139,17 @@ class Collection:
 
 @dataclass
 class Measuring:
-    """A collection with a worker at hand."""
+    """A collection with its locked journal and a runner to measure with."""
 
     collection: Collection
     journal: Journal
     runner: Runner
 
     def measure(self, rows: Sequence[int], number: int, check_fraction: float, on_program: OnProgram) -> dict[str, int]:
-        """Measure the programs at ``rows`` for round ``number``, each recorded as soon as it is known.
+        """Measure the programs at ``rows`` for round ``number``; each is recorded as soon as its outcome is known.
 
-        Rows go task by task, so that a task's inputs are made once.  Returns how many came from the journal and how
-        many there are of each error kind.
+        Rows go task by task, so that a task's inputs are made once.  Returns counts: programs taken from the journal,
+        programs of each error kind, and disturbed ones.
         """
         counts: Counter[str] = Counter()
         known, best, rows = self.collection.known, self._best(), sorted(rows)
@@ -206,7 +205,7 @@ class Measuring:
 
 
 def _is_checked(key: ProgramKey, fraction: float) -> bool:
-    """A fixed share of the programs, whatever else is measured."""
+    """Whether a program's output is checked: a fixed share of all programs, whatever else is measured."""
     return zlib.crc32(repr(key).encode()) < fraction * 2**32
 
 
@@ -218,12 +217,12 @@ def collect(
     on_program: OnProgram,
     before: Samples | None = None,
 ) -> None:
-    """Spend the plan's budget: a random start, then rounds of select, measure and refit; with ``before`` one choice of all.
+    """Spend the plan's budget: a random start, then rounds of select, measure and refit; with ``before``, all in one selection.
 
-    models   the ensemble that selects; their mean ranking counts, of `rdu-paper` the first one's
-    on_step  is told of each finished step: round, step, seconds and counts
-    before   what another platform measured of the same tasks.  Its models alone choose: rounds of this platform's
-             own beside them found slower programs (docs/learning.md, Samplers)
+    models   the ensemble that selects, by its mean ranking; `rdu-paper` uses the first model alone
+    on_step  called after each step with its round, step, seconds and counts
+    before   another platform's measurements of the same tasks.  Models fitted to these alone select: adding rounds of this
+             platform's own found slower programs (docs/learning.md, Samplers)
     """
     goals = plan.goals() if before is None else [plan.budget]
     with collection.measuring() as measuring:
@@ -251,14 +250,14 @@ def measure_all(collection: Collection, check_fraction: float, on_program: OnPro
 
 @contextmanager
 def _step(on_step: OnStep, number: int, name: str) -> Iterator[dict[str, Any]]:
-    """One step of a round, told of at its end with its seconds and the counts that it put into the dictionary."""
+    """Time one step of a round, then report it to ``on_step`` with the counts that the block put into the dictionary."""
     start, counts = time.perf_counter(), dict[str, Any]()
     yield counts
     on_step({"round": number, "step": name, "seconds": round(time.perf_counter() - start, 2), **counts})
 
 
 def _fitted(models: Sequence[Chooser], samples: Samples) -> dict[str, Any]:
-    """Fit the models to what was measured; how many programs, and the last one's last loss if it tells any."""
+    """Fit the models; return the number of programs, and the last loss reported, if any."""
     losses: list[float] = []
     for model in models:
         model.fit(samples, on_epoch=lambda epoch, loss, metrics: losses.append(loss))
@@ -268,8 +267,9 @@ def _fitted(models: Sequence[Chooser], samples: Samples) -> dict[str, Any]:
 def _select(
     collection: Collection, plan: Plan, models: Sequence[Chooser], open_rows: np.ndarray, count: int, number: int, learned: bool
 ) -> list[int]:
-    """Those of ``open_rows`` to measure next: at random until a model could learn something, then what the sampler picks;
-    one that asks no model, or whose models have ``learned`` elsewhere, picks from the start.
+    """Pick the ``open_rows`` to measure next: at random until a model could learn something, then by the sampler.
+
+    A sampler that uses no model, or whose models have ``learned`` elsewhere, picks from the start.
     """
     rng = np.random.default_rng([plan.seed, number])
     if plan.sampler in BLIND:
@@ -296,7 +296,7 @@ def _pick(
     count: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The sampler's choice among ``open_rows``: predictions scaled within each task, so that tasks compare."""
+    """Positions in ``open_rows`` that the sampler picks; predictions are scaled within each task, so that tasks compare."""
     everything = collection.encoder.encode(collection.keys, collection.hardware)
     predictions = np.stack([scaled_within_task(m.predict(everything), everything.tasks) for m in models])
     ranking = predictions[0] if plan.sampler in FIRST_MODEL_ALONE else predictions.mean(axis=0)

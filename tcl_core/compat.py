@@ -32,10 +32,10 @@ ONE_CORE_PER_THREAD = -2  # of TVM's ThreadGroup::AffinityMode
 
 
 def check_versions() -> None:
-    """Raise PlatformError unless the TVM and tvm-ffi that are installed are known to work together.
+    """Raise PlatformError unless the installed TVM and tvm-ffi are the versions known to work together.
 
-    Newer tvm-ffi releases segfault inside ``TuneContext`` and older ones fail to load, so this must be
-    asked of the package metadata, before anything of TVM is imported.
+    Newer tvm-ffi releases segfault inside ``TuneContext`` and older ones fail to load, so this reads the
+    package metadata, before anything of TVM is imported.
     """
     for package, wanted in (("apache-tvm", TVM_VERSION), ("apache-tvm-ffi", FFI_VERSION)):
         try:
@@ -51,12 +51,12 @@ def check_versions() -> None:
 
 @cache
 def load_tvm(without_torch: bool = False) -> types.ModuleType:
-    """Import TVM, checked and light; returns the ``tvm`` module.
+    """Check TVM's version, import it without its tensor intrinsics, and return the ``tvm`` module.
 
-    ``without_torch`` hides torch from TVM's import, which takes it if it is there: half the time and a third of the
-    memory, for worker processes that only build and run programs.  Nothing of TVM that these use imports torch later.
-    ``cuda``, NVIDIA's bindings, which come with torch for GPUs, goes the same way: it looks for libraries with the help of a
-    compiler and a temporary file, neither of which a confined process may have, and nothing here asks TVM for it.
+    ``without_torch`` hides torch, which TVM would import if installed: the import then takes half the time and a third of
+    the memory.  It is for worker processes that only build and run programs; nothing of TVM that these use imports torch later.
+    It also hides ``cuda``, NVIDIA's bindings that come with torch for GPUs: these look for libraries with a compiler and a
+    temporary file, neither of which a confined process may use, and nothing here needs them through TVM.
     """
     check_versions()
     with naming_extras(), hidden("torch", "cuda") if without_torch else nullcontext():
@@ -66,8 +66,9 @@ def load_tvm(without_torch: bool = False) -> types.ModuleType:
 
 
 def load_module(text: str) -> Any:
-    """The object that ``tvm.ir.save_json`` wrote, in a sixth of the time where this very version did: ``load_json`` first rewrites
-    the text for what older ones wrote.
+    """Load what ``tvm.ir.save_json`` wrote, in a sixth of the time of ``load_json`` if this TVM version wrote it.
+
+    ``load_json`` first upgrades the text from the formats of older versions.
     """
     tvm = load_tvm()
     if text.endswith(f'"metadata":{{"tvm_version":"{TVM_VERSION}"}}}}'):
@@ -77,7 +78,7 @@ def load_module(text: str) -> Any:
 
 @contextmanager
 def hidden(*packages: str) -> Iterator[None]:
-    """Within, importing one of the packages raises ImportError as if it were not installed; one that is loaded already stays."""
+    """Make imports of the packages fail within the block as if they were not installed; one already imported stays."""
     absent = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None is what Python's import refuses
     try:
@@ -88,20 +89,20 @@ def hidden(*packages: str) -> Iterator[None]:
 
 
 def load_compiled(path: Path) -> Any:
-    """The module of a library that TVM compiled, by TVM's runtime alone: the compiler takes seconds to import."""
+    """Load a library that TVM compiled, through TVM's runtime alone, since importing the compiler takes seconds."""
     check_versions()
     with hidden("cuda"):
         tvm_ffi = importlib.import_module("tvm_ffi")
-    package = importlib.util.find_spec("tvm").submodule_search_locations[0]  # type: ignore[union-attr, index]  # check_versions has found it
+    package = importlib.util.find_spec("tvm").submodule_search_locations[0]  # type: ignore[union-attr, index]  # check_versions found it
     ctypes.CDLL(str(Path(package) / "lib" / "libtvm_runtime.so"))  # what compiled code calls
     return tvm_ffi.load_module(str(path))
 
 
 def _stand_in_for_intrinsics(tvm: types.ModuleType) -> None:
-    """Register an empty ``tensor_intrin`` package over the same path.
+    """Replace TVM's ``tensor_intrin`` package by an empty one over the same path.
 
-    ``TuneContext`` imports the package, whose own ``__init__`` parses the intrinsics of all hardware (17 s);
-    submodules stay importable one by one.  A context with TVM's own rules, as anybody else's, still finds those of its target.
+    ``TuneContext`` imports the package, whose own ``__init__`` parses the intrinsics of all hardware (17 s).  Its
+    submodules stay importable one by one, and a context that uses TVM's own rules still loads those of its target.
     """
     name = "tvm.s_tir.tensor_intrin"
     if name in sys.modules:
@@ -123,10 +124,10 @@ def _stand_in_for_intrinsics(tvm: types.ModuleType) -> None:
 
 
 def load_intrinsics(kind: str, triple: str = "") -> None:
-    """Register the tensor intrinsics that MetaSchedule's own rules for a target kind ask for: of CUDA (10 s), or of a CPU, LLVM's
-    ``triple`` or this machine's.
+    """Register the tensor intrinsics that MetaSchedule's own rules for a target kind need.
 
-    Our design spaces (``programs.sketches``) need none.
+    These are CUDA's (10 s), or those of the CPU that LLVM's ``triple`` names, by default this machine's.  TCL's design
+    spaces (``programs.sketches``) need none.
     """
     load_tvm()
     machine = "arm_cpu" if (triple or platform.machine()).startswith(("aarch64", "arm")) else "x86"
@@ -134,7 +135,7 @@ def load_intrinsics(kind: str, triple: str = "") -> None:
 
 
 def hand_on_errors() -> None:
-    """Let our errors pass through TVM as what they are: of errors that it does not know it makes a RuntimeError."""
+    """Register TCL's errors with TVM, which turns exceptions of unknown types into RuntimeError."""
     load_tvm()
     import tvm_ffi
 
@@ -149,7 +150,7 @@ def meta_schedule() -> types.ModuleType:
 
 
 def make_target(spec: dict[str, Any]) -> Any:
-    """A ``tvm.target.Target`` from its dictionary; PlatformError if this LLVM does not know the CPU."""
+    """A ``tvm.target.Target`` from its dictionary.  Raises PlatformError if TVM rejects it, as for a CPU unknown to this LLVM."""
     tvm = load_tvm()
     try:
         return tvm.target.Target(spec)
@@ -158,12 +159,12 @@ def make_target(spec: dict[str, Any]) -> Any:
 
 
 def choose_cuda_compiler() -> None:
-    """TVM compiles CUDA code with nvrtc unless it is told otherwise; nvcc, where there is one, brings its own headers."""
+    """Set TVM's CUDA compiler unless the environment does: nvcc if there is one, since it brings its own headers, else nvrtc."""
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", cuda_compiler() or "nvrtc")
 
 
 def schedule_by_rules(module: Any, target: Any) -> Any:
-    """A module whose functions, where nobody has scheduled them, are so by the rules that Relax has for GPUs (``dlight``)."""
+    """Schedule a module's unscheduled functions by Relax's rules for GPUs (``dlight``)."""
     load_tvm()
     dlight = importlib.import_module("tvm.s_tir.dlight")
     gpu = dlight.gpu
@@ -174,10 +175,10 @@ def schedule_by_rules(module: Any, target: Any) -> Any:
 
 @contextmanager
 def quiet_compiler() -> Iterator[None]:
-    """Keep the compiler's own chatter off standard error while it works; what it raises is still raised.
+    """Silence the compiler on standard error within the block; exceptions still propagate.
 
-    TVM writes warnings that a user can do nothing about straight to file descriptor 2.  That is the process's: of several threads the
-    first one silences it, and the last one gives it back.
+    TVM writes warnings that no user can act on straight to file descriptor 2, which all threads share: the first thread to
+    enter silences it, the last one to leave restores it.
     """
     _silence.begin()
     try:
@@ -187,7 +188,7 @@ def quiet_compiler() -> Iterator[None]:
 
 
 class _Silence:
-    """How many threads want standard error silent, and what it was; None where there is none."""
+    """Counts the threads that want standard error silent, and keeps a copy of its descriptor (None if there is none)."""
 
     def __init__(self) -> None:
         self._lock, self._wanted = ThreadLock(), 0
@@ -198,7 +199,7 @@ class _Silence:
             self._wanted += 1
             if self._wanted > 1:
                 return
-            with suppress(AttributeError, OSError, ValueError):  # none, or closed
+            with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed
                 sys.stderr.flush()
             with suppress(OSError):
                 self._saved = os.dup(2)
@@ -220,7 +221,7 @@ _silence = _Silence()
 def set_threads(count: int, pinned: bool = True) -> None:
     """Set the number of threads of TVM's runtime in this process; ``pinned`` binds all but the calling one to cores.
 
-    These are cores that the process may use, the last ones first; left to itself TVM takes any of the machine's.
+    The cores are taken from those that the process may use, last first; by default TVM takes any of the machine's.
     Without TVM_NUM_THREADS TVM never uses more than half of the logical CPUs of an x86 host, whatever it is told.
     """
     os.environ["TVM_NUM_THREADS"] = str(count)
@@ -228,7 +229,7 @@ def set_threads(count: int, pinned: bool = True) -> None:
     allotted = os.sched_getaffinity(0)
     cores = [str(core) for core in islice(cycle(sorted(allotted, reverse=True)), count)]
     load_tvm().get_global_func("runtime.config_threadpool")(ONE_CORE_PER_THREAD, count, cores)
-    with suppress(OSError):  # TVM has confined the calling thread too, unless threads cannot be bound here at all
+    with suppress(OSError):  # TVM has bound the calling thread too; this fails only where no thread can be bound
         os.sched_setaffinity(0, allotted)
 
 
@@ -236,8 +237,8 @@ def set_threads(count: int, pinned: bool = True) -> None:
 def calling_thread_pinned() -> Iterator[None]:
     """Bind the calling thread to a core that no thread of TVM's runtime is bound to.
 
-    TVM binds its helpers only.  Where the caller, which does a share of the work, meets one of them on a core, a
-    program takes twice as long.  Raises PlatformError where threads cannot be bound, or cannot be seen.
+    TVM binds only its helper threads.  The caller does a share of the work too, and if it shares a core with a helper, a
+    program takes twice as long.  Raises PlatformError where threads cannot be bound or listed.
     """
     cores = os.sched_getaffinity(0)
     _bind_to_a_free_one(cores)
@@ -256,7 +257,7 @@ def _bind_to_a_free_one(cores: set[int]) -> None:
 
 
 def _bound_cores() -> set[int]:
-    """Cores that other threads of this process are bound to, one by one."""
+    """Cores to which another thread of this process is bound, each to that core alone."""
     bound: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):

@@ -13,10 +13,10 @@ FIELDS = "minute hour day-of-month month day-of-week"
 
 
 def check_cron(cron: str, timezone: str, where: str) -> None:
-    """Raise UsageError for an expression or a time zone that cannot be read; ``where`` it stands is named in it."""
+    """Raise UsageError for an unknown time zone, and as ``next_time``; messages name ``where`` the expression stands."""
     try:
         ZoneInfo(timezone)
-    except (KeyError, OSError, ValueError):  # unknown; a folder of the zone database; a path out of it
+    except (KeyError, OSError, ValueError):  # an unknown zone; a folder of the zone database; a path that leaves it
         raise UsageError(
             f"{where} has the time zone '{shown(timezone)}', which this system does not know; write one such as UTC or Europe/Berlin"
         ) from None
@@ -24,7 +24,7 @@ def check_cron(cron: str, timezone: str, where: str) -> None:
 
 
 def _read_otherwise(words: list[str]) -> str:
-    """Why Prefect's reader of cron and this one do not mean the same by it; "" where they do."""
+    """Why Prefect's cron parser may read the expression otherwise than this one; "" if it does not."""
     day, weekday = words[2], words[4]
     if re.search("[LW]", day.upper()) or re.search("[L#]", weekday.upper()):
         return "not all know L, W and #"
@@ -34,7 +34,10 @@ def _read_otherwise(words: list[str]) -> str:
 
 
 def next_time(cron: str, timezone: str, where: str, after: datetime | None = None) -> datetime:
-    """When the expression comes next, in its time zone.  Raises UsageError as ``check_cron``, also where it never comes."""
+    """Next time at which the expression is due, in its time zone.
+
+    Raises UsageError for an expression that is invalid, that cron parsers read in different ways, or that is never due.
+    """
     from cronsim import CronSim, CronSimError
 
     words = cron.split()

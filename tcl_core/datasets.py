@@ -1,4 +1,4 @@
-"""Measured programs to learn from: the reference data set that comes with TCL, and other tuners' logs.
+"""Measured programs to learn from: the data sets that come with TCL, and other tuners' logs.
 
 data = tcl.datasets.reference()
 case = data.case("host-avx512")              # case.train, case.test: Samples that share no task
@@ -36,34 +36,45 @@ __all__ = [
 
 
 def reference(folder: str | Path | None = None, features: str | Path | None = None) -> Reference:
-    """11,584 programs of 182 tasks on three targets of one machine, really measured; ``data/reference/README.md`` tells how.
+    """11,584 programs of 182 tasks, measured on three targets of one machine as ``data/reference/README.md`` describes.
 
-    folder    another data set of that form, or a URL of one that fsspec reads; features  where lowered programs are cached, else in the user's cache folder
+    folder    another data set of the same form, or a URL of one that fsspec reads
+    features  folder that caches features of lowered programs; None: in the user's cache folder
     """
     return Reference(place(folder or PACKAGED), Path(features) if features else None)
 
 
 def prepared(features: str | Path | None = None) -> Reference:
-    """Programs of networks whose graph is prepared as params.yaml comes but for Winograd and rounding up, on the same three targets; ``data/prepared/README.md`` tells how many."""
+    """Programs of networks prepared as params.yaml does by default, but without Winograd and rounding up, on the same three targets.
+
+    ``data/prepared/README.md`` gives their numbers.
+    """
     return reference(PREPARED, features)
 
 
 def registers(features: str | Path | None = None) -> Reference:
-    """The same networks' programs as a search draws them: most add up in registers; ``data/registers/README.md`` tells how many."""
+    """Programs of the networks of ``prepared``, drawn as a search draws them: most accumulate in registers.
+
+    ``data/registers/README.md`` gives their numbers.
+    """
     return reference(REGISTERS, features)
 
 
 def searched(features: str | Path | None = None) -> Reference:
-    """The same tasks' programs that searches met, and draws beside them, on AVX2 and AVX-512 of a machine each; ``data/searched/README.md`` tells how many."""
+    """Programs that searches proposed for the same tasks, and random draws, on AVX2 of one machine and AVX-512 of another.
+
+    ``data/searched/README.md`` gives their numbers.
+    """
     return reference(SEARCHED, features)
 
 
 def log(path: str | Path, hardware: Sequence[float] | Hardware = (), target: str = "") -> Samples:
-    """The programs of a log, or of a database's folder, whose target has ``target`` in it; docs/data.md lists whose logs are read.
+    """Programs of a tuning log, or of a database's folder, whose target contains the text ``target``; docs/data.md lists the tuners.
 
-    ``hardware`` says which hardware it is, or are the numbers of its row; without it there is none, and in a MetaSchedule database's
-    programs one of zeros.  Lines that are no programs, or of another target than the first, are left out with a warning.  Each log numbers tasks for itself: samples of two cannot be put together (``tcl import`` into a project can).
-    Raises UsageError for what is no file, DataError for what is no log or has no program.
+    ``hardware`` is the hardware that they ran on, or the numbers of its row; without it tokens have no hardware row, and those of a
+    MetaSchedule database one of zeros.  Lines that hold no program, or one for another target than the first program's, are left out
+    with a warning.  Each log numbers its tasks separately, so samples of two logs cannot be concatenated (``tcl import`` can join them).
+    Raises UsageError for a path without a log file, DataError for a file that is no log or has no program.
     """
     opened = open_log(log_file(Path(path)), Known(), wanted=target)
     refused = Refused(opened)

@@ -1,6 +1,6 @@
-"""What must stand in the environment before the libraries load that read it; import this file first.
+"""Environment variables that libraries read when they load; import this file first.
 
-Nothing that TCL uses reports to its makers.  And threads of OpenMP sleep instead of spinning while they wait: with
+They switch off the telemetry of the libraries that TCL uses, and make waiting OpenMP threads sleep instead of spin: with
 spinning, one more busy process on the machine makes training several times slower.
 """
 
@@ -20,5 +20,5 @@ for name, value in WANTED.items():
 
 
 def processes() -> int:
-    """How many processes torchrun started side by side, this one among them; 1 where it started none."""
+    """Number of processes that torchrun started, this one included; 1 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1

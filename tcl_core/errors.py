@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-DRIFT = 7  # exit code of `tcl drift` that found one: no error, but something to act on
+DRIFT = 7  # exit code of `tcl drift` if it finds drift: not an error, but something to act on
 
 
 class TclError(Exception):
-    """Base of every error that is the user's to mend; the command line prints it and exits with ``exit_code``."""
+    """Base of every error that the user can fix; the command line prints it and exits with ``exit_code``."""
 
     exit_code = 1
 
@@ -34,7 +34,7 @@ class PlatformError(TclError):
 
 
 class BusyError(PlatformError):
-    """Another process is at the same measurement and will be for long: to try again soon is no use."""
+    """Another process is at the same measurement and will be for long, so retrying soon is useless."""
 
     exit_code = 6
 
@@ -58,11 +58,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") ->
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of what an error says, which is where TVM says why; its kind where it says nothing."""
+    """Last line of an error's message, where TVM gives the reason; the error's type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
-EXTRAS = {  # package that the core does without -> the extra that installs it
+EXTRAS = {  # optional package -> the extra that installs it
     "cronsim": "pipeline", "distributed": "dask", "dvc": "pipeline", "jinja2": "pipeline", "markupsafe": "pipeline",
     "matplotlib": "pipeline", "mlflow": "pipeline", "onnx": "tvm", "prefect": "pipeline", "prefect_dask": "dask", "psutil": "tvm",
     "rich": "pipeline", "ruamel": "pipeline", "transformers": "pipeline", "tvm": "tvm", "tvm_ffi": "tvm", "typer": "pipeline",
@@ -85,7 +85,7 @@ def missing_package(package: str) -> UsageError:
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Raise UsageError for a package of an extra that is not installed."""
+    """Turn a failed import of an extra's package within the block into a UsageError that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

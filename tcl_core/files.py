@@ -1,9 +1,9 @@
-"""Whole files or none: every file that TCL replaces goes through ``replacing``, every folder through ``whole_folder``.
+"""Atomic replacement: every file that TCL replaces goes through ``replacing``, every folder through ``whole_folder``.
 
-The new content is written aside in the same folder, synced and renamed over the old one, and the folder is synced: after
-a kill or a power cut at any byte a reader finds the old one or the new one.  What lies aside is locked while its
-writer lives, whatever its process id and in whichever container: what can be locked is left over, and is removed by
-the next writer.  Nothing else is ever removed.
+The new content is written to a temporary file in the same folder, synced and renamed over the old one, and the folder is
+synced: after a kill or a power cut at any byte a reader finds the old content or the new.  A writer locks its temporary
+file while it lives, whatever its process id or container.  So one that can be locked is left over, and the next writer
+removes it.  Nothing else is ever removed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tcl_core.locks import lock_if_there, wait_for_lock
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO, errno.EINVAL)
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
-TOKEN = "[0-9a-f]" * 12  # of names aside, as a pattern
+TOKEN = "[0-9a-f]" * 12  # glob pattern of the random part of a temporary name
 
 
 def place(path: str | Path) -> Path:
-    """A path of this machine; of a URL such as s3://bucket/folder one that is read alike, by fsspec.
+    """A path of this machine; for a URL such as s3://bucket/folder, a path that fsspec reads in the same way.
 
-    Raises UsageError where a package that reads such URLs is not installed, or there is none.
+    Raises UsageError if the package that reads such URLs is not installed or does not exist.
     """
     if not isinstance(path, str) or "://" not in path:
         return path if is_remote(path) else Path(path)  # type: ignore[return-value]
@@ -47,23 +47,23 @@ def place(path: str | Path) -> Path:
 
 
 def user_cache(kind: str) -> Path:
-    """The user's folder for one kind of what can be had again: who deletes it waits longer.  Raises RuntimeError for a user without a home."""
+    """The user's cache folder for one kind of data; deleting it costs only time.  Raises RuntimeError for a user without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / kind
 
 
 def is_remote(path: object) -> bool:
-    """Whether ``place`` made it of a URL."""
+    """Whether ``place`` made the path from a URL."""
     return hasattr(path, "fs")
 
 
 @contextmanager
 def replacing(path: Path, new: bool = False) -> Iterator[BinaryIO]:
-    """A binary file that becomes ``path`` when the block ends well, and vanishes when it does not.
+    """Yield a binary file that replaces ``path`` when the block ends well, and is removed when it does not.
 
-    A link is replaced, not what it points to; a device, a pipe and the standard output are written to.  With ``new`` a file that
-    came to ``path`` meanwhile is left alone.
-    Raises PlatformError when the disk is full or the folder takes no file, UsageError for a path that cannot be a file, or that
-    is no longer new; whatever ``path`` held before is then still there.
+    A link itself is replaced, not its target; a device, a pipe and the standard output are written to directly.  With ``new``
+    a file that appeared at ``path`` meanwhile is kept.
+    Raises PlatformError when the disk is full or the folder takes no file, UsageError for a path that cannot be a file or,
+    with ``new``, exists by now; whatever ``path`` held before is then still there.
     """
     path = Path(path)
     if is_standard_output(path):
@@ -94,7 +94,7 @@ def replacing(path: Path, new: bool = False) -> Iterator[BinaryIO]:
 
 
 def _rename_to_new(aside: Path, path: Path) -> None:
-    """As far as the file system can: one without hard links leaves a moment between the look and the renaming."""
+    """Rename unless ``path`` exists; without hard links, not atomically: a moment passes between the check and the renaming."""
     try:
         os.link(aside, path)
     except FileExistsError:
@@ -119,7 +119,7 @@ def replacing_given(path: Path, overwrite: bool) -> Iterator[BinaryIO]:
 
 
 def check_not_there(path: Path, overwrite: bool) -> None:
-    """Raise UsageError for a file that is there and must not be overwritten; devices and pipes are written to."""
+    """Raise UsageError for an existing file that must not be overwritten; devices and pipes pass."""
     with writing(path):
         there = os.path.lexists(path) and not is_special(path)
     if there and not overwrite:
@@ -127,7 +127,7 @@ def check_not_there(path: Path, overwrite: bool) -> None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether it is there and neither a file nor a folder: a device, a pipe, a socket; or a link to one, or this process's output."""
+    """Whether the path is an existing device, pipe or socket, a link to one, or this process's standard output."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -136,13 +136,13 @@ def is_special(path: Path) -> bool:
 
 
 def is_standard_output(path: Path) -> bool:
-    """Whether it is a name of this process's standard output, such as /dev/stdout, wherever that leads."""
+    """Whether the path names this process's standard output, such as /dev/stdout, wherever that leads."""
     names = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
     return os.path.abspath(path) in names
 
 
 def _locked_file(folder: Path) -> tuple[Path, int]:
-    """A fresh hidden file, open and locked."""
+    """Create a hidden temporary file; return its path and its open, locked descriptor."""
     while True:
         path = folder / f".tcl-{secrets.token_hex(6)}.tmp"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -153,24 +153,24 @@ def _locked_file(folder: Path) -> tuple[Path, int]:
             os.close(descriptor)
             path.unlink(missing_ok=True)
             raise
-        os.close(descriptor)  # another writer took it for left over, in the moment before it was locked
+        os.close(descriptor)  # before it was locked, another writer took it for left over
 
 
 def _sweep(folder: Path, pattern: str) -> None:
-    """Remove what dead writers left aside: what matches and nobody has locked."""
+    """Remove what dead writers left behind: matching files and folders that no process has locked."""
     for path in folder.glob(pattern):
         with _if_left_over(path) as left_over:
             if left_over:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
-                    with suppress(OSError):  # another user's, in a folder where each may remove his own alone
+                    with suppress(OSError):  # another user's file in a folder where users may remove only their own
                         path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _if_left_over(path: Path) -> Iterator[bool]:
-    """Whether no living writer holds it; while the block lasts, nobody else takes it for left over."""
+    """Yield whether no living writer holds the path; during the block no other process takes it for left over."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -187,12 +187,12 @@ def _if_left_over(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A fresh folder to write into, which takes the place of ``folder`` when the block ends without an error.
+    """Yield a fresh folder to write into, which replaces ``folder`` when the block ends without an error.
 
-    After a kill or a power cut at any moment ``folder`` is the former or the new one.  Where the file system cannot
-    exchange two folders in one step, who dies between two renames leaves the former aside, where ``tidy`` finds it.
-    Of a link, the folder that it points to.  Raises as ``replacing``, and UsageError at once for a mount point; whatever
-    ``folder`` held before is then still there.
+    After a kill or a power cut at any moment ``folder`` is the old or the new one.  If the file system cannot exchange two
+    folders in one step, a writer that dies between two renames leaves the old one beside it, where ``tidy`` finds it.
+    For a link, the folder that it points to is replaced.  Raises as ``replacing``, and UsageError at once for a mount point;
+    whatever ``folder`` held before is then still there.
     """
     folder = Path(os.path.realpath(folder))
     if os.path.ismount(folder):
@@ -206,7 +206,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             yield aside
             with writing(folder):
                 for path in (*aside.rglob("*"), aside):
-                    sync_folder(path)  # of a file likewise: its bytes must be there before its folder's new name
+                    sync_folder(path)  # files too: their bytes must be on the disk before their folder's new name
                 _put_in_place(aside, folder)
     finally:
         os.close(descriptor)
@@ -214,7 +214,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what dead writers left beside ``folder``; if it is gone, put the former one back."""
+    """Remove what dead writers left beside ``folder``; if ``folder`` is gone, restore the old one."""
     folder = Path(folder)
     for former in sorted(folder.parent.glob(f".{glob.escape(folder.name)}.{TOKEN}.old")):
         with _if_left_over(former) as left_over:
@@ -260,12 +260,12 @@ def _put_in_place(aside: Path, folder: Path) -> None:
         finally:
             os.close(descriptor)
     sync_folder(folder.parent)
-    if aside.exists():  # holds the former one since the exchange
+    if aside.exists():  # it holds the old content since the exchange
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two paths change their names in one step; False where the file system cannot."""
+    """Exchange two paths in one step; return False where the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:  # an older C library
@@ -286,7 +286,7 @@ def disk_full_named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn whatever the system refuses while ``path`` is written into one sentence that names it."""
+    """Turn any OSError while ``path`` is written into a TclError that names it."""
     try:
         yield
     except OSError as error:
@@ -295,7 +295,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever the system refuses while ``path`` is read into one sentence; a missing file stays FileNotFoundError."""
+    """Turn any OSError while ``path`` is read into a TclError that names it; a missing file stays FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
@@ -305,9 +305,9 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def refusal(error: OSError) -> TclError:
-    """The sentence for what the system refused, where no better one was found on the way."""
+    """The TclError for an OSError that no caller has turned into a better one."""
     words = error.strerror or ""
-    if error.filename is None and "temporary directory" in words:  # tempfile's own, which name them all
+    if error.filename is None and "temporary directory" in words:  # tempfile's message, which names all folders that it tried
         where = shown(words[0].lower() + words[1:], 1000)
         return PlatformError(f"cannot write a temporary file ({where}); free some space or let TMPDIR name another folder, then run again")
     return _cannot("read or write", error.filename or "a file", error)
@@ -324,17 +324,17 @@ def _cannot(do: str, path: object, error: OSError) -> TclError:
     return PlatformError(f"cannot {do} {shown(path)} ({reason}); look at the disk, then run again")
 
 
-SHOWN = 200  # characters of a foreign text that a sentence may hold
+SHOWN = 200  # most characters of a foreign text in a message
 
 
 def shown(text: object, most: int = SHOWN) -> str:
-    """A foreign text as a sentence may hold it: control characters escaped, not longer than ``most`` characters."""
+    """A foreign text made safe for a message: control characters escaped, cut after ``most`` characters."""
     text = str(text)
     return printable(text) if len(text) <= most else f"{printable(text[:most])}… ({len(text):,} characters)"
 
 
 def printable(text: str) -> str:
-    """The text with control characters, line ends too, and what is no UTF-8 escaped: a terminal obeys nothing in it."""
+    """Escape control characters, line ends too, and invalid UTF-8, so that a terminal obeys nothing in the text."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -1,6 +1,6 @@
-"""The NVIDIA GPU of this machine as its driver tells of it: no CUDA toolkit, no compiler and no child process.
+"""This machine's NVIDIA GPU as its driver describes it, without a CUDA toolkit, a compiler or a child process.
 
-Where there are several, CUDA_VISIBLE_DEVICES says which one is meant.
+Of several GPUs, CUDA_VISIBLE_DEVICES selects one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CORES_PER_MULTIPROCESSOR = {
     "6.0": 64, "6.1": 128, "7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.7": 128, "8.9": 128,
     "9.0": 128, "10.0": 128, "10.3": 128, "11.0": 128, "12.0": 128, "12.1": 128,
 }  # fmt: skip
-# What TVM's CUDA runtime was linked with; without it TVM leaves CUDA out and does not say so.
+# Library that TVM's CUDA runtime is linked with; without it TVM silently leaves CUDA out.
 RUNTIME = "libcudart.so.13"
-OLDEST = 75  # compute capability that CUDA 13, whose runtime that is, compiles for and runs on
+OLDEST = 75  # ten times the lowest compute capability that CUDA 13, the version of RUNTIME, supports
 # Design space of the candidates -> the oldest architecture that runs them; from 8.0 on, copies may be asynchronous.
 DESIGN_SPACES = {"cuda": "sm_60", "cuda-sm80": "sm_80"}
-# The limits that all desktop and server GPUs since then share: one pool of programs serves all of them.
+# Limits that all desktop and server GPUs since sm_60 share, so that one pool of programs serves all of them.
 POOL_LIMITS = {
     "max_threads_per_block": 1024,
     "max_shared_memory_per_block": 49152,
@@ -69,7 +69,7 @@ class GpuHardware:
     fp16_tflops: float = 0.0
     int8_tops: float = 0.0
     int4_tops: float = 0.0
-    code: ClassVar[str] = "cuda"  # the kind of TVM's targets for it
+    code: ClassVar[str] = "cuda"  # kind of its TVM target
 
     def vector(self) -> tuple[float, ...]:
         return tuple(getattr(self, f.name) for f in fields(self))
@@ -77,7 +77,7 @@ class GpuHardware:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the driver tells: the name, bytes of memory, and ``ATTRIBUTES`` by name."""
+    """What the driver tells of a GPU: name, bytes of memory, and ``ATTRIBUTES`` by name."""
 
     name: str
     memory_bytes: int
@@ -109,7 +109,7 @@ def read_gpu() -> Gpu:
 
 
 def _attribute(driver: Any, number: int, device: ctypes.c_int) -> int:
-    """0 where the driver does not tell."""
+    """Value of a device attribute; 0 if the driver does not tell it."""
     value = ctypes.c_int()
     return 0 if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) else value.value
 
@@ -139,7 +139,7 @@ def why_not_run(design_space: str) -> str | None:
 
 
 def why_other_gpu(arch: str) -> str | None:
-    """Why this machine's GPU does not run machine code of an architecture; None if it does."""
+    """Why this machine's GPU cannot run machine code built for an architecture; None if it can."""
     here = read_gpu().arch
     return None if here == arch else f"it was built for {arch}, and this GPU is {here}"
 
@@ -153,9 +153,9 @@ def _can_load(library: str) -> bool:
 
 
 def cuda_compiler() -> str:
-    """What TVM can compile CUDA code with: nvcc, the library nvrtc, or nothing ("").
+    """Compiler of CUDA code that TVM can use here: "nvcc", "nvrtc" (a library), or "" if there is none.
 
-    With the library too it reads the toolkit's headers, which it finds by CUDA_PATH or where the toolkit lies by default.
+    nvrtc also needs the toolkit's headers, which it finds by CUDA_PATH or in the toolkit's default folder.
     """
     if shutil.which("nvcc"):
         return "nvcc"
@@ -170,7 +170,7 @@ def gpu_target() -> dict[str, Any]:
 
 
 def gpu_fingerprint() -> str:
-    """Names the GPU that latencies belong to: equal for equal models with equal clocks and memory."""
+    """Name and digest of the GPU that latencies belong to; equal for the same model with the same clocks and memory."""
     gpu = read_gpu()
     details = repr((gpu.name, gpu.memory_bytes >> 30, sorted(gpu.attributes.items())))
     return f"{gpu.name} {hashlib.sha256(details.encode()).hexdigest()[:8]}"

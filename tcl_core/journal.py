@@ -7,8 +7,8 @@ measurement would be thousands of files.  ``store.write_records`` makes the Parq
 stage reads.
 
     records.jsonl             a header, then a line per record: CRC-32 of the JSON (8 hex digits), a space, the JSON
-    records.jsonl.cut-STAMP   the end that a killed writer left half-written, as it was
-    lock                      held by the one process that appends; it holds that process's id
+    records.jsonl.cut-STAMP   a copy of the end that a killed writer left half-written
+    lock                      held by the one process that appends; contains its process id
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 class Journal:
     """The writing end: ``with Journal(folder) as journal: journal.append([record])``.
 
-    Opening takes the lock, and cuts off what a killed writer left half-written when a copy of it lies beside the journal.
+    Opening takes the lock, copies what a killed writer left half-written to a file beside the journal, and cuts it off.
     A child made by a bare ``fork`` shares the lock and would keep it after the parent's death; ``subprocess`` and spawned
     workers do not.
 
     Raises BusyError when another process holds the journal, PlatformError when the system refuses to write, DataError for a
-    journal that is damaged otherwise, UsageError for what can be none; the journal is then as it was.
+    journal that is damaged otherwise, UsageError for a path that cannot hold one; the journal is then unchanged.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -90,9 +90,9 @@ class Journal:
 
 
 def iter_journal(folder: str | Path) -> Iterator[Record]:
-    """Every record in the order of measurement, also while a collector appends; none without a journal.
+    """Yield every record in order of measurement, even while a collector appends; nothing if there is no journal.
 
-    A torn last line (a writer was killed) is passed over with a logged warning.
+    A torn last line, left by a killed writer, is skipped with a logged warning.
     Raises DataError for a journal that is damaged otherwise or of another schema version, PlatformError or UsageError for
     one that cannot be read.
     """
@@ -129,15 +129,15 @@ def _lock(folder: Path) -> int:
                 raise BusyError(f"{who} is already collecting into {folder}; wait for it to end or stop it")
         if is_still(path, lock):
             break
-        os.close(lock)  # of a journal that was set aside in this moment
-    with suppress(OSError):  # the id is a courtesy: a disk that is full, or a lock that can only be read, locks as well
+        os.close(lock)  # its journal was set aside at this moment
+    with suppress(OSError):  # the id is a courtesy: the lock holds without it, on a full disk or if only readable
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
 
 
 def _open_lock(path: Path) -> int:
-    """Never behind a link, where the id would be written into another file; to read is enough to lock."""
+    """Open the lock file, if need be only to read, which is enough to lock; refuse a link, whose target would get the id."""
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
@@ -152,7 +152,7 @@ def _unlock(lock: int) -> None:
 
 
 def _cut(file: int, sound_bytes: int, path: Path) -> None:
-    """Cut off what is not sound, after a copy of it has reached the disk."""
+    """Cut off what follows the first ``sound_bytes``, after a copy of it has reached the disk."""
     if torn := os.pread(file, os.fstat(file).st_size - sound_bytes, sound_bytes):
         kept = path.with_name(f"{path.name}.cut-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
         with replacing(kept) as copy:
@@ -163,7 +163,7 @@ def _cut(file: int, sound_bytes: int, path: Path) -> None:
 
 
 def _write_synced(file: int, data: bytes, path: Path) -> None:
-    """All of ``data`` or none of it: a write that stops half-way is cut off again."""
+    """Append all of ``data`` and sync, or none of it: a write that stops half-way is cut off again."""
     with writing(path):
         end = os.fstat(file).st_size
         try:
@@ -183,7 +183,7 @@ def line_of(entry: dict[str, Any]) -> bytes:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """What ``line_of`` was given; None where the line is not whole: no newline, a checksum that does not fit, no object."""
+    """The object that ``line_of`` was given; None for a line without a newline, with a wrong checksum, or without an object."""
     checksum, _, body = line[:-1].partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
         return None
@@ -195,7 +195,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _json_value(value: Any) -> Any:
-    """A time as text, a NumPy number as Python's."""
+    """Convert a time to text, a NumPy number to Python's."""
     return value.isoformat() if isinstance(value, datetime) else value.item()
 
 
@@ -207,7 +207,7 @@ _TYPES: dict[str, type] = {
 
 
 def _record(entry: dict[str, Any]) -> Record:
-    """Raises ValueError for an object that is no record, whatever its checksum says."""
+    """The record that a line's object describes.  Raises ValueError for one that is no record, though its checksum fits."""
     if different := sorted(entry.keys() ^ _TYPES.keys()):
         raise ValueError(f"{'unknown' if different[0] in entry else 'missing'} field '{shown(different[0])}'")
     for name, kind in _TYPES.items():
@@ -222,12 +222,12 @@ def _record(entry: dict[str, Any]) -> Record:
 
 
 def _sound_bytes(path: Path) -> int:
-    """How much of a journal is whole lines."""
+    """Bytes of a journal up to the end of its last whole line."""
     return max((end for end, _ in _sound_lines(path)), default=0)
 
 
 def _sound_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(offset behind the line, its JSON) of each line up to a torn end, the checked header first."""
+    """Yield (offset after the line, its object) for each line up to a torn end, the checked header first."""
     with reading(path):
         try:
             file = _open_to_read(path)
@@ -247,7 +247,7 @@ def _sound_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _open_to_read(path: Path) -> BinaryIO:
-    """Raises FileNotFoundError where there is nothing, DataError for what can be no journal."""
+    """Open a journal to read.  Raises FileNotFoundError if there is none, DataError for a dangling link or no regular file."""
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except FileNotFoundError:
@@ -260,11 +260,11 @@ def _open_to_read(path: Path) -> BinaryIO:
     return file
 
 
-_TORN = re.compile(rb"[ -~]*\0*")  # a line of ours as far as it came, and the zeros that a power cut leaves behind it
+_TORN = re.compile(rb"[ -~]*\0*")  # the start of a line, then the zeros that a power cut leaves
 
 
 def _refuse_unless_torn(path: Path, number: int, line: bytes) -> None:
-    """A kill can only tear the end: the last line then has no newline.  Whatever else is wrong, somebody changed the file."""
+    """Raise DataError unless the line is a torn end, without a newline; a kill does no other damage, so the file was changed."""
     if not _TORN.fullmatch(line):
         why = "its line ends became CR LF" if line.endswith(b"\r\n") else "its checksum does not fit"
         raise _damaged(path, number, why)

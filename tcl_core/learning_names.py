@@ -1,4 +1,4 @@
-"""What learning is chosen by, and where each is: plain data, so that params.yaml can be checked without loading torch."""
+"""Losses, schedules and column starts by name, and where they are: plain data, so that params.yaml is checked without torch."""
 
 LOSSES = {
     "rank": "tcl_core.learning.losses:lambda_rank",

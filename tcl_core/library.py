@@ -1,7 +1,7 @@
-"""What people do with a trained model outside a project: rank programs, tune a network, carry the model on to other hardware.
+"""Uses of a trained model outside a project: ranking programs, tuning a network, transfer to other hardware.
 
-The public functions of ``tcl_core`` that are more than another module's own; each takes plain arguments where a stage would read
-params.yaml.
+These are the public functions of ``tcl_core`` that combine several modules; each takes plain arguments where a stage would
+read params.yaml.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ DEFAULT_TRIALS = 200  # as params.yaml's tune.trials
 
 @naming_extras()
 def rank(model: Model, programs: Any, *, module: Any = None, target: str = "") -> Scored:
-    """The programs with their scores and ranks: ``rank(...).table(top=3)`` has the best of each task as rows.
+    """Score and rank programs; ``rank(...).table(top=3)`` has the best of each task as rows.
 
-    programs  a path: a tuning log, gzip or plain, or the folder of a database (docs/data.md lists whose), of which ``target``
-              keeps only the lines whose target has that text in it;
-              a MetaSchedule ``Database``, of which ``target`` keeps records likewise;
-              TVM schedules or traces of one ``module``, a ``PrimFunc`` or an ``IRModule``; or ``Samples``
+    programs  the path of a tuning log, gzip or plain, or of a database's folder (docs/data.md lists the tuners); a MetaSchedule
+              ``Database``; TVM schedules or traces of one ``module``; or ``Samples``
+    module    the ``PrimFunc`` or ``IRModule`` of schedules and traces
+    target    keep only a path's lines or a ``Database``'s records whose target contains this text
 
-    Scores compare only within a task; a ``Database``'s records of several targets are several tasks, and of a path those of the first
-    program's target alone are ranked.  Lines that are left out get a warning, and a model of unknown hardware gets one.  Nothing is written, and at most progress and warnings are printed, on standard
-    error.  Raises as ``load``, DataError for what is no log,
-    has no program or does not fit the model, UsageError for a model of what ``programs`` do not tell.
+    Scores compare only within a task.  A ``Database``'s records of several targets are ranked as several tasks; of a path only
+    programs for the first one's target are ranked.  Lines left out and a model of unknown hardware are warned about.  Nothing is
+    written, and at most progress and warnings are printed, on standard error.
+    Raises as ``load``, DataError for a file that is no log, has no program or does not fit the model, UsageError for arguments
+    that do not fit the programs and for a model that reads what ``programs`` do not tell.
     """
     trained = trained_of(model)
     database = hasattr(programs, "get_all_tuning_records")
@@ -104,13 +105,13 @@ def _rank_records(trained: Trained, records: Sequence[Any]) -> Scored:
 
 
 def _rank_traces(trained: Trained, programs: Sequence[tuple[Any, Any, float, str]]) -> Scored:
-    """``programs`` are a module, a trace of it, seconds, and for which target; those of what is one opaque block are left out."""
+    """Rank programs, each a module, a trace of it, seconds and its target; those without loops to schedule are left out."""
     from tcl_core.tuning.adapters import samples_of_traces, workload_of
 
     if not programs:
         raise UsageError("there is no program to rank; give a database that has records, or schedules")
-    modules: dict[str, tuple[str, Any]] = {}  # what the first of each calls itself, and it
-    keys, ready = [], dict[int, str]()  # one module object is usually many programs'
+    modules: dict[str, tuple[str, Any]] = {}  # key -> the first such module's name hint, and the module
+    keys, ready = [], dict[int, str]()  # many programs usually share one module object
     for module, _, _, target in programs:
         if id(module) not in ready:
             plain = as_task(module)
@@ -136,14 +137,20 @@ def _rank_traces(trained: Trained, programs: Sequence[tuple[Any, Any, float, str
 
 
 def _hint(module: Any) -> str:
-    """What a module's function calls itself, which may tell the operator."""
+    """Name of a module's only function, which may tell the operator; else "main"."""
     names = [var.name_hint for var in module.get_global_vars()] if hasattr(module, "get_global_vars") else []
     return names[0] if len(names) == 1 else "main"
 
 
 def figures(scores: np.ndarray | Sequence[float], samples: Samples) -> dict[str, float]:
-    """How well (N,) scores rank measured samples, every task counted alike: pairs ranked right, u16 (top-1 over fixed random
-    subsets of 16 programs), top-1, top-5 and Spearman's rank correlation; 1 is best.  Raises UsageError for scores of another length.
+    """Ranking quality of (N,) scores on measured samples, as means over the tasks; 1 is best.
+
+    pairs       share of pairs ranked right
+    u16         top-1 over fixed random subsets of 16 programs
+    top1, top5  latency of the task's fastest program / that of the fastest among the 1 or 5 ranked best
+    spearman    rank correlation
+
+    Raises UsageError for scores of another length, DataError for NaN scores and where no program ran.
     """
     scores = np.asarray(scores)
     if scores.shape != (len(samples),):
@@ -167,9 +174,10 @@ def figures(scores: np.ndarray | Sequence[float], samples: Samples) -> dict[str,
 
 
 def hardware(mcpu: str | None = None) -> Hardware:
-    """What models are told of this machine's CPU, for ``Trained``, ``datasets.log`` and ``distill``: under LLVM's name ``mcpu``, or under the
-    one with the most features that it can run.  Its bandwidth is measured once in a process.  Raises UsageError for an unknown name, and
-    for a machine that has none.
+    """Hardware of this machine's CPU as models see it, for ``Trained``, ``datasets.log`` and ``distill``.
+
+    ``mcpu`` is LLVM's name of the CPU; None: the one with the most features that this machine can run.  Memory bandwidth is
+    measured once per process.  Raises UsageError for an unknown name, and on a machine that can run none that TCL knows.
     """
     mcpu = mcpu or widest_cpu()
     if mcpu is None:
@@ -179,7 +187,7 @@ def hardware(mcpu: str | None = None) -> Hardware:
 
 @cache
 def _bandwidth_gbs() -> float:
-    """Once, so that all rows of this machine say the same."""
+    """Memory bandwidth, measured once so that all hardware rows of this machine agree."""
     return copy_bandwidth_gbs()
 
 
@@ -192,15 +200,15 @@ def distill(
     earlier: Sequence[Sequence[float] | Hardware] = (),
     seed: int = 0,
 ) -> MambaModel:
-    """A network that knows what ``model`` knew, corrected by what was measured on other hardware (``tcl_core.chain.bridge``).
+    """Transfer ``model`` to other hardware: a network with its knowledge, corrected by measurements there (``tcl_core.chain.bridge``).
 
-    measured            programs that ran on that hardware, M of them: some 100 already help; with its hardware row
-    unlabelled          further programs of the same tasks, U of them, with that row; their latencies are not read
-    source_latencies_s  (M + U,) seconds of both on the hardware that ``model`` learned, NaN where it did not run them
-    earlier             hardware, or its vectors, whose ranking is to be kept; without any, that of ``model`` if it is known
+    measured            M programs that ran on that hardware, with its hardware row; some 100 already help
+    unlabelled          U further programs of the same tasks, with that row; their latencies are not read
+    source_latencies_s  (M + U,) seconds of both on the hardware that ``model`` learned, NaN where they were not measured
+    earlier             hardware, or hardware vectors, whose ranking is to be preserved; none: that of ``model`` if it is known
 
-    Size and speed stay those of ``model``, which is not changed.  Raises UsageError for a model of another class than Mamba, and for
-    seconds of another number.
+    The network has the size and speed of ``model``, which is not changed.  Raises UsageError for a model of another class than
+    Mamba and for ``source_latencies_s`` of another shape, and as ``bridged``.
     """
     with naming_extras():
         from tcl_core.chain.bridge import BridgeSettings, bridged
@@ -239,18 +247,21 @@ def tune(
 ) -> Any:
     """Tune a network on this machine's CPU; returns a ``tuning.network.Tuned`` with its latency, PyTorch's and what each task got.
 
-    network  a .pt2 or .onnx file with fixed shapes, or a name of ``network_names``
-    model    what ranks the candidates; None: the search learns from its own measurements alone
-    mcpu     LLVM's name of the CPU; None: the newest that this machine can run, of the model's vectors
-    trials   programs to measure in all, or ``minutes`` to spend; without either ``DEFAULT_TRIALS``
-    out      a folder that gets the tuned network as a library, its database and a report, as from ``tcl tune --out``; without it the
-             latencies are all that is left
-    threads  on how many the network is to run; None: on all CPUs that this process may use
+    network     a .pt2 or .onnx file with fixed shapes, or a name of ``network_names``
+    model       ranks the candidates; None: the search learns from its own measurements alone
+    mcpu        LLVM's name of the CPU; None: the one with the most features that this machine can run, with vectors as wide as
+                those of the model's hardware
+    trials      programs to measure in all, or ``minutes`` to spend; without either ``DEFAULT_TRIALS``
+    out         a folder that gets the tuned network as a library, its database and a report, as from ``tcl tune --out``;
+                without it only the latencies remain
+    warm_start  databases, or folders of tuned networks, whose programs the tasks try first where they fit
+    threads     threads that the network is to use; None: one for each CPU that this process may use
 
-    What was measured is kept in the user's cache folder until all is done: where a call was stopped, the same one goes on.
+    Measurements are kept in the user's cache folder until the call ends well, so that the same call resumes one that was stopped.
 
-    Raises as ``load``, UsageError for trials below 1, minutes of 0 or both of them, for a target that does not fit the model or that this machine cannot run, PlatformError where
-    TVM cannot build the network.
+    Raises as ``load``, UsageError for trials below 1, minutes not above 0 or both of them, for an ``out`` that exists unless
+    ``overwrite``, for a target that does not fit the model or that this machine cannot run, for more threads than CPUs,
+    PlatformError where TVM cannot build the network.
     """
     from tcl_core.programs.graph import PREPARED
     from tcl_core.programs.networks import check_there
@@ -282,7 +293,7 @@ def tune(
     kept = _kept_in(folder_of(asked | asked_for(str(network), PREPARED, setup, seed, databases)))
     with ExitStack() as alone:
         with nullcontext() if out is None else tuned_folder(Path(out), overwrite) as aside:
-            alone.enter_context(measuring_alone())  # to the end: nobody else begins with what is removed then
+            alone.enter_context(measuring_alone())  # until ``kept`` is removed, so that nobody else resumes from it
             tuned = tune_network(
                 str(network), PREPARED, model=trained.model if trained else None, hardware=trained.hardware_vector if trained else (),
                 setup=setup, trials=trials, seed=seed, folder=kept, out=aside, minutes=minutes, donors=donors,
@@ -295,7 +306,7 @@ def tune(
                     "host": host_fingerprint(), "tvm_version": TVM_VERSION, "graph": asdict(PREPARED),
                 }  # fmt: skip
                 fill(aside, kept, {**asdict(tuned), **told})
-        shutil.rmtree(kept, ignore_errors=True)  # only now: whatever stops it before, the same call goes on
+        shutil.rmtree(kept, ignore_errors=True)  # only now, so that a call stopped earlier can be resumed
     return tuned
 
 
@@ -307,10 +318,10 @@ def _kept_in(name: str) -> Path:
 
 
 def _digest(trained: Trained | None) -> str:
-    """What tells models apart, wherever they lie; of one that cannot be saved another each time, for it may be another one."""
+    """Digest of the saved model, wherever it lies; a fresh random one if it cannot be saved, "" without a model."""
     if trained is None:
         return ""
-    if isinstance(trained.hardware, Hardware):  # what is measured of it is another number each time
+    if isinstance(trained.hardware, Hardware):  # its bandwidth is measured, a new number each time
         trained = replace(trained, hardware=replace(trained.hardware, bandwidth_gbs=0.0))
     with tempfile.TemporaryDirectory(prefix="tcl-model-") as scratch:
         try:
@@ -320,7 +331,7 @@ def _digest(trained: Trained | None) -> str:
 
 
 def _widest_cpu(trained: Trained | None) -> str:
-    """The name with the most features that this machine can run, of the vectors that the model's hardware has."""
+    """LLVM's name of the CPU with the most features that this machine can run, with vectors as wide as the model's hardware has."""
     wanted = getattr(trained.hardware, "simd_bytes", 0) if trained else 0
     if (there := widest_cpu(wanted)) is None:
         vectors = f" with vectors of {wanted:g} bytes" if wanted else ""

@@ -1,7 +1,7 @@
-"""Locks between processes, on open files and folders: who holds one loses it when it ends, however it ends.
+"""Locks between processes, on open files and folders: the system frees one when its holder ends, however it ends.
 
-Where a lock lies and what is said to those who find it taken is its user's matter.  Works on one machine, between
-containers too where they share the file.  And one between the threads of a process.
+The caller decides where a lock lies and what to say to a process that finds it taken.  They work on one machine, also
+between containers that share the file.  ``ThreadLock`` is for the threads of one process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO
 
 
 class ThreadLock:
-    """Held by one thread at a time, which may take it again; free in a child process, which has none of the threads."""
+    """A reentrant lock between threads; free in a forked child process, which has none of the threads."""
 
     def __init__(self) -> None:
         self._renew()
@@ -31,7 +31,7 @@ class ThreadLock:
 
 
 def try_lock(file: int | IO) -> bool:
-    """Whether the lock was free; it is this process's then.  Raises OSError where the file system has no locks."""
+    """Take the lock if it is free; return whether it was.  Raises OSError where the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -40,17 +40,17 @@ def try_lock(file: int | IO) -> bool:
 
 
 def wait_for_lock(file: int | IO) -> None:
-    """Return with the lock, however long that takes."""
+    """Take the lock, however long that takes."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def lock_if_there(path: Path, descriptor: int) -> bool:
-    """Lock an open file or folder; whether it is free and still what ``path`` names.  Raises as ``try_lock``."""
+    """Try to lock an open file or folder; return whether it was free and ``path`` still names it.  Raises as ``try_lock``."""
     return try_lock(descriptor) and is_still(path, descriptor)
 
 
 def is_still(path: Path, descriptor: int) -> bool:
-    """Whether ``path`` names what was opened: it may have been removed, or made anew, meanwhile."""
+    """Whether ``path`` still names what was opened; it may have been removed or replaced meanwhile."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def is_still(path: Path, descriptor: int) -> bool:
 
 
 def holder(path: Path) -> str:
-    """Who has locked a file, as far as the system tells: a process of another container stays unknown."""
+    """The process that has locked a file, in words: "another process" if the system does not tell, as for another container's."""
     try:
         place = os.stat(path)
         locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()

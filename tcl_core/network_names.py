@@ -1,4 +1,4 @@
-"""The networks that have a name: plain data, so that params.yaml can be checked without loading anything."""
+"""Networks by name: plain data, so that params.yaml can be checked without loading anything."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tcl_core.settings import Between, OneOf, parse, read_yaml, restored
 # Upper bounds are far above what makes sense, and far below what overflows, hangs or fills the memory.
 Seed = Annotated[int, Between(0, 2**32 - 1)]  # what NumPy and torch take
 Count = Annotated[int, Between(1, 1_000_000)]
-Pairs = Annotated[int, Between(2, 1_000_000)]  # of one program alone nothing is learned
+Pairs = Annotated[int, Between(2, 1_000_000)]  # a single program teaches nothing
 CountOrZero = Annotated[int, Between(0, 1_000_000)]
 Rounds = Annotated[int, Between(1, 10_000)]  # of measuring, of epochs, of repeats
 Few = Annotated[int, Between(1, 100)]  # models in memory at once
@@ -33,7 +33,7 @@ Threads = Annotated[int, Between(0, 4_096)]
 Seconds = Annotated[float, Between(0, 86_400, above=True)]
 Positive = Annotated[float, Between(0, 1e9, above=True)]
 NotNegative = Annotated[float, Between(0, 1e9)]
-Fact = Annotated[float, Between(0, 1e12)]  # of hardware
+Fact = Annotated[float, Between(0, 1e12)]  # a field of the hardware
 Share = Annotated[float, Between(0, 1)]
 PositiveShare = Annotated[float, Between(0, 1, above=True)]
 
@@ -46,13 +46,13 @@ class Networks:
 
 @dataclass(frozen=True)
 class Platform:
-    """Hardware, and how its programs get there; which keys must be given, its kind says.
+    """Hardware, and how programs get there; its kind determines which keys must be given.
 
     kind      local: this machine's CPU;  rpc: devices behind TVM's RPC tracker;  cuda: this machine's NVIDIA GPU
     mcpu      LLVM's name of the CPU
-    tracker   rpc: host:port of the tracker;  key: under which it lists the devices
-    threads   rpc: of the device, for TVM's runtime there
-    hardware  fields of ``platforms.Hardware`` (cuda: ``gpu.GpuHardware``) that the machine does not tell, or tells wrongly
+    tracker   rpc: host:port of the tracker;  key: the name under which it lists the devices
+    threads   rpc: threads of TVM's runtime on the device
+    hardware  fields of ``platforms.Hardware`` (cuda: ``gpu.GpuHardware``) that the machine does not report, or reports wrongly
     """
 
     kind: Annotated[str, OneOf(tuple(KINDS))] = "local"
@@ -78,15 +78,15 @@ class Chain:
 
 @dataclass(frozen=True)
 class Graph:
-    """What is done to a network's graph before its tasks are cut (``programs.graph``); other choices give other tasks.
+    """Changes to a network's graph before its tasks are cut (``programs.graph``); other choices give other tasks.
 
-    simplify  operators that only exporters need are gone: reshapes between products, masks of zeros
-    layout    of two-dimensional convolutions: NHWC puts channels side by side, where vectors find enough of them
-    fold      batch norms and zero padding become part of the convolution beside them
-    pack      a program may want weights in the order in which it reads them: they are reordered when the network is built
-    vector_math  exponentials, error functions and hyperbolic tangents are arithmetic, not calls of the C library
-    round_up  products whose rows or columns no tile divides, such as 197, are computed on a few more
-    winograd  convolutions of 3x3 that gain by it multiply less, by Winograd's algorithm
+    simplify     remove operators that only exporters need: reshapes between products, masks of zeros
+    layout       of two-dimensional convolutions; in NHWC vectors run along the channels, which are enough to fill them
+    fold         fold batch norms and zero padding into the convolution beside them
+    pack         let a program ask for weights in the order in which it reads them; building the network reorders them
+    vector_math  compute exponentials, error functions and hyperbolic tangents by arithmetic, not by calls of the C library
+    round_up     compute products whose rows or columns no tile divides, such as 197, on a few more
+    winograd     compute 3x3 convolutions that gain by it with fewer multiplications, by Winograd's algorithm
     """
 
     simplify: bool
@@ -147,14 +147,14 @@ class Train:
     weight_decay: NotNegative
     gradient_clip: Positive
     loss: Annotated[str, OneOf(tuple(LOSSES))]
-    schedule: Annotated[str, OneOf(tuple(name for name in SCHEDULES if name != "step"))]  # whose period would be one more
+    schedule: Annotated[str, OneOf(tuple(name for name in SCHEDULES if name != "step"))]  # step needs a period
     unlabelled: CountOrZero
     shipped: bool
     tuned: bool
     validation_share: Annotated[float, Between(0, 0.9)]
 
 
-# The ways to learn a later platform, and where each is.  Its numbers are declared here as well: a field of ``Distill``, or a section.
+# Methods of learning a later platform, and where each is.  Their numbers are declared below: fields of ``Distill``, or a section.
 METHODS = {
     "bridge": "tcl_core.chain.bridge:Bridge",
     "ckd": "tcl_core.chain.ckd:Ckd",
@@ -212,8 +212,8 @@ class Run:
     """Where programs are lowered (``flows.features``); measuring is always done where ``platforms`` says.
 
     engine     local: processes of this machine, one for each CPU;  dask: workers of Dask
-    workers    dask: so many are started here; 0: one for each CPU
-    scheduler  dask: the address of a scheduler that runs already and has its own workers; then none is started here
+    workers    dask: number of workers to start here; 0: one for each CPU
+    scheduler  dask: address of a running scheduler that has its own workers; then none are started here
     """
 
     engine: Annotated[str, OneOf(("local", "dask"))]
@@ -223,9 +223,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Drift:
-    """When the present machine is no longer the one that was measured, and what a scheduled check does then.
+    """When a machine counts as changed since it was measured, and what a scheduled check then does.
 
-    then  report: say so;  collect: also measure the platform again and bring the models up to date
+    then  report: say so;  collect: also measure the platform again and update the models
     """
 
     probes: Annotated[int, Between(8, 10_000)]
@@ -235,14 +235,14 @@ class Drift:
     then: Annotated[str, OneOf(("report", "collect"))]
 
 
-# What a schedule can run: one platform's work, or everybody's.
+# What a schedule can run: a stage of one platform, or one of all platforms together.
 OF_A_PLATFORM = ("collect", "holdout", "drift", "distill")
 OF_ALL = ("pipeline", "tasks", "candidates", "train", "evaluate", "register", "promote", "tune")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a Prefect server starts a run (``flows.serve``); without a platform, what is ``OF_A_PLATFORM`` runs on each."""
+    """When a Prefect server starts a run (``flows.serve``); without a platform, a stage ``OF_A_PLATFORM`` runs for each."""
 
     run: Annotated[str, OneOf((*OF_ALL, *OF_A_PLATFORM))]
     cron: str
@@ -322,7 +322,7 @@ def _check_networks(params: Params, source: str) -> None:
 
 
 def _check_network(key: str, name: str, source: str) -> None:
-    """A known name or a file's; whether the file is there and sound shows when its tasks are cut."""
+    """Raise UsageError unless it is a known name or a file's; the file itself is checked when its tasks are cut."""
     if not is_file_name(name) and name not in NETWORKS:
         raise unknown_name(f"network of {key}", name, NETWORKS, f"{source}, and no .pt2 or .onnx file")
 
@@ -339,7 +339,7 @@ def _check_platforms(params: Params, source: str) -> None:
 
 
 def _check_platform(name: str, platform: Platform, source: str) -> None:
-    """Exactly the keys that its kind has."""
+    """Raise UsageError unless exactly the keys of its kind are given, with values that the kind accepts."""
     kind = kind_of(platform)
     for key in sorted({key for other in KINDS.values() for key in other.keys}):
         given = bool(getattr(platform, key))
@@ -351,7 +351,7 @@ def _check_platform(name: str, platform: Platform, source: str) -> None:
 
 
 def _check_design_space(name: str, platform: Platform, design_space: str, source: str) -> None:
-    """The pool holds programs of one design space, which all platforms measure: a chain is of CPUs or of GPUs."""
+    """Raise UsageError for a kind of another design space: all platforms measure one pool, so all are CPUs or all are GPUs."""
     if design_space not in kind_of(platform).design_spaces:
         raise UsageError(
             f"{source}: platforms.{name} is of kind {platform.kind}, but candidates.design_space is {design_space}, "
@@ -393,7 +393,7 @@ def _check_chain(params: Params, source: str) -> None:
                 f"which is not an earlier platform of the chain; use one of: {', '.join(earlier)}"
             )
         earlier.append(name)
-    # DVC measures in this order, and a sampler may begin with what the platform before measured.
+    # DVC measures in this order, and a sampler may start from the previous platform's measurements.
     listed = [name for name in params.platforms if name in earlier]
     if listed != sorted(listed, key=earlier.index):
         raise UsageError(f"{source}: platforms stand in another order than in the chain ({', '.join(earlier)}); give them the chain's")

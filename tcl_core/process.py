@@ -1,7 +1,7 @@
-"""How a process ends with the one that it works for, and what a flow and the command that it starts tell each other.
+"""How a process ends with the one that it works for, and how a flow and the command that it starts communicate.
 
-The kernel ends a child in the moment in which its parent dies (``die_with_parent``): for processes that hold nothing.  A
-command watches (``end_with_parents``): it may have a shell between itself and its flow, and has things to put in order.
+``die_with_parent``: the kernel kills a child the moment its parent dies; for processes with nothing to clean up.
+``end_with_parents``: a command polls instead, since a shell may stand between it and its flow, and it has to clean up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tcl_core.files import shown
 if TYPE_CHECKING:
     import psutil
 
-# In the environment of a command that a flow starts: whom not to outlive, and the file that takes what would be printed.
+# Environment variables of a command that a flow starts: the process not to outlive, and the file that takes its answer.
 PARENT_PID = "TCL_PARENT_PID"
 ANSWER_FILE = "TCL_ANSWER_FILE"
 INTERRUPTED = "stopped; what was measured and finished is kept; rerun the same command to resume"
@@ -29,9 +29,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Let the kernel kill this process when its parent dies; at once where ``parent``, who started it, is gone already.
+    """Let the kernel kill this process when its parent dies; exit at once if ``parent``, which started it, is gone already.
 
-    A change of user takes that back: it is for afterwards.
+    A change of user clears this setting, so call it afterwards.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
@@ -39,17 +39,17 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def end_with_parents(warn: Callable[[str], Any]) -> None:
-    """Watch, beside what this process does, the flow and the DVC that started it; ``warn`` takes a word to the user."""
+    """Watch, in a thread, the flow and the DVC that started this process, and end with them; ``warn`` warns the user."""
     if parents := [*_parent_given(warn), *_dvc_above()]:
         threading.Thread(target=end_with, args=parents, daemon=True).start()
 
 
 def end_with(*parents: int) -> None:
-    """End this process soon after one of ``parents`` is gone, however it went: a kill -9 must leave nothing measuring."""
+    """End this process soon after any of ``parents`` ends, however it ends: a kill -9 must leave nothing measuring."""
     import psutil
 
     with suppress(psutil.NoSuchProcess):
-        watched = [psutil.Process(pid) for pid in parents]  # each with its start, by which it differs from a later one
+        watched = [psutil.Process(pid) for pid in parents]  # with start times, which tell a reused id apart
         while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in watched):
             time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -58,7 +58,7 @@ def end_with(*parents: int) -> None:
 
 
 def _parent_given(warn: Callable[[str], Any]) -> list[int]:
-    """The process that the environment names as the one not to outlive, if it names one."""
+    """Id of the process that the environment says not to outlive, if any; warns of one that is no id."""
     given = os.environ.get(PARENT_PID, "")
     if given.isdecimal() and len(given) <= 10 and 0 < int(given) < 1 << 31:
         return [int(given)]
@@ -68,7 +68,7 @@ def _parent_given(warn: Callable[[str], Any]) -> list[int]:
 
 
 def _dvc_above() -> list[int]:
-    """The DVC that runs this command as a stage: killed, it would leave the stage at work beside the next one."""
+    """Id of the DVC that runs this command as a stage, if any: if killed, it would leave the stage running beside the next one."""
     if "DVC_STAGE" not in os.environ:
         return []
     import psutil
@@ -81,5 +81,5 @@ def _dvc_above() -> list[int]:
 
 
 def runs_dvc(process: psutil.Process) -> bool:
-    """Raises psutil.Error for a process that is gone."""
+    """Whether a process runs DVC.  Raises psutil.Error if it is gone."""
     return any(Path(word).name == "dvc" for word in process.cmdline())

@@ -13,17 +13,17 @@ from tcl_core.files import replacing
 from tcl_core.params import PARAMS, Params, parse_params
 from tcl_core.settings import read_yaml, yaml_format
 
-# Sections whose keys are a user's own names: a profile puts in its own as a whole.
+# Sections whose keys are names of the user's own: a profile replaces such a section as a whole.
 NAMED = ("platforms", "chain", "schedules")
 
 
 def profile_names(path: str | Path = PARAMS) -> tuple[str, ...]:
-    """Names of the patches ``profiles/NAME.yaml`` beside ``path``, each with only the keys that differ."""
+    """Names of the profiles ``profiles/NAME.yaml`` beside ``path``, each with only the keys that differ."""
     return tuple(sorted(file.stem for file in (Path(path).parent / "profiles").glob("*.yaml")))
 
 
 def apply_profile(name: str, path: str | Path = PARAMS) -> dict[str, tuple[Any, Any]]:
-    """Rewrite the profile's values inside ``path``, comments kept, in one atomic step.
+    """Write a profile's values into ``path`` in one atomic step; comments are kept.
 
     Returns dotted key -> (old, new) of what changed.  Raises UsageError, and leaves ``path`` alone, for an
     unknown profile, for a key that ``path`` lacks, and for a result that is not valid.
@@ -34,19 +34,19 @@ def apply_profile(name: str, path: str | Path = PARAMS) -> dict[str, tuple[Any, 
     document, changed = _patched(path, path.parent / "profiles" / f"{name}.yaml")
     if changed:
         with replacing(Path(os.path.realpath(path))) as file:
-            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # a group's file stays the group's
+            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # keep the former permissions, such as a group's
             yaml_format(round_trip=True).dump(document, file)
     return changed
 
 
 def load_patched(patch_file: str | Path, path: str | Path = PARAMS) -> Params:
-    """The parameters of ``path`` with the values of another file in their place; neither is changed.  UsageError as above."""
+    """Parameters of ``path``, overridden by ``patch_file``; neither is changed.  Raises UsageError as ``apply_profile``."""
     document, _ = _patched(Path(path), Path(patch_file))
     return parse_params(document, f"{path} with {patch_file}")
 
 
 def _patched(path: Path, patch_file: Path) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-    """The valid document that a patch makes of ``path``, and what it changed."""
+    """The valid document of ``path`` with a patch applied, and dotted key -> (old, new) of what changed."""
     document, patch = read_yaml(path, round_trip=True), read_yaml(patch_file, round_trip=True) or {}
     parse_params(document, str(path))
     if not isinstance(patch, Mapping):
@@ -69,7 +69,7 @@ def _patch(tree: Any, patch: Mapping, prefix: str, source: str) -> Iterator[tupl
 
 
 def _replace(tree: Any, key: str, new: Any) -> None:
-    """A list is refilled in place, so that it keeps its block or flow style."""
+    """Set a value; a list is refilled in place, so that it keeps its block or flow style."""
     if isinstance(tree[key], list) and isinstance(new, list):
         tree[key].clear()
         tree[key].extend(new)

@@ -13,11 +13,12 @@ QUIET_S = 15.0
 
 
 def _standard_error() -> TextIO:
-    """Standard error on a descriptor of its own, so that progress shows while the compiler is kept quiet; what took its place where
-    it has none, as a notebook's or a buffer.
+    """Standard error on a duplicate descriptor, so that progress shows while the compiler is silenced.
+
+    Without a usable descriptor, as in a notebook or for a buffer, ``sys.stderr`` as it is.
     """
     if sys.stderr is not sys.__stderr__ and type(sys.stderr).__module__.partition(".")[0] == "ipykernel":
-        return sys.stderr  # a notebook's has a descriptor, but that is of the terminal which Jupyter runs in
+        return sys.stderr  # a notebook's descriptor is that of the terminal in which Jupyter runs
     try:
         return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     except (OSError, ValueError, AttributeError):
@@ -25,20 +26,20 @@ def _standard_error() -> TextIO:
 
 
 def say(text: str, to: TextIO | None = None) -> None:
-    """A word to the user, on standard error if not told otherwise; that nobody reads it any more is no reason to stop."""
+    """Print a message for the user, by default on standard error; a stream that cannot be written to does not stop the work."""
     stream = to or sys.stderr
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())  # what follows goes there, what Python flushes at its end too
+        os.dup2(nowhere, stream.fileno())  # later output goes there, also what Python flushes at exit
         os.close(nowhere)
-    except OSError:  # a full disk, say: the next word may find room
+    except OSError:  # such as a full disk: the next message may find room
         pass
 
 
 class Progress:
-    """Counts finished units, of ``total`` or of as many as there will be in ``seconds``; ``note`` is shown beside the count."""
+    """Counts finished units, of ``total`` or as many as ``seconds`` allow; ``note`` is shown beside the count."""
 
     def __init__(self, title: str, total: int, seconds: float | None = None) -> None:
         self.title, self.total, self.seconds, self.done, self.note = title, total, seconds, 0, ""
@@ -65,7 +66,7 @@ class Progress:
 
 
 class _Bar(Progress):
-    """On a clock it fills with the seconds."""
+    """A bar on a terminal; with ``seconds`` it fills as time passes."""
 
     def __init__(self, title: str, total: int, seconds: float | None = None) -> None:
         from rich.console import Console
@@ -92,7 +93,7 @@ def progress(title: str, total: int, seconds: float | None = None) -> Iterator[P
         return
     try:
         shown = _Bar(title, total, seconds)
-    except ModuleNotFoundError:  # the library alone has no bars
+    except ModuleNotFoundError:  # rich comes with the extra ``pipeline`` only
         yield Progress(title, total, seconds)
         return
     with shown.bar:

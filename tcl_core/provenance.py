@@ -1,8 +1,8 @@
 """What a model was made of and where: `provenance.json` in its folder, collected when its training starts.
 
-Whoever registers a model later reads it there, for by then params.yaml, the records and the code may be others.  It holds
-no time and no number of a run, so that the same stage made again gives the same bytes.  Knows no stage: the caller says
-what its stage read.
+Registration reads it there, since params.yaml, the records and the code may have changed by then.  It holds no time and no
+number of a run, so that repeating a stage gives the same bytes.  This module knows no stage: the caller says what its
+stage read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tcl_core.platforms import host_fingerprint
 
 FILE, LEARNED = "provenance.json", "learned.json"  # the second is what a chain's model knows (``chain.state``)
 CODE = Path(__file__).resolve().parent
-# Whose versions decide a model's bytes; trees label what the networks learn.
+# Packages whose versions decide a model's bytes; XGBoost's trees label what the networks learn.
 PACKAGES = {"numpy": "numpy", "torch": "torch", "tvm": "apache-tvm", "xgboost": "xgboost-cpu"}
 _md5 = partial(hashlib.md5, usedforsecurity=False)
 REMEDY = "make the model again: dvc repro, or tcl train and tcl distill"
@@ -39,11 +39,12 @@ def _version(package: str) -> str:
 
 
 def collect(stage: str, parameters: Mapping[str, Any], data: Mapping[str, Path], model_before: Path | None = None) -> dict[str, Any]:
-    """What a model is about to be made of.
+    """Collect the provenance of a model that is about to be trained.
 
-    stage         its name in dvc.yaml;  parameters: what of params.yaml, or of its own settings, it depends on
+    stage         name in dvc.yaml of the stage that trains it
+    parameters    the part of params.yaml, or of its own settings, that it depends on
     data          platform -> folder of the records that it learns from
-    model_before  folder of the model that it goes on from
+    model_before  folder of the model from which its training continues
     """
     return {
         "stage": stage,
@@ -65,7 +66,7 @@ def write(folder: Path, collected: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What ``collect`` returned when the model in ``folder`` was made.  Raises DataError where that is not known."""
+    """What ``collect`` returned when the model in ``folder`` was made.  Raises DataError if that is missing or damaged."""
     try:
         return read_json(folder / FILE, REMEDY)
     except FileNotFoundError:
@@ -73,9 +74,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def dvc_digest(folder: Path) -> str:
-    """The hash by which DVC knows a folder, as it stands in dvc.lock: MD5 over the list of its files and theirs, hidden ones
-    left out, with ``.dir`` behind it.
-    """
+    """DVC's hash of a folder, as in dvc.lock: MD5 of the list of its files and their MD5s, without hidden ones, plus ``.dir``."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
     names = sorted((path.relative_to(folder).as_posix(), path) for path in files)
     listed = [{"md5": _md5_of(path), "relpath": name} for name, path in names]
@@ -88,10 +87,10 @@ def _md5_of(path: Path) -> str:
 
 
 def changed_text(changed: Sequence[str] | bool | None, most: int = 5) -> str:
-    """Which of tcl_core's files were not as in the commit, for a tag: ``false`` for none, ``unknown`` without a commit."""
+    """Names of tcl_core's files that differ from the commit, for a tag: ``false`` for none, ``unknown`` without a commit."""
     if changed is None:
         return "unknown"
-    if isinstance(changed, bool):  # of a model that was made before their names were kept
+    if isinstance(changed, bool):  # from a model made before their names were kept
         return "true" if changed else "false"
     if not changed:
         return "false"
@@ -100,7 +99,7 @@ def changed_text(changed: Sequence[str] | bool | None, most: int = 5) -> str:
 
 
 def git(*arguments: str, folder: Path = CODE) -> str:
-    """What git says in a folder; empty where there is no git, no repository or no answer."""
+    """Output of a git command in a folder; empty where there is no git, no repository or no answer."""
     try:
         answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, errors="replace", timeout=10)
     except (OSError, ValueError, subprocess.TimeoutExpired):
@@ -109,10 +108,10 @@ def git(*arguments: str, folder: Path = CODE) -> str:
 
 
 def _code() -> dict[str, Any]:
-    """tcl_core's own sources: their digest, the last commit that changed them (later ones made no other model), and which
-    of them differ from it (None where there is no commit).  What a run writes, such as dvc.lock, is none of them.
+    """tcl_core's own sources: their digest, the last commit that changed them (later ones changed no model), and which of them
+    differ from it (None without a commit).  What a run writes, such as dvc.lock, is not among them.
     """
-    tracked = git("ls-files", "provenance.py", folder=CODE)  # or some repository that merely has the environment in it
+    tracked = git("ls-files", "provenance.py", folder=CODE)  # empty in a repository that merely contains the environment
     commit = git("log", "-1", "--format=%H", "--", ".", folder=CODE) if tracked else ""
     return {"commit": commit or None, "changed": _changed() if commit else None, "sources": _sources_digest()}
 
@@ -132,7 +131,7 @@ def _sources_digest() -> str:
 
 
 def learned_tasks(folder: Path) -> frozenset[str]:
-    """Keys of the tasks that a saved model of a chain has learned; none where it does not say.  Raises DataError for damage."""
+    """Keys of the tasks that a chain's saved model has learned; empty if it does not say.  Raises DataError for damage."""
     try:
         return frozenset(read_json(folder / LEARNED, REMEDY).get("tasks", ()))
     except FileNotFoundError:

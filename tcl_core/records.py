@@ -1,4 +1,4 @@
-"""What one measurement is: the plain types that measuring, the journal, the data set and learning share."""
+"""One measurement: the plain types that measuring, the journal, the data set and learning share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ProgramKey = tuple[str, int, tuple[int, ...]]
 
 
 def spread(repeats: Sequence[float]) -> float:
-    """Interquartile range / median: one repeat that was disturbed does not count for ever.  0 of a single repeat."""
+    """Interquartile range / median, so that more repeats can outweigh a disturbed one; 0 for a single repeat."""
     if len(repeats) < 2:
         return 0.0
     low, median, high = statistics.quantiles(repeats, n=4, method="inclusive")
@@ -31,9 +31,9 @@ class Record:
     latencies_s  one per repeat, seconds; empty unless ``error`` is "ok"
     error        one of ERRORS; ``message`` says more, and is empty for "ok"
     round        collection round, 0 for the random start
-    protocol     JSON of how it was timed; host: fingerprint of the machine; latencies compare within both
+    protocol     JSON of how it was timed; host: fingerprint of the machine; latencies compare only if both are equal
     checked      its output was compared with the untuned program's and found equal
-    disturbed    something else had its part in how it was timed: whoever can measures it again
+    disturbed    something else affected its timing; a later collection measures it again
     """
 
     task_key: str
@@ -61,7 +61,7 @@ class Record:
 
     @property
     def key(self) -> ProgramKey:
-        """What makes two programs the same program, on whichever platform."""
+        """Identity of the program, equal on all platforms."""
         return (self.task_key, self.sketch_id, self.decisions)
 
     @property
@@ -71,5 +71,5 @@ class Record:
 
     @property
     def spread(self) -> float:
-        """How far the repeats lie apart (``spread``); 0 for a failed program."""
+        """Relative spread of the repeats (``spread``); 0 for a failed program."""
         return spread(self.latencies_s) if self.latencies_s else 0.0

@@ -1,9 +1,11 @@
-"""The reference data that come with TCL: tasks of many networks, the same programs of each measured on several platforms.
+"""The data sets that come with TCL: measured programs of many networks' tasks, on several platforms.
+
+All platforms measured the same programs, except in SEARCHED.
 
 PACKAGED   networks as their authors wrote them
-PREPARED   as params.yaml prepares them, but for Winograd and rounding up, which came later: most of the tasks that projects have
-REGISTERS  likewise, and nine in ten programs are of the kind among which a search has to choose (``programs.registers``)
-SEARCHED   of the same tasks those programs that searches met, and draws beside them, on AVX2 of another machine and on AVX-512
+PREPARED   as params.yaml prepares them, without Winograd and rounding up, which came later: most of the tasks that projects have
+REGISTERS  as params.yaml prepares them; nine in ten programs are of the kind that a search chooses among (``programs.registers``)
+SEARCHED   programs that searches proposed for the tasks of REGISTERS, and random draws: AVX2 on another machine, and AVX-512
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ PREPARED = PACKAGED.with_name("prepared")
 REGISTERS = PACKAGED.with_name("registers")
 SEARCHED = PACKAGED.with_name("searched")
 LEARNED = PREPARED, REGISTERS, SEARCHED
-"""What projects learn beside their own measurements, and those who have none (``shipped``)."""
+"""Data sets that projects learn beside their own measurements, and that the model that comes with TCL learns (``shipped``)."""
 
 
 AS_IT_CAME = store.Remedy(
@@ -44,7 +46,7 @@ AS_IT_CAME = store.Remedy(
 
 
 def cache_of_features() -> Path:
-    """The user's, of what programs are lowered for.  Raises UsageError for a user without a home."""
+    """The user's cache folder for features of lowered programs.  Raises UsageError for a user without a home."""
     try:
         return user_cache("features")
     except RuntimeError as error:
@@ -55,8 +57,8 @@ def cache_of_features() -> Path:
 class Case:
     """One platform's programs to learn from and to rank.
 
-    networks  the tested tasks and their weights, as metrics take them
-    before    training programs of the platforms before this one, in chain order and the same task numbering
+    networks  tested network -> task -> weight, as metrics take them
+    before    training programs of the platforms before this one, in chain order, with the same task numbers
     """
 
     train: Samples
@@ -65,13 +67,16 @@ class Case:
     before: tuple[Samples, ...] = ()
 
     def thinned(self, tasks: int | None, programs: int | None, seed: int) -> Case:
-        """With so many training tasks, and programs of each, drawn with the seed: the same on every platform, if all were measured on each."""
+        """The case with only ``tasks`` training tasks and ``programs`` of each (None: all), drawn with the seed.
+
+        The draw is the same on every platform if all programs were measured on each.
+        """
         keep = lambda samples: samples.take(drawn(samples, tasks, programs, seed))  # noqa: E731
         return replace(self, train=keep(self.train), before=tuple(map(keep, self.before)))
 
 
 def drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int) -> np.ndarray:
-    """Rows of so many tasks and programs of each (None: all), drawn with the seed; a task's draw depends on its number alone."""
+    """Rows of ``tasks`` tasks and ``programs`` of each (None: all), drawn with the seed; no other task changes a task's draw."""
     kept = set(np.random.default_rng(seed).permutation(np.unique(samples.tasks))[:tasks].tolist())
     groups = [rows for rows in rows_by_task(samples.tasks) if int(samples.tasks[rows[0]]) in kept]
     draws = [np.random.default_rng([seed, samples.tasks[rows[0]]]).permutation(rows)[:programs] for rows in groups]
@@ -79,39 +84,44 @@ def drawn(samples: Samples, tasks: int | None, programs: int | None, seed: int) 
 
 
 def learned_sets() -> list[Reference]:
-    """The data sets that are learned."""
+    """The data sets of ``LEARNED``, opened."""
     return [Reference(folder) for folder in LEARNED]
 
 
 def shipped(heap: Callable[[Reference], Samples], sets: Sequence[Reference] | None = None) -> Samples:
-    """What ``heap`` takes of each data set that is learned, each one's tasks numbered apart: the same task's by the same number
-    in every heap.  ``sets`` are the ``learned_sets`` of who takes several, since to read their sketches takes seconds.
+    """Concatenate what ``heap`` takes from each data set of ``LEARNED``, each with task numbers of its own.
+
+    A task of a data set has the same number in every heap.  Give ``sets``, from ``learned_sets``, to take several heaps:
+    reading their sketches takes seconds.
     """
     sets = learned_sets() if sets is None else sets
     return apart(list(map(heap, sets)), [len(data.platforms) * len(data.encoder.numbers) for data in sets])
 
 
 def apart(heaps: Sequence[Samples], counts: Sequence[int]) -> Samples:
-    """All in one heap, each one's tasks numbered behind those of the ones before; ``counts``: how many numbers each one's may have."""
+    """Concatenate heaps, each with task numbers above those of the heaps before; ``counts``: how many numbers each heap reserves."""
     firsts = np.cumsum([0, *counts[:-1]], dtype=np.int32)
     return concatenate([replace(heap, tasks=heap.tasks + first, task_names=()) for heap, first in zip(heaps, firsts, strict=True)])
 
 
 def digest() -> str:
-    """Of the data sets that are learned."""
+    """SHA-256 of the data sets of ``LEARNED``."""
     return hashlib.sha256(" ".join(store.data_digest(folder, AS_IT_CAME) for folder in LEARNED).encode()).hexdigest()
 
 
 def _of(samples: Samples, tasks: Collection[int]) -> Samples:
-    """Those of these tasks."""
+    """The samples of the given tasks."""
     return samples.take(np.isin(samples.tasks, list(tasks)))
 
 
 class Reference:
-    """The data set of ``bench/reference.py``: tasks of many networks, the same programs on every platform."""
+    """A data set of ``bench/reference.py`` or ``bench/searched.py``: measured programs of many networks' tasks."""
 
     def __init__(self, folder: Path, features: Path | None = None) -> None:
-        """``features`` is the folder of caches of what programs are lowered for; None: the user's."""
+        """``features`` is the folder that caches features of lowered programs; None: the user's.
+
+        Raises UsageError for a folder that is no data set.
+        """
         self.folder, self.features = folder, features
         if not (folder / "tasks.parquet").exists():
             raise UsageError(f"{folder} is no data set (it has no tasks.parquet); give the folder of one, such as data/reference")
@@ -126,7 +136,7 @@ class Reference:
 
     @cached_property
     def platforms(self) -> list[str]:
-        """Those that were measured, weakest first, which is the order of their vectors' widths."""
+        """Names of the measured platforms, weakest first: in order of their vectors' widths."""
         return sorted(self._measured, key=lambda name: (self.hardware(name).simd_bytes, name))
 
     @cached_property
@@ -137,7 +147,7 @@ class Reference:
         return names
 
     def hardware(self, platform: str) -> Hardware:
-        """What models are told of a platform's hardware.  Raises UsageError for a platform that was not measured."""
+        """A platform's hardware as models see it.  Raises UsageError for a platform that was not measured."""
         return read_saved_hardware(self._place(platform))  # type: ignore[return-value]  # CPUs alone were measured for it
 
     def _place(self, platform: str) -> Path:
@@ -149,9 +159,9 @@ class Reference:
         return store.read_records(self._place(platform), AS_IT_CAME)
 
     def samples(self, platform: str, reads: str = "tokens") -> Samples:
-        """All measured programs, in the rows that models read: tokens, per-store features, or tokens with states.
+        """All programs measured on a platform; ``reads``: "tokens", "per-store features", or "states" for tokens with states.
 
-        Kept for the next call: who changes its arrays changes that one's, too.
+        The result is kept for later calls, so changing its arrays changes theirs too.
         """
         return self._cached(platform, reads)
 
@@ -164,7 +174,7 @@ class Reference:
         return lowered(samples, keys, self.encoder, (self.features or cache_of_features()) / reads.split()[0])
 
     def _tokens(self, platform: str) -> Samples:
-        """Those of ``_encoded`` that it measured, with its hardware row and latencies."""
+        """Tokens of the programs that a platform measured, with its hardware row and latencies."""
         records, (place, encoded) = self._records(platform), self._encoded
         tokens = encoded.take(np.array([place[record.key] for record in records], dtype=np.int64))
         kept = replace(tokens, features=tokens.features[:, : tokens.lengths.max(initial=0)])
@@ -173,16 +183,21 @@ class Reference:
 
     @cached_property
     def _encoded(self) -> tuple[dict[ProgramKey, int], Samples]:
-        """Every program that some platform measured: its row, and all rows under some hardware.  Most were measured on each."""
+        """Row of every program that any platform measured, and tokens of all rows with the first platform's hardware.
+
+        Encoded once for all platforms, since most programs were measured on each.
+        """
         records = (record for platform in self.platforms for record in self._records(platform))
         keys = list(dict.fromkeys(record.key for record in records))
         return {key: row for row, key in enumerate(keys)}, self.encoder.encode(keys, self.hardware(self.platforms[0]).vector())
 
     def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = (), split: str = "held_out") -> Case:
-        """Train on the training networks' tasks, rank the held-out networks', or of ``split`` "sealed" those on which nothing is chosen.
+        """The case that trains on the training networks' tasks and ranks those of the networks of ``split``.
 
-        With ``tested``, some of the training networks, those are ranked, and what they share is not trained on.  Raises UsageError for
-        a name that is none of them, and where there is no network of that split.
+        split   "held_out", or "sealed": networks on which nothing is chosen
+        tested  training networks to rank instead; their tasks are not trained on
+
+        Raises UsageError for a name in ``tested`` that is no training network, and if ``split`` has no networks.
         """
         known = sorted({use["network"] for use in self.uses if use["split"] == "train"})
         if unknown := [name for name in tested if name not in known]:
@@ -201,15 +216,15 @@ class Reference:
         )
 
     def pooled(self, without: Collection[str] = ()) -> Samples:
-        """The training networks' programs on all platforms, as tokens in one heap: each platform's tasks are numbered apart.
+        """The training networks' programs on all platforms, as tokens; each platform's tasks have numbers of their own.
 
-        ``without`` are keys of tasks to leave out, such as those that networks have on which the learner is judged.
+        ``without``: keys of tasks to leave out, such as those of networks on which the model is judged.
         """
         kept = self._trained(without)
         return self._heap(lambda platform: _of(self.samples(platform), kept))
 
     def unmeasured(self, without: Collection[str] = ()) -> Samples:
-        """Further programs of those tasks, which no platform measured, in a heap like that of ``pooled``; latencies inf."""
+        """Further programs of the tasks of ``pooled`` that no platform measured, numbered alike; latencies are inf."""
         kept, numbers = self._trained(without), self.encoder.numbers
         known = {record.key for platform in self.platforms for record in self._records(platform)}
         rows = self._table("programs")
@@ -226,13 +241,13 @@ class Reference:
         return self._split(())[0] - {self.encoder.numbers[key] for key in without if key in self.encoder.numbers}
 
     def _heap(self, of: Callable[[str], Samples]) -> Samples:
-        """The samples of all platforms, each one's tasks numbered apart."""
+        """Concatenate the samples of all platforms; each platform's tasks have numbers of their own."""
         return apart([of(platform) for platform in self.platforms], [len(self.encoder.numbers)] * len(self.platforms))
 
     def _split(self, tested: Sequence[str], split: str = "held_out") -> tuple[set[int], dict[str, dict[int, float]]]:
         """Numbers of the tasks to train on; tested network -> task -> weight.
 
-        What held-out or sealed networks have is never trained on, and never ranked beside other networks' tasks.
+        Tasks of held-out or sealed networks are never trained on, nor ranked among another split's tasks; held-out ones count first.
         """
         uses = [(use, self.encoder.numbers[use["task_key"]]) for use in self.uses]
         of = {name: {task for use, task in uses if use["split"] == name} for name in ("held_out", "sealed", "train")}

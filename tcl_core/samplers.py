@@ -1,7 +1,7 @@
-"""Which programs to measure, from arrays alone: the samplers of ``tcl_core.sampling`` as plain functions.
+"""The samplers of ``tcl_core.sampling`` as plain functions on arrays: which programs to measure.
 
-    picked = tcl.samplers.rdu(candidates, model, budget=0.1)          # of a pool, the tenth that is worth measuring
-    picked = tcl.samplers.rdu(candidates, model, 64, labelled=known)  # 64 more, after those that are measured already
+    picked = tcl.samplers.rdu(candidates, model, budget=0.1)          # the tenth of a pool that is most worth measuring
+    picked = tcl.samplers.rdu(candidates, model, 64, labelled=known)  # 64 more, beside those measured already
 
 ``candidates`` and ``labelled`` are ``Samples`` of one task numbering, N and M programs; ``budget`` is a share of the N (a float
 up to 1) or a number of programs.  Each function returns row numbers of ``candidates`` in picking order.
@@ -24,7 +24,7 @@ from tcl_core.sampling import catalogue
 from tcl_core.trained import Trained
 
 Ranks = CostModel | Trained
-"""What predicts."""
+"""A model that predicts."""
 
 __all__ = ["per_task", "random", "rdu", "rdu_paper"]
 
@@ -37,10 +37,11 @@ def rdu(
     labelled: Samples | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """Representative and diverse ones: equally many of each task, ``labelled`` ones counted, spread over the order that the model
-    predicts, more of the fast; ``sampling.rdu.pick``.
+    """Pick representative and diverse programs (``sampling.rdu.pick``).
 
-    model  one, such as that of a platform like this one, or an ensemble, whose mean ranking counts
+    Each task gets equally many, counting ``labelled``, spread over the predicted ranking and denser among the fast ones.
+
+    model  one model, such as that of a similar platform, or an ensemble, whose mean ranking is used
 
     Raises UsageError for a budget below 0, DataError for predictions that are not finite.
     """
@@ -57,10 +58,12 @@ def rdu_paper(
     operator_types: Sequence[str] | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """The score that arXiv 2604.12891 prints, from predictions alone; ``sampling.rdu.pick_as_printed``.
+    """Pick by the score that arXiv 2604.12891 prints, from predictions alone (``sampling.rdu.pick_as_printed``).
 
-    Arguments as of ``rdu``, but of an ensemble the first one counts; operator_types  (N,) of the candidates, without which the tokens'
-    workload rows tell.  Raises as ``rdu``, and UsageError for tokens that do not tell operator types.
+    model           as for ``rdu``, but of an ensemble only the first model is used
+    operator_types  (N,) of the candidates; None: read from the tokens' workload rows
+
+    Raises as ``rdu``, and UsageError for tokens that do not tell operator types.
     """
     scores, known = _scores(candidates, model[:1] if isinstance(model, Sequence) else model, labelled)
     types = _operators(candidates) if operator_types is None else np.asarray(operator_types)
@@ -68,17 +71,17 @@ def rdu_paper(
 
 
 def random(candidates: Samples, budget: float = 0.1, *, seed: int = 0) -> np.ndarray:
-    """Any, each as likely: what every sampler must beat."""
+    """Pick uniformly at random: the baseline that every sampler must beat."""
     return _picked("random", candidates, np.zeros(len(candidates)), budget, None, seed)
 
 
 def per_task(candidates: Samples, budget: float = 0.1, *, labelled: Samples | None = None, seed: int = 0) -> np.ndarray:
-    """Equally many of each task, the ``labelled`` ones counted; ``sampling.per_task.pick``."""
+    """Pick equally many programs per task, counting ``labelled`` (``sampling.per_task.pick``)."""
     return _picked("per-task", candidates, np.zeros(len(candidates)), budget, labelled, seed)
 
 
 def _scores(candidates: Samples, model: Ranks | Sequence[Ranks], labelled: Samples | None) -> tuple[np.ndarray, np.ndarray]:
-    """(members, N) and (members, M): each model's predictions, on one scale within each task."""
+    """(members, N) and (members, M): each model's predictions, scaled to [0, 1] within each task."""
     models = list(model) if isinstance(model, Sequence) else [model]
     both = candidates if labelled is None else concatenate([candidates, labelled])
     scores = np.stack([scaled_within_task(each.predict(both), both.tasks) for each in models])
@@ -105,7 +108,7 @@ def _operators(candidates: Samples) -> np.ndarray:
 
 
 def _programs(budget: float, count: int) -> int:
-    """A whole number of programs."""
+    """The budget as a number of programs."""
     if not 0 <= budget < math.inf:
         raise UsageError(f"the budget is {budget}; give a share of the programs up to 1.0, or a number of programs")
     return int(budget) if isinstance(budget, Integral) or budget > 1 else round(float(budget) * count)

@@ -1,16 +1,16 @@
-"""What cannot be trusted runs with as few rights as the system allows: ``python -m tcl_core.sandbox RIGHTS MODULE ...``.
+"""Runs untrusted code with as few rights as the system allows: ``python -m tcl_core.sandbox RIGHTS MODULE ...``.
 
-The process gives up its rights first and imports the module then, so that every thread of it is confined.  There are
-several barriers, each by itself and each as far as the kernel goes; ``barriers`` tells which hold on this system:
+The process drops its rights before it imports the module, so that all its threads are confined.  The barriers are
+independent, and each goes as far as the kernel supports it; ``barriers`` tells which hold on this system:
 
-    user      root becomes nobody; other users stay, and reach what they own only as far as the other barriers let them
-    files     Landlock: nothing is written but the scratch folder, nothing read but Python, libraries and what is named
-    network   an empty network namespace (with a user namespace, where the user is not root); no sockets (seccomp)
-    programs  no other program may be started (seccomp), no process outside be signalled or traced (Landlock)
+    user      root becomes nobody; any other user stays, and reaches its files only as far as the other barriers allow
+    files     Landlock: nothing is written but the scratch folder, nothing read but Python, libraries and named paths
+    network   an empty network namespace (with a user namespace, if the user is not root); no sockets (seccomp)
+    programs  no other program can be started (seccomp), no process outside signalled or traced (Landlock)
 
-What needs a compiler, a device or the network (CUDA, RPC) keeps those, and what it may read: only the rights to write
-and the user are taken from it.  No barrier bounds what the caller does with the answer: it must take it for data.
-``TCL_SANDBOX=off`` in the environment starts processes without any of this.
+Code that needs a compiler, a device or the network (CUDA, RPC) keeps these and all that its user may read: it loses only
+root's user and capabilities, and the rights to write and to signal or trace processes outside.  No barrier covers what the
+caller does with the answer, which it must treat as data.  ``TCL_SANDBOX=off`` in the environment turns all of this off.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from tcl_core.process import die_with_parent
 VARIABLE = "TCL_SANDBOX"
 BARRIERS = ("user", "files", "network", "programs")
 NOBODY = 65534
-# A worker's log and what a linker writes are far smaller.
+# Far more than a worker's log or a linker's output.
 FILE_BYTES = 1 << 30
 
 PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 8, 38
 CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SETGID, CAP_SETUID = 2, 5, 6, 7
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, of the same numbers everywhere
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, the same on all architectures
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 TRUNCATE = 1 << 14
-OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE  # all else are rights to folders
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE  # all others are rights to folders
 READ = READ_FILE | READ_DIR
 ALL_WRITING = (1 << 15) - 1 - EXECUTE - READ
 # The kernel's own view of this machine, its C library, and random numbers.
@@ -52,17 +52,17 @@ SYSTEM = (
     "/usr", "/lib", "/lib64", "/proc", "/sys", "/dev/urandom", "/dev/random", "/dev/zero", "/etc/ld.so.cache",
     "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
 )  # fmt: skip
-# Per machine: its name for seccomp, and the numbers of (socket, execve, execveat, ptrace, io_uring_setup).
+# Architecture -> its number for seccomp, and the numbers of (socket, execve, execveat, ptrace, io_uring_setup).
 CALLS = {"x86_64": (0xC000003E, (41, 59, 322, 101, 425)), "aarch64": (0xC00000B7, (198, 221, 281, 117, 425))}
-X32 = 0x40000000  # from here on, numbers of the same calls by another name
+X32 = 0x40000000  # from this number on, the same calls again (x32 ABI)
 
 
 @dataclass(frozen=True)
 class Rights:
-    """What a process keeps.
+    """Rights that a process keeps.
 
     scratch     folder that it may write to; "": none
-    readable    files and folders beyond Python and the system's libraries
+    readable    files and folders that it may read beside Python and the system's libraries
     outside     it may read what its user may, use devices and the network, and start programs
     file_bytes  the largest file that it may write, open ones included
     """
@@ -74,7 +74,7 @@ class Rights:
 
 
 def command(module: str, rights: Rights) -> list[str]:
-    """The command, without its arguments, that runs a module with these rights.  UsageError: a bad TCL_SANDBOX."""
+    """The command, without its arguments, that runs a module with these rights.  Raises UsageError for a bad TCL_SANDBOX."""
     if not _is_wanted():
         return [sys.executable, "-m", module]
     return [sys.executable, "-m", __name__, json.dumps(asdict(rights)), module]
@@ -88,7 +88,7 @@ def _is_wanted() -> bool:
 
 
 def barriers() -> list[str]:
-    """Which of BARRIERS hold here for what runs confined; none where it is off."""
+    """The ``BARRIERS`` that hold for a confined process on this system; none if the sandbox is off."""
     if not _is_wanted():
         return []
     done = subprocess.run(command(__name__, Rights()), capture_output=True, cwd=Path(__file__).parents[1])
@@ -96,7 +96,7 @@ def barriers() -> list[str]:
 
 
 def confine(rights: Rights) -> list[str]:
-    """Give up everything else for good; the barriers that hold.  For a process that has one thread yet."""
+    """Drop all other rights for good; return the barriers that hold.  Call it while the process has a single thread."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, rights.file_bytes)
     parent = os.getppid()
@@ -108,7 +108,7 @@ def confine(rights: Rights) -> list[str]:
     if not rights.outside:
         held["programs"] = _forbid_calls()
         held["network"] |= held["programs"]
-    die_with_parent(parent)  # which the change of user took away
+    die_with_parent(parent)  # after the change of user, which clears it
     return [name for name, holds in held.items() if holds]
 
 
@@ -130,11 +130,13 @@ def _prctl(option: int, *values: int) -> bool:
 
 
 def _become_nobody(rights: Rights, keep_reading: bool) -> bool:
-    """Root takes the place of nobody.  Every capability goes but, with ``keep_reading``, the one to read what only root
-    may, which Landlock then confines: Python itself may lie in a private folder.
+    """Change from root to nobody where possible and drop all capabilities; return whether the user was changed.
+
+    With ``keep_reading`` the capability to read what only root may stays, since Python itself may lie in a private folder;
+    Landlock confines it.
     """
     held = _capabilities()
-    may = all(held >> one & 1 for one in (CAP_SETUID, CAP_SETGID, CAP_KILL))  # and its parent may end it
+    may = all(held >> one & 1 for one in (CAP_SETUID, CAP_SETGID, CAP_KILL))  # with CAP_KILL its parent can end it
     needed = (sys.prefix, sys.base_prefix, __file__, *rights.readable)
     changes = os.geteuid() == 0 and may and (keep_reading or _others_may_read(*needed)) and _change_user(rights, keep_reading)
     _keep_capabilities(held & 1 << CAP_DAC_READ_SEARCH if changes and keep_reading else 0)
@@ -149,7 +151,7 @@ def _change_user(rights: Rights, keep_reading: bool) -> bool:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    except OSError:  # a container whose users end before nobody
+    except OSError:  # a container that does not map nobody's id
         return False
     return True
 
@@ -172,13 +174,15 @@ def _keep_capabilities(kept: int) -> None:
 
 
 def _leave_network() -> bool:
-    """Go where no network is.  A user that is not root needs a namespace of users for it, which some systems refuse."""
+    """Enter an empty network namespace; return whether that worked.  Users other than root need a user namespace for it, which
+    some systems refuse.
+    """
     libc, user, group = _libc(), os.geteuid(), os.getegid()
     if libc.unshare(CLONE_NEWNET) == 0:
         return True
     if user == 0 or libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
         return False
-    with suppress(OSError):  # unmapped, files still are the user's
+    with suppress(OSError):  # without a mapping, files are still the user's
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -189,7 +193,7 @@ def _leave_network() -> bool:
 
 
 def _open_ruleset(rights: Rights) -> int | None:
-    """A Landlock ruleset with what may be written and read; None where the kernel has no Landlock."""
+    """Descriptor of a Landlock ruleset of what may be written and read; None where the kernel has no Landlock."""
     call = _libc().syscall
     version = call(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
@@ -209,14 +213,14 @@ def _open_ruleset(rights: Rights) -> int | None:
 
 
 def _allowed(rights: Rights) -> Iterator[tuple[str, int]]:
-    """(path, what may be done with it and what lies below)"""
+    """Yield (path, rights to it and to everything below it)."""
     package = Path(__file__).parent
     yield "/dev/null", READ_FILE | WRITE_FILE
     if rights.scratch:
         yield rights.scratch, ALL_WRITING | READ
     if rights.outside:
         yield "/dev", WRITE_FILE
-        yield "/proc/self/task", WRITE_FILE | TRUNCATE  # CUDA names its threads there, and without that does not start
+        yield "/proc/self/task", WRITE_FILE | TRUNCATE  # CUDA names its threads there, and does not start otherwise
         return
     yield str(package.parent), READ_DIR
     modules = set(sys.path) - {"", os.getcwd(), str(package.parent)}  # the project's folder holds more than modules
@@ -231,7 +235,7 @@ def _allow(ruleset: int, path: str, access: int) -> None:
         return  # not on this system
     try:
         access &= ALL_WRITING | EXECUTE | READ if os.path.isdir(path) else OF_FILES
-        if access:  # the kernel takes no empty rule
+        if access:  # the kernel rejects an empty rule
             _libc().syscall(ADD_RULE, ruleset, 1, struct.pack("=Qi", access, descriptor), 0)
     finally:
         os.close(descriptor)
@@ -247,19 +251,19 @@ def _restrict(ruleset: int) -> bool:
 
 
 def _forbid_calls() -> bool:
-    """A seccomp filter: the system calls of CALLS fail with "operation not permitted"."""
+    """Make the system calls of ``CALLS`` fail with "operation not permitted" (seccomp); return whether that worked."""
     if platform.machine() not in CALLS or sys.maxsize < 1 << 32:
         return False
     arch, numbers = CALLS[platform.machine()]
     load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
     allow, refuse = 0x7FFF0000, 0x00050001  # errno 1
-    last = len(numbers) + 2  # the refusal, counted from the loading of the number
+    last = len(numbers) + 2  # jump from the load of the call number to the refusal
     program = [(load, 0, 0, 4), (equal, 0, last + 1, arch), (load, 0, 0, 0), (at_least, last - 1, 0, X32)]
     program += [(equal, last - 2 - n, 0, number) for n, number in enumerate(numbers)]
     program += [(end, 0, 0, allow), (end, 0, 0, refuse)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     filters = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
-    # 1: set a filter; 4: without slowing the memory accesses of what runs under it, which would change latencies
+    # 1: set a filter; 4: allow speculative memory accesses, since without them latencies would change
     call = {"x86_64": 317, "aarch64": 277}[platform.machine()]
     return _libc().syscall(call, 1, 4, filters) == 0
 

@@ -1,6 +1,6 @@
-"""From a YAML file to frozen dataclasses: a field's annotation is its whole check.
+"""Parses a YAML file into frozen dataclasses: a field's annotation is its whole check.
 
-Knows YAML and dataclasses, no parameter of TCL.  Supported annotations: int, float, bool, str, each
+Knows YAML and dataclasses, but no parameter of TCL.  Supported annotations: int, float, bool, str, each
 optionally ``Annotated`` with ``Between`` or ``OneOf``; ``tuple[X, ...]`` of at least one entry, or ``Annotated`` with
 another length; ``dict[str, X]``; a dataclass.
 """
@@ -90,7 +90,7 @@ def _parse_list(kind: Any, length: Between, value: Any, key: str, source: str) -
 
 
 def _told(value: Any) -> str:
-    """A value for a sentence, which a document of any size may hold."""
+    """A value as text for a message, shortened since it may be of any size."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 1_000:
         return f"a number of {value.bit_length():,} bits"
     return shown(repr(value))
@@ -109,15 +109,15 @@ def _parse_scalar(kind: type, rule: Between | OneOf | None, value: Any, key: str
 
 
 def _is_a(kind: type, value: Any) -> bool:
-    """Strict but for an integer where a float is meant: true is no number, '3' no integer, '' no text."""
+    """Whether a value is of a kind; an integer may stand for a float, but true is no number, '3' no integer, '' no text."""
     if kind is float:
-        whole = isinstance(value, int) and not isinstance(value, bool)  # ruamel has types of its own, for 10_000 say
+        whole = isinstance(value, int) and not isinstance(value, bool)  # ruamel has types of its own, as for 10_000
         return whole or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) and value != ""
 
 
 def read_yaml(path: Path, round_trip: bool = False) -> Any:
-    """The document in ``path``, with comments where ``round_trip``; UsageError names the bad line."""
+    """The document in ``path``, with its comments if ``round_trip``.  Raises UsageError that names the bad line."""
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
@@ -129,20 +129,20 @@ def read_yaml(path: Path, round_trip: bool = False) -> Any:
         raise UsageError(f"{path}{line}: not valid YAML ({shown(error.problem)}); mend that line") from None
     except YAMLError as error:
         raise UsageError(f"{path}: not valid YAML ({shown(str(error).splitlines()[0])}); mend it") from None
-    except (ValueError, TypeError) as error:  # of a number or a date that YAML allows and Python does not, or a list as a key
+    except (ValueError, TypeError) as error:  # a number or date that YAML allows and Python does not, or a list as a key
         raise UsageError(f"{path}: not valid YAML ({shown(error)}); mend it") from None
     except RecursionError:
         raise UsageError(f"{path} is nested too deeply to be parameters; restore it ({restored(path)})") from None
 
 
 def restored(path: str | Path) -> str:
-    """How a file of parameters is had again: from the repository that it is in, or from a fresh project."""
+    """How to restore a file of parameters, in words: from its Git repository, or from a fresh project."""
     folders = Path(path).absolute().parents
     return f"git checkout {path}" if any((folder / ".git").exists() for folder in folders) else "tcl init NAME writes a fresh one"
 
 
 def _checked_text(path: Path) -> str:
-    """The text of a file of a size that a user would write."""
+    """Text of a file.  Raises UsageError if it cannot be read, is larger than ``LARGEST``, or is not UTF-8."""
     try:
         with open(path, "rb") as file:
             raw = file.read(LARGEST + 1)

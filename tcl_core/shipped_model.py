@@ -2,11 +2,11 @@
 
     tcl.tune("net.onnx", tcl.pretrained(), minutes=10)
 
-Boosted trees that read tokens learn the measured programs of ``reference.LEARNED`` in a minute or a few, when they are asked for: no
-weights come with TCL that could be of other data or another version than it.  What was grown is kept in the user's cache
-(``pretrained/``), under a name of all that it was made of.  The data are of x86 CPUs with vectors of three widths.
-What the data sets' own held-out and sealed networks have was not learned, so tables of these stay true; of a project's held-out ones it
-may know some (resnet-18), which ``train.shipped`` leaves out.
+Boosted trees that read tokens learn the measured programs of ``reference.LEARNED`` on first use, in a minute or a few: TCL ships no
+weights, which could be of other data or another version.  The trees are kept in the user's cache (``pretrained/``), named by a digest
+of all that they were made of.  The data are of x86 CPUs with vectors of three widths.
+Tasks of the data sets' own held-out and sealed networks were not learned, so tables about these stay true.  The model may know some of a
+project's held-out networks (resnet-18), whose tasks ``train.shipped`` leaves out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 from functools import lru_cache
 from pathlib import Path
 
+from tcl_core.checked import running_code
 from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import user_cache
@@ -29,7 +30,7 @@ from tcl_core.reference import Reference, digest, shipped
 from tcl_core.trained import Trained
 
 NAME = "the model that comes with TCL"
-MACHINE = "x86_64"  # on which the data were measured
+MACHINE = "x86_64"  # architecture on which the data were measured
 # The code that a model depends on.
 LEARNS = (
     "reference.py",
@@ -43,29 +44,29 @@ _GROWING = ThreadLock()
 
 
 def pretrained(mcpu: str | None = None) -> Trained:
-    """It ranks programs for ``mcpu``, LLVM's name of a CPU; None: for the widest vectors of this machine.
+    """The model that comes with TCL, to rank programs for ``mcpu``, LLVM's name of a CPU; None: for this machine's widest vectors.
 
-    Raises UsageError for a CPU that TCL does not know or that is no x86.
+    Raises UsageError for a CPU that TCL does not know or that is not x86.
     """
     mcpu = mcpu or widest_cpu()
     if mcpu is None or (reason := why_unknown(mcpu)):
         raise UsageError(
             f"{NAME} learned x86 CPUs{'' if mcpu is None else f', and {reason}'}; collect measurements, or tune without a model"
         )
-    with _GROWING:  # of two threads one grows the trees
+    with _GROWING:  # one of several threads grows the trees
         model = copy.deepcopy(_learned())
     return Trained(model, hardware_under(mcpu, host_fields(), {}), NAME)
 
 
 def why_unknown(mcpu: str) -> str | None:
-    """Why it cannot rank programs for a CPU; None if it can.  Raises UsageError for a name that TCL does not know."""
+    """Why the model cannot rank programs for a CPU; None if it can.  Raises UsageError for a name that TCL does not know."""
     machine = cpu_named(mcpu).machine
     return None if machine == MACHINE else f"{mcpu} is {machine}"
 
 
 @lru_cache(maxsize=1)
 def _learned() -> CostModel:
-    """The trees, grown once in a process, or by an earlier one; a cache that is of no use is no error."""
+    """The trees, from the user's cache or grown once per process; a cache that cannot be used is only a warning."""
     model = catalogue.create("trees")
     kept = _kept(model)
     if kept and kept.exists():
@@ -85,7 +86,7 @@ def _learned() -> CostModel:
 
 
 def _kept(model: CostModel) -> Path | None:
-    """Its folder in the user's cache; None for a user without a home."""
+    """The model's folder in the user's cache; None for a user without a home."""
     try:
         return user_cache("pretrained") / _made_of(model)
     except RuntimeError:
@@ -93,10 +94,10 @@ def _kept(model: CostModel) -> Path | None:
 
 
 def _made_of(model: CostModel) -> str:
-    """Digits of the data, the settings and the code: an edit of any of them makes another model."""
-    import xgboost  # of the extra that ``catalogue.create`` asked for
+    """Digest of data, settings, versions and code: a change to any of them makes another model."""
+    import xgboost  # installed, for ``catalogue.create`` has imported it
 
     package = Path(__file__).parent
-    code = [path.read_bytes() for pattern in LEARNS for path in sorted(package.glob(pattern))]
+    code = [running_code(path.read_text(encoding="utf-8")) for pattern in LEARNS for path in sorted(package.glob(pattern))]
     facts = repr((digest(), model.settings, xgboost.__version__, TVM_VERSION, code))
     return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""One kind of work on many jobs, in several processes of this machine, each of which starts afresh and dies with this one."""
+"""Runs one function on many jobs in several processes of this machine; each starts afresh and dies with this one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Found = TypeVar("Found")
 def side_by_side(
     work: Callable[[Job], Found], jobs: Sequence[Job], processes: int, prepare: Callable[[], object], died: TclError
 ) -> Iterator[tuple[Job, Found]]:
-    """Each job with what ``work`` makes of it, in the order in which they are done; in this process where one is enough.
+    """Yield (job, ``work(job)``) in order of completion; with ``processes`` 1, work in this process, without ``prepare``.
 
-    ``work``, ``prepare``, which each process calls first, and the jobs are sent to the processes, so they are plain data and
-    functions of modules.  Raises what ``work`` raises, and ``died`` when something kills a process.
+    Each process first calls ``prepare``.  ``work``, ``prepare`` and the jobs are sent to the processes, so they must be
+    module-level functions and plain data.  Raises what ``work`` raises, and ``died`` when something kills a process.
     """
     if processes == 1:
         yield from ((job, work(job)) for job in jobs)
@@ -35,7 +35,7 @@ def side_by_side(
             yield futures[future], future.result()
     except BaseException as error:
         for child in set(active_children()) - others:
-            child.kill()  # else this process would not end before the jobs under way have
+            child.kill()  # else this process would wait for the running jobs before it ends
         if isinstance(error, BrokenProcessPool):
             raise died from None
         raise

@@ -1,16 +1,16 @@
-"""Teaching: what a teacher ensemble of boosted trees finds is passed on to one network.
+"""Teaching: a teacher ensemble of boosted trees is distilled into one network.
 
 From some thousands of measurements trees learn to rank better than a network does.  But they are large, those on
-per-store features need every candidate lowered, and none can be carried down a chain of platforms.  So the network learns to give
-the teacher ensemble's scores, which are smoother than measured latencies: most of the gain is in these labels.  The rest comes
-from programs that nobody measured, which the teacher ensemble scores as well and which cost nothing but their generation.  The
-network ends up a hundredth of the pairs behind the teacher ensemble on tasks that it has not seen, at its own size and speed.
+per-store features need every candidate lowered, and none can be carried along a chain of platforms.  So the network learns to
+reproduce the teacher ensemble's scores, which are smoother than measured latencies: most of the gain comes from these labels.
+The rest comes from unmeasured programs, which the teacher ensemble scores as well and which cost only their generation.  On
+tasks that it has not seen, the network ranks a hundredth fewer pairs right than its teachers, at its own size and speed.
 (Distillation into one network on unlabelled data is bucilua et al.'s model compression, KDD 2006.)
 
     measured programs -> teacher ensemble -> scores of measured and unlabelled programs -> pseudo-latencies -> the network
 
-A score stands in the place of minus the logarithm of a latency, so what comes out are ``Samples`` like any others;
-``FitSettings.loss`` "scores" makes a network learn the scores themselves and not their order alone.
+A score takes the place of minus the logarithm of a latency, so the results are ordinary ``Samples``;
+``FitSettings.loss`` "scores" makes a network learn the scores themselves, not only their order.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tcl_core.models import catalogue, mamba
 from tcl_core.models.torch_threads import torch_threads
 
 Views = Mapping[str, Samples]
-"""What models read ("tokens", "per-store features") -> the same programs in those rows."""
+"""Kind of rows that models read ("tokens", "per-store features") -> the same programs in such rows."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """``count`` models of one class, of different seeds; each one's scores count ``weight``."""
+    """``count`` models of one class with different seeds; ``weight`` is that of each model's scores."""
 
     model: str
     count: int
@@ -42,7 +42,7 @@ class Member:
 
 
 TEACHERS = (Member("trees", 2, 1.0), Member("xgboost", 2, 0.5))
-"""Chosen on networks that no table of accuracy ranks (docs/models.md), as is how the network learns from it."""
+"""Chosen, like the network's training settings, on networks that no table of accuracy ranks (docs/models.md)."""
 STUDENT = mamba.SETTINGS
 
 
@@ -53,10 +53,11 @@ def pseudo_labelled(
     teachers: Sequence[Member] = TEACHERS,
     on_epoch: Callable[[str], None] = lambda name: None,
 ) -> Samples:
-    """The tokens of all programs, with pseudo-latencies (seconds up to a factor of the task) in which the teacher ensemble's scores lie.
+    """Tokens of all programs, with the teacher ensemble's scores as pseudo-latencies (seconds up to a factor per task).
 
-    ``measured`` and ``unlabelled`` share one task numbering.  Members that read what is not given are left out, the others learn side by
-    side; ``on_epoch`` hears which of them ended an epoch.  Raises DataError when they have nothing to learn from.
+    ``measured`` and ``unlabelled`` share one task numbering.  Members whose kind of rows is not given are left out; the others
+    train in parallel, and ``on_epoch`` gets a member's model name after each of its epochs.  Raises DataError when there is
+    nothing to learn from.
     """
     tokens = concatenate([replace(part["tokens"], states=None) for part in (measured, unlabelled)])
     stopped, one_at_a_time = Event(), Lock()
@@ -68,7 +69,7 @@ def pseudo_labelled(
             on_epoch(name)
 
     def scores(member: Member, number: int) -> np.ndarray:
-        """Weighted, of all programs."""
+        """One model's weighted scores of all programs."""
         model, reads = catalogue.create(member.model), catalogue.reads(member.model)
         model.settings = replace(model.settings, seed=seed + 1000 * number)
         model.fit(measured[reads], on_epoch=lambda *_: ended(member.model))
@@ -76,7 +77,7 @@ def pseudo_labelled(
         return member.weight * standardised(np.concatenate(found), tokens.tasks)
 
     asked, threads = members(measured, teachers), torch.get_num_threads()
-    if (count := min(len(asked), threads)) > 1 and environment.processes() == 1:  # half of growing trees is too serial to be shared
+    if (count := min(len(asked), threads)) > 1 and environment.processes() == 1:  # half of growing one model's trees is serial
         pool = torch_threads(count, threads // count)
         found = [pool.submit(scores, *one) for one in asked]
         try:
@@ -92,22 +93,22 @@ def pseudo_labelled(
 
 
 def members(reads: Container[str], teachers: Sequence[Member] = TEACHERS) -> list[tuple[Member, int]]:
-    """Each model of those that read what is given, with its number among its like."""
+    """(member, number of the model within it) of each teacher model that reads one of the kinds ``reads``."""
     return [(member, number) for member in teachers if catalogue.reads(member.model) in reads for number in range(member.count)]
 
 
 def teach(measured: Samples, unlabelled: Samples | None = None, seed: int = 0) -> Samples:
-    """Measured programs, and further ones of the same task numbering, labelled by trees that learned from the measured ones.
+    """Measured programs, and further ones with the same task numbers, labelled by trees that learned from the measured ones.
 
-    Of the teacher ensemble its readers of tokens alone are asked.  What comes out is for a network to learn: ``Mamba().fit(teach(train))``.
-    Raises as ``pseudo_labelled``.
+    The result is for a network to learn: ``Mamba().fit(teach(train))``.  Only members of the teacher ensemble that read tokens are
+    used.  Raises as ``pseudo_labelled``.
     """
     more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
     return pseudo_labelled({"tokens": measured}, {"tokens": more}, seed)
 
 
 def standardised(scores: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """(N,) scores less their task's mean, over the standard deviation of all: one scale for every task and model."""
+    """(N,) scores minus their task's mean, divided by the standard deviation over all tasks: one scale for every model."""
     centred = scores.astype(np.float64)
     for rows in rows_by_task(tasks):
         centred[rows] -= centred[rows].mean()

@@ -28,12 +28,12 @@ from tcl_core.models.cost_model import AGAIN, CostModel, read_description, read_
 from tcl_core.platforms import Hardware, read_saved_hardware, save_hardware, saved_hardware, simd_bytes, target_cpu
 
 ELSE = "or give the folder of a saved model"
-FILE = ".safetensors"  # how the name of a model in one file ends
+FILE = ".safetensors"  # suffix of a model in one file
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A cost model and the hardware that its programs run on (None where nobody saved it), with what to call it in a sentence."""
+    """A cost model, the hardware that its programs run on (None: unknown), and what messages call it (``origin``)."""
 
     model: CostModel
     hardware: Hardware | GpuHardware | None = None
@@ -41,12 +41,12 @@ class Trained:
 
     @property
     def reads(self) -> str:
-        """What it reads of a program: tokens, or the per-store features of the lowered program."""
+        """Kind of rows that the model reads: "tokens", or "per-store features" of lowered programs."""
         return self.model.reads
 
     @property
     def hardware_vector(self) -> tuple[float, ...]:
-        """The fields of the hardware row; empty where it is not known."""
+        """Fields of the hardware row; empty if the hardware is unknown."""
         return self.hardware.vector() if self.hardware else ()
 
     def predict(self, samples: Samples) -> np.ndarray:
@@ -62,19 +62,19 @@ class Trained:
         return scores
 
     def embed(self, samples: Samples) -> np.ndarray:
-        """(N, E) float32: programs that the model sees alike lie close together."""
+        """(N, E) float32 embeddings, close together for programs that the model finds similar."""
         return self.model.embed(samples)
 
     def predict_and_embed(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """Both, of programs that are read once; raises as ``predict``."""
+        """``predict`` and ``embed`` in one pass, if the model can.  Raises as ``predict``."""
         scores, places = self.model.predict_and_embed(samples)
         return self._checked(scores), places
 
     def save(self, path: str | Path) -> Path:
         """Write the model with its hardware: as one file where the name ends in .safetensors, else as a folder.
 
-        Either appears whole or not at all, and ``load`` reads it.  Raises UsageError for a folder that holds anything else, and for a
-        file of a model that is no network alone.
+        Either appears whole or not at all, and ``load`` reads it.  Raises UsageError for a folder that holds anything else, and for
+        one file if the model consists of more than its description and one set of weights.
         """
         path = Path(path)
         if path.suffix != FILE:
@@ -102,7 +102,7 @@ class Trained:
             save_hardware(folder, self.hardware)
 
     def check_searches(self) -> None:
-        """Raise UsageError unless a search can rank with it: by tokens, since no candidate is lowered, and for known hardware."""
+        """Raise UsageError unless a search can use the model: it must read tokens, as no candidate is lowered, and know its hardware."""
         if self.reads != "tokens":
             raise UsageError(
                 f"{self.origin} reads {self.reads} of lowered programs, and a search ranks programs that are not lowered; "
@@ -128,12 +128,15 @@ class Trained:
 
 
 def load(source: str | Path) -> Trained:
-    """A trained model: the champion of a platform (``host-avx2``, or by its name in the registry, ``tcl-host-avx2``), a version of
-    it (``host-avx2:3``), the model of a folder, or of one file (``.safetensors``).
+    """Load a trained model from the registry, a folder or a file.
 
-    A text is a path where it has a separator in it, ends in .safetensors or names a folder with a model; else the registry is
-    asked.  Nothing is unpickled.  Raises UsageError for a name without a champion and for a path without a model, RegistryError where nothing was promoted yet or there is no such version,
-    DataError where the model is damaged or of other tokens than this version makes.
+    source  a platform, for its champion (``host-avx2``, or its name in the registry, ``tcl-host-avx2``); a version of it
+            (``host-avx2:3``); or the path of a model's folder or ``.safetensors`` file
+
+    A text is a path if it contains a separator, ends in .safetensors or names a folder with a model; otherwise the registry is
+    asked.  Nothing is unpickled.
+    Raises UsageError for a name without a champion and for a path without a model, RegistryError if nothing was promoted yet or
+    there is no such version, DataError for a model that is damaged or reads other tokens than this version makes.
     """
     path = Path(source)
     if isinstance(source, Path) or os.sep in source or path.suffix == FILE or (path / "model.json").exists():
@@ -152,25 +155,25 @@ def load(source: str | Path) -> Trained:
 
 
 Model = str | Path | Trained | CostModel
-"""A trained model, or what ``load`` finds one by."""
+"""A model, or a source that ``load`` takes."""
 
 
 def trained_of(model: Model) -> Trained:
-    """The model itself, with nothing known of its hardware where it is a bare ``CostModel``.  Raises as ``load``."""
+    """The model as ``Trained``, loaded if need be; the hardware of a bare ``CostModel`` is unknown.  Raises as ``load``."""
     if isinstance(model, str | Path):
         return load(model)
     return model if isinstance(model, Trained) else Trained(model, origin=f"the {model.name} model")
 
 
 def find_trained(source: Model) -> Trained:
-    """As ``trained_of``, for a search.  Raises also as ``Trained.check_searches``."""
+    """``trained_of`` for a search.  Raises as it does, and as ``Trained.check_searches``."""
     trained = trained_of(source)
     trained.check_searches()
     return trained
 
 
 def _with_champion(name: str) -> str:
-    """The platform that a name means."""
+    """The platform with a champion that a platform's or a registry's name means.  Raises RegistryError and UsageError as ``load``."""
     platforms = registry.platforms_with_champion()
     if not platforms:
         raise RegistryError(f"the registry at {registry.where()} has no champion yet; run: tcl register and then: tcl promote, {ELSE}")
@@ -183,10 +186,10 @@ def _with_champion(name: str) -> str:
 
 
 def load_folder(folder: Path, origin: str = "") -> Trained:
-    """The saved model of a folder, and the hardware that was saved beside it, if any was.
+    """Load the model saved in a folder, with the hardware saved beside it, if any.
 
-    Raises DataError where either is damaged, and for a model of other tokens than this version makes; UsageError where there is no
-    model, if no ``origin`` says that one was kept there.
+    Raises DataError if either is damaged, and for a model of other tokens than this version makes; UsageError if there is no
+    model, unless ``origin`` says that one was kept there.
     """
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise UsageError(f"{shown(folder)} is no folder; give the folder that a model was saved in")
@@ -201,7 +204,7 @@ def load_folder(folder: Path, origin: str = "") -> Trained:
 
 
 def _load_file(path: Path) -> Trained:
-    """What ``Trained.save`` wrote into one file."""
+    """Load what ``Trained.save`` wrote into one file."""
     from safetensors.torch import load as from_bytes
 
     try:
@@ -210,7 +213,7 @@ def _load_file(path: Path) -> Trained:
         raise UsageError(f"there is no model {shown(path)}; save one there with: tcl.load(...).save(...)") from None
     if "model" not in facts:
         raise DataError(f"{shown(path)} is no model that Trained.save wrote; save it again")
-    description, hardware = {"tokens": 1} | json.loads(facts["model"]), json.loads(facts["hardware"])  # of before they had versions: 1
+    description, hardware = {"tokens": 1} | json.loads(facts["model"]), json.loads(facts["hardware"])  # 1: from before tokens had versions
     with tempfile.TemporaryDirectory(prefix="tcl-model-") as scratch:
         folder = Path(scratch)
         write_model(folder, description, weights)

@@ -1,4 +1,4 @@
-"""Ways to learn the next platform of a chain by name: ``params.METHODS`` lists them, and each is imported when it is asked for."""
+"""Methods for learning the next platform of a chain, by name; ``params.METHODS`` lists them, each imported on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tcl_core.params import METHODS
 
 
 def named(method: str) -> Method:
-    """Raises UsageError that names the nearest known one."""
+    """A method by name.  Raises UsageError that names the nearest known one."""
     if method not in METHODS:
         raise unknown_name("method", method, METHODS, "distill.method of params.yaml")
     module, _, name = METHODS[method].partition(":")

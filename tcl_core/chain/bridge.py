@@ -1,23 +1,23 @@
-"""The next platform of a chain, learned from labels that the knowledge so far gives and few measurements correct.
+"""Learn a chain's next platform from pseudo-labels: the knowledge base's scores, corrected by a few measurements.
 
-A network that has learned one platform ranks another's programs better than hundreds of measurements of that other one
-teach, and learning from these alone damages what it knew.  So its knowledge becomes the labels:
+A network that has learned one platform ranks another's programs better than a network trained on hundreds of the other's
+measurements; fine-tuning it on those alone damages what it knew.  So its knowledge becomes the labels:
 
-    1. the knowledge base scores the pool's programs with the new platform's hardware row: measured ones and further ones
-    2. what the earlier platforms measured of them, where that is at hand, takes the place of their scores
-    3. the measured few correct all of them (``completion``)
-    4. where they are not so few, what a teacher ensemble that learned them says joins these labels (``teachers_share``)
-    5. the knowledge base itself learns these thousands of labels by regression, as a teacher ensemble's student does
-       (``teaching``), and beside them its own scores of the same programs under the earlier platforms' rows, so that it
-       keeps what it knew (rehearsal; Robins, Connection Science 1995)
+    1. the knowledge base scores measured and unlabelled programs of the pool with the new platform's hardware row
+    2. the previous platform's measurements of them, where available, replace the scores
+    3. the few measurements on the new platform correct all of these labels (``completion``)
+    4. if there are more than a few, labels by a teacher ensemble trained on them are mixed in (``teachers_share``)
+    5. the knowledge base is trained on these thousands of labels by regression, like a teacher ensemble's student
+       (``teaching``), and also on its own scores of the same programs under the earlier platforms' hardware rows, so that
+       it does not forget them (rehearsal; Robins, Connection Science 1995)
 
-Where the measured few show no difference that can be believed, the labels of 5 are little but the knowledge base's own scores.  To
-learn these again pays where it has learned from hardly more programs than they are of.  One that knows what comes with TCL they move
-away from that: it stays as it is (``settled``).
+If the measurements show no reliable difference between the platforms, the labels of step 5 are little more than the knowledge
+base's own scores.  Training on them again helps a network that has learned from few programs, but harms one that knows the data
+that comes with TCL: that one is left unchanged (``settled``).
 
-What comes out is one network of the size that went in, which needs no measurement of the source to predict.  A step costs
-the same however long the chain is, and so do all of them while a task has two programs for each of the earlier platforms, among which the
-rehearsed ones are divided.
+The result is one network of the same size, which predicts without any measurement of the source.  Rehearsed programs are
+divided among the earlier platforms, so a step costs the same however long the chain is, as long as this leaves each of those
+platforms two programs per task.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
 from tcl_core.teaching import STUDENT, standardised, teach
 
-FEW = 1000  # measured programs up to which teachers that learned them say nothing
-LEAST = 16  # paired programs that tell the scale of the scores
-SCALES = 0.25, 4.0  # bounds of what a score of 1 means in log(seconds)
+FEW = 1000  # measured programs up to which teachers trained on them are not used
+LEAST = 16  # fewest paired programs to estimate the scale of the scores
+SCALES = 0.25, 4.0  # bounds of a score unit's worth in log(seconds)
 
 
 @dataclass(frozen=True)
 class BridgeSettings:
-    """How a step is learned.
+    """Settings of one step along the chain.
 
-    fit        of few measurements; of thousands it has more epochs (``passes``)
-    rehearsal  programs rehearsed for each that is labelled
+    fit        training settings for few measurements; thousands get more epochs (``passes``)
+    rehearsal  rehearsed programs per labelled program
     """
 
     fit: FitSettings = replace(STUDENT, epochs=15, period=15, learning_rate=1e-3)
@@ -60,7 +60,7 @@ class BridgeSettings:
 
     @classmethod
     def of(cls, params: Params) -> BridgeSettings:
-        """As params.yaml's section ``bridge`` says."""
+        """Settings from params.yaml's sections ``bridge`` and ``train``."""
         b, t = params.bridge, params.train
         fit = replace(
             cls().fit, epochs=b.epochs, batch_size=b.batch_size, learning_rate=b.learning_rate,
@@ -84,7 +84,7 @@ class Bridge(Method):
             source_s=source_s, settled=step.state.shipped, earlier=step.state.hardware,
             on_epoch=in_phase("bridge", on_epoch), checkpoint=step.checkpoint,
         )  # fmt: skip
-        # Programs that are alone in their tasks taught it, but tell no Fisher diagonal.
+        # Programs that are alone in their tasks can train it, but give no Fisher diagonal.
         fisher = fisher_diagonal(model.network, step.measured) if any_usable(step.measured) else step.state.fisher
         state = ChainState(model, copy.deepcopy(model), fisher, step.state.hardware, step.state.shipped)
         return Learned(state.with_platform(step.hardware), labelled.share, labelled.left)
@@ -102,16 +102,16 @@ def bridged(
     on_epoch: OnEpoch | None = None,
     checkpoint: Path | None = None,
 ) -> tuple[MambaModel, Completed]:
-    """The network after one more platform, and what became of the labels.
+    """The network after one more platform, and the corrected labels (before teachers' labels are mixed in).
 
-    measured    programs that ran on the platform, or failed; ``unlabelled`` further ones of the same tasks, their latencies not
-                read; both with the platform's hardware row
-    source_s    seconds of both, in this order, on the platform that is nearest; NaN where it did not measure them
-    settled     leave the network as it is where nothing of the platforms' difference is believed, and few were measured
+    measured    programs measured on the platform, failed ones included, with its hardware row
+    unlabelled  more programs of the same tasks, with the same hardware row; their latencies are not read
+    source_s    (M + U,) seconds of measured, then unlabelled programs on the source platform; NaN where not measured
+    settled     leave the network unchanged if the correction's share is 0 and few programs were measured
     earlier     hardware vectors of the platforms whose ranking is rehearsed
     checkpoint  as in ``fit_network``
 
-    Raises DataError for latencies that are none, and for programs without a hardware row.
+    Raises DataError for invalid latencies, and for programs without a hardware row.
     """
     check_latencies(measured)
     check_hardware(measured)
@@ -136,32 +136,33 @@ def bridged(
 
 
 def teachers_share(measured: Samples) -> float:
-    """What teachers that learned the platform's own M measurements count in its labels, beside those that were corrected: 1 - 1000 / M.
+    """Weight of teachers trained on the platform's own M programs that ran, against the corrected labels: max(0, 1 - 1000 / M).
 
-    Measured latencies teach a network less than what trees make of them, which is smoother (``teaching``), but trees that learned some
-    hundreds know little of other programs.  (On training networks of the reference data half of each harmed with 600 measured
-    programs and gained with 2,400; with 7,100, three quarters of the teachers gained more: docs/learning.md.)
+    A network learns more from trees' scores, which are smoother, than from measured latencies (``teaching``), but trees trained
+    on a few hundred programs know little about others.  (On training networks of the reference data, a weight of one half harmed
+    with 600 measured programs and helped with 2,400; with 7,100, three quarters helped more: docs/learning.md.)
     """
     ran = int(np.isfinite(measured.latencies_s).sum())
     return max(0.0, 1.0 - FEW / ran) if ran and any_usable(measured) else 0.0
 
 
 def passes(epochs: int, measured: Samples) -> int:
-    """Epochs over the labels, the more of them the teachers': twice as many where nearly all is theirs, for smooth labels can be learned to the end."""
+    """Epochs over the labels: up to twice ``epochs`` as ``teachers_share`` nears 1, since smooth labels bear longer training."""
     return round(epochs * (1.0 + teachers_share(measured)))
 
 
 def _mixed(labels_s: np.ndarray, teachers_s: np.ndarray, share: float, tasks: np.ndarray) -> np.ndarray:
-    """(N,) pseudo-latencies on one scale, ``share`` of the way from the first to the teachers'; what failed by the first stays so."""
+    """(N,) pseudo-latencies on one scale: labels and teachers' mixed with weight ``share``; failed labels stay failed."""
     told = np.where(np.isfinite(labels_s), _on_one_scale(teachers_s, tasks), np.inf)
     return _on_one_scale(labels_s ** (1.0 - share) * told**share, tasks)
 
 
 def source_seconds(scores: np.ndarray, programs: Samples, source_s: np.ndarray | None = None) -> np.ndarray:
-    """(N,) seconds that ``scores`` stand for; measured ones where ``source_s`` has them.
+    """(N,) seconds that ``scores`` stand for, or the measured ones where ``source_s`` has them.
 
-    What a score is worth in log(seconds) is told by the source's measurements, else by the target's, and is 1 where both are too
-    few; and so is a task's level, of which scores say nothing.  (Without it the correction would learn levels, which rank no program.)
+    A score unit's worth in log(seconds) is estimated from the source's measurements, else from the target's; it is 1 if both are
+    too few.  Scores contain no task levels, so these are estimated likewise; otherwise the correction would learn them, and
+    levels rank no programs.
     """
     scales = (score_scale(scores, known_s, programs.tasks) for known_s in (source_s, programs.latencies_s) if known_s is not None)
     guess = -next((scale for scale in scales if scale is not None), 1.0) * scores.astype(np.float64)
@@ -178,7 +179,7 @@ def source_seconds(scores: np.ndarray, programs: Samples, source_s: np.ndarray |
 
 
 def score_scale(scores: np.ndarray, seconds: np.ndarray, tasks: np.ndarray) -> float | None:
-    """Least squares slope of minus log(seconds) on the scores within tasks; None where too few programs tell."""
+    """Least-squares slope of minus log(seconds) on the scores within tasks, clipped to ``SCALES``; None for too few programs."""
     x, y = [], []
     for task in rows_by_task(tasks):
         known = task[np.isfinite(seconds[task])]
@@ -192,9 +193,10 @@ def score_scale(scores: np.ndarray, seconds: np.ndarray, tasks: np.ndarray) -> f
 
 
 def rehearsed(base: MambaModel, programs: Samples, earlier: Sequence[Sequence[float]], share: float, seed: int) -> list[Samples]:
-    """Programs under each earlier platform's hardware row, in tasks of their own, labelled with what ``base`` says of them.
+    """Programs with each earlier platform's hardware row, labelled with ``base``'s scores; every platform gets its own tasks.
 
-    Not of one whose row is their own, for to the network that is this platform: what was measured of it would be unlearned.
+    Skips a platform with the programs' own hardware row: to the network that is this platform, and its new labels would be
+    unlearned.
     """
     earlier = [row for row in earlier if len(programs) and not np.array_equal(hardware_rows(row, 1)[0], programs.features[0, 0])]
     if not earlier or not share:
@@ -209,14 +211,17 @@ def rehearsed(base: MambaModel, programs: Samples, earlier: Sequence[Sequence[fl
 
 
 def _by_whole_tasks(tasks: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Rows of some ``count`` programs, the same number of each task."""
+    """Rows of about ``count`` random programs, equally many of each task, at least two where it has them."""
     groups = list(rows_by_task(tasks))
     each = max(2, round(count / len(groups)))
     return np.concatenate([draw.permutation(rows)[:each] for rows in groups])
 
 
 def slowest_where_failed(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """(N,) with its task's slowest label for a program that fails: to a regression one without a label is unknown, and its like stay fast."""
+    """(N,) latencies with failed programs given their task's slowest label.
+
+    Regression leaves out programs without a label, so it would go on ranking programs like them as fast.
+    """
     found = latencies_s.copy()
     for task in rows_by_task(tasks):
         ran = np.isfinite(latencies_s[task])
@@ -226,7 +231,7 @@ def slowest_where_failed(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarr
 
 
 def _on_one_scale(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """Pseudo-latencies on the scale of a teacher ensemble's scores, which the network has learned; failed programs stay so."""
+    """Pseudo-latencies on the scale of a teacher ensemble's scores, which the network has learned; failed programs stay inf."""
     ran = np.isfinite(latencies_s)
     found = np.full(len(latencies_s), np.inf)
     found[ran] = np.exp(-standardised(-np.log(latencies_s[ran]), tasks[ran]))

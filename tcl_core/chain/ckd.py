@@ -1,41 +1,40 @@
 """Continuous knowledge distillation (CKD) along a chain of platforms (arXiv 2604.12891, section on CKD).
 
-Two columns of one architecture: the knowledge base (KB) goes along the chain, the active column (AC) learns
-the current platform.  Each platform after the first takes two phases, each a difference from ``fit_network``:
+Two columns of one architecture: the knowledge base (KB) is passed along the chain, the active column (AC) learns
+the current platform.  Each platform after the first takes two phases, each a variation of ``fit_network``:
 
     CL phase  KB frozen; AC and its lateral adapters (``models.lateral_mamba``) learn with LambdaRank; cosine
               rate, restarting every 10 epochs
-    KD phase  AC frozen as teacher; KB learns from it, from the measured labels, and is held near what it was
-              (``DistillationLoss``); rate times 0.8 every 5 epochs; not after the last platform
+    KD phase  AC frozen as teacher; KB learns from it and from the measured labels, and is held near its former
+              weights (``DistillationLoss``); rate times 0.8 every 5 epochs; skipped for the last platform
 
-Where this departs from the paper: it splits a number of epochs evenly over the platforms and again over the
-two phases, while here params.yaml gives each its own (``train.epochs``, ``distill.epochs``,
-``distill.kd_epochs``).
+Departure from the paper: the paper splits a number of epochs evenly over the platforms and again over the two
+phases; here params.yaml sets each (``train.epochs``, ``distill.epochs``, ``distill.kd_epochs``).
 
-What the paper leaves open, and what is done here:
-- The first platform has no KB yet: a plain Mamba is trained, and KB begins as its copy.
-- AC begins as a copy of KB (``column_start="knowledge_base"``) since a new platform brings few records;
-  ``"fresh"`` begins at random.  Adapters are 32 wide and begin closed.
-- The Fisher diagonal is that of the LambdaRank loss of the platform just left, one gradient per task, on its
-  training records; each platform's replaces the one before.
-- P_T in the place of labels: the teacher's scores stretched to [0, 1] within the task.
-- phi needs the batches of a run, so the KD phase keeps one grouping into batches and shuffles only their
-  order.  The sum over j runs over steps: each step adds the EWC term once.
-- Both phases keep their last epoch, as in the paper.  Only if tasks are kept apart for validation does the CL
-  phase keep the best epoch by their loss; the KD phase never: validation on the newest platform alone would
+Choices that the paper leaves open:
+- The first platform has no KB yet: a plain Mamba is trained, and KB starts as its copy.
+- AC starts as a copy of KB (``column_start="knowledge_base"``), since a new platform brings few records;
+  ``"fresh"`` starts at random.  Adapters are 32 wide and start closed.
+- The Fisher diagonal is that of the LambdaRank loss on the training records of the platform just learned, with one
+  gradient per task; each platform's replaces the previous one.
+- P_T as labels: the teacher's scores, scaled to [0, 1] within the task.
+- phi needs fixed batches, so the KD phase keeps one grouping into batches and shuffles only their order.  The sum
+  over j runs over steps: each step adds the EWC term once.
+- Both phases keep their last epoch, as in the paper.  Only if tasks are held out for validation does the CL phase
+  keep the epoch with their lowest loss; the KD phase never does: validating on the newest platform alone would
   favour forgetting the others.
 
-``mended`` keeps the two columns and phases, and changes what each term is made of, where few programs are measured:
+``mended`` keeps the two columns and phases, and changes these terms for the case of few measured programs:
 
-    unlabelled_cl  AC learns by regression the labels that a teacher ensemble, which learned the few, gives measured and unlabelled
-                   programs; as printed it ranks the measured alone, which are often one or two of a task
-    unlabelled_kd  KB is distilled on all those programs.  As printed it hears AC of those alone whose labels taught AC.
-    task_labels    P_T: the task's labels in the teacher's order.  Scores stretched to [0, 1] say that programs differ as much
-                   in every task, and those gains weigh the pairs.
-    task_trust     phi of each task, by errors on programs that were not learned: two further columns learn half of the tasks
-                   each, and rank the other half's.  As printed it is of batches, and of what AC has learned by heart.
-    unit_fisher    the Fisher diagonal over its mean.  As printed lambda is firm or nothing with the number of programs of a
-                   task, over whose pairs the loss sums.
+    unlabelled_cl  AC learns by regression from a teacher ensemble, trained on the few, that labels measured and unlabelled
+                   programs.  As printed, AC ranks only the measured programs, often one or two per task.
+    unlabelled_kd  KB is distilled on all those programs.  As printed, only on the programs that AC was trained on.
+    task_labels    P_T is the task's labels in the teacher's order.  Scores scaled to [0, 1], whose gains weight the pairs,
+                   imply that programs differ equally much in every task.
+    task_trust     phi is per task, from errors on held-out programs: two additional columns each learn half of the tasks and
+                   rank the other half's.  As printed, phi is per batch, from errors on AC's own training programs.
+    unit_fisher    The Fisher diagonal is divided by its mean.  As printed, lambda's strength depends on the number of programs
+                   per task, because the loss sums over their pairs.
 """
 
 from __future__ import annotations
@@ -61,23 +60,23 @@ from tcl_core.models.mamba import MambaModel, MambaNetwork
 from tcl_core.models.torch_model import SEEDING
 from tcl_core.params import Params
 
-MENDED_LAMBDA = 0.01  # of the printed one
+MENDED_LAMBDA = 0.01  # factor on the printed lambda
 
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """What a step along the chain depends on (defaults: arXiv 2604.12891 where it gives them)."""
+    """Settings of a step along the chain (defaults: arXiv 2604.12891 where it gives them)."""
 
-    fit: FitSettings = FitSettings()  # what both phases share; its epochs are not used
+    fit: FitSettings = FitSettings()  # shared by both phases; its epochs are not used
     epochs: int = 50  # of the CL phase
     kd_epochs: int = 50  # of the KD phase
-    beta: float = 0.5  # share of the measured labels against the teacher
-    ewc_lambda: float = 10_000.0  # how firmly KB is held near what it was
+    beta: float = 0.5  # weight of the measured labels against the teacher
+    ewc_lambda: float = 10_000.0  # how firmly KB is held near its former weights
     adapter_width: int = 32
-    column_start: str = "knowledge_base"  # of ``learning_names``: or fresh
-    cl_period: int = 10  # epochs after which the CL phase's cosine begins again
-    kd_period: int = 5  # epochs after which the KD phase's rate is 0.8 of what it was
-    # What is mended, term by term: see above.
+    column_start: str = "knowledge_base"  # see ``learning_names``; also fresh
+    cl_period: int = 10  # epochs after which the CL phase's cosine restarts
+    kd_period: int = 5  # epochs after which the KD phase's rate is multiplied by 0.8
+    # Mended terms: see the module docstring.
     unlabelled_cl: bool = False
     unlabelled_kd: bool = False
     task_labels: bool = False
@@ -86,9 +85,9 @@ class DistillSettings:
 
     @classmethod
     def of(cls, params: Params) -> DistillSettings:
-        """As params.yaml's section ``distill`` says: by LambdaRank, from measured programs alone.
+        """Settings from params.yaml's sections ``distill`` and ``train``: LambdaRank, on measured programs only.
 
-        At a tenth of the programs a teacher ensemble of their own gained nothing (docs/models.md).
+        With a tenth of the programs, a teacher ensemble trained on them gained nothing (docs/models.md).
         """
         d, usual = params.distill, cls().fit
         own = {"learning_rate": d.learning_rate, "batch_size": d.batch_size, "loss": usual.loss, "schedule": usual.schedule}
@@ -96,19 +95,19 @@ class DistillSettings:
         return cls(fit, d.epochs, d.kd_epochs, d.beta, d.ewc_lambda, d.adapter_width, d.column_start)
 
     def column_fit(self) -> FitSettings:
-        """How the CL phase trains."""
+        """Training settings of the CL phase."""
         return replace(self.fit, epochs=self.epochs, schedule="cosine", period=self.cl_period)
 
     def base_fit(self) -> FitSettings:
-        """How the KD phase trains."""
+        """Training settings of the KD phase."""
         return replace(self.fit, epochs=self.kd_epochs, schedule="step", period=self.kd_period)
 
 
 def mended(settings: DistillSettings) -> DistillSettings:
-    """All terms mended.  The Fisher diagonal's mean is 1 then, and ``ewc_lambda`` counts a hundredth: the paper's 10,000 is 100.
+    """``settings`` with all terms mended; since the Fisher diagonal then has mean 1, ``ewc_lambda`` becomes a hundredth.
 
-    On one fold of the reference data, with 160 labels from AVX2 to AVX-512, 1 lost .05 to .10 of the earlier platform's pairs,
-    30 .02 to .03, 100 less than .005, 1,000 none.
+    So the paper's 10,000 becomes 100.  On one fold of the reference data, with 160 labels from AVX2 to AVX-512, a lambda of 1
+    lost .05 to .10 of the earlier platform's pairs, 30 lost .02 to .03, 100 less than .005, 1,000 none.
     """
     return replace(
         settings, fit=replace(settings.fit, loss="scores"), ewc_lambda=settings.ewc_lambda * MENDED_LAMBDA,
@@ -132,12 +131,12 @@ class Ckd(Method):
 
     @staticmethod
     def _learned(step: Step, state: ChainState) -> Learned:
-        """KB has heard of the platform, unless it is the last, whose KD phase is left out."""
+        """Record that KB has learned the platform, unless it is the last, which has no KD phase."""
         return Learned(state if step.is_last else state.with_platform(step.hardware))
 
 
 class CkdMended(Ckd):
-    """``distill.method: ckd-mended``: its terms mended, and learned from unlabelled programs too."""
+    """``distill.method: ckd-mended``: all terms mended, also learning from unlabelled programs."""
 
     def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
         settings, (train, valid) = mended(DistillSettings.of(step.params)), step.own
@@ -159,12 +158,14 @@ def learn_next(
     on_epoch: OnPhaseEpoch | None = None,
     checkpoint: Path | None = None,
 ) -> ChainState:
-    """Learn the chain's next platform; ``state`` is that of the platform before and stays as it is.
+    """Learn the chain's next platform; ``state`` is the previous platform's and is not modified.
 
-    ``pseudo_labelled`` are the programs of ``train`` in their order and unlabelled ones behind them, with a teacher ensemble's labels
-    (``teaching.pseudo_labelled``), where the settings learn from such.  ``last`` leaves out the KD phase: KB and its Fisher diagonal
-    then stay those of ``state``.  ``checkpoint`` as in ``learn_first``.  Raises DataError when there is nothing to learn
-    from, UsageError for settings that need ``pseudo_labelled`` without it.
+    pseudo_labelled  the programs of ``train`` in order, then unlabelled ones, with a teacher ensemble's labels
+                     (``teaching.pseudo_labelled``); only for settings with ``unlabelled_cl`` or ``unlabelled_kd``
+    last             skip the KD phase: KB and its Fisher diagonal remain those of ``state``
+    checkpoint       as in ``learn_first``
+
+    Raises DataError when there is nothing to learn from, UsageError if the settings need ``pseudo_labelled`` and it is missing.
     """
     if pseudo_labelled is None and (settings.unlabelled_cl or settings.unlabelled_kd):
         raise UsageError(
@@ -184,11 +185,11 @@ def learn_next(
 
 
 def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaModel:
-    """AC before its CL phase, beside a frozen copy of KB."""
+    """AC before its CL phase, with a frozen copy of KB.  Raises UsageError for an unknown ``column_start``."""
     if settings.column_start not in COLUMN_STARTS:
         raise unknown_name("column start", settings.column_start, COLUMN_STARTS)
     with SEEDING, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(settings.fit.seed)  # a caller's GPUs keep their states
+        torch.default_generator.manual_seed(settings.fit.seed)  # torch.manual_seed would seed a caller's GPUs too
         column = MambaNetwork(**base.arguments)
         column.standardise.load_state_dict(base.standardise.state_dict())
         if settings.column_start == "knowledge_base":
@@ -207,7 +208,7 @@ def distill(
     on_epoch: Callable | None = None,
     checkpoint: Path | None = None,
 ) -> MambaModel:
-    """The KD phase: KB, from where ``state`` left it, learns what the frozen ``teacher`` found; arguments as in ``learn_next``."""
+    """The KD phase: distil the frozen ``teacher`` into a copy of ``state``'s KB and return it; arguments as in ``learn_next``."""
     student = copy.deepcopy(state.knowledge_base)
     student.settings = settings.base_fit()
     lesson, measured = train, None
@@ -239,8 +240,9 @@ def distill(
 
 
 def held_out_trust(base: MambaNetwork, measured: Samples, lesson: Samples, tasks: int, settings: DistillSettings) -> np.ndarray:
-    """(tasks,) phi of each task number, as two columns tell that learn ``lesson``, each without half of the measured programs'
-    tasks, and rank those.
+    """(tasks,) phi of each task number, by two-fold cross-validation over the measured programs' tasks.
+
+    Two columns each learn ``lesson`` without one half of these tasks, and rank that half's measured programs.
     """
     drawn = np.random.default_rng([settings.fit.seed, 3]).permutation(np.unique(measured.tasks))
     scores, half = np.zeros(len(measured), np.float32), np.isin(measured.tasks, drawn[::2])

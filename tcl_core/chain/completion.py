@@ -1,14 +1,13 @@
-"""Labels for programs that a platform never ran: what another platform measured of them, corrected by the few that both ran.
+"""Labels for programs that a platform never ran: another platform's latencies, corrected with the few programs both ran.
 
     log t_target(x)  =  log t_source(x)  +  level of x's task  +  share * correction(x)
 
-Programs that are fast on one machine tend to be fast on another, and what differs follows from a program's structure; so a
-residual is learned from far fewer measurements than latencies themselves are.  The correction is a few trees that read the
-tokens' row and how the program fares on the source beside its task's others.  How much of it is believed, ``share``, is
-what serves tasks best from which no program was taken (cross-validation over tasks), and in doubt less: with hardly a paired
-program the source's own order stays.
+Programs that are fast on one machine tend to be fast on another, and the difference follows from their structure; so the
+residual can be learned from far fewer measurements than latencies.  The correction is a few trees over the tokens' row and
+the program's latency on the source relative to its task.  ``share`` is the factor that predicts held-out tasks best
+(cross-validation over tasks); in doubt the smaller one: with too few paired programs the source's own order remains.
 
-What was measured on the target keeps its measured value.  (The residual view of transfer is that of Kennedy and O'Hagan's
+Programs measured on the target keep their measured values.  (This residual view of transfer is that of Kennedy and O'Hagan's
 multi-fidelity models, Biometrika 2000.)
 """
 
@@ -24,8 +23,8 @@ from tcl_core.models.trees import TreesModel
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 FOLDS = 5
-# Learned of the ratio as it is, not less its task's mean: a lone program of a task says something too.  On training networks
-# of the reference data that ordered .80 of sse4.2's pairs as avx512 does with 160 paired programs, against .78.
+# The target is the ratio itself, not centred per task, so that a task's only paired program counts too.  On training networks
+# of the reference data, with 160 paired programs, that ordered .80 of sse4.2's pairs as avx512 does, against .78 centred.
 GROWING = {
     "objective": "reg:squarederror", "base_score": 0.0, "tree_method": "hist", "eta": 0.05,
     "max_depth": 5, "min_child_weight": 2.0, "lambda": 4.0, "subsample": 0.8, "colsample_bynode": 0.3,
@@ -35,8 +34,11 @@ TREES = 150
 
 @dataclass(frozen=True)
 class Completed:
-    """(N,) latencies in seconds, up to a factor of the task; how much of the correction is believed; and the variance of
-    log(target / source) that this leaves in tasks from which it took no program, of 1.
+    """Completed labels.
+
+    latencies_s  (N,) seconds, up to a factor per task
+    share        factor on the correction, 0 to 1
+    left         share of the variance of log(target / source) left unexplained in held-out tasks
     """
 
     latencies_s: np.ndarray
@@ -45,7 +47,7 @@ class Completed:
 
 
 def completed(programs: Samples, source_s: np.ndarray, target_s: np.ndarray, seed: int = 0) -> Completed:
-    """Labels of all programs from (N,) seconds on the source, and (N,) on the target: NaN where they were not measured.
+    """Labels of all N programs from (N,) seconds on the source and (N,) on the target, NaN where not measured there.
 
     A program that failed on the source (inf) and was not measured on the target stays failed.
     """
@@ -64,7 +66,7 @@ def completed(programs: Samples, source_s: np.ndarray, target_s: np.ndarray, see
 
 
 def _rows(programs: Samples, log_source: np.ndarray) -> np.ndarray:
-    """(N, C) what the correction reads: the row of ``TreesModel``, and log(latency / mean of the task) on the source."""
+    """(N, C) input of the correction: the row of ``TreesModel``, and log(latency / the task's geometric mean) on the source."""
     ran, beside = np.isfinite(log_source), np.zeros(len(programs), dtype=np.float32)
     for task in rows_by_task(programs.tasks):
         if ran[task].any():
@@ -73,7 +75,7 @@ def _rows(programs: Samples, log_source: np.ndarray) -> np.ndarray:
 
 
 def _correction(rows: np.ndarray, paired: np.ndarray, ratio: np.ndarray, tasks: np.ndarray, seed: int) -> tuple[np.ndarray, float, float]:
-    """(N,) correction of all programs, the share of it to believe, and the variance that is left then."""
+    """(N,) correction of all programs, the share of it to apply, and the share of variance left unexplained."""
     groups = np.unique(tasks[paired])
     if len(groups) < FOLDS:
         return np.zeros(len(rows)), 0.0, 1.0
@@ -90,9 +92,9 @@ def _correction(rows: np.ndarray, paired: np.ndarray, ratio: np.ndarray, tasks: 
 
 
 def best_share(ratio: np.ndarray, predicted: np.ndarray, tasks: np.ndarray) -> tuple[float, float]:
-    """The smallest share of a prediction whose error is within a standard error over tasks of the best one's, and its error.
+    """The smallest share whose squared error is within one standard error (over tasks) of the best one's, and its error.
 
-    Both are (N,); the error is relative to believing nothing.
+    ``ratio``, ``predicted`` and ``tasks`` are (P,); the error is relative to that of share 0.
     """
     groups = list(rows_by_task(tasks))
     errors = np.array([[np.sum((ratio[task] - share * predicted[task]) ** 2) for task in groups] for share in SHARES])
@@ -105,7 +107,7 @@ def best_share(ratio: np.ndarray, predicted: np.ndarray, tasks: np.ndarray) -> t
 
 
 def _grown(rows: np.ndarray, values: np.ndarray, asked: np.ndarray, seed: int) -> np.ndarray:
-    """What trees that learned the (P,) ``values`` of ``rows`` say of the rows ``asked``, float64."""
+    """Predictions, float64, for the rows ``asked`` by trees trained on the (P,) ``values`` of ``rows``."""
     columns = np.flatnonzero(np.ptp(rows, axis=0) > 0)
     trees = xgboost.train({**GROWING, "seed": seed}, xgboost.QuantileDMatrix(rows[:, columns], values), TREES)
     return trees.inplace_predict(asked[:, columns]).astype(np.float64)

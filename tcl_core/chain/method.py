@@ -1,8 +1,10 @@
-"""The contract of a way to learn a later platform.  A new one is one file beside this one, a line of ``METHODS`` in params.py, where
-its numbers are declared as well, and their lines in params.yaml.
+"""Interface of a method for learning a later platform of the chain.
 
-A method is an object without state, which the stage ``distill`` asks.  It knows no project's folder: what it may read there, a
-``Step`` gives.
+To add one: a file beside this one, a line in ``METHODS`` of params.py, its parameters declared there, and their lines in
+params.yaml.
+
+A method is a stateless object that the stage ``distill`` calls.  It never reads the project's folder itself: a ``Step`` provides
+everything it may read.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from tcl_core.params import Params
 
 
 class Step(Protocol):
-    """From one platform of the chain to the next: what is known.  All programs have the next platform's hardware row, and one task
-    numbering.
+    """Everything known for the step from one platform of the chain to the next.
+
+    All programs have the next platform's hardware row and share one task numbering.
     """
 
     @property
@@ -29,45 +32,49 @@ class Step(Protocol):
 
     @property
     def state(self) -> ChainState:
-        """Of the platform before."""
+        """State after the previous platform."""
 
     @property
     def hardware(self) -> Sequence[float]:
-        """The next platform's vector."""
+        """The next platform's hardware vector."""
 
     @property
     def is_last(self) -> bool:
-        """Of the chain: no platform goes on from this one."""
+        """Whether the next platform is the chain's last, from which none continues."""
 
     @property
     def checkpoint(self) -> Path:
-        """A folder from which an interrupted step goes on, as in ``fit_network``."""
+        """Folder from which an interrupted step resumes, as in ``fit_network``."""
 
     @property
     def measured(self) -> Samples:
-        """Programs that ran on the next platform, or failed."""
+        """Programs measured on the next platform, failed ones included."""
 
     @property
     def own(self) -> tuple[Samples, Samples | None]:
-        """The measured ones of the tasks to learn, and those of the tasks that params.yaml keeps apart for validation, if any."""
+        """Measured programs split by task: to train on, and, if params.yaml holds tasks out, to validate on."""
 
     def labelled(self, measured: Samples) -> Samples:
-        """The measured programs and, behind them, unlabelled ones of their tasks, with the labels of a teacher ensemble that reads
-        tokens; the measured ones as they are where params.yaml wants no unlabelled programs.
+        """The measured programs, then unlabelled ones of their tasks, all with labels of a teacher ensemble that reads tokens.
+
+        If params.yaml asks for no unlabelled programs, returns the measured ones with their own latencies, failed ones with
+        their task's slowest.
         """
 
     def others(self) -> tuple[Samples, np.ndarray]:
-        """U programs of the same tasks that were not measured here: those that the platform before measured, then unlabelled ones.
-        And (M + U,) seconds of the M measured ones and these on the platform before, inf where they failed there, NaN where they
-        did not run.
+        """U programs not measured on the next platform, and seconds on the previous one.
+
+        The programs are of the same tasks: first those that the previous platform measured, then unlabelled ones.  The seconds,
+        (M + U,), cover the M measured programs, then these: inf where they failed there, NaN where they were not measured.
         """
 
 
 class Learned(NamedTuple):
-    """What a method found.
+    """A method's result.
 
-    state        what the next platform goes on from; its ``model`` ranks this one's programs
-    share, left  by how much the difference between the platforms is believed, and how much of it that leaves unexplained, of 1
+    state  what the next platform continues from; its ``model`` ranks this one's programs
+    share  factor on the learned difference between the platforms, 0 to 1; None if the method has none
+    left   share of that difference left unexplained; None likewise
     """
 
     state: ChainState
@@ -76,10 +83,10 @@ class Learned(NamedTuple):
 
 
 class Method(ABC):
-    """One way to learn a later platform.
+    """A method for learning a later platform.
 
-    sections    of params.yaml that it depends on: its model's provenance has them
-    reads_both  it also reads what the platform before measured (``Step.others``)
+    sections    sections of params.yaml that it depends on; recorded in its model's provenance
+    reads_both  whether it also reads the previous platform's measurements (``Step.others``)
     """
 
     sections: ClassVar[tuple[str, ...]]
@@ -87,8 +94,8 @@ class Method(ABC):
 
     @abstractmethod
     def epochs(self, step: Step) -> int:
-        """How many ``learn`` will report."""
+        """Number of epochs that ``learn`` will report."""
 
     @abstractmethod
     def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
-        """Learn the next platform; ``step.state`` stays as it is.  Raises DataError where there is nothing to learn from."""
+        """Learn the next platform; ``step.state`` is not modified.  Raises DataError when there is nothing to learn from."""

@@ -1,6 +1,6 @@
-"""What one platform of a chain hands to the next, and the first platform, which has none to go on from.
+"""State passed from one platform of a chain to the next, and training of the first platform, which starts without one.
 
-KB is the knowledge base: the network that goes along the chain.
+KB is the knowledge base: the network passed along the chain.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tcl_core.params import Params
 from tcl_core.provenance import LEARNED
 
 OnPhaseEpoch = Callable[[str, int, float, dict[str, float]], None]
-"""Called after each epoch with the phase ("CL" or "KD"), the epoch, the mean loss and validation metrics."""
+"""Called after each epoch with the phase ("CL", "KD" or "bridge"), the epoch, the mean loss and validation metrics."""
 
 
 @dataclass(frozen=True)
 class ChainState:
-    """What one platform hands to the next: its deployable model, and KB with its Fisher diagonal.
+    """State that one platform passes to the next: its deployable model, and KB with its Fisher diagonal.
 
-    hardware  the hardware vector of each platform that KB has learned, in the chain's order
-    shipped   KB has learned what comes with TCL
-    tasks     keys of the tasks that KB has learned, on whatever platform: it is no judge's business to rank by these (``provenance.learned_tasks``)
+    hardware  hardware vector of each platform that KB has learned, in chain order
+    shipped   whether KB has learned the data that comes with TCL
+    tasks     keys of all tasks that KB has learned, on any platform; evaluation must not use them (``provenance.learned_tasks``)
     """
 
     model: MambaModel | LateralMambaModel
@@ -48,11 +48,11 @@ class ChainState:
     tasks: frozenset[str] = frozenset()
 
     def with_platform(self, hardware: Sequence[float]) -> ChainState:
-        """KB has learned one more."""
+        """This state with one more platform recorded as learned by KB."""
         return replace(self, hardware=(*self.hardware, tuple(hardware)))
 
     def write_into(self, folder: Path) -> None:
-        """Write the model into an existing folder; ``knowledge_base/``, ``fisher.safetensors`` and ``learned.json`` beside it."""
+        """Write the model into an existing folder, with ``knowledge_base/``, ``fisher.safetensors`` and ``learned.json``."""
         self.model.write_into(folder)
         self.knowledge_base.save(folder / "knowledge_base")
         tensors = {name: value.contiguous().cpu() for name, value in self.fisher.items()}
@@ -78,7 +78,7 @@ class ChainState:
 
 
 def fit_settings(params: Params) -> FitSettings:
-    """How a model of one platform trains: params.yaml's section ``train``."""
+    """Training settings of a single platform's model: params.yaml's section ``train`` and its seed."""
     t = params.train
     return FitSettings(
         epochs=t.epochs,
@@ -94,9 +94,9 @@ def fit_settings(params: Params) -> FitSettings:
 
 
 def within_steps(settings: FitSettings, programs: int, steps: int) -> FitSettings:
-    """The settings with as many passes over so many programs as the steps allow, one at least and no more than they have.
+    """The settings with their epochs reduced to fit ``steps`` optimiser steps over ``programs`` programs, to one at least.
 
-    If batches were full: they hold whole tasks, so that there are somewhat more steps.
+    Assumes full batches; they hold whole tasks, so there are slightly more steps in practice.
     """
     epochs = max(1, min(settings.epochs, steps * settings.batch_size // max(programs, 1)))
     return replace(settings, epochs=epochs, period=epochs)
@@ -113,11 +113,12 @@ def learn_first(
 ) -> ChainState:
     """Train the chain's first platform: a plain Mamba, whose copy becomes KB.
 
-    ``measured`` are the measured programs, where ``train`` holds others too (``teaching``): the Fisher diagonal is of
-    theirs, unless each is alone in its task.  A task's ranking loss sums over pairs, so that of ten times the programs would hold
-    KB a thousand times as firmly, and it could learn nothing more.
-    ``checkpoint`` is a folder from which an interrupted call goes on; the caller removes it after saving the
-    state. Raises DataError when there is nothing to learn from.
+    measured    the measured programs, if ``train`` holds others too (``teaching``).  The Fisher diagonal is computed on
+                these, unless each is alone in its task: a task's ranking loss sums over pairs, so with ten times the
+                programs it would hold KB a thousand times as firmly, and KB could learn nothing more.
+    checkpoint  folder from which an interrupted call resumes; the caller removes it after saving the state
+
+    Raises DataError when there is nothing to learn from.
     """
     model = MambaModel(settings)
     model.fit(train, valid, in_phase("CL", on_epoch), checkpoint=checkpoint)
@@ -127,7 +128,7 @@ def learn_first(
 
 
 def in_phase(phase: str, on_epoch: OnPhaseEpoch | None) -> OnEpoch | None:
-    """What a training loop is given, so that its epochs are told as those of a phase."""
+    """Callback for a training loop that reports its epochs to ``on_epoch`` under the name ``phase``."""
     if on_epoch is None:
         return None
     return lambda epoch, loss, metrics: on_epoch(phase, epoch, loss, metrics)

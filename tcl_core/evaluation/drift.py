@@ -1,11 +1,11 @@
-"""Whether a machine still orders programs as when it was measured, told by a few that are measured again.
+"""Drift detection: whether a machine still orders programs as it did before, judged by measuring a few again.
 
-A model ranks programs of one task, so only their order within a task can make it wrong.  A factor that all programs
-share (a neighbour, a lower clock) is told, and is no drift.  Noise swaps programs that are nearly equally fast;
-therefore only *clear* pairs count, those whose latencies are some factor apart.
+A model ranks programs of one task, so only a changed order within a task makes it wrong.  A factor common to all programs
+(a neighbour, a lower clock) is reported, but is no drift.  Noise swaps programs of nearly equal speed, so only *clear*
+pairs count: those whose latencies differ by at least a given factor.
 
-Arrays are aligned on N programs: latencies in seconds, inf where a program failed, NaN where others on the machine disturbed
-it; tasks (N,) int.
+Arrays are aligned on N programs: latencies in seconds, inf where a program failed, NaN where the machine was disturbed by
+others; tasks (N,) int.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import numpy as np
 from tcl_core.evaluation.intervals import Interval
 
 DRAWS = 1000
-SAME = 0.05  # a common factor nearer to 1 than this is not worth a word
-SAMPLE = 8  # clear pairs, below which nothing can be told
-SWAPPED = 3  # clear pairs, by fewer of which no order has changed: of eight one would be more than a tenth
+SAME = 0.05  # a common factor that differs from 1 by no more than this is not reported
+SAMPLE = 8  # fewest clear pairs for a verdict
+SWAPPED = 3  # fewest swapped clear pairs that count as a changed order: one of eight would already be over a tenth
 DRIFTED, SAME_ORDER, UNDECIDED = "drift", "no drift", "undecided"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Programs measured again.
+    """Comparison of a repeated measurement with the old one.
 
-    programs   that ran then and were not disturbed now; disturbed: those that were; failed: that fail now
+    programs   number that ran before and were not disturbed now
+    disturbed  number disturbed now
+    failed     number of ``programs`` that fail now
     ratio      median of new / old latency, with its 95 % interval over programs
-    spread     ratios between which 80 % of the programs lie
-    pairs      clear pairs of the old measurement; agreement: share of them in the same order now
-    both       pairs that are clear in both measurements
-    then, now  share of those that the champion orders right, by the old and by the new measurement; None without one
+    spread     10th and 90th percentile of the ratios
+    pairs      number of clear pairs in the old measurement
+    agreement  share of these in the same order now, with its 95 % interval over tasks
+    both       number of pairs that are clear in both measurements
+    then, now  share of these that the champion orders right by the old and by the new measurement; None without a champion
     """
 
     programs: int
@@ -49,17 +52,17 @@ class Comparison:
 
     @property
     def fall(self) -> float:
-        """By how much the champion's share fell."""
+        """Drop in the champion's share; 0 if unknown."""
         return 0.0 if self.then is None or self.now is None else self.then - self.now
 
 
 def compare(
     old_s: np.ndarray, new_s: np.ndarray, tasks: np.ndarray, clear: float, champion: np.ndarray | None = None, seed: int = 0
 ) -> Comparison:
-    """The figures of programs that ran then (``old_s`` is finite).
+    """Compare old and new latencies of programs that ran before (``old_s`` must be finite).
 
-    clear     factor between the latencies of a pair that counts
-    champion  (N,) its predictions, higher is better
+    clear     least factor between the latencies of a clear pair
+    champion  (N,) the champion's predictions, higher is better
     """
     known = ~np.isnan(new_s)
     disturbed, champion = int((~known).sum()), None if champion is None else champion[known]
@@ -70,7 +73,7 @@ def compare(
     kept = _ordered(-new_s, old)
     shares: dict[str, Any] = {}
     if champion is not None:
-        # The same pairs: one that is a little less, or more, than clear now says nothing of the champion.
+        # Use the same pairs for both shares: a pair that just crossed the threshold says nothing about the champion.
         then, now = _in_both(old, _clear_pairs(new_s, tasks, clear))
         shares = {"both": len(then), "then": _mean(_ordered(champion, then)), "now": _mean(_ordered(champion, now))}
     return Comparison(
@@ -86,11 +89,15 @@ def compare(
 
 
 def verdict(found: Comparison, least_agreement: float, most_fall: float) -> tuple[str, str]:
-    """Whether that is drift, and the sentence that says why."""
+    """Verdict (``DRIFTED``, ``SAME_ORDER`` or ``UNDECIDED``) and the sentence that explains it.
+
+    least_agreement  share of clear pairs that must keep their order
+    most_fall        largest allowed drop in the champion's share
+    """
     if found.pairs < SAMPLE:
         return UNDECIDED, f"only {found.pairs} clear pairs of programs could be compared{_disturbed(found)}"
     other_order = found.agreement.value < least_agreement
-    few = found.pairs * (1 - found.agreement.value) < SWAPPED - 0.25  # equal ones count by halves
+    few = found.pairs * (1 - found.agreement.value) < SWAPPED - 0.25  # ties count one half
     fell = found.fall > most_fall and found.fall * found.both >= SWAPPED - 0.25
     if other_order and few and not fell:
         kept = f"{found.agreement.value:.0%} of only {found.pairs} clear pairs of programs keep their order, too few to tell"
@@ -127,20 +134,20 @@ def _machine(found: Comparison) -> str:
 
 
 def _clear_pairs(seconds: np.ndarray, tasks: np.ndarray, clear: float) -> np.ndarray:
-    """(P, 2) rows of programs of one task, the clearly faster one first."""
+    """(P, 2) row numbers of clear pairs within a task, the faster program first."""
     faster = (seconds[:, None] * clear <= seconds[None, :]) & np.isfinite(seconds)[:, None]
     return np.argwhere(faster & (tasks[:, None] == tasks[None, :]))
 
 
 def _in_both(old: np.ndarray, new: np.ndarray) -> list[np.ndarray]:
-    """Those of either whose two programs are a pair of the other, in whichever order."""
+    """``old`` and ``new``, each reduced to pairs that are in both, in either order."""
     names = [[frozenset(pair) for pair in pairs.tolist()] for pairs in (old, new)]
     shared = set(names[0]) & set(names[1])
     return [pairs[[name in shared for name in of]] for pairs, of in zip((old, new), names, strict=True)]
 
 
 def _ordered(goodness: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """(P,) 1 where the first of a pair is the better one, 1/2 where both are equal, else 0."""
+    """(P,) 1 where a pair's first program has the higher ``goodness``, 1/2 for ties, else 0."""
     first, second = goodness[pairs[:, 0]], goodness[pairs[:, 1]]
     return np.where(first == second, 0.5, first > second)
 
@@ -157,7 +164,7 @@ def _median(ratios: np.ndarray, seed: int) -> Interval:
 
 
 def _share_over_tasks(kept: np.ndarray, tasks: np.ndarray, seed: int) -> Interval:
-    """The mean of ``kept`` and its 95 % interval over tasks drawn with replacement."""
+    """Mean of ``kept`` with its 95 % bootstrap interval over tasks."""
     if not len(kept):
         return Interval(float("nan"), float("nan"), float("nan"))
     names, group = np.unique(tasks, return_inverse=True)

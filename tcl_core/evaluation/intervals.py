@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals over tasks and over random rankings, and comparisons of two models.
+"""Uncertainty of metrics: intervals over tasks and over random rankings, and comparisons of two models.
 
 Arguments as in ``metrics``.  All intervals are 95 %.
 """
@@ -26,7 +26,7 @@ from tcl_core.evaluation.metrics import (
     top_k_network_average,
 )
 
-FLIPS = 4096  # choices of signs that are looked at: all of twelve tasks
+FLIPS = 4096  # most sign choices evaluated: all of them for up to twelve tasks
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """One figure of two models on the same records.
+    """One metric of two models on the same records.
 
-    champion, candidate  the figure of each over all tasks
-    probability          how sure it is that the candidate's is higher, from 0 to 1; see the function that made the comparison
+    champion, candidate  each model's value over all tasks
+    probability          confidence that the candidate's is higher, from 0 to 1; defined by the function that made the comparison
     low, high            95 % interval of candidate - champion, over resampled tasks
     """
 
@@ -53,15 +53,15 @@ class PairedComparison:
 
 
 def bootstrap_top_k(chosen: Picks, networks: Networks, draws: int, seed: int = 0) -> Interval:
-    """Top-k and its interval over tasks drawn with replacement."""
+    """Top-k with its bootstrap interval over tasks."""
     ratios = _resampled(task_weights(chosen.tasks, pooled(networks)), draws, seed, chosen)[0]
     return Interval(chosen.ratio(pooled(networks)), *np.percentile(ratios, [2.5, 97.5]).tolist())
 
 
 def random_top_k(latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int, draws: int = 1000, seed: int = 0) -> Interval:
-    """Top-k of a random ranking: the mean over ``draws`` rankings and the range of 95 % of them.
+    """Top-k of a random ranking: the mean over ``draws`` rankings and their central 95 % range.
 
-    Nothing is shuffled: the latency of the best of k random programs is drawn from its exact distribution.
+    No ranking is shuffled: the latency of the best of k random programs is sampled from its exact distribution.
     """
     rng, groups = np.random.default_rng(seed), list(measured_tasks(latencies_s, tasks))
     weight = task_weights(np.array([tasks[rows[0]] for rows, _ in groups]), pooled(networks))
@@ -77,10 +77,10 @@ def paired_bootstrap(
     champion: np.ndarray, candidate: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray,
     networks: Networks, k: int = 1, draws: int = 1000, seed: int = 0,
 ) -> PairedComparison:  # fmt: skip
-    """Top-k by two models' predictions (N,) on the same records, tasks drawn with replacement.
+    """Compare top-k of two models' predictions (N,) on the same records, by a bootstrap over tasks.
 
-    The probability is the share of draws in which the candidate's is higher; equal counts 1/2: twins get 0.5.  With few
-    tasks it is coarse; with one it can only be 0, 0.5 or 1.  Raises DataError as ``top_k`` does.
+    The probability is the share of draws in which the candidate's is higher; ties count 1/2, so identical models get 0.5.
+    With few tasks it is coarse; with one it can only be 0, 0.5 or 1.  Raises DataError as ``top_k`` does.
     """
     chosen = [picks(predictions, latencies_s, tasks, k) for predictions in (champion, candidate)]
     weight = task_weights(chosen[0].tasks, pooled(networks))
@@ -91,12 +91,12 @@ def paired_bootstrap(
 
 
 def flipped_signs(champion: Mapping[int, float], candidate: Mapping[int, float], draws: int = 1000, seed: int = 0) -> PairedComparison:
-    """The means of a figure that both models have of the same tasks, each task counting the same.
+    """Compare the means over tasks of a metric (task -> value) of two models; each task counts the same.
 
-    The probability is 1 - p of the sign-flip test: were the models equally good, each task's difference could as well
-    have the other sign, and p is the share of all 2^T ways to choose the signs (``FLIPS`` random ones, where there are more)
-    whose mean is at least the one found.  It is exact however few tasks there are, and no better than they allow: of T
-    tasks p is at least 1 / 2^T.  A bootstrap of so few is too sure of itself.  Twins get 0.
+    The probability is 1 - p of the sign-flip test: if the models were equally good, each task's difference could equally
+    well have the other sign, and p is the share of all 2^T sign choices (of ``FLIPS`` random ones, if there are more) whose
+    mean is at least the observed one.  It is exact for any number of tasks, with p at least 1 / 2^T for T tasks; a bootstrap
+    over few tasks is overconfident.  Identical models get 0.
 
     Raises ValueError for different tasks, or none.
     """
@@ -110,7 +110,7 @@ def flipped_signs(champion: Mapping[int, float], candidate: Mapping[int, float],
 
 
 def _share_at_least(difference: np.ndarray, rng: np.random.Generator) -> float:
-    """p of the sign-flip test: the share of signs with a sum of at least the one found, itself among them."""
+    """p of the sign-flip test: the share of sign choices whose sum is at least the observed one, which itself counts."""
     count, found = len(difference), difference.sum() - 1e-12
     if 2**count <= FLIPS:
         signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
@@ -123,13 +123,13 @@ def model_figures(
     predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks,
     ks: Sequence[int], draws: int = 1000, seed: int = 0,
 ) -> dict:  # fmt: skip
-    """All figures of one model on one platform, as plain numbers for JSON and ``report``.
+    """All metrics of one model on one platform, as plain numbers for JSON and ``report``.
 
     {tasks, programs, failed, pairwise_accuracy, spearman, subset_top_1, and for each k: top_k {value, low, high},
     top_k_random {...}, top_k_network_average}
     """
     figures: dict = {
-        "tasks": len(np.unique(tasks[np.isfinite(latencies_s)])),  # of others nothing can be said
+        "tasks": len(np.unique(tasks[np.isfinite(latencies_s)])),  # only tasks in which a program ran can be judged
         "programs": len(tasks),
         "failed": int(np.isinf(latencies_s).sum()),
         "pairwise_accuracy": pairwise_accuracy(predictions, latencies_s, tasks),
@@ -147,7 +147,8 @@ def model_figures(
 def chain_figures(platforms: Sequence[str], top_1: Sequence[Sequence[float]], before: Mapping[str, str]) -> dict:
     """The chain matrix for JSON and ``report``: row = model after a platform, column = platform ranked.
 
-    ``platforms`` in the order of learning; ``before``: of each but the first the one whose model it goes on from.
+    platforms  in the order of learning
+    before     platform -> the platform whose model it continues from, for all but the first
     """
     places = {platform: place for place, platform in enumerate(platforms)}
     lost = forgetting(np.asarray(top_1, dtype=np.float64), [places[before[p]] if p in before else None for p in platforms])
@@ -159,7 +160,7 @@ def chain_figures(platforms: Sequence[str], top_1: Sequence[Sequence[float]], be
 
 
 def _resampled(weight: np.ndarray, draws: int, seed: int, *chosen: Picks) -> list[np.ndarray]:
-    """(draws,) ratios of each, all over the same resampled tasks; only tasks with a weight are drawn."""
+    """(draws,) top-k ratios of each of ``chosen``, over the same resampled tasks; only tasks with a weight are drawn."""
     used = np.flatnonzero(weight)
     index = used[np.random.default_rng(seed).integers(0, len(used), (draws, len(used)))]
     return [(weight * c.best_s)[index].sum(axis=1) / (weight * c.picked_s)[index].sum(axis=1) for c in chosen]

@@ -5,7 +5,7 @@
     tasks        (N,) int, the task of each program
     networks     network name -> task -> weight, how often the network runs the task
 
-A task in which nothing was measured or everything failed has no best program and is left out of every figure.
+A task in which nothing was measured or everything failed has no best program and is left out of every metric.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tcl_core.errors import DataError
 from tcl_core.features.batches import rows_by_task
 
 Networks = Mapping[str, Mapping[int, float]]
-SUBSET, SUBSETS = 16, 64  # programs of a subset of a task, and how many subsets
-PAIRS_AT_ONCE = 1 << 22  # that are compared: of a task with tens of thousands of programs all of them take gigabytes
+SUBSET, SUBSETS = 16, 64  # programs per subset of a task, and number of subsets
+PAIRS_AT_ONCE = 1 << 22  # pairs compared at once: all pairs of tens of thousands of programs take gigabytes
 
 
 @dataclass(frozen=True)
 class Picks:
-    """What choosing k programs per task gives: (T,) task, its fastest latency and its fastest pick's."""
+    """Result of choosing k programs per task: (T,) task numbers, each task's fastest latency, and its fastest pick's."""
 
     tasks: np.ndarray
     best_s: np.ndarray
@@ -40,9 +40,10 @@ class Picks:
 def picks(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, k: int) -> Picks:
     """The fastest of the k programs ranked best, per task.
 
-    A failed pick counts as the task's slowest program that ran, so k failures cost that much and no
-    more.  Among equal predictions at the k-th place the expected latency of a random choice stands: order in
-    the file never helps.
+    A failed pick counts as the task's slowest program that ran, so k failures cost that much and no more.  For ties at the
+    k-th place the expected latency of a random choice is taken, so the order of programs never matters.
+
+    Raises DataError for NaN predictions, invalid latencies, or when no task has a program that ran.
     """
     check_inputs(predictions, latencies_s, tasks)
     found = [
@@ -55,7 +56,7 @@ def picks(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, k
 
 
 def top_k(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int) -> float:
-    """Pooled over networks m with tasks s of weight w, as TLP and TCL do; in (0, 1], 1 is best:
+    """Top-k pooled over networks m with tasks s of weight w, as in TLP and TCL; in (0, 1], 1 is best:
 
         sum_m sum_s min latency(s) * w(m, s)  /  sum_m sum_s min latency(the k ranked best of s) * w(m, s)
 
@@ -65,18 +66,18 @@ def top_k(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, n
 
 
 def top_k_network_average(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, networks: Networks, k: int) -> float:
-    """TenSet's variant: the ratio of each network alone, then the plain mean; not ``top_k``'s scale."""
+    """TenSet's variant of top-k: each network's own ratio, then their plain mean; not comparable with ``top_k``."""
     chosen = picks(predictions, latencies_s, tasks, k)
     present = set(chosen.tasks.tolist())
     return float(np.mean([chosen.ratio(weights) for weights in networks.values() if present & set(weights)]))
 
 
 def subset_top_1(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[int, float]:
-    """Task -> mean top-1 over fixed random subsets of ``SUBSET`` of its programs; all of them where it has fewer ("U16").
+    """Task -> "U16": mean top-1 over fixed random subsets of ``SUBSET`` of its programs (of all, if it has fewer).
 
-    Top-1 of a whole task hangs on a few fast programs, and one of them more or less decides between two models; over the
-    subsets many programs have their say.  The subsets depend on the number of programs alone, so that models meet the same; those
-    in which nothing ran tell nothing and are left out, and where all are such, the whole task stands for them.
+    Top-1 of a whole task depends on a few fast programs, so that a single one can decide between two models; over subsets many
+    programs contribute.  Subsets depend only on the number of programs, so all models get the same ones.  Subsets in which
+    nothing ran are left out; if nothing ran in any, the whole task is used instead.
     """
     check_inputs(predictions, latencies_s, tasks)
     return {
@@ -90,43 +91,45 @@ def _mean_top_1(predictions: np.ndarray, seconds: np.ndarray, ran: np.ndarray) -
     order = np.argsort(draw.random((SUBSETS, len(seconds))), axis=1)[:, :SUBSET]
     order = order[ran[order].any(axis=1)] if ran[order].any() else np.arange(len(seconds))[None]
     drawn, seconds = predictions[order], seconds[order]
-    chosen = drawn == drawn.max(axis=1, keepdims=True)  # of equal predictions, what a random choice among them is worth in the mean
+    chosen = drawn == drawn.max(axis=1, keepdims=True)  # for ties, the mean over a random choice among them
     worth = seconds.min(axis=1, keepdims=True) / seconds
     return float(np.mean((worth * chosen).sum(axis=1) / chosen.sum(axis=1)))
 
 
 def pairwise_accuracy(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:
-    """Share of pairs with different latencies that are ranked right, per task, then the mean.
+    """Share of pairs with different latencies that are ranked right, per task, averaged over tasks.
 
-    Equal predictions count 1/2.  A failed program is slower than any that ran.  NaN where no task
-    has two different latencies.
+    Equal predictions count 1/2.  A failed program counts as slower than any that ran.  NaN if no task has two different
+    latencies.
     """
     return mean_over_tasks(task_pairs(predictions, latencies_s, tasks))
 
 
 def task_pairs(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> dict[int, float]:
-    """Task -> share of its pairs that are ranked right, as ``pairwise_accuracy``; tasks without two different latencies are left out."""
+    """Task -> share of its pairs ranked right, as in ``pairwise_accuracy``; leaves out tasks without two different latencies."""
     check_inputs(predictions, latencies_s, tasks)
     return _by_task(_pairs_right, predictions, latencies_s, tasks)
 
 
 def spearman(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray) -> float:
-    """Rank correlation of predictions with speed, per task, then the mean; ties share their mean rank.
+    """Rank correlation of predictions with speed, per task, averaged over tasks; ties share their mean rank.
 
-    Constant predictions correlate 0.  A failed program is slower than any that ran.  NaN as for
-    ``pairwise_accuracy``.
+    Constant predictions give 0.  A failed program counts as slower than any that ran.  NaN as for ``pairwise_accuracy``.
     """
     check_inputs(predictions, latencies_s, tasks)
     return mean_over_tasks(_by_task(_rank_correlation, predictions, latencies_s, tasks))
 
 
 def forgetting(top_1: np.ndarray, before: Sequence[int | None]) -> np.ndarray:
-    """(P,) best top-1 on each platform so far minus top-1 of the last model that goes back to the platform's own, at least 0.
+    """(P,) top-1 lost on each platform: the best of any model on its line minus that of the line's last model, at least 0.
 
-    top_1[i, p] is the model after the chain's i-th platform on platform p; NaN where it was not evaluated.  before[i]: of which
-    platform's model it goes on, None for the first; in a chain that branches, another branch's model has learned nothing of p.
+    A platform's line is its own model, those it was built on, and those built on it; a model of another branch of the chain has
+    learned nothing of the platform.
+
+    top_1[i, p]  top-1 on platform p of the model after the chain's i-th platform; NaN where not evaluated
+    before[i]    index of the platform whose model the i-th continues from; None for the first
     """
-    lines: list[set[int]] = []  # of each platform: itself and those that it goes back to
+    lines: list[set[int]] = []  # each platform and its ancestors
     for place, former in enumerate(before):
         lines.append({place} | (set() if former is None else lines[former]))
     rows = [[i for i, line in enumerate(lines) if p in line or i in lines[p]] for p in range(len(lines))]
@@ -151,7 +154,7 @@ def task_weights(tasks: np.ndarray, weights: Mapping[int, float]) -> np.ndarray:
 
 
 def measured_tasks(latencies_s: np.ndarray, tasks: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(rows, latencies) of each task in which a program ran; a failed one gets the slowest that ran."""
+    """(rows, latencies) of each task in which a program ran; failed programs get the slowest latency that ran."""
     for rows in rows_by_task(tasks):
         seconds = latencies_s[rows].astype(np.float64)
         ran = np.isfinite(seconds)
@@ -197,7 +200,7 @@ def _by_task(figure, predictions: np.ndarray, latencies_s: np.ndarray, tasks: np
 
 
 def mean_over_tasks(of_tasks: Mapping[int, float]) -> float:
-    """Each task counts the same; NaN of none."""
+    """Plain mean over tasks; NaN if there are none."""
     return float(np.mean(list(of_tasks.values()))) if of_tasks else float("nan")
 
 

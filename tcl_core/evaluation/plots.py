@@ -1,6 +1,6 @@
-"""An evaluation as pictures: each function writes one PNG into ``folder`` and returns its path.
+"""Plots of an evaluation: each function writes one PNG into ``folder`` and returns its path.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; the same data gives the same bytes.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; the same data gives the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SERIES = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
 
 
 def plot_top_k(evaluation: Mapping[str, Any], folder: str | Path) -> Path:
-    """Top-k of each platform's own model and the baselines beside a random ranking, with 95 % intervals."""
+    """Top-k of each platform's own model, the baselines and a random ranking, with 95 % intervals."""
     platforms, ks = list(evaluation["platforms"]), ks_of(evaluation)
     figure, panels = _panels(len(ks), width=1.5 + 1.2 * len(platforms))
     for k, axes in zip(ks, panels, strict=True):
@@ -51,13 +51,13 @@ def _bars(axes: Axes, platforms: Sequence[str], series: Mapping[str, Mapping[str
             np.array(at) + (index - (len(series) - 1) / 2) * width, value, width, label=name,
             yerr=np.maximum([value - low, high - value], 0), capsize=3,
             color=GREY if name == "random" else _SERIES[index % len(_SERIES)],
-            hatch="" if name == "random" else "//" * (index // len(_SERIES)),  # where colours come again
+            hatch="" if name == "random" else "//" * (index // len(_SERIES)),  # where colours repeat
         )  # fmt: skip
     axes.set_xticks(range(len(platforms)), platforms, rotation=15)
 
 
 def plot_chain(chain: Mapping[str, Any], folder: str | Path) -> Path:
-    """The chain matrix as a heat map: above the diagonal transfer, below it what is remembered."""
+    """The chain matrix as a heat map: transfer above the diagonal, retention below it."""
     platforms, top_1 = chain["platforms"], np.array(chain["top_1"], dtype=float)
     figure, (axes,) = _panels(1, width=2.8 + 1.1 * len(platforms), height=1.8 + 0.8 * len(platforms))
     image = axes.imshow(top_1, cmap="cividis", vmin=min(0.5, np.nanmin(top_1)), vmax=1, aspect="auto")
@@ -121,7 +121,7 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, Any]]], folder: str
 
 
 def plot_collection(progress: Mapping[str, Sequence[Mapping[str, Any]]], folder: str | Path) -> Path:
-    """Programs measured per round and operator type, best score found: platform -> collection_progress."""
+    """Programs measured per round and operator type, and best score found: platform -> ``collection_progress``."""
     figure, panels = _panels(len(progress), rows=2, height=6.4)
     kinds = sorted({kind for rounds in progress.values() for entry in rounds for kind in entry["measured"]})
     for column, (platform, rounds) in enumerate(progress.items()):
@@ -143,7 +143,7 @@ def plot_collection(progress: Mapping[str, Sequence[Mapping[str, Any]]], folder:
 
 
 def _stack(axes: Axes, at: Sequence[int], parts: Mapping[str, Sequence[int]]) -> None:
-    """Stacked bars; past seven parts the colours come again with a hatch."""
+    """Stacked bars; after seven parts the colours repeat with a hatch."""
     floor = np.zeros(len(at))
     for index, (name, counts) in enumerate(parts.items()):
         hatch = ("", "//", "..", "xx")[index // len(_SERIES) % 4]
@@ -160,7 +160,7 @@ def _stack(axes: Axes, at: Sequence[int], parts: Mapping[str, Sequence[int]]) ->
 
 
 def _panels(count: int, rows: int = 1, width: float = 4.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes row by row; without pyplot, which keeps global state and may want a display."""
+    """A figure and its axes, row by row; avoids pyplot, which keeps global state and may need a display."""
     from matplotlib.figure import Figure
 
     if not count:

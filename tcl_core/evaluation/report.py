@@ -1,11 +1,11 @@
-"""An evaluation as text.  Gets plain numbers, knows no model and no file.
+"""An evaluation as text, from plain numbers; independent of models and files.
 
-The evaluation that every function here and in ``plots`` reads:
+Format of the evaluation that the functions here and in ``plots`` read:
 
     {"platforms": {platform: figures of its own model},          figures: intervals.model_figures
      "baselines": {name: {platform: figures}},                   may be missing
      "chain": intervals.chain_figures(...),                      of the deployable models; may be missing
-     "knowledge_base": intervals.chain_figures(...)}             of what goes along the chain; may be missing
+     "knowledge_base": intervals.chain_figures(...)}             of the knowledge base; may be missing
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 
 def terminal_table(evaluation: Mapping[str, Any], width: int = 160) -> str:
-    """Each platform's models beside a random ranking, then the chain and its knowledge base."""
+    """Tables of each platform's models and a random ranking, then of the chain and its knowledge base."""
     from rich.console import Console
 
     console = Console(file=StringIO(), width=width)
@@ -87,10 +87,10 @@ def _number(value: float | None) -> str:
 def collection_progress(
     rounds: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray, operator_types: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """How a collection went, round by round: {round, measured {operator type: programs}, failed, best_score}.
+    """Progress of a collection, one entry per round: {round, measured {operator type: programs}, failed, best_score}.
 
-    All arguments have one entry per measured program; latency inf where it failed.  best_score is the mean
-    over tasks of (fastest latency at the end) / (fastest so far), 0 for a task in which nothing has run yet.
+    All arguments have one entry per measured program; latency is inf where it failed.  best_score is the mean of (fastest
+    latency at the end) / (fastest so far) over the tasks that run in the end; 0 for one in which nothing has run yet.
     """
     rounds, latencies_s, kinds = np.asarray(rounds), np.asarray(latencies_s), np.asarray(operator_types)
     names, task = np.unique(tasks, return_inverse=True)

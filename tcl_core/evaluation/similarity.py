@@ -1,4 +1,4 @@
-"""How alike two platforms order programs, told by the few that both measured."""
+"""Similarity of two platforms' program orders, from the few programs that both measured."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features.batches import rows_by_task
 
-UNKNOWN = 16  # pairs that say nothing, beside which what a few say is weighed
+UNKNOWN = 16  # pseudo-pairs, half of them ordered alike, that shrink a share from few pairs towards 1/2
 
 
 def agreement(sources_s: Mapping[str, np.ndarray], target_s: np.ndarray, tasks: np.ndarray) -> dict[str, float]:
-    """Source -> share of pairs that it orders as the target does, of programs that both measured; nearest first.
+    """Source -> share of pairs it orders as the target does, of programs that both ran, mean over tasks; nearest first.
 
-    Half of ``UNKNOWN`` more pairs count as ordered alike: a source that shares two programs with the target is no nearer than one that
-    orders hundreds of pairs nearly as it does.  0.5, which says nothing, where no task has two of them.
+    ``UNKNOWN`` more pairs, half of them ordered alike, shrink the share towards 1/2, so that a source that shares two programs
+    with the target does not beat one that agrees on most of hundreds of pairs.  0.5, no information, if no task has a pair.
     """
     found = {}
     for name, source_s in sources_s.items():

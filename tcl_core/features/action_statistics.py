@@ -12,8 +12,8 @@ STATISTICS = len(COUNTED) * PER_KIND
 
 
 def action_statistics(tokens: np.ndarray) -> np.ndarray:
-    """(N, STATISTICS) float32 of (N, L, F) tokens: per kind of action, and of the tiling levels that the actions make,
-    how many there are, and sum, maximum and minimum of each number; zeros where there is none.
+    """(N, STATISTICS) float32 of (N, L, F) tokens: per kind of action, and for the tiling levels that the actions make,
+    the number of rows and the sum, maximum and minimum of each number; zeros for a kind without rows.
 
     Programs of a sketch have the same kinds in the same order, so they are counted together.
     """

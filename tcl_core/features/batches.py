@@ -25,8 +25,8 @@ class Samples:
     states       (N,) objects or None: the real states of the programs whose schedules were replayed
                  (``features.states.Trajectory``), None for the others; only training a world model reads them
     holds        what the rows are: "tokens" of the schedule, its hardware and its workload (``features.encode``),
-                 "per-store features" of the lowered program (``features.per_store``), or what a model makes of either for a
-                 part of itself.  A model that reads others refuses them
+                 "per-store features" of the lowered program (``features.per_store``), or what a model derives from either for
+                 one of its parts.  A model that reads another kind refuses them
     """
 
     features: np.ndarray
@@ -77,8 +77,8 @@ def rows_by_task(tasks: np.ndarray) -> Iterator[np.ndarray]:
 def concatenate(parts: Sequence[Samples]) -> Samples:
     """Stack parts that share one task numbering; shorter programs are padded with zero rows.
 
-    Raises ValueError for parts whose rows are not of one kind, UsageError for parts that number their tasks each for itself, as two logs do, as
-    far as the tasks' names tell.
+    Raises ValueError where the parts' rows are of different kinds, UsageError where the task names show that each part
+    numbers its tasks for itself, as two logs do.
     """
     holds = {p.holds for p in parts}
     if len(holds) > 1:
@@ -100,12 +100,12 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
 
 
 def _concatenated(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """An optional field of stacked parts: there if all of them have it."""
+    """Concatenate an optional field; None unless every part has it."""
     return None if any(part is None for part in parts) else np.concatenate(parts)
 
 
 def scaled_within_task(predictions: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """(N,) predictions moved and stretched to [0, 1] within each task; 0.5 where a task's are all equal.
+    """(N,) predictions scaled to [0, 1] within each task; 0.5 where all predictions of a task are equal.
 
     Raises DataError for predictions that are not finite: a model that diverged must not select.
     """

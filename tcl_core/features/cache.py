@@ -1,6 +1,6 @@
-"""Arrays that are costly to make, kept by name: a safetensors file for each task.
+"""Cache of arrays that are costly to compute, by name: one safetensors file per task.
 
-Knows nothing of programs: whoever makes the arrays names them after all that they depend on, and gives their format.
+Knows nothing of programs: the caller derives each name from all that its array depends on, and gives the format.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class Cache:
     """Name -> array, in a file that is read at once and replaced as a whole.
 
-    format  what makes the arrays, in which version; what another format left in the file does not count
-    arrays  what is known; names are equally long, arrays differ in their first axis only
+    format  what computes the arrays, and its version; a file of another format is ignored
+    arrays  known arrays; names have one length, shapes differ in the first axis only
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Cache:
             self.arrays = {name.tobytes(): part for name, part in zip(tensors["names"], parts, strict=True)}
 
     def write(self) -> None:
-        """Put what came new on the disk.  Raises PlatformError when that is full."""
+        """Write the file if arrays were added.  Raises PlatformError when the disk is full."""
         if len(self.arrays) == self._kept:
             return
         names = np.frombuffer(b"".join(self.arrays), dtype=np.uint8).reshape(len(self.arrays), -1)

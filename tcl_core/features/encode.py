@@ -1,4 +1,4 @@
-"""From programs, known by task, sketch and decisions, to the arrays that models see.
+"""Encode programs, given by task, sketch and decisions, as the arrays that models see.
 
 Keeps the templates of sketches, so that encoding costs array operations alone.
 """
@@ -34,7 +34,7 @@ class _Template:
     width: int
 
 
-# Data sets share tasks and sketches, which take TVM milliseconds each to read: what one encoder read lately the next one finds here.
+# Data sets share tasks and sketches, each of which takes TVM milliseconds to read: encoders share what was read recently.
 @lru_cache(maxsize=1024)
 def _read_task(operator: str, flops: float, module_json: str) -> tuple[Any, Workload]:
     """A task's module, and what it computes."""
@@ -44,14 +44,14 @@ def _read_task(operator: str, flops: float, module_json: str) -> tuple[Any, Work
 
 @lru_cache(maxsize=4096)
 def _read_template(trace_json: str, *task: Any) -> _Template:
-    """Of a sketch of the task that ``_read_task`` reads from these."""
+    """The template of a sketch; ``task`` are the arguments of ``_read_task`` for its task."""
     module, workload = _read_task(*task)
     sketch = read_sketch("", 0, trace_from_json(trace_json, module))
     return _Template(sketch_primitives(sketch, workload), sketch.width)
 
 
 class Encoder:
-    """Turns programs into tokens; reads each task and sketch when a program of it is first met."""
+    """Turns programs into tokens; reads each task and sketch at its first program."""
 
     def __init__(self, tasks: Sequence[Task], sketches: Iterable[Mapping[str, Any]]) -> None:
         self.tasks = {task.key: task for task in tasks}
@@ -67,7 +67,7 @@ class Encoder:
         self._templates[sketch.task_key, sketch.index] = _Template(primitives, sketch.width)
 
     def workload(self, task_key: str) -> Workload:
-        """What a task computes; read from its module when first asked for."""
+        """What a task computes; read from its module on first use."""
         if task_key not in self._workloads:
             self._workloads[task_key] = _read_task(*self._of_task(task_key))[1]
         return self._workloads[task_key]
@@ -115,7 +115,7 @@ class Encoder:
         )
 
     def encode_columns(self, columns: Columns, hardware: Sequence[float]) -> Samples:
-        """As ``encode``, of a block of records as columns (``store.iter_columns`` of ``groups.COLUMNS``)."""
+        """As ``encode``, for a block of records as columns (``store.iter_columns`` of ``groups.COLUMNS``)."""
         groups = by_sketch(columns)
         parts = [(group, self._tokens((group.task_key, group.sketch_id), group.decisions, hardware)) for group in groups]
         return samples_of(parts, columns, self.numbers, self.names, WIDTH)

@@ -1,4 +1,4 @@
-"""Programs as columns of records, taken together by sketch, and their tokens put side by side again."""
+"""Group columns of records by sketch, and join the groups' tokens in the order of the records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def samples_of(
     names: Sequence[str],
     width: int,
 ) -> Samples:
-    """All programs of ``columns``, in order: each group with its (n, L, width) tokens.
+    """All programs of ``columns``, in order; ``parts`` are its groups, each with its (n, L, width) tokens.
 
     ``numbers`` gives the tasks' numbers by key, ``names`` their names by number.
     """

@@ -1,10 +1,10 @@
-"""The layout of a token: which column of a row says what.  The one place that numbers them.
+"""The layout of a token: what each column of a row holds.  The one place that numbers them.
 
     row = [kind one-hot (K) | numbers (M)],  F = K + M;  counts, extents, bytes and strides as log2(1 + x)
 
-Each kind of row has its own numbers: ``HARDWARE``, ``WORKLOAD``, ``LEVEL``, and of primitives ``SPLIT``, ``LOCATION``,
-``ANNOTATE`` and, of all others, ``PRIMITIVE``.  Their slices count from the first number: ``numbers_of(tokens)[..., SPLIT.extent]``.
-Saved models are of this layout: whoever moves a column, or has it say another number, raises ``VERSION``, by which they are refused.
+Each kind of row has its own numbers: ``HARDWARE``, ``WORKLOAD``, ``LEVEL``, and for primitives ``SPLIT``, ``LOCATION``,
+``ANNOTATE`` or, for all others, ``PRIMITIVE``.  Their slices count from the first number: ``numbers_of(tokens)[..., SPLIT.extent]``.
+Saved models depend on this layout: raise ``VERSION`` whenever a column moves or changes its meaning, so that older models are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = list[np.ndarray | float]
 
 VERSION = 2
 
-BESIDE = ("workload", "hardware", "level")  # rows that are of no primitive
+BESIDE = ("workload", "hardware", "level")  # kinds of rows other than primitives
 PRIMITIVES = (
     "Split", "Reorder", "Fuse", "ComputeAt", "ReverseComputeAt", "ComputeInline", "ReverseComputeInline", "CacheRead",
     "CacheWrite", "RFactor", "Annotate", "Bind", "other",
@@ -31,7 +31,7 @@ LOCATED = ("ComputeAt", "ReverseComputeAt")
 ALL_OPERATORS = (*OPERATORS, "depthwise_conv2d", "elementwise")
 ANNOTATIONS = ("parallel", "vectorize", "unroll_explicit", "tiling_structure", "random_compute_producer")
 ACCESSES = 4  # the written buffer and the first three read ones
-LOOPS, AXES = 32, 8  # by which numbers of loops, and of axes, levels and blocks, are divided
+LOOPS, AXES = 32, 8  # divisors of numbers of loops, and of axes, levels and blocks
 
 
 class Columns:
@@ -51,9 +51,9 @@ class Columns:
         return slices[name]
 
     def row(self, **values: Any) -> Row:
-        """Numbers by name, each a constant or (N,); what is not given is 0.
+        """A row of numbers given by name, each a constant or (N,); those not given are 0.
 
-        A list fills its columns from the left: what is missing is 0, what is more is left out.
+        A list fills its columns from the left: missing numbers are 0, surplus ones are dropped.
         """
         numbers: Row = [0.0] * self.width
         for name, value in values.items():
@@ -84,13 +84,13 @@ SPLIT = Columns(
 )
 
 LOCATION = Columns(
-    loop=1,  # under which the block is computed
+    loop=1,  # position of the loop that the block is computed under
     at_root=1,
     inlined=1,
     size=1,  # iterations of the block
-    fixed=1,  # no decision says where
+    fixed=1,  # 1 where no decision chooses the loop
     extent=1,  # of the loop, where it is fixed
-    inside=1,  # work of the anchor inside the loop; of a log whether it is of the anchor block
+    inside=1,  # work of the anchor inside the loop; for logs, whether the block is the anchor
     footprints=ACCESSES,  # inside the loop
 )
 
@@ -98,7 +98,7 @@ ANNOTATE = Columns(
     key=len(ANNOTATIONS),  # one-hot
     values=2,
     more=3,  # values that only logs have
-    reach=1,  # iterations that it takes hold of
+    reach=1,  # iterations that it applies to
 )
 
 PRIMITIVE = Columns(
@@ -118,9 +118,9 @@ LEVEL = Columns(
     contiguous=ACCESSES,
     footprints=ACCESSES,
     extents=4,  # of its loops
-    turning=1,  # extent of its last loop that turns more than once
-    moves=ACCESSES,  # how far a turn of that loop moves
-    lines=ACCESSES,  # of the cache
+    turning=1,  # extent of its last loop with more than one iteration
+    moves=ACCESSES,  # elements that one iteration of that loop moves by
+    lines=ACCESSES,  # cache lines touched
 )
 
 
@@ -130,7 +130,7 @@ def log2p(x: np.ndarray | float) -> np.ndarray:
 
 
 def token_row(kind: str, numbers: Row, count: int) -> np.ndarray:
-    """(count, F) of one row; each number is a constant or (count,)."""
+    """(count, F) tokens of one kind, one for each program; each number is a constant or (count,)."""
     row, constant = np.empty((count, WIDTH), dtype=np.float32), np.zeros(WIDTH, dtype=np.float32)
     varying = []
     for column, value in enumerate(numbers[:NUMBERS], len(KINDS)):

@@ -1,8 +1,8 @@
-"""Tokens of imported logs' programs, in the layout of a network's, so that one model class learns from both.
+"""Tokens of programs from imported logs, in the layout of a network's programs, so that one model class learns from both.
 
-A row for the hardware where it is known, one for the workload, one per step of the program.  What a step does, the log's
-dialect says (``programs.tuning_logs.actions``); here all dialects' actions become rows in one way.  What a log does not tell
-(strides, footprints) is 0.  Within a sketch only decisions differ, so encoding costs array operations per sketch.
+One row for the hardware where it is known, one for the workload, one per step of the program.  The log's dialect says what a
+step does (``programs.tuning_logs.actions``); here the actions of all dialects become rows in the same way.  What a log does not
+state (strides, footprints) is 0.  Within a sketch only decisions differ, so encoding costs array operations per sketch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LogEncoder:
     def __init__(self, tasks: Sequence[Mapping[str, Any]], sketches: Sequence[Mapping[str, Any]]) -> None:
         self.numbers = {row["task_key"]: number for number, row in enumerate(tasks)}
         self.names = tuple(row["name"] for row in tasks)
-        of_logs = [row for row in tasks if is_of_log(row["module_json"])]  # others are what a database left that was here before
+        of_logs = [row for row in tasks if is_of_log(row["module_json"])]  # the others are of a database imported before
         self._workloads = {row["task_key"]: _workload(json.loads(row["module_json"])) for row in of_logs}
         self._sketches = {(row["task_key"], row["sketch_id"]): json.loads(row["trace_json"]) for row in sketches}
 
@@ -89,7 +89,7 @@ def _programs(log: str, steps: list[Any], decisions: np.ndarray, workload: LogWo
 
 
 def _workload_numbers(workload: LogWorkload, programs: Programs) -> Row:
-    """As of a network's task."""
+    """Numbers of the workload row, as for a network's task."""
     spatial, reduced = programs.spatial, programs.reduced
     flops = workload.flops or 2.0 * spatial * reduced
     intensity = flops / workload.argument_bytes if workload.argument_bytes else 0.0
@@ -102,7 +102,7 @@ def _workload_numbers(workload: LogWorkload, programs: Programs) -> Row:
 
 
 def _row(action: Action, count: int) -> np.ndarray:
-    """(count, F) of an action; a loop that is bound to a thread index is a row of kind Bind."""
+    """(count, F) tokens of an action; an annotation that binds a loop to a thread index is a row of kind Bind."""
     if isinstance(action, Split):
         return token_row("Split", _split_numbers(action), count)
     if isinstance(action, ComputeAt):
@@ -116,7 +116,7 @@ def _row(action: Action, count: int) -> np.ndarray:
 
 
 def _split_numbers(split: Split) -> Row:
-    """The factors, then what is known of the axis; its strides are not."""
+    """The factors, then what is known of the axis; its strides are unknown."""
     return SPLIT.row(
         factors=[*map(log2p, split.factors.T)],
         extent=log2p(split.extent),
@@ -128,5 +128,5 @@ def _split_numbers(split: Split) -> Row:
 
 
 def _all(row: Row, columns: slice, numbers: Iterable[Any]) -> Row:
-    """The row with all of a log's numbers from these columns on: there may be more than a network's schedule has."""
+    """The row up to ``columns``, then all of a log's numbers: there may be more than a network's schedule has."""
     return [*row[: columns.start], *map(log2p, numbers)]

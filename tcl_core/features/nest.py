@@ -1,8 +1,8 @@
-"""The loop nest of a program's anchor block: what it tiles, and what annotations of the root make of its loops.
+"""The loop nest of a program's anchor block: its tiles, and what the root block's annotations do to its loops.
 
-The annotations name limits; what TVM's RewriteParallelVectorizeUnroll and its unrolling then do depends on the extents of the loops, on
-which of them other blocks share and on how each walks through memory.  It is worked out here for all programs of a sketch at once,
-without replaying one.
+The annotations only state limits; what TVM's RewriteParallelVectorizeUnroll and its unrolling then do depends on the loops' extents, on
+which loops other blocks share and on how each loop walks through memory.  This is computed here for all programs of a sketch at once,
+without replaying any.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def values_of(number: Number, decisions: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Nest:
-    """The anchor block's loops from outermost to innermost, as far as one reorder states them, of N programs of one sketch.
+    """The anchor block's loops, outermost first, as one reorder lists them, in N programs of one sketch.
 
-    decisions  (N, width) that fill the primitives' holes
-    loops      as the reorder states them;  axes (loops,) that they walk;  extents (N, loops)
-    tiles      (N, loops + 1, axes): what each axis covers inside, from loop p on; the last entry is all ones
+    decisions  (N, width), which fill the primitives' holes
+    loops      in the reorder's order;  axes (loops,) that they walk;  extents (N, loops)
+    tiles      (N, loops + 1, axes): iterations of each axis in loop p and the loops inside it; the last entry is all ones
     """
 
     primitives: Sequence[Primitive]
@@ -62,30 +62,30 @@ class Nest:
     # --- where other blocks are ---
 
     def place(self, loop: Loop) -> int | None:
-        """Its position; None for a loop that is none of these."""
+        """A loop's position; None if it is not in this nest."""
         return self.loops.index(loop) if loop in self.loops else None
 
     @property
     def shared(self) -> np.ndarray:
-        """(N, 1 + moved blocks) position of the loop under which each of them is computed too; -1 for one of none of these loops."""
+        """(N, 1 + moved blocks) position of the loop that each moved block is computed under, -1 for none of these; column 0 is -1."""
         return self._around[0]
 
     @property
     def outer(self) -> np.ndarray:
-        """(N, loops) extents as seen from outside: of the block's own loops, or of those under which it was moved."""
+        """(N, loops) extents seen from outside: of the block's own loops, or of those that it was moved under."""
         return self._around[1]
 
     @cached_property
     def _around(self) -> tuple[np.ndarray, np.ndarray]:
         """``shared`` and ``outer``.
 
-        A loop that a primitive names is known.  A decision counts the loops around the blocks that read what the moved one writes:
-        they are loops of this nest as far as these blocks are inside of it.
+        A loop that a primitive names is known.  A decision counts the loops around the readers of the moved block's output:
+        these are loops of this nest only as far as the readers lie inside it.
         """
         none, anchor, last = np.full(len(self.decisions), -1), self.workload.anchor.name, len(self.axes) - 1
-        inside, shared, outer = {anchor: none + 1 + last}, [none], self.extents.copy()  # inside: its innermost loop around a block
+        inside, shared, outer = {anchor: none + 1 + last}, [none], self.extents.copy()  # inside: block -> nest's innermost loop around it
         for primitive in self.primitives:
-            if primitive.kind not in LOCATED or not primitive.loops:  # none: of an instruction that is not known
+            if primitive.kind not in LOCATED or not primitive.loops:  # no loops: made by an unknown instruction
                 continue
             loop = primitive.loops[0]
             if loop.location is None:
@@ -93,7 +93,7 @@ class Nest:
                 shared.append(none if place is None else np.full(len(none), place))
                 continue
             places, readers = np.maximum(values_of(loop.location, self.decisions), -1), self._readers(primitive.block)
-            if primitive.block == anchor:  # under loops of its readers, which then are its outer ones
+            if primitive.block == anchor:  # moved under its readers' loops, which become its outer ones
                 shared.append(np.minimum(places, last))
                 inside.update(dict.fromkeys(readers, shared[-1]))
                 reader = self.workload.block(readers[0]) if readers else None
@@ -106,7 +106,7 @@ class Nest:
         return np.stack(shared, axis=1), outer
 
     def _readers(self, name: str) -> list[str]:
-        """The blocks that read what a block writes, or what those make of it that are inlined."""
+        """The blocks that read a block's output, directly or through inlined blocks."""
         inlined = {p.block for p in self.primitives if p.kind in INLINED}
         seen, asked, found = {name}, [name], []
         while asked:
@@ -119,7 +119,7 @@ class Nest:
     # --- tiling levels ---
 
     def levels(self) -> list[range]:
-        """Loop positions of each tiling level: it ends where an axis comes again or spatial meets reduction."""
+        """Loop positions of each tiling level; a level ends where an axis repeats or spatial and reduction loops meet."""
         reduces, bounds, seen = self.workload.anchor.reduces, [0], set()
         for p, axis in enumerate(self.axes):
             if p and (axis in seen or reduces[axis] != reduces[self.axes[p - 1]]):
@@ -162,8 +162,8 @@ class Nest:
         return rows
 
     def _turning(self, levels: Sequence[range], axes: np.ndarray, strides: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each level's last loop that turns more than once: its extent (N, levels), and how far a turn moves in each access,
-        (accesses, N, levels); the level's last loop where none turns.
+        """For each level's last loop with more than one iteration (its last loop if there is none), on the log scale: the extent
+        (N, levels), and the elements that one iteration moves by in each access (accesses, N, levels).
         """
         turns = self.extents > 1
         place = np.stack([level[-1] - turns[:, level][:, ::-1].argmax(axis=1) for level in levels], axis=1)
@@ -174,7 +174,7 @@ class Nest:
     # --- annotations ---
 
     def reach(self, key: str, limit: np.ndarray) -> np.ndarray:
-        """(N,) iterations that an annotation of the root with the value ``limit`` (N,) takes hold of, as TVM rewrites it."""
+        """(N,) iterations that a root annotation of value ``limit`` (N,) applies to, as TVM rewrites it."""
         if key.endswith("parallel"):
             return self._parallel(limit)
         if key.endswith(VECTORIZE):
@@ -182,9 +182,10 @@ class Nest:
         return self._unrolled(limit)
 
     def _parallel(self, limit: np.ndarray) -> np.ndarray:
-        """Those of the outermost spatial loops, up to the one that passes the limit or that other blocks share; not the vector's.
+        """Iterations of the outermost spatial loops, up to and including the first that passes the limit or that another block is
+        computed under, without the vector's loops.
 
-        Where all loops could become one vector, all but a vector's worth of them run in parallel.
+        Where all loops could become one vector, the iterations of all of them over the vector's limit, rounded up.
         """
         loops, reduces = len(self.axes), self.workload.anchor.reduces
         spatial = int(reduces[self.axes].argmax()) if reduces.any() else loops
@@ -202,9 +203,9 @@ class Nest:
         return np.where(whole, -(-self.extents.prod(axis=1) // np.maximum(self._vectors, 1)), turns[rows, taken])
 
     def _unrolled(self, limit: np.ndarray) -> np.ndarray:
-        """Those of the innermost loops outside of the vector whose statements stay within the limit; none without a reduction.
+        """Iterations of the innermost loops outside the vector whose statements stay within the limit; 1 without a reduction.
 
-        Around the outermost reduction the zeros that it begins with are statements too.
+        In loops around the outermost reduction loop, the statements that initialise the sums count too.
         """
         reduces, loops = self.workload.anchor.reduces[self.axes], len(self.axes)
         if not reduces.any():
@@ -217,19 +218,19 @@ class Nest:
 
     @cached_property
     def _vectors(self) -> np.ndarray:
-        """(N,) iterations that may become a vector."""
+        """(N,) limit on the iterations that become a vector; 0 without the annotation."""
         numbers = [p.numbers[0] for p in self.primitives if p.kind == "Annotate" and p.key.endswith(VECTORIZE) and p.numbers]
         return values_of(numbers[0] if numbers else 0, self.decisions)
 
     @cached_property
     def _tail(self) -> int:
-        """The innermost loops that are all spatial."""
+        """Number of innermost loops that are all spatial."""
         spatial = ~self.workload.anchor.reduces[self.axes]
         return len(self.axes) if spatial.all() else int(spatial[::-1].argmin())
 
     @cached_property
     def _fused(self) -> np.ndarray:
-        """(N,) innermost loops that become the vector: spatial, of nothing but the anchor, contiguous in each access, within the limit."""
+        """(N,) number of innermost loops in the vector: spatial, around the anchor alone, contiguous in each access, within the limit."""
         turns = np.cumprod(self.extents[:, ::-1][:, : self._tail], axis=1)
         within = (turns <= self._vectors[:, None]).sum(axis=1)
         alone = len(self.axes) - 1 - self.shared.max(axis=1)
@@ -237,14 +238,14 @@ class Nest:
 
     @cached_property
     def _contiguous(self) -> np.ndarray:
-        """(N,) innermost spatial loops that could be one loop which walks through each access without a jump, or not at all."""
+        """(N,) number of innermost spatial loops that, fused into one, walk through each access without jumps or do not move in it."""
         count = len(self.extents)
         found = np.full(count, self._tail)
         for access in self.workload.anchor.accesses:
             going, fusible, expected = np.ones(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64)
             for p in reversed(range(len(self.axes) - self._tail, len(self.axes))):
                 axis = self.axes[p]
-                if not access.strides[axis]:  # it stands still
+                if not access.strides[axis]:  # the access does not move
                     fusible += going
                     continue
                 stride = access.strides[axis] * self.tiles[:, p + 1, axis]
@@ -257,7 +258,7 @@ class Nest:
     # --- places ---
 
     def at_location(self, location: np.ndarray) -> tuple[np.ndarray, Row]:
-        """Work and footprints inside the loop number ``location`` (N,); everything where it is negative."""
+        """The anchor's work and footprints inside loop number ``location`` (N,), log scale; in the whole nest where it is negative."""
         inside = np.where(location < 0, 0, np.minimum(location + 1, len(self.axes)))
         tiles = self.tiles[np.arange(len(location)), inside]
         return log2p(tiles.prod(axis=1)), self._footprints(tiles)
@@ -267,7 +268,7 @@ class Nest:
 
 
 def _reordered(primitives: Sequence[Primitive], workload: Workload) -> Sequence[Loop]:
-    """The loops of the anchor block in the order that a reorder states; its own ones, untiled, where none does."""
+    """The anchor block's loops in the order of the first reorder that covers all its axes; its untiled axes without one."""
     anchor = workload.anchor
     axes = range(len(anchor.extents))
     for primitive in primitives:

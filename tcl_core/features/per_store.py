@@ -2,10 +2,10 @@
 
 A row is TVM's per-store feature vector (operation counts, loop annotations, bytes, strides and reuse of the buffers,
 arithmetic intensity, allocation) with the workload's: 172 numbers, most of them log2(1 + x); TenSet (NeurIPS 2021) has
-164 + 10 alike.  On CPUs they follow from the schedule alone, so that one cache serves all platforms.
+164 + 10 of the same kind.  On CPUs they depend on the schedule alone, so one cache serves all platforms.
 
-A row costs what tokens avoid: the program is replayed and lowered, some 10 ms each.  Hence it is done once per program,
-side by side in processes of its own, and kept in one file per task; a killed extraction goes on where it was.
+Unlike tokens, rows need the program replayed and lowered, some 10 ms each.  So each program is extracted once, in
+parallel processes, and its rows are kept in one file per task; a killed extraction resumes where it was.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FEW = 2 * CHUNK  # up to here, starting processes (2 s each) would take longer t
 
 
 def with_per_store(samples: Samples, keys: Sequence[ProgramKey], encoder: Encoder, folder: Path) -> Samples:
-    """The samples with per-store features, (N, S, 172) and how many each program has, in the place of features and lengths.
+    """The samples with per-store features (N, S, 172) as features, and each program's number of stores as length.
 
     ``keys`` are aligned with ``samples``, ``encoder`` knows their tasks and sketches, and ``folder`` is the cache.
     A program that TVM cannot lower has no store.  Raises DataError for a program of another pool, PlatformError
@@ -56,9 +56,9 @@ def with_per_store(samples: Samples, keys: Sequence[ProgramKey], encoder: Encode
 def read_per_store(
     keys: Sequence[ProgramKey], encoder: Encoder, folder: Path, engine: Engine | None = None, chunk: int = CHUNK
 ) -> list[np.ndarray]:
-    """The (stores, 172) float32 rows of each program, in order; what ``folder`` lacks is extracted and kept.
+    """The (stores, 172) float32 rows of each program, in order; rows that ``folder`` lacks are extracted and kept there.
 
-    ``engine`` does the jobs, of up to ``chunk`` programs of one task, in any order; none: processes of this machine.
+    ``engine`` runs the jobs, each of up to ``chunk`` programs of one task, in any order; by default, processes on this machine.
     """
     names = [_name(key, encoder) for key in keys]
     caches = {task: Cache(folder / f"{task}.safetensors", FORMAT) for task in sorted({key[0] for key in keys})}
@@ -74,7 +74,7 @@ def read_per_store(
 
 
 def _name(key: ProgramKey, encoder: Encoder) -> bytes:
-    """Sixteen bytes, equal for the same task, sketch, whatever its number, and decisions."""
+    """Sixteen bytes that identify task, sketch (by its trace, not its number) and decisions."""
     task_key, sketch, decisions = key
     text = f"{task_key} {encoder.trace_json(task_key, sketch)} {[int(d) for d in decisions]}"
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -107,7 +107,7 @@ def _jobs(missing: Mapping[bytes, ProgramKey], encoder: Encoder, chunk: int) -> 
 
 
 def _extracted(jobs: Iterable[LoweringJob]) -> Iterator[tuple[LoweringJob, list[np.ndarray]]]:
-    """Each job with the features of its programs, in the order in which they are done."""
+    """Each job with the features of its programs, in order of completion."""
     todo = list(jobs)
     processes = 1 if sum(len(job.programs) for job in todo) <= FEW else threads()
     died = PlatformError("a process that lowers programs died; what was done is kept: run again, on one CPU (taskset -c 0) to see it")
@@ -119,7 +119,7 @@ def _without_torch() -> None:
 
 
 def extract(job: LoweringJob) -> list[np.ndarray]:
-    """The (stores, 172) rows of the job's programs; none for a program that TVM refuses."""
+    """The (stores, 172) rows of each of the job's programs; (0, 172) for a program that TVM refuses."""
     with quiet_compiler():
         space = _space(job.task_key, job.module_json)
         sketches = {index: _sketch(job.task_key, job.module_json, text) for index, text in job.traces.items()}

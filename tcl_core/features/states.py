@@ -5,8 +5,8 @@ the state after n actions is the program that would be measured if the schedule 
 annotations show.  Its numbers are TVM's per-store features (FLOPs, loop annotations, bytes and strides of every
 buffer access), pooled over the stores.
 
-Replaying costs some 10 ms per state, so only a share of the programs is replayed, at some of their steps, and what
-was replayed once is kept in a cache.  Nothing here is needed to predict.
+Replaying costs some 10 ms per state, so only a share of the programs is replayed, at some of their steps, and the
+states are cached.  Nothing here is needed to predict.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def with_states(samples: Samples, keys: Sequence[ProgramKey], encoder: Encoder, 
 
 
 def chosen_rows(tasks: np.ndarray, keys: Sequence[ProgramKey]) -> list[np.ndarray]:
-    """Rows to replay, per task: at most PROGRAMS_PER_TASK, fewer where tasks are many, but two at least.
+    """Rows to replay, per task: at most PROGRAMS_PER_TASK, a limit that falls to two where there are many tasks.
 
-    A program's place in the order is a hash of its key, so that more programs leave most of the choice as it was.
+    Programs are ordered by a hash of their keys, so that adding programs changes little of the choice.
     """
     groups = list(rows_by_task(tasks))
     limit = max(2, min(PROGRAMS_PER_TASK, PROGRAMS // max(len(groups), 1)))
@@ -101,7 +101,7 @@ def chosen_steps(key: ProgramKey, count: int) -> np.ndarray:
 
 
 def action_ends(trace: Any) -> list[int]:
-    """How many of a trace's instructions make the state after 0, 1, ... actions; the last state has them all."""
+    """How many leading instructions of a trace make the state after 0, 1, ... actions; the last state has them all."""
     silent = QUERIES | set(IGNORED)
     names = [instruction.kind.name for instruction in trace.insts]
     acts = [n + 1 for n, name in enumerate(names) if not name.startswith("Sample") and name not in silent]
@@ -114,7 +114,7 @@ def pooled(stores: np.ndarray) -> np.ndarray:
 
 
 class _TaskReplay:
-    """Replays schedules of one task; what TVM must make for that is made when the cache first lacks a state."""
+    """Replays schedules of one task; makes the design space and feature extractor when the cache first lacks a state."""
 
     def __init__(self, encoder: Encoder, task_key: str, known: Cache) -> None:
         self.encoder, self.task_key, self.known = encoder, task_key, known
@@ -158,7 +158,7 @@ class _TaskReplay:
         return self.known.arrays[name]
 
     def _name(self, sketch: Sketch, key: ProgramKey, end: int) -> bytes:
-        """Equal for programs that are the same so far: the sketch, and the decisions that count before ``end``."""
+        """The state's name in the cache, equal for programs that agree in the sketch and in the decisions before ``end``."""
         made = [key[2][slot.columns] for slot in sketch.slots if slot.instruction < end]
         start = self.encoder.trace_json(self.task_key, key[1]) if end else ""
         return hashlib.blake2b(repr((start, end, made)).encode(), digest_size=16).digest()

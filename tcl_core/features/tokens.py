@@ -40,7 +40,7 @@ from tcl_core.features.nest import Nest, values_of
 from tcl_core.programs.primitives import Primitive
 from tcl_core.programs.workload import Workload
 
-REACHING = ANNOTATIONS[:3]  # those that take hold of loops
+REACHING = ANNOTATIONS[:3]  # annotations that apply to loops
 IGNORED = ("Unannotate",)
 
 
@@ -67,21 +67,21 @@ def hardware_rows(hardware: Sequence[float], count: int) -> np.ndarray:
 
 
 def check_hardware(samples: Samples) -> None:
-    """Raise DataError for programs whose first row is of another kind than a platform's: it would be taken for one."""
+    """Raise DataError for programs whose first row is of another kind than hardware: models would take it for the hardware's."""
     first = kinds_of(samples.features[:, :1])
     if ((first == 1).any(axis=2) & (first[:, :, KINDS.index("hardware")] != 1)).any():
         raise DataError("these programs have no hardware row; read them with the hardware that they were measured on.")
 
 
 def with_hardware(samples: Samples, hardware: Sequence[float]) -> Samples:
-    """The same programs under another platform's row."""
+    """The same programs with another platform's hardware row."""
     tokens = samples.features.copy()
-    tokens[:, :1] = hardware_rows(hardware, len(samples))[:, None]  # of no samples there may be no token
+    tokens[:, :1] = hardware_rows(hardware, len(samples))[:, None]  # without samples L may be 0
     return replace(samples, features=tokens)
 
 
 def operators_of(tokens: np.ndarray) -> np.ndarray:
-    """(N,) names of the operators that (N, L, F) tokens compute, as their workload's rows say; "unknown" where these name none."""
+    """(N,) operator names from the workload rows of (N, L, F) tokens; "unknown" where a row names none."""
     places = kinds_of(tokens)[:, :, KINDS.index("workload")].argmax(axis=1)
     rows = numbers_of(tokens)[np.arange(len(tokens)), places]
     named = rows[:, WORKLOAD.operator]
@@ -110,7 +110,7 @@ def _primitive_numbers(primitive: Primitive, workload: Workload, nest: Nest, dec
     numbers = [log2p(values_of(n, decisions)) for n in primitive.numbers]
     if (
         primitive.kind == "RFactor" and primitive.loops
-    ):  # over the outer loop of a reduction or the inner one: its partial results are as many
+    ):  # over the outer or inner loop of a split reduction, whose extent is the number of partial results
         loop = primitive.loops[0]
         numbers = [log2p(values_of(loop.extent, decisions)), float(loop.part)]
     return PRIMITIVE.row(anchor=_is_anchor(primitive, workload), numbers=numbers)
@@ -151,7 +151,7 @@ def _location_numbers(primitive: Primitive, workload: Workload, nest: Nest, deci
     """Where a block is computed: under which loop, and how much of the anchor's work one visit serves."""
     block = workload.block(primitive.block)
     size = log2p(block.iterations) if block else 0.0
-    if not primitive.loops:  # under a loop of an instruction that is not known
+    if not primitive.loops:  # under a loop made by an unknown instruction
         return LOCATION.row(size=size, fixed=1.0)
     loop = primitive.loops[0]
     if loop.location is None:

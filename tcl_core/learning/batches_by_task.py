@@ -1,4 +1,4 @@
-"""Training batches that hold whole tasks, so that every pair of a task can be compared within one step."""
+"""Training batches of whole tasks, so that one step can compare every pair of a task's programs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tcl_core.features.batches import Samples, rows_by_task
 
 log = logging.getLogger(__name__)
 
-COMPARED = 2048  # programs of a task that are compared at once where none are trained on: pairs take memory with their square
+COMPARED = 2048  # most programs of a task compared at once outside training steps; memory grows with their square
 
 
 @dataclass(frozen=True)
 class Batch:
     """B programs of T tasks as tensors.
 
-    number   place of the batch in its grouping; the same programs keep it for as long as the grouping is kept
+    number   index of the batch in its grouping; it identifies the same programs while the grouping is kept
     features (B, L, F) float32, cut to the longest program of the batch
     lengths  (B,) int64
     labels   (T, P) float32 scores of the programs, 0 in the padding
@@ -42,12 +42,12 @@ class Batch:
     rows: np.ndarray
 
     def by_task(self, values: Tensor) -> Tensor:
-        """(B,) values of the programs -> (T, P); the padding repeats the first program and must be masked."""
+        """(B,) values of programs -> (T, P); the padding repeats the batch's first program and must be masked."""
         return values[self.index]
 
 
 def any_usable(samples: Samples) -> bool:
-    """Whether some task has two programs to compare, one of which ran."""
+    """Whether any task has at least two programs, at least one of which ran."""
     return any(_usable(samples, rows) for rows in rows_by_task(samples.tasks))
 
 
@@ -56,9 +56,9 @@ def _usable(samples: Samples, rows: np.ndarray) -> bool:
 
 
 def usable_tasks(samples: Samples) -> list[np.ndarray]:
-    """Rows of each task that has two programs to compare, one of which ran; the others are left out, which is logged.
+    """Rows of each task with at least two programs, at least one of which ran; drops other tasks and logs how many.
 
-    Raises DataError when no task is left or a value is not finite.
+    Raises DataError when no task is left, a feature is not finite, or a latency is not positive.
     """
     check_features(samples)
     check_latencies(samples)
@@ -78,7 +78,7 @@ def usable_tasks(samples: Samples) -> list[np.ndarray]:
 
 
 def check_features(samples: Samples) -> None:
-    """Raise DataError that names the task of the first program with a feature that is not finite."""
+    """Raise DataError, naming the task of the first program, if any feature is not finite."""
     _refuse(
         samples,
         ~np.isfinite(samples.features).all(axis=(1, 2)),
@@ -87,9 +87,7 @@ def check_features(samples: Samples) -> None:
 
 
 def check_latencies(samples: Samples) -> None:
-    """Raise DataError that names the task of the first latency that is not positive (a failed program has
-    inf).
-    """
+    """Raise DataError, naming the task of the first, if any latency is NaN or not positive (a failed program has inf)."""
     _refuse(samples, ~(samples.latencies_s > 0), "a latency that is not positive; make its records")
 
 
@@ -113,7 +111,7 @@ def group_tasks(groups: Sequence[np.ndarray], batch_size: int, rng: np.random.Ge
 
 
 def in_parts(rows: np.ndarray) -> list[np.ndarray]:
-    """A task's rows in parts of up to ``COMPARED`` that are drawn alike each time: all of them as they are, unless the task is very large."""
+    """A task's rows, split into parts of up to ``COMPARED`` if there are more; the random split is the same each time."""
     count = -(-len(rows) // COMPARED)
     return [rows] if count == 1 else np.array_split(np.random.default_rng(len(rows)).permutation(rows), count)
 
@@ -125,9 +123,7 @@ def make_batch(
     number: int = 0,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """The programs at ``parts`` (rows of one task each) as tensors; ``scores`` (N,) are those of
-    ``samples``.
-    """
+    """The programs at ``parts`` (rows of one task each) as tensors; ``scores`` (N,) label the programs of ``samples``."""
     rows = np.concatenate(parts)
     lengths = samples.lengths[rows].astype(np.int64)
     features = samples.features[rows, : max(int(lengths.max()), 1)].astype(np.float32, copy=False)
@@ -143,7 +139,7 @@ def make_batch(
 def batches_in_order(
     samples: Samples, groups: Sequence[np.ndarray], batch_size: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
-    """Batches of whole tasks, very large ones in parts, in ascending order, for validation."""
+    """Batches of whole tasks in the order of ``groups``, for validation; very large tasks are split (``in_parts``)."""
     scores, waiting = samples.scores, []
     for rows in (part for group in groups for part in in_parts(group)):
         if waiting and sum(map(len, waiting)) + len(rows) > batch_size:

@@ -1,6 +1,6 @@
-"""Where a training run stands, on disk: one safetensors file, replaced in one step.
+"""Training checkpoints: one safetensors file, replaced atomically.
 
-Progress travels in the file's own metadata, so weights and progress cannot come from two different moments.
+Progress is stored in the file's metadata, so weights and progress cannot come from two different moments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = 2
 
 @dataclass
 class Progress:
-    """Epochs done, the mean training loss and the validation metrics of each, the best by validation so far."""
+    """Epochs done, mean training loss and validation metrics of each, and the best epoch by validation so far."""
 
     epoch: int = 0
     losses: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Progress:
 
 
 def run_identity(settings: object, network: nn.Module, train: Samples, valid: Samples | None) -> str:
-    """A string that differs for runs that would not end in the same weights."""
+    """A string that differs between runs that would not end in the same weights."""
     sums = [checksum(network.state_dict())]
     for samples in (train, valid) if valid is not None else (train,):
         sums += [zlib.crc32(array.tobytes()) for array in (samples.features, samples.lengths, samples.latencies_s, samples.tasks)]
@@ -46,13 +46,13 @@ def run_identity(settings: object, network: nn.Module, train: Samples, valid: Sa
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
-    """Of their values, in the order in which they come."""
+    """CRC-32 over the tensors' values, in the mapping's order."""
     sums = [zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes()) for tensor in tensors.values()]
     return zlib.crc32(repr(sums).encode())
 
 
 def save_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Replace the folder's checkpoint in one step."""
+    """Atomically replace the folder's checkpoint."""
     tensors = {f"network/{name}": tensor for name, tensor in network.state_dict().items()}
     tensors |= {f"best/{name}": tensor for name, tensor in progress.best_weights.items()}
     for number, state in optimizer.state_dict()["state"].items():
@@ -63,10 +63,9 @@ def save_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: 
 
 
 def load_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Put network and optimizer where the checkpoint left them; a fresh Progress when there is none.
+    """Restore network and optimizer from the folder's checkpoint and return its Progress; a fresh one if there is none.
 
-    A checkpoint of other data or settings, or a damaged one, is left out with a warning and later
-    overwritten.
+    A damaged checkpoint, or one of other data or settings, is ignored with a warning and later overwritten.
     """
     path = folder / FILE
     if not path.exists():

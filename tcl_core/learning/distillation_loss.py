@@ -1,8 +1,8 @@
-"""What the KD phase of continuous knowledge distillation (arXiv 2604.12891) adds to plain ranking.
+"""The loss of the KD phase of continuous knowledge distillation (arXiv 2604.12891).
 
-A teacher's order beside the measured one, trust in the teacher batch by batch, and elastic weight
-consolidation (EWC, arXiv 1612.00796) towards what the student was.  The phases themselves are in ``ckd``, as is what
-each mended term is for.
+To the ranking loss on measured labels it adds ranking by a teacher's order, weighted per batch by trust in the teacher,
+and elastic weight consolidation (EWC, arXiv 1612.00796) towards the student's initial weights.  ``ckd`` has the phases,
+and the reason for each mended term.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tcl_core.learning.batches_by_task import Batch, in_parts, make_batch, usabl
 from tcl_core.learning.fit import FitSettings, epoch_batches, ranking_loss
 from tcl_core.learning.losses import lambda_rank, predicted_ranks, within_task
 
-SHRUNK = 16.0  # pairs by which a task's error is drawn to the mean of all
+SHRUNK = 16.0  # pseudo-pairs that shrink a task's error towards the overall mean
 
 
 class DistillationLoss:
@@ -25,11 +25,11 @@ class DistillationLoss:
         L_j = beta Lrank(P_S, P_G) + (1 - beta) phi_j Lrank(P_S, P_T)
               + sum_k lambda / 2 F_k (theta_k - theta_k_before)^2
 
-    P_S student, P_T teacher, P_G measured labels.  Mended, each where it is asked for:
+    P_S student, P_T teacher, P_G measured labels.  Optional mended terms:
 
-    measured   (N,) labels, NaN for programs that were not measured: P_G is of the others alone, P_T of all
-    by_task    ``trust`` is phi of each task number, not of each batch j
-    reordered  P_T is the task's labels in the teacher's order, not the teacher's scores stretched to [0, 1]
+    measured   (N,) labels, NaN for unmeasured programs: the P_G term covers only measured programs, the P_T term all
+    by_task    ``trust`` holds phi per task number instead of per batch j
+    reordered  P_T is the task's labels in the teacher's order instead of the teacher's scores scaled to [0, 1]
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DistillationLoss:
         return self.beta * self._from_labels(predicted, batch) + (1.0 - self.beta) * from_teacher + self.consolidation(student)
 
     def _from_labels(self, predicted: Tensor, batch: Batch) -> Tensor:
-        """Mean over the tasks that have measured programs to compare."""
+        """Mean ranking loss on measured labels, over the tasks with at least two measured programs."""
         if self.measured is None:
             return lambda_rank(predicted, batch.labels, batch.mask, self.sigma).mean()
         labels = batch.by_task(torch.from_numpy(self.measured[batch.rows]).to(predicted))
@@ -71,15 +71,15 @@ class DistillationLoss:
         return of_tasks.sum() / (known.sum(1) > 1).sum().clamp_min(1)
 
     def consolidation(self, student: nn.Module) -> Tensor:
-        """The EWC term: moving what the former platform relied on is dear."""
+        """The EWC term: penalises changing the parameters that the previous platform relied on."""
         moved = ((name, value - self.before[name]) for name, value in student.named_parameters())
         return 0.5 * self.ewc_lambda * sum((self.fisher[name] * step**2).sum() for name, step in moved)
 
 
 def batch_trust(teacher: nn.Module, train: Samples, settings: FitSettings) -> np.ndarray:
-    """phi_j = 1 - (e_j - min e) / (max e - min e), e_j the teacher's own ranking loss on batch j.
+    """(J,) phi_j = 1 - (e_j - min e) / (max e - min e), where e_j is the teacher's own ranking loss on batch j.
 
-    A batch that the teacher ranks badly is distilled less; all ones when it ranks all batches equally well.
+    Batches that the teacher ranks badly are distilled less; all ones if it ranks all batches equally well.
     """
     with torch.inference_mode():
         batches = epoch_batches(train, usable_tasks(train), settings, 0, False, next(teacher.parameters()).device)
@@ -88,17 +88,18 @@ def batch_trust(teacher: nn.Module, train: Samples, settings: FitSettings) -> np
 
 
 def trust_of_errors(errors: np.ndarray) -> np.ndarray:
-    """(J,) in [0, 1]: 1 for the smallest error, 0 for the largest."""
+    """(J,) trust in [0, 1]: 1 for the smallest error, 0 for the largest; all 1 if the errors are equal."""
     width = np.ptp(errors)
     return 1.0 - (errors - errors.min()) / width if width > 0 else np.ones_like(errors)
 
 
 def trust_by_task(scores: np.ndarray, measured: Samples, tasks: int, sigma: float = 1.0) -> np.ndarray:
-    """(tasks,) phi of each task number, from (N,) ``scores`` that the measured programs got from teachers that did not learn them:
+    """(tasks,) phi of each task number, from (N,) ``scores`` of the measured programs by teachers that were not trained on them:
 
         e_t = (the task's ranking loss + 16 mean) / (its pairs + 16)      phi_t = 1 - (e_t - min e) / (max e - min e)
 
-    with the mean loss of a pair.  A task of few pairs says little of itself, so it stands near the mean; one of none at it.
+    where mean is the mean loss per pair.  A task with few pairs is weak evidence, so its error stays near the mean; with
+    none, it is the mean.
     """
     losses, pairs, labels = np.zeros(tasks), np.zeros(tasks), measured.scores
     for rows in (part for group in rows_by_task(measured.tasks) for part in in_parts(group)):
@@ -111,13 +112,13 @@ def trust_by_task(scores: np.ndarray, measured: Samples, tasks: int, sigma: floa
 
 
 def in_order_of(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """(T, P) the labels of each task, dealt out by ``scores``: the highest to the highest; 0 in the padding."""
+    """(T, P) each task's labels reassigned by ``scores``: the highest label to the highest score; 0 in the padding."""
     dealt = labels.masked_fill(~mask, 0.0).sort(dim=1, descending=True).values
     return dealt.gather(1, predicted_ranks(scores, mask).long() - 1).masked_fill(~mask, 0.0)
 
 
 def fisher_diagonal(network: nn.Module, train: Samples, sigma: float = 1.0) -> dict[str, Tensor]:
-    """Mean over tasks, or parts of very large ones, of the squared gradient of its LambdaRank loss, for every parameter by name."""
+    """Parameter name -> squared gradient of a task's LambdaRank loss, averaged over tasks, or parts of very large ones."""
     groups, scores = [part for rows in usable_tasks(train) for part in in_parts(rows)], train.scores
     parameters = dict(network.named_parameters())
     fisher = {name: torch.zeros_like(value) for name, value in parameters.items()}
@@ -130,6 +131,6 @@ def fisher_diagonal(network: nn.Module, train: Samples, sigma: float = 1.0) -> d
 
 
 def of_mean_one(fisher: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The Fisher diagonal over its mean, so that lambda means the same whatever loss it is of; one of zeros stays so."""
+    """The Fisher diagonal divided by its mean, so that lambda's meaning does not depend on the loss; all zeros stay zeros."""
     mean = sum(value.sum() for value in fisher.values()) / sum(value.numel() for value in fisher.values())
     return {name: value / mean.clamp_min(torch.finfo(value.dtype).tiny) for name, value in fisher.items()}

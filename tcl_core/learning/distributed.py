@@ -1,11 +1,11 @@
-"""Training on several processes that torch's own launcher started:  torchrun --nproc-per-node 2 -m tcl_core.cli train
+"""Training on several processes started by torch's launcher:  torchrun --nproc-per-node 2 -m tcl_core.cli train
 
-Each process works out the scores of its share of a batch's programs and is told those of the others.  So each knows the loss
-of the whole batch, whatever loss it is, and its gradient through the own share; counted as often as there are processes, these
-gradients have the mean that one process alone would have got.  Hence the same steps, up to rounding.
+Each process computes the scores of its share of a batch's programs and gathers the others'.  So each knows the loss of the
+whole batch, whatever loss it is, and its gradient through its own share.  That gradient is multiplied by the number of
+processes, so the mean over processes is the gradient that a single process would compute: the same steps, up to rounding.
 
-Under `tcl` the first process runs the command, and the others train what it trains (``with_helpers``).  A script may as well
-call ``fit`` in every process of its own group, with the same data.  Either way the first process alone writes.
+Under `tcl` the first process runs the command and the others train along with it (``with_helpers``).  Alternatively a script
+calls ``fit`` in every process of its own group, with the same data.  Either way only the first process writes.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.files import shown
 
 T = TypeVar("T")
-ANSWER_S = 300.0  # in which each process must have done its share of a step
-PREPARE_S = 7 * 86_400.0  # between two trainings: the first process may have to lower programs for hours
+ANSWER_S = 300.0  # timeout for each process's share of a step
+PREPARE_S = 7 * 86_400.0  # timeout between two trainings: the first process may lower programs for hours
 FIRST = 0
 
-_orders: dist.ProcessGroup | None = None  # by which helpers are told what to train; none unless ``with_helpers`` made it
+_orders: dist.ProcessGroup | None = None  # group that tells helpers what to train; set only within ``with_helpers``
 
 
 def processes() -> int:
-    """How many train together; 1 where there is no process group."""
+    """Number of processes that train together; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def is_first() -> bool:
-    """Whether this process writes: checkpoints, models, progress."""
+    """Whether this process is the one that writes checkpoints, models and progress."""
     return processes() == 1 or dist.get_rank() == FIRST
 
 
 @contextmanager
 def shared(network: nn.Module) -> Iterator[None]:
-    """Within it each process works out its share of whatever the network is called with while it trains; all get all of it.
+    """Context in which calls to the network in training mode are split between the processes; each gets the whole result.
 
-    What a loss asks of the network's parts each process works out as a whole, which is right as well and saves no time.
+    Calls that a loss makes to the network's submodules are not split: every process computes them whole, which is correct
+    but saves no time.
     """
     if processes() == 1:
         yield
@@ -61,7 +62,7 @@ def shared(network: nn.Module) -> Iterator[None]:
 
 
 class _Hooks:
-    """What happens before and after a network in training; (B, ...) tensors go in, one (B, ...) comes out."""
+    """Forward hooks that split (B, ...) inputs between processes and gather the one (B, ...) output, in training mode."""
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank, self.count, self.programs = rank, count, 0
@@ -71,7 +72,7 @@ class _Hooks:
             return None
         self.programs = len(given[0])
         each = -(-self.programs // self.count)
-        # The last shares may be short: they are filled up with the last program, whose copies are cut off again.
+        # The last shares may be short: they are padded with copies of the last program, which ``after`` cuts off.
         mine = torch.arange(self.rank * each, (self.rank + 1) * each, device=given[0].device).clamp_max(self.programs - 1)
         return tuple(tensor[mine] for tensor in given)
 
@@ -86,7 +87,7 @@ class _Hooks:
 
 
 def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Give each parameter the mean of its gradients in all processes."""
+    """Set each parameter's gradient to its mean over all processes."""
     if processes() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -113,7 +114,7 @@ def check_same(identity: str) -> None:
 
 
 def from_first(network: nn.Module, optimizer: torch.optim.Optimizer, progress: T) -> T:
-    """Put network and optimizer where those of the first process are; its progress."""
+    """Copy the first process's state into network and optimizer; return its progress."""
     if processes() == 1:
         return progress
     state: list[Any] = [network.state_dict(), optimizer.state_dict(), progress]
@@ -125,9 +126,9 @@ def from_first(network: nn.Module, optimizer: torch.optim.Optimizer, progress: T
 
 
 def with_helpers(work: Callable[[], T]) -> T | None:
-    """What ``work`` returns, in the first of the processes that torchrun started; the others train what it trains, and get None.
+    """Run ``work`` in the first of torchrun's processes and return its result; the others train along and return None.
 
-    Raises PlatformError in all that are left when one of them ends early.
+    Raises PlatformError in all remaining processes when one ends early.
     """
     if environment.processes() == 1:
         return work()
@@ -146,12 +147,15 @@ def with_helpers(work: Callable[[], T]) -> T | None:
         return None
     finally:
         _orders = None
-        with suppress(RuntimeError):  # else the threads of a group without its processes abort this one at its end
+        with suppress(RuntimeError):  # else the threads of a group whose processes are gone abort this one at exit
             dist.destroy_process_group()
 
 
 def call_helpers(function: Callable[..., object], *given: object, **named: object) -> None:
-    """Have the helpers of this process call a function as well, which must then train with it; nothing where there is none."""
+    """Make this process's helpers call a training function too; this process must then call it itself.  No-op without helpers.
+
+    Raises UsageError if the keyword arguments cannot be pickled.
+    """
     if _orders is None or not is_first():
         return
     try:
@@ -162,7 +166,7 @@ def call_helpers(function: Callable[..., object], *given: object, **named: objec
 
 
 def _order(order: Any) -> Any:
-    """What the first process gives here, in all of them."""
+    """Broadcast the first process's ``order``; returns it in all processes."""
     box = [order]
     with _together():
         dist.broadcast_object_list(box, src=FIRST, group=_orders)
@@ -171,14 +175,14 @@ def _order(order: Any) -> Any:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Turn what a process hears when another is gone, or does not answer in time, into one sentence."""
+    """Turn torch's error about a missing or late process into a PlatformError of one sentence."""
     try:
         yield
     except RuntimeError as error:
         where = f"process {dist.get_rank()} of {processes()}" if dist.is_initialized() else "a process"
         reason = shown(
             (str(error).splitlines() or ["no reason given"])[0].split("] ", 1)[-1].split(". ")[0]
-        )  # without gloo's place and advice
+        )  # without gloo's source location and advice
         raise PlatformError(
             f"{where} is without the others: one has ended or does not answer ({reason}); see what that one said, then run "
             "the same command again, which goes on from the last checkpoint"

@@ -1,8 +1,8 @@
 """The one training loop: Adam over batches of whole tasks.
 
-A learning method is a difference from this loop: it passes another ``loss``.  The loop knows nothing of the
-network but that ``network(features, lengths)`` gives (B,) scores.  Where torch has a process group, its processes
-train the network together (``learning.distributed``).
+A learning method differs from this loop only in the ``loss`` it passes.  The loop requires of the network only that
+``network(features, lengths)`` returns (B,) scores.  With a torch process group, its processes train the network
+together (``learning.distributed``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OnEpoch = Callable[[int, float, dict[str, float]], None]
 
 @dataclass(frozen=True)
 class FitReport:
-    """How a run went: the mean training loss of every epoch, and the epoch (from 1) whose weights stayed."""
+    """Summary of a run: mean training loss of each epoch, the epoch (from 1) whose weights were kept, programs, tasks."""
 
     losses: tuple[float, ...]
     kept_epoch: int
@@ -44,12 +44,12 @@ class FitReport:
 
     @classmethod
     def told(cls, facts: Mapping[str, Any]) -> FitReport | None:
-        """As a saved model tells of it; None for nothing.  Raises TypeError for another version's."""
+        """The report stored with a saved model; None if ``facts`` is empty.  Raises TypeError for another version's."""
         return cls(**{**facts, "losses": tuple(facts.get("losses", ()))}) if facts else None
 
 
 def mean_loss(of_tasks: Callable[..., Tensor], sigma: float, network: nn.Module, batch: Batch) -> Tensor:
-    """Mean over the batch's tasks of a loss of ``learning.losses``."""
+    """Mean over the batch's tasks of a per-task loss of ``learning.losses``."""
     predicted = batch.by_task(network(batch.features, batch.lengths))
     return torch.cat(
         [
@@ -65,29 +65,29 @@ def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor
 
 
 def named_loss(settings: FitSettings) -> Loss:
-    """The loss of ``settings.loss``, as steep as they say.  Raises UsageError for an unknown one."""
+    """The loss named by ``settings.loss``, with their ``sigma``.  Raises UsageError for an unknown name."""
     if settings.loss not in LOSSES:
         raise unknown_name("loss", settings.loss, LOSSES)
     return partial(mean_loss, _at(LOSSES[settings.loss]), settings.sigma)
 
 
 def constant(epoch: int, period: int) -> float:
-    """What the learning rate is multiplied by in an epoch, counted from 0; ``period`` is that of the settings."""
+    """Factor on the learning rate in ``epoch`` (from 0); ``period`` is ``FitSettings.period``.  Here always 1."""
     return 1.0
 
 
 def cosine(epoch: int, period: int) -> float:
-    """As ``constant``: from 1 towards 0 along half a cosine, again every period."""
+    """As ``constant``: from 1 towards 0 along half a cosine, restarting every period."""
     return 0.5 * (1.0 + math.cos(math.pi * (epoch % period) / period))
 
 
 def step(epoch: int, period: int) -> float:
-    """As ``constant``: 0.8 of what it was after every period."""
+    """As ``constant``: times 0.8 after every period."""
     return 0.8 ** (epoch // period)
 
 
 def _at(place: str) -> Callable:
-    """The function of a place such as ``module:function``."""
+    """Import the function that ``module:function`` names."""
     module, _, function = place.partition(":")
     return getattr(importlib.import_module(module), function)
 
@@ -106,22 +106,21 @@ def fit_network(
 ) -> FitReport:
     """Train ``network`` in place; the same arguments and seed give the same weights.
 
-    valid       tasks kept apart; the weights of the epoch with the lowest validation loss are restored at the
-                end (loss, not top-1: it moves smoothly, while top-1 jumps with one program).  Without it the
-                last epoch's weights stay, as in the paper; better so with a few dozen tasks, of which the
-                three or four kept apart would choose an epoch nearly at random.
+    valid       held-out tasks; the weights of the epoch with the lowest validation loss are restored at the end
+                (loss, not top-1: loss is smooth, while top-1 jumps with a single program).  Without it the last
+                epoch's weights are kept, as in the paper; that is better with a few dozen tasks, of which three
+                or four held-out ones would choose an epoch almost at random.
     loss        ``loss(network, batch)`` -> scalar; default: the one that the settings name
-    on_epoch    hears of every epoch in order; after an interruption first of those before the checkpoint, with
-                the numbers of then, so that a curve is the same whether the run was interrupted or not
-    checkpoint  folder from which an interrupted run goes on to the identical result; the caller removes it
-                once the result is saved
-    identity    what else the result depends on when ``loss`` is given, so that a stale checkpoint is
-                recognised
+    on_epoch    called for every epoch in order; a resumed run first replays the epochs before the checkpoint with
+                their recorded numbers, so the curve is the same whether the run was interrupted or not
+    checkpoint  folder from which an interrupted run resumes to the identical result; the caller removes it once
+                the result is saved
+    identity    whatever else the result depends on when ``loss`` is given, so that a stale checkpoint is recognised
     regroup     draw new batches each epoch; otherwise one grouping is kept and only its order is shuffled
 
-    Of several processes all end with the same weights; the first alone keeps checkpoints and calls ``on_epoch``.
-    Raises DataError that names the task for values that are not finite, or when no task has two programs; PlatformError
-    when another process of the group is gone.
+    With several processes all end with the same weights; only the first saves checkpoints and calls ``on_epoch``.
+    Raises DataError for non-finite values (names the task), or when no task has two programs; PlatformError when another
+    process of the group is gone.
     """
     distributed.call_helpers(fit_network, network, train, None, settings, loss=loss, regroup=regroup)
     groups = usable_tasks(train)
@@ -155,7 +154,7 @@ def fit_network(
 
 
 def validation_metrics(network: nn.Module, samples: Samples, batch_size: int, sigma: float = 1.0) -> dict[str, float]:
-    """Mean over tasks, or parts of very large ones, of the LambdaRank loss and of top-1: the score of the program predicted to be best."""
+    """LambdaRank loss and top-1 (score of the program predicted best), averaged over tasks, or parts of very large ones."""
     with torch.inference_mode():
         batches = batches_in_order(samples, usable_tasks(samples), batch_size, _device(network))
         predicted = ((batch.by_task(network(batch.features, batch.lengths)), batch) for batch in batches)
@@ -163,7 +162,7 @@ def validation_metrics(network: nn.Module, samples: Samples, batch_size: int, si
 
 
 def ranking_metrics(predicted: Iterable[tuple[Tensor, Batch]], sigma: float = 1.0) -> dict[str, float]:
-    """``validation_metrics`` of the (T, P) predictions of each batch."""
+    """``validation_metrics`` from pairs of (T, P) predictions and their batch."""
     losses, top = [], []
     for values, batch in predicted:
         losses += lambda_rank(values, batch.labels, batch.mask, sigma).tolist()
@@ -173,7 +172,7 @@ def ranking_metrics(predicted: Iterable[tuple[Tensor, Batch]], sigma: float = 1.
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, settings: FitSettings, epoch: int) -> None:
-    """A pure function of the epoch, so that a resumed run needs no schedule state."""
+    """Set the epoch's learning rate; it depends only on the epoch, so a resumed run needs no scheduler state."""
     if settings.schedule not in SCHEDULES:
         raise unknown_name("schedule", settings.schedule, SCHEDULES)
     rate = settings.learning_rate * _at(SCHEDULES[settings.schedule])(epoch, settings.period)
@@ -189,7 +188,7 @@ def epoch_batches(
     regroup: bool,
     device: torch.device,
 ) -> Iterator[Batch]:
-    """The epoch's batches; every random choice is a pure function of the seed and the epoch."""
+    """The epoch's batches; all random choices depend only on the seed and the epoch."""
     draw = np.random.default_rng([settings.seed, 0, epoch if regroup else 0])
     grouping = group_tasks(groups, settings.batch_size, draw)
     order = np.random.default_rng([settings.seed, 1, epoch]).permutation(len(grouping))
@@ -225,7 +224,7 @@ def _run_epoch(
 
 
 def _broken_task(network: nn.Module, batch: Batch, train: Samples) -> str:
-    """The message that names the first task whose predictions are not finite, else the batch's first."""
+    """Error message naming the first task with non-finite predictions, or else the batch's first task."""
     with torch.inference_mode():
         broken = ~torch.isfinite(batch.by_task(network(batch.features, batch.lengths))).flatten(1).all(1)
     task = train.task_name(int(batch.tasks[int(broken.int().argmax())]))
@@ -233,7 +232,7 @@ def _broken_task(network: nn.Module, batch: Batch, train: Samples) -> str:
 
 
 def _validate(network: nn.Module, valid: Samples, settings: FitSettings, progress: Progress) -> dict[str, float]:
-    """Metrics on the validation tasks; keeps the weights when they are the best so far."""
+    """Metrics on the validation tasks; stores the weights in ``progress`` if they are the best so far."""
     metrics = validation_metrics(network, valid, settings.batch_size, settings.sigma)
     if metrics["valid_loss"] < progress.best_loss:
         progress.best_loss, progress.best_epoch = metrics["valid_loss"], progress.epoch

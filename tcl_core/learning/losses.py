@@ -1,8 +1,8 @@
 """The losses, batched over tasks.
 
 A batch holds T tasks, padded to P programs each, with a mask for the programs that exist; pairs are formed
-within a task only.  The pure functions here know no network and no data set.  A loss that settings can name
-(``learning_names.LOSSES``) takes the four arguments of ``lambda_rank`` and gives a number for each task.
+only within a task.  These are pure functions, independent of network and data set.  A loss that settings can name
+(``learning_names.LOSSES``) takes the four arguments of ``lambda_rank`` and returns one number per task.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 def lambda_rank(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> Tensor:
     """(T,) LambdaRank loss of each task (arXiv 2604.12891, loss of the cost model; arXiv 1805.08166 ranks
-    likewise).
+    similarly).
 
-    predicted (T, P) scores, labels (T, P) in [0, 1] with higher better, mask (T, P) true where a program
-    exists. With y = label and rank = place by predicted score, from 1:
+    predicted (T, P) scores, labels (T, P) in [0, 1], higher is better, mask (T, P) true where a program
+    exists. With y = label and rank = position by predicted score, from 1:
 
         G_i = (2^y_i - 1) / maxDCG      D_i = log2(1 + rank_i)
         loss = sum over y_i > y_j of |G_i - G_j| |1/D_i - 1/D_j| log2(1 + exp(-sigma (s_i - s_j)))
@@ -33,8 +33,10 @@ def lambda_rank(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 
 
 
 def alike(mask: Tensor) -> list[tuple[Tensor, int]]:
-    """Tasks of about one size, and their largest one's, for losses that take memory with its square: of one large task and many small ones
-    nearly all pairs would be padding.  All tasks together where that is less than three quarters of them.
+    """Groups of tasks of similar size, each with its largest size, for losses whose memory grows with the square of that.
+
+    Padded together, one large task and many small ones would be nearly all padding.  Returns a single group where at most
+    three quarters of all pairs would be.
     """
     sizes, largest = mask.sum(1), mask.shape[1]
     if len(sizes) * largest**2 <= 4 * int((sizes**2).sum()):
@@ -45,10 +47,10 @@ def alike(mask: Tensor) -> list[tuple[Tensor, int]]:
 
 
 def score_regression(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> Tensor:
-    """(T,) mean squared difference of ``predicted`` (T, P) and the logarithm of ``labels``, both less their task's mean.
+    """(T,) mean squared difference of ``predicted`` (T, P) and the logarithm of ``labels``, both centred on their task's mean.
 
-    A label is fastest / own latency, so that the score becomes minus the logarithm of the latency, up to a constant of
-    the task.  A program without latency (label 0) is left out.  ``sigma`` changes nothing: nothing here is a pair.
+    A label is fastest / own latency, so the score learns minus the logarithm of the latency, up to a constant per task.
+    Programs without latency (label 0) are left out.  ``sigma`` is ignored, since no pairs are formed.
     """
     counted = mask & (labels > 0)
     wanted = centred(torch.log(labels.masked_fill(~counted, 1.0)), counted)
@@ -56,13 +58,13 @@ def score_regression(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: flo
 
 
 def centred(values: Tensor, mask: Tensor) -> Tensor:
-    """(T, P) values less the mean of their task's; 0 where ``mask`` is false."""
+    """(T, P) values minus their task's mean; 0 where ``mask`` is false."""
     values = values.masked_fill(~mask, 0.0)
     return (values - values.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)).masked_fill(~mask, 0.0)
 
 
 def pair_weights(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """(T, P, P) what it costs to place i below j, |G_i - G_j| |1/D_i - 1/D_j|; 0 unless i is the better one."""
+    """(T, P, P) cost of ranking i below j, |G_i - G_j| |1/D_i - 1/D_j|; 0 unless i is the better program."""
     labels = labels.masked_fill(~mask, 0.0)
     discount = 1.0 / torch.log2(1.0 + predicted_ranks(predicted, mask))
     ordered = (labels[:, :, None] > labels[:, None, :]) & mask[:, :, None] & mask[:, None, :]
@@ -70,7 +72,7 @@ def pair_weights(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
 
 def normalised_gains(labels: Tensor) -> Tensor:
-    """(T, P) gains 2^y - 1 over the task's best discounted sum; 0 in a task whose labels are all 0."""
+    """(T, P) gains 2^y - 1 divided by the task's maxDCG; 0 in a task whose labels are all 0."""
     gain = torch.exp2(labels) - 1.0
     places = torch.arange(2, labels.shape[1] + 2, device=labels.device, dtype=labels.dtype)
     best = (gain.sort(dim=1, descending=True).values / torch.log2(places)).sum(1, keepdim=True)
@@ -78,14 +80,14 @@ def normalised_gains(labels: Tensor) -> Tensor:
 
 
 def predicted_ranks(predicted: Tensor, mask: Tensor) -> Tensor:
-    """(T, P) place of each program by predicted score, 1 for the highest; padding comes last; no gradient."""
+    """(T, P) rank of each program by predicted score, 1 for the highest; padding comes last; no gradient."""
     order = predicted.detach().masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
     places = torch.arange(1, order.shape[1] + 1, device=order.device, dtype=predicted.dtype).expand_as(predicted)
     return torch.empty_like(predicted).scatter_(1, order, places)
 
 
 def within_task(scores: Tensor, mask: Tensor) -> Tensor:
-    """(T, P) scores stretched to [0, 1] within each task, best 1; all 0 where a task's scores are equal."""
+    """(T, P) scores scaled to [0, 1] within each task, best 1; all 0 where a task's scores are equal."""
     lowest = scores.masked_fill(~mask, torch.inf).amin(1, keepdim=True)
     highest = scores.masked_fill(~mask, -torch.inf).amax(1, keepdim=True)
     width = (highest - lowest).clamp_min(torch.finfo(scores.dtype).tiny)

@@ -1,4 +1,4 @@
-"""Where programs run: here, on the worker's own CPU or GPU (``remote`` has the other place)."""
+"""Local devices: programs run here, on the worker's own CPU or GPU (``remote`` has devices behind RPC)."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Device(Interface):
         """A compiled program, ready to be called with tensors."""
 
     def tensor(self, array: np.ndarray) -> Any:
-        """The array where programs can read it."""
+        """The array, placed where programs can read it."""
 
     def clock(self, program: Any, arguments: Sequence[Any], cold: bool = False) -> Clock:
-        """Times a loaded program on the arguments; ``cold`` as of a ``Job``."""
+        """A clock that times a loaded program on the arguments; ``cold`` as in ``Job``."""
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """What ``work``, which calls programs, returns; it may be begun anew on another device when one is lost.
+        """Call ``work``, which runs programs, and return its result; if a device is lost, ``work`` may start over on another.
 
-        Raises what ``work`` raises, and Crashed or TimedOut of a device that tells so instead of taking this process
-        with it.
+        Raises what ``work`` raises, and Crashed or TimedOut where the device reports a crash or a timeout instead of
+        ending this process.
         """
 
     def release(self) -> None:
-        """Nothing more will be run for a while: somebody else may have the device."""
+        """Give up the device for now, so that another process can use it."""
 
 
 class Crashed(Exception):
-    """The program killed the process that ran it, which was not this one."""
+    """The program killed the device's process that ran it, not this process."""
 
 
 class TimedOut(Exception):
@@ -57,6 +57,7 @@ class HostDevice:
         self._tvm = tvm
         self._device = tvm.device(setup.kind.device, 0)
         self._flushed = np.zeros(2 * largest_cache_bytes() if protocol.flush_cache else 0, dtype=np.uint8)
+        self._evict = tvm.get_global_func(ColdClock.EVICT)
         self._call_s = LAUNCH_S if setup.kind.apart else CALL_S
 
     def load(self, built: Any) -> HostProgram:
@@ -68,10 +69,10 @@ class HostDevice:
     def clock(self, program: HostProgram, arguments: Sequence[Any], cold: bool = False) -> Clock:
         if cold and not self._flushed.size:
             return ColdClock(program, arguments, self._tvm)
-        return HostClock(program, arguments, self._device, self._flushed, self._call_s)
+        return HostClock(program, arguments, self._device, self._flushed, self._call_s, self._evict)
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """The process ends where the program spoilt the device for all that come after it, as a fault does on a GPU."""
+        """Call ``work``; exit this process if the program left the device unusable, as a fault on a GPU does."""
         try:
             return work()
         except Exception:
@@ -85,13 +86,13 @@ class HostDevice:
             sys.exit(f"the device does not recover: {error}")
 
     def release(self) -> None:
-        """This process has it alone."""
+        """Do nothing: a local device is not leased."""
 
 
 class ColdClock:
-    """Runs a program whose arguments but the first are evicted before each run; TVM's own loop times it."""
+    """Times a program with all arguments but the first evicted from the caches before each run; ``mean`` uses TVM's own loop."""
 
-    EVICT = "cache_flush_cpu_non_first_arg"  # line by line, by TVM's runtime
+    EVICT = "cache_flush_cpu_non_first_arg"  # of TVM's runtime; evicts cache line by cache line
     call_s = CALL_S
 
     def __init__(self, program: HostProgram, arguments: Sequence[Any], tvm: Any) -> None:
@@ -112,7 +113,7 @@ class ColdClock:
 
 
 class HostProgram:
-    """A program that LLVM's in-process compiler made callable here: no file, no linker."""
+    """A compiled program, callable in this process: LLVM compiles CPU code in memory, without a file or a linker."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -123,16 +124,21 @@ class HostProgram:
 
 
 class HostClock:
-    """Runs a program of this process; many short runs are timed by TVM's own loop, free of Python's overhead."""
+    """Times a program of this process; TVM's own loop times several short runs, free of Python's overhead."""
 
     between_s = 0.0
 
-    def __init__(self, program: HostProgram, arguments: Sequence[Any], device: Any, flushed: np.ndarray, call_s: float) -> None:
+    def __init__(
+        self, program: HostProgram, arguments: Sequence[Any], device: Any, flushed: np.ndarray, call_s: float, evict: Callable[..., Any]
+    ) -> None:
         self._program, self._arguments, self._device, self._flushed, self.call_s = program, arguments, device, flushed, call_s
+        self._evict = evict
 
     def once(self) -> float:
         if self._flushed.size:
-            self._flushed += 1  # touches every line of twice the largest cache
+            self._flushed += 1  # touches every line of twice the largest cache of this core
+            if self._arguments:  # EVICT skips its first argument; it evicts the others from the other cores' own caches too
+                self._evict(self._arguments[0], *self._arguments)
         start = time.perf_counter()
         self._program(*self._arguments)
         self._device.sync()

@@ -1,4 +1,4 @@
-"""What is asked of a measurement and what comes back: plain data that crosses a process boundary."""
+"""A measurement's inputs and results: plain data that crosses a process boundary."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tcl_core.platforms import Kind, kind_measured
 class Protocol:
     """How a program is timed; stored with every record, since a latency means nothing without it.
 
-    repeats            timed repeats at least, by turns with other programs; the median of their means is the latency
-    max_repeats        repeats at most, while they differ by more than ``max_spread``
-    max_spread         interquartile range / median of the repeats at which they are enough
-    min_repeat_ms      a repeat runs the program until it has lasted this long
-    max_number         but at most this many runs a repeat
+    repeats            minimum number of timed repeats, in turns with other programs; the latency is the median of their means
+    max_repeats        maximum number, taken only while their spread exceeds ``max_spread``
+    max_spread         interquartile range / median at or below which the repeats are enough
+    min_repeat_ms      a repeat makes as many runs as last this long together
+    max_number         maximum number of runs per repeat
     enough_s           no further repeat once the timed runs have lasted this long
     warmup             untimed runs before each repeat, at least one
-    threads            of TVM's runtime
-    pin_threads        each of them is bound to a core
+    threads            threads of TVM's runtime
+    pin_threads        bind each of them to a core
     early_stop_factor  a program whose first two runs are this many times slower than its task's best is not repeated
-    flush_cache        evict the caches before each run, which then is a repeat by itself
+    flush_cache        evict the caches before each run; a repeat is then a single run
     """
 
     repeats: int = 3
@@ -42,7 +42,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a candidate program may use before it is stopped: seconds per step and bytes of address space (0: any)."""
+    """What a candidate program may use before it is stopped: seconds per step and bytes of address space (0: no limit)."""
 
     build_s: float = 20.0
     run_s: float = 10.0
@@ -53,14 +53,14 @@ class Limits:
 class Job:
     """One program to build, run and time.
 
-    task_key     names the task; jobs of one task that follow each other share its inputs
+    task_key     names the task; consecutive jobs of one task share its inputs
     module_json  the task's module as TVM's JSON
     trace_json   the sketch, as ``sketches.trace_to_json`` wrote it; None runs the module as it is
     decisions    the sketch's decision vector
     best_s       the fastest latency of the task known so far, seconds
     check        compare the output with that of the untuned module on the same inputs
-    cold         evict all arguments but the first from the caches before each timed run, for in a network weights come cold;
-                 the first is what the program before has just written
+    cold         evict all arguments but the first from the caches before each timed run: in a network weights are cold,
+                 while the previous program has just written the first argument
     """
 
     task_key: str
@@ -74,14 +74,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """The result of a job.
 
     error        ok, build, run, timeout, crash or wrong-result
     latencies_s  mean seconds of each repeat, empty unless ok
     message      one line on the failure
     checked      the output was compared and found equal
-    disturbed    the machine was not quiet while it was timed, as the sentinel shows, nor when it was timed again, or its worker died of
-                 another program before it had all repeats; where it failed, it was not quiet just before, or a GPU had no memory left
+    disturbed    to be measured again: the sentinel found the machine not quiet in every timing or, for a failure, just before it; the
+                 worker died of another program before all repeats were taken; or a GPU ran out of memory
     build_s      seconds spent building
     """
 
@@ -97,10 +97,10 @@ class Outcome:
 class Tracker:
     """Where TVM's RPC tracker listens, and the key under which its devices are listed.
 
-    host_told   what every device must tell of its host (``RemoteDevice.describe``); "": anything
-    wait_s      seconds for which the tracker may have no device of the key
-    lease_s     seconds for which a worker may begin work on one device; then it is another's turn
-    transfer_s  seconds that sending programs and arguments to a device may take
+    host_told   the host description that every device must give (``RemoteDevice.describe``); "": any
+    wait_s      seconds to wait while the tracker lists no device of the key
+    lease_s     seconds during which a worker may start work on one device; then it is another's turn
+    transfer_s  seconds allowed for sending programs and arguments to a device
     """
 
     host: str
@@ -120,7 +120,7 @@ class Tracker:
 class Setup:
     """What workers are started with: the TVM target's dictionary, protocol and limits.
 
-    tracker  the programs run on devices behind it; None: on this machine
+    tracker  programs run on devices behind it; None: on this machine
     """
 
     target: dict
@@ -130,14 +130,14 @@ class Setup:
 
     @property
     def kind(self) -> Kind:
-        """Of the platform that is measured."""
+        """Kind of the platform that is measured."""
         return kind_measured(self.target, self.tracker is not None)
 
     def protocol_json(self, error: str = "ok") -> str:
-        """The protocol and the target as one line, stored with each record: equal lines, comparable latencies.
+        """Protocol and target as one line of JSON, stored with each record: latencies compare where these lines are equal.
 
-        The limits are part of it where they may have decided the outcome: a program that timed out may do with more time, and one that
-        failed with more memory.
+        Includes the limits where they may have decided the outcome: a timeout may pass with more time, a failed build or run
+        with more memory.
         """
         limits: dict[str, Any] = {}
         if error == "timeout":

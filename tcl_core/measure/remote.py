@@ -1,14 +1,14 @@
-"""Where programs run: on devices behind TVM's RPC tracker.
+"""Remote devices: programs run behind TVM's RPC tracker.
 
-Programs are compiled and linked here, sent to a device and timed there, by the device's own clock.  A worker holds one
-session, in which the server runs programs in a process of its own, while it times a batch.  What ends a session:
+Programs are compiled here, sent to a device and timed there, by the device's own clock.  While it times a batch, a worker
+holds one session, whose programs the server runs in a process of its own.  What can go wrong:
 
     the server's time limit       the program took too long: TimedOut
-    its process or host died      the work is begun anew in another session, on whichever device is free; a program
-                                  during which two sessions died is the one that kills them: Crashed
-    no device within the limit    PlatformError, which is nobody's failure but the set-up's
+    its process or host died      the work starts over in another session, on any free device; a program during which
+                                  two sessions died is taken to have killed them: Crashed
+    no device within the limit    PlatformError: the set-up is at fault, not the program
 
-A server that tells nothing of its host (TVM's own; ``serving`` tells) is known by its key alone.
+A server that does not describe its host (TVM's own; ``serving`` does) is identified by its key alone.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from tcl_core.measure.timing import CALL_S, Clock
 from tcl_core.measure.tracker import BUSY_S, POLL_S, NoDevice, count_devices, request_device
 from tcl_core.platforms import Hardware
 
-GRACE_S = 10.0  # after which a device that should have answered is silent
-LOST = 2  # sessions that may die during one program
+GRACE_S = 10.0  # seconds past a session's limit after which a device counts as silent
+LOST = 2  # sessions that die during one program before it is blamed
 FLUSHED_BYTES = 64 << 20  # more than the caches of a device
 BIG_CORES = 1  # of TVM's ThreadGroup::AffinityMode; one core per thread needs a list, which RPC cannot send
 
 
 def session_s(setup: Setup) -> float:
-    """Seconds after which the server ends a session, whatever it does: a candidate that hangs must not keep the device."""
+    """Seconds after which the server ends a session, whatever runs in it: a candidate that hangs must not keep the device."""
     return setup.tracker.lease_s + setup.tracker.transfer_s + 2 * setup.limits.run_s
 
 
 def answer_s(setup: Setup) -> float:
-    """Seconds after which a device that neither answers nor was waited for is silent: its host or its network is gone."""
+    """Seconds that a device may take to answer, besides the wait for a free one; after that its host or network counts as gone."""
     return session_s(setup) + GRACE_S
 
 
 class RemoteDevice:
-    """The devices of one key, used one at a time.
+    """The devices under one key, used one at a time.
 
     on_wait  called while no device is free, and before each session
     """
@@ -64,7 +64,7 @@ class RemoteDevice:
         self._setup, self._on_wait = setup, on_wait
         self._exported = _exporter(setup.target)
         self._session: _Session | None = None
-        self._loads = False  # a device has loaded a program of ours
+        self._loads = False  # whether a device has loaded a program of ours
 
     def load(self, built: Any) -> RemoteProgram:
         return RemoteProgram(self, *self._exported(built))
@@ -73,11 +73,11 @@ class RemoteDevice:
         return RemoteTensor(self, array)
 
     def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor], cold: bool = False) -> Clock:
-        """Nothing is ``cold``: networks are tuned on this machine only."""
+        """As ``Device.clock``; ignores ``cold``, since networks are tuned on this machine only."""
         return RemoteClock(self, program, arguments, self._setup.protocol.flush_cache)
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """As ``Device.run``.  PlatformError: no device, or devices that are not alike or load nothing."""
+        """As ``Device.run``.  Raises PlatformError where there is no device, or the devices differ or cannot load programs."""
         for _ in range(LOST):
             self._begin()
             try:
@@ -88,7 +88,7 @@ class RemoteDevice:
                 if self._session.is_alive():
                     raise  # the program's own failure
                 overdue = self._session.is_overdue(error)
-            self.release()  # outside of the handler, whose traceback holds on to what the dead session had
+            self.release()  # outside the handler, whose traceback keeps the dead session's objects alive
             if overdue:
                 raise TimedOut
         raise Crashed(f"the process that ran it on the device died {LOST} times")
@@ -99,16 +99,16 @@ class RemoteDevice:
             self._session = None
 
     def describe(self) -> dict[str, Any]:
-        """``host``: what tells hosts apart;  ``hardware``: fields of ``platforms.Hardware``, as far as the server tells."""
+        """``host``: the key and what identifies the host;  ``hardware``: the fields of ``platforms.Hardware`` that the server reports."""
         return self.run(lambda: self._session.describe())
 
     @property
     def session(self) -> _Session:
-        """The one that ``run`` began."""
+        """The session that ``run`` opened."""
         return self._session
 
     def module(self, program: RemoteProgram) -> Any:
-        """The program, loaded in the present session."""
+        """The program, loaded in the current session."""
         try:
             module = self._session.module(program)
         except Exception as error:
@@ -122,7 +122,7 @@ class RemoteDevice:
         return module
 
     def _begin(self) -> None:
-        """Have a session that has time left for more work."""
+        """Ensure a session with time left for more work."""
         if self._session is not None and self._session.age_s > self._setup.tracker.lease_s:
             self.release()
         if self._session is None:
@@ -139,10 +139,10 @@ class RemoteDevice:
                 return session
             except PlatformError:
                 raise
-            except Exception as error:  # TVM raises several types; whatever it is, this device is not at hand
+            except Exception as error:  # TVM raises several types; whichever it is, this device is unavailable
                 now = time.monotonic()
                 late_s = now - failed.setdefault((address, port), now)
-                # Another device may take it, but not for ever: who has that one may keep it.
+                # Another device may take a session, so go on, but not forever: somebody may be keeping that one.
                 if late_s >= tracker.wait_s and (count_devices(tracker) <= len(failed) or late_s >= BUSY_S):
                     raise NoDevice(
                         f"the device {address}:{port} of key '{tracker.key}', which the RPC tracker at {tracker.address} "
@@ -162,7 +162,7 @@ class RemoteDevice:
 
 
 class RemoteProgram:
-    """A linked program; it is sent when a session first needs it."""
+    """A compiled program, sent when a session first needs it."""
 
     def __init__(self, device: RemoteDevice, suffix: str, library: bytes) -> None:
         self.suffix, self.library, self._device = suffix, library, device
@@ -173,7 +173,7 @@ class RemoteProgram:
 
 
 class RemoteTensor:
-    """An array; it is sent when a session first needs it."""
+    """An array, sent when a session first needs it."""
 
     def __init__(self, device: RemoteDevice, array: np.ndarray) -> None:
         self.array, self._device = array, device
@@ -184,9 +184,9 @@ class RemoteTensor:
 
 
 class RemoteClock:
-    """Times a program by the device's own clock: no round trip is in a latency.
+    """Times a program by the device's own clock, so that latencies contain no round trip.
 
-    Each call runs the program once more, untimed, which TVM's evaluator does before it starts its clock.
+    Each call adds one untimed run, which TVM's evaluator makes before it starts its clock.
     """
 
     between_s, call_s = 0.0, CALL_S
@@ -267,11 +267,11 @@ class _Session:
         return True
 
     def is_overdue(self, error: Exception) -> bool:
-        """Whether the server ended the session because its time was up; one that is no Python process just ends it."""
+        """Whether the server ended the session at its time limit; a server not in Python reports no TimeoutError, so age counts too."""
         return isinstance(error, TimeoutError) or self.age_s >= self._limit_s
 
     def close(self) -> None:
-        """End the session, also one that is dead already."""
+        """End the session, even if it is already dead."""
         self._modules.clear()
         self._tensors.clear()
         with suppress(Exception):
@@ -279,7 +279,7 @@ class _Session:
 
 
 def _read_description(text: Any, address: str) -> dict[str, Any]:
-    """What ``serving`` tells of its host.  Raises PlatformError for what is not that: a server may be anybody's."""
+    """Parse the host description that ``serving`` sends.  Raises PlatformError for anything else: the server may be anybody's."""
     try:
         told = json.loads(text)
         host, hardware = told["host"], told["hardware"]
@@ -295,9 +295,9 @@ def _read_description(text: Any, address: str) -> dict[str, Any]:
 
 
 def _exporter(target: dict[str, Any]) -> Callable[[Any], tuple[str, bytes]]:
-    """How a compiled module becomes a file that a device loads: its suffix and its bytes.
+    """Return a function that exports a compiled module as a file for the device: its suffix and its bytes.
 
-    Linked here where a compiler for the device is at hand; else the server links the objects, which takes it longer.
+    It links here if there is a compiler for the device; else the server links the objects, which takes longer.
     """
     machine = target["mtriple"].partition("-")[0]
     linker = None if machine == host_platform.machine() else shutil.which(f"{target['mtriple']}-g++")

@@ -1,14 +1,14 @@
 """The supervisor: builds programs in several worker processes, times them one by one, never fails because of a program.
 
-Building takes most of the time and one core a program, so workers build a batch at once; then they time it, one
-program after the other, and nothing is built or checked meanwhile: both would use the same cores (``bench/collect.py``
+Building takes most of the time and one core per program, so workers build a batch in parallel.  Then they time it, one
+program after the other, and nothing is built or checked meanwhile, which would use the same cores (``bench/collect.py``
 shows what that does to latencies).  Where programs run elsewhere (a GPU, a board), workers build while others time.
-A program's repeats are spread over its batch: what slows the machine for a moment slows one repeat of several programs,
-which their medians outvote, instead of all repeats of one.
+A program's repeats are spread over its batch, so that a momentary slowdown hits one repeat of several programs, which
+their medians outvote, instead of all repeats of one.
 
-A *sentinel* program frames each batch of timings.  When it is slower than the session's quiet level, the batch is timed
-again, and if that helps not, its outcomes are marked as disturbed.  A program that is late after such a reading may try
-once more.
+A *sentinel* program runs before and after each batch of timings.  If it is slower than the session's quiet level, the
+batch is timed again; if that does not help, its outcomes are marked as disturbed.  A program that times out after such
+a reading is tried once more.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from tcl_core.measure.tracker import count_devices
 from tcl_core.measure.worker import PER_WORKER, TOLERANCE
 from tcl_core.platforms import threads
 
-RETRIES = 2  # of a batch that was disturbed
-FUTILE = 3  # times that all workers may die of no program's fault, one after the other
+RETRIES = 2  # of a disturbed batch
+FUTILE = 3  # attempts in a row without progress, at no program's fault, before giving up
 WORKERS_PER_DEVICE = 4  # that build for one remote device and wait for it in turn
 
 
 class Runner:
-    """Measures jobs in processes of its own.
+    """Measures jobs in child processes.
 
-    Use as a context manager; workers start with the first job.  Only workers that cannot even start (a broken
-    installation), or that something kills again and again, raise, PlatformError, and so do remote devices that are not
-    to be had; everything else is an Outcome.
+    Use as a context manager; workers start with the first job.  Raises PlatformError only where workers cannot start
+    (a broken installation), keep being killed, or cannot do their work (no remote device, a full disk, nothing builds);
+    everything else is an Outcome.
 
-    workers  how many; None: as many as this process may use CPUs and a GPU's memory holds, but from one to four for each remote device
-    overlap  build while another program is timed; None: where programs run on another device than the builds
+    workers  number of processes; None: one per usable CPU, as far as a GPU's memory holds them, or one to four per remote device
+    overlap  build while other programs are timed; None: only where programs run on another device than the builds
     """
 
     def __init__(self, setup: Setup, workers: int | None = None, overlap: bool | None = None) -> None:
@@ -61,7 +61,7 @@ class Runner:
         self._device_free = contextlib.nullcontext() if remote else threading.Lock()
         self._watches = {worker: Watch() for worker in self.workers} if remote else dict.fromkeys(self.workers, Watch())
         self._best_s: dict[str, float] = {}
-        self._without_reference: set[str] = set()  # tasks whose untuned program fails, or is too slow to be waited for
+        self._without_reference: set[str] = set()  # tasks whose untuned program fails, or is too slow to wait for
         self._tvm_version = ""
         self._marking = threading.Lock()
 
@@ -74,12 +74,12 @@ class Runner:
 
     @property
     def tvm_version(self) -> str:
-        """Of the workers; empty before the first job."""
-        self._tvm_version = self.workers[0].tvm_version or self._tvm_version  # one that is being started again has not said it yet
+        """TVM's version in the workers; empty before the first job."""
+        self._tvm_version = self.workers[0].tvm_version or self._tvm_version  # a restarting worker has not reported it yet
         return self._tvm_version
 
     def measure(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """Build, run and time programs; an Outcome for each job, in their order.  Jobs are taken batch by batch."""
+        """Build, run and time programs; yield an Outcome for each job, in order.  Takes jobs batch by batch."""
         jobs = iter(jobs)
         while todo := list(islice(jobs, PER_WORKER * len(self.workers))):
             batch = _Batch(todo)
@@ -94,7 +94,7 @@ class Runner:
     def _check_builds(self, batch: _Batch) -> None:
         """Raise PlatformError where nothing at all could be built: a compiler is gone, or has nowhere to write.
 
-        Of one task, or of few programs, it may be theirs.
+        Not for a single task or a few programs, which may themselves be at fault.
         """
         outcomes, tasks = batch.first_outcomes(), {job.task_key for job in batch.jobs}
         if len(outcomes) >= PER_WORKER and len(tasks) > 1 and all(outcome.error == "build" for outcome in outcomes):
@@ -104,9 +104,9 @@ class Runner:
             )
 
     def describe(self) -> dict[str, Any]:
-        """What a remote device tells of its host, as ``RemoteDevice.describe``.  Raises PlatformError."""
+        """A remote device's description of its host, as ``RemoteDevice.describe``.  Raises PlatformError where none answers."""
         worker, why = self.workers[0], ""
-        for _ in range(FUTILE):  # the tracker gives a silent one's turn to the next
+        for _ in range(FUTILE):  # after a silent device the tracker offers the next
             worker.launch()
             worker.wait_until_ready()
             try:
@@ -141,7 +141,7 @@ class Runner:
         )
 
     def _start(self, most: int) -> None:
-        """Workers for up to ``most`` programs.  From this thread: a worker dies with the thread that started it."""
+        """Start workers for up to ``most`` programs, from this thread: a worker dies with the thread that started it."""
         workers = self.workers[:most]
         for worker in workers:
             worker.launch()
@@ -149,7 +149,7 @@ class Runner:
             worker.wait_until_ready()
 
     def _work(self, batch: _Batch, todo: deque[int]) -> None:
-        """Build and time what can be; a worker that dies takes with it what it had built and not yet timed."""
+        """Build and time what can be; a worker that dies loses what it had built but not yet timed."""
         workers = [worker for worker in self.workers if worker.is_alive]
         if self._overlap:
             self._each(workers, lambda worker: self._build_and_time(worker, batch, todo))
@@ -159,7 +159,7 @@ class Runner:
         self._each(workers, lambda worker: self._finish_all(worker, batch, timed[worker]))
 
     def _each(self, workers: list[WorkerHandle], work: Callable[[WorkerHandle], Any]) -> None:
-        """``work`` on every worker at once; whatever interrupts the wait ends the workers, and with them their threads."""
+        """Call ``work`` for every worker in parallel; an exception stops the workers, which ends their threads."""
         with ThreadPoolExecutor(max(1, len(workers))) as pool:  # all may have died since they started
             try:
                 for done in as_completed([pool.submit(work, worker) for worker in workers]):
@@ -186,17 +186,17 @@ class Runner:
                 batch.build_s[number] = worker.ask(limit_s, "build", number, batch.jobs[number])
                 worker.held.add(number)
             except (Failed, Late, Died) as error:
-                quiet = self._overlap or self._watches[worker].was_quiet  # a sentinel elsewhere tells nothing of builds
+                quiet = self._overlap or self._watches[worker].was_quiet  # a sentinel on another device says nothing about builds
                 failure = _failure(error, "build", f"not built within {limit_s:g} s")
                 batch.fail(number, failure, quiet and not self._wants_memory(failure))
 
     def _time_all(self, worker: WorkerHandle, batch: _Batch) -> dict[int, Outcome]:
-        """Time what the worker has built, again if the machine was not quiet: the outcomes of what ran."""
+        """Time what the worker has built, again if the machine was not quiet; return the outcomes of the programs that ran."""
         numbers = sorted(worker.held)
         timed: dict[int, Outcome] = {}
         for _ in range(1 + RETRIES):
             latest = self._time_once(worker, batch, numbers)
-            if not worker.held:  # it died on the way: what it timed lacks repeats, and a reading at the end
+            if not worker.held:  # it died midway: its timings lack repeats and a final reading
                 for number, outcome in latest.items():
                     batch.second_best.setdefault(number, replace(outcome, disturbed=True))
                 break
@@ -206,9 +206,9 @@ class Runner:
         return {number: outcome for number, outcome in timed.items() if number not in batch.outcomes}
 
     def _finish_all(self, worker: WorkerHandle, batch: _Batch, timed: Mapping[int, Outcome]) -> None:
-        """Check and drop what was timed.  A check runs the task untuned, on one thread and maybe for seconds: workers do it side by side."""
+        """Check and drop what a worker timed, in parallel with others: a check runs the untuned task, on one thread, maybe for seconds."""
         if worker.held and not worker.is_alive:
-            worker.stop()  # it died while it waited for the others, at no program's fault: what it held is checked by another
+            worker.stop()  # it died while waiting for the others, at no program's fault: another worker checks what it held
         for number, outcome in timed.items():
             self._finish(worker, batch, number, outcome)
         worker.held.clear()
@@ -217,16 +217,17 @@ class Runner:
                 worker.ask(self._limit_s(0), "release")
 
     def _limit_s(self, limit_s: float) -> float:
-        """How long a request may take that runs programs for ``limit_s``, with what a remote device needs besides."""
+        """Time limit of a request that may run programs for ``limit_s``, including what a remote device needs besides."""
         return limit_s + (answer_s(self.setup) if self._remote else 0)
 
     def _is_lost(self, worker: WorkerHandle) -> bool:
-        """Whether the worker ended at no program's fault: a worker that runs none itself, or a device that fell silent."""
+        """Whether a remote worker ended, which is no program's fault: it runs none itself, or was stopped when its device fell silent."""
         return self._remote and not worker.is_alive
 
     def _time_once(self, worker: WorkerHandle, batch: _Batch, numbers: list[int]) -> dict[int, Outcome]:
-        """The programs that ran, between two readings of the sentinel.  The others end here; one with which the worker died takes from
-        the others the repeats that they did not have yet.
+        """Time programs in turns between two sentinel readings; return the outcomes of those that ran.
+
+        Failures are recorded here.  If a program kills the worker, the others miss their remaining repeats.
         """
         latencies_s: dict[int, list[float]] = {}
         before_s, waiting, wanting = self._sentinel(worker), numbers, set[int]()
@@ -241,7 +242,7 @@ class Runner:
         return {number: Outcome("ok", tuple(repeats), disturbed=not quiet) for number, repeats in latencies_s.items()}
 
     def _sentinel(self, worker: WorkerHandle) -> float | None:
-        """A reading; None from a worker that holds nothing any more, or a device that cannot run the sentinel."""
+        """A sentinel reading; None if the worker holds nothing any more, or its device cannot run the sentinel."""
         if not worker.held:
             return None
         limits = self.setup.limits
@@ -253,7 +254,7 @@ class Runner:
         return reading_s
 
     def _repeat(self, worker: WorkerHandle, batch: _Batch, number: int, latencies_s: dict[int, list[float]]) -> bool:
-        """Time one repeat of a program; whether it needs another."""
+        """Time one repeat of a program; return whether it needs another."""
         job, limit_s = batch.jobs[number], self.setup.limits.run_s
         best_s = min(job.best_s, self._best_s.get(job.task_key, math.inf))
         try:
@@ -271,11 +272,11 @@ class Runner:
         return is_worth_repeating(repeats, self.setup.protocol, best_s)
 
     def _wants_memory(self, failure: Outcome) -> bool:
-        """Whether it failed for memory of a GPU, which others of this machine may hold: it is measured again another time."""
+        """Whether a program failed for lack of GPU memory, which other processes may hold: it is to be measured again."""
         return self.setup.kind.apart and not self._remote and "out of memory" in failure.message.lower()
 
     def _mark(self, job: Job, latencies_s: Sequence[float]) -> None:
-        """Programs of the task that are far behind this one are not repeated; so a wrong one must not come here."""
+        """Update the task's best latency.  Programs far behind it are not repeated, so a wrong program must not set it."""
         with self._marking:
             best_s = self._best_s.get(job.task_key, math.inf)
             self._best_s[job.task_key] = min(statistics.median(latencies_s), best_s)
@@ -299,13 +300,13 @@ class Runner:
             return outcome
         try:
             worker.ask(self._limit_s(limits.build_s + limits.run_s), "reference", number)
-        except (Failed, Late, Died):  # no fault of the program's: the timing stands, unchecked
+        except (Failed, Late, Died):  # not the program's fault: the timing stands, unchecked
             if not self._is_lost(worker):
                 self._without_reference.add(task)
             return outcome
         try:
             difference = worker.ask(self._limit_s(2 * limits.run_s), "check", number)
-        except Late:  # though it was timed within its limit; each such check costs the worker
+        except Late:  # although the program was timed within its limit; each such check costs the worker
             self._without_reference.add(task)
             return outcome
         except (Failed, Died) as error:
@@ -318,7 +319,7 @@ class Runner:
 
 
 def _workers_for(setup: Setup) -> int:
-    """Workers that have enough to do: more than a few for one remote device would only wait for it."""
+    """Number of workers to start; more than a few per remote device would only wait for it."""
     if setup.tracker is None:
         return min(threads(), setup.kind.most_workers() or threads())
     devices = max(1, count_devices(setup.tracker))
@@ -326,10 +327,10 @@ def _workers_for(setup: Setup) -> int:
 
 
 class _Batch:
-    """Jobs that are measured together, by number, and what is known of each.
+    """Jobs that are measured together, by number, and what is known about each.
 
-    late         were late once while the machine was not quiet: measured again, once
-    second_best  were timed, but not to the end, or could not be checked: measured again, unless nothing else is left to do
+    late         jobs that timed out while the machine was not quiet: measured again, once
+    second_best  outcomes that lack repeats or a check, job by job: measured again, and used only where that makes no progress
     """
 
     def __init__(self, jobs: list[Job]) -> None:
@@ -340,7 +341,7 @@ class _Batch:
         self.second_best: dict[int, Outcome] = {}
 
     def first_outcomes(self) -> list[Outcome]:
-        """Those of the first programs, up to one that is missing."""
+        """Outcomes of the leading jobs, up to the first that has none yet."""
         return [self.outcomes[number] for number in range(min(self.missing(), default=len(self.jobs)))]
 
     def missing(self) -> list[int]:
@@ -348,28 +349,28 @@ class _Batch:
 
     @property
     def progress(self) -> int:
-        """Grows with all that is found out: outcomes, and programs that were late once."""
+        """Number of outcomes and of jobs that were late once: grows with every finding."""
         return len(self.outcomes) + len(self.late)
 
     def end(self, number: int, outcome: Outcome) -> None:
         self.outcomes[number] = replace(outcome, build_s=self.build_s.get(number, 0.0))
 
     def fail(self, number: int, failure: Outcome, quiet: bool) -> None:
-        """End a program that failed; one that was only late, on a machine that was not quiet, may try once more."""
+        """Record a failure; a first timeout on a machine that was not quiet is tried once more instead."""
         if failure.error == "timeout" and not quiet and number not in self.late:
             self.late.add(number)
         else:
             self.end(number, replace(failure, disturbed=not quiet))
 
     def end_with_second_best(self) -> None:
-        """Ask for no more: the worker dies each time, and no program is to blame."""
+        """Settle for the second-best outcomes: workers keep dying, and no program is to blame."""
         for number, outcome in self.second_best.items():
             if number not in self.outcomes:
                 self.end(number, outcome)
 
 
 def _failure(error: Exception, step: str, late: str) -> Outcome:
-    """What became of a program at whose build or run the worker failed, was late or died."""
+    """The Outcome of a program whose build or run made the worker fail, be late or die."""
     if isinstance(error, Late):
         return Outcome("timeout", message=late)
     return Outcome("crash" if isinstance(error, Died) else step, message=str(error))

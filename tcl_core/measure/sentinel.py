@@ -1,4 +1,4 @@
-"""The sentinel: a program whose latency is known, run now and then to see whether the machine is quiet.
+"""The sentinel: one fixed program, run now and then to see whether the machine is quiet.
 
 A neighbour, a frequency step or a throttled core slows it as it slows the candidates.  It is a matrix product that
 uses every thread and fits the second-level cache.
@@ -14,7 +14,7 @@ import numpy as np
 from tcl_core.compat import load_tvm
 
 EXTENT = 192
-# A reading this much above the quiet level tells that something else ran.
+# A reading this far above the quiet level, relative to it, shows that something else ran.
 TOLERANCE = 0.2
 # The quiet level is this quantile of all readings: most of a session may be noisy, and a lucky reading proves nothing.
 QUIET_QUANTILE = 0.1
@@ -65,9 +65,9 @@ class Watch:
 
     @property
     def was_quiet(self) -> bool:
-        """Whether the machine was, when it was last looked at; nobody can tell before the first reading."""
+        """Whether the latest reading was quiet; True before the first one."""
         return self._latest_s is None or self.is_quiet(self._latest_s)
 
     def is_quiet(self, *readings_s: float) -> bool:
-        """Whether none of the readings, which have been added, is far above the quiet level."""
+        """Whether none of these readings, already added, is far above the quiet level."""
         return max(readings_s) <= (1 + TOLERANCE) * self.quiet_s

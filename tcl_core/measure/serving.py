@@ -3,9 +3,9 @@
     python -m tcl_core.measure.serving tracker HOST PORT
     python -m tcl_core.measure.serving server HOST PORT KEY TRACKER_HOST TRACKER_PORT     PORT 0: the first free one
 
-TVM's own server stops to listen for good once a program crashes the process that serves a session; this one goes on,
-and its sessions die with it.  It also tells what its host is, and sets the runtime's threads as the local workers do.
-RPC has no authentication: who can connect can run any program.
+TVM's own server stops listening for good once a program crashes the process that serves a session; this one goes on,
+and its sessions die with it.  It also describes its host, and sets the runtime's threads as the local workers do.
+RPC has no authentication: whoever can connect can run any program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tcl_core.errors import PlatformError
 from tcl_core.platforms import copy_bandwidth_gbs, host_fields, host_fingerprint, threads
 from tcl_core.process import die_with_parent
 
-SERVER_PORTS = (9091, 9190)  # the first free one, below the tracker's
+SERVER_PORTS = (9091, 9190)  # the first free one of these, all below the tracker's
 DESCRIBE, SET_THREADS = "tcl.device.describe", "tcl.device.set_threads"
 _until_the_end = ExitStack()
 
@@ -39,7 +39,7 @@ class Served:
 
     def __init__(self, role: str, *arguments: Any) -> None:
         command = [sys.executable, "-m", "tcl_core.measure.serving", role, *map(str, arguments)]
-        self._scratch = tempfile.TemporaryDirectory(prefix="tcl-serving-")  # what is sent, while a session needs it
+        self._scratch = tempfile.TemporaryDirectory(prefix="tcl-serving-")  # holds uploads while a session needs them
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -55,7 +55,7 @@ class Served:
         self.port = int(said)
 
     def stop(self) -> None:
-        """Kill it, and with it the sessions that it serves."""
+        """Kill the process, and with it the sessions that it serves."""
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
@@ -63,19 +63,19 @@ class Served:
 
 
 def start_tracker(host: str, port: int) -> Served:
-    """Raises PlatformError where the port is taken."""
+    """Start a tracker.  Raises PlatformError where it exits at its start, as with a taken port."""
     return Served("tracker", host, port)
 
 
 def start_server(host: str, port: int, key: str, tracker: tuple[str, int]) -> Served:
-    """A server that registers with the tracker under ``key``; port 0: the first free one.  Raises as above."""
+    """Start a server that registers with the tracker under ``key``; port 0: the first free one.  Raises as ``start_tracker``."""
     return Served("server", host, port, key, *tracker)
 
 
 def _run_tracker(host: str, port: str) -> Any:
     from tvm.rpc.tracker import PopenTrackerServerState, logger
 
-    logger.addFilter(lambda record: not any(isinstance(about, ConnectionError) for about in record.args or ()))  # of peers that left
+    logger.addFilter(lambda record: not any(isinstance(about, ConnectionError) for about in record.args or ()))  # peers that left
     return PopenTrackerServerState(host, int(port), int(port) + 1, silent=True)
 
 
@@ -85,7 +85,7 @@ def _run_server(host: str, port: str, key: str, tracker_host: str, tracker_port:
     _register_functions()
     server._serve_loop = _dying_with_the_server(server._serve_loop)
     server._serving = _surviving_crashes(server._serving)
-    # TVM's own gives up after a minute without a tracker, and every board with it.
+    # TVM's own server gives up after a minute without a tracker, which would lose every board.
     server.base.connect_with_retry = partial(server.base.connect_with_retry, timeout=math.inf)
     first, end = (int(port), int(port) + 1) if int(port) else SERVER_PORTS
     reached_at = None if host in ("0.0.0.0", "::") else host  # None: where the tracker sees the server
@@ -94,7 +94,7 @@ def _run_server(host: str, port: str, key: str, tracker_host: str, tracker_port:
 
 
 def _register_functions() -> None:
-    """What a session can ask beyond TVM's own functions."""
+    """Register what a session can call beyond TVM's own functions."""
     import tvm_ffi
 
     hardware = {**host_fields(), "bandwidth_gbs": copy_bandwidth_gbs()}
@@ -104,14 +104,14 @@ def _register_functions() -> None:
 
 
 def _set_threads(count: int, pinned: int) -> None:
-    """For the rest of the session, whose process serves nothing else."""
+    """Set the runtime's threads for the rest of the session, whose process serves nothing else."""
     set_threads(count, bool(pinned))
     if pinned:
         _until_the_end.enter_context(calling_thread_pinned())
 
 
 def _dying_with_the_server(serve_loop: Callable[..., None]) -> Callable[..., None]:
-    """A killed server must not leave the process of its session at work on what nobody waits for."""
+    """Wrap a session's loop so that its process dies with a killed server instead of working on for nobody."""
 
     def serve(*arguments: Any) -> None:
         die_with_parent()
@@ -121,13 +121,13 @@ def _dying_with_the_server(serve_loop: Callable[..., None]) -> Callable[..., Non
 
 
 def _surviving_crashes(serving: Callable[..., None]) -> Callable[..., None]:
-    """The process of a session may end as it likes: the server serves the next one."""
+    """Wrap the serving of a session so that the server goes on to the next one, however the session's process ends."""
 
     def serve(sock: Any, address: Any, options: dict[str, Any], libraries: str | None) -> None:
         folder = os.getcwd()
         try:
             serving(sock, address, options, libraries)
-        except Exception as crash:  # TVM's own, an OSError without memory or space to begin it, psutil's of a process that just ended
+        except Exception as crash:  # TVM's own; OSError: no memory or space to start it; psutil's: its process just ended
             print(f"a session ended badly ({crash}); the next one is served", file=sys.stderr, flush=True)
             os.chdir(folder)
             sock.close()

@@ -1,6 +1,6 @@
 """When to stop timing a program.  Pure policy over a clock, which knows how the program is run.
 
-A program's repeats are not made in a row: between two of them the others of its batch have one (``runner``).
+A program's repeats are not consecutive: between two of them the other programs of its batch take one (``runner``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from typing import Protocol as Interface
 from tcl_core.measure.job import Protocol
 from tcl_core.records import spread
 
-# A single run is timed from Python, whose call takes about a microsecond: nothing tells it from the fastest programs.  On a GPU
-# there are the launch and the wait beside it, tens of microseconds, of which the runs of a loop know nothing.
+# Seconds up to which a single run's time may be overhead.  It is timed from Python, whose call takes about a microsecond, as long
+# as the fastest programs.  On a GPU the launch and the wait add tens of microseconds, which runs in a loop do not show.
 CALL_S, LAUNCH_S = 2e-6, 1e-4
 
 
 class Clock(Interface):
-    """One program, ready to run; ``between_s`` seconds pass before each run, and a single one is timed with what calling it takes, up to ``call_s``."""
+    """One program, ready to run.
+
+    between_s  untimed seconds before each run (evicting caches)
+    call_s     upper bound of the call overhead that a single run's time includes, seconds
+    """
 
     between_s: float
     call_s: float
@@ -31,7 +35,7 @@ class Clock(Interface):
 
 
 def time_repeat(clock: Clock, protocol: Protocol, best_s: float = math.inf) -> float:
-    """Mean seconds of the runs of one repeat: of a slow program, or one far behind its task's best, a single run.
+    """Mean seconds of one repeat's runs; a single run if the program is slow or far behind its task's best.
 
     best_s  the fastest latency of the task so far
     """
@@ -60,7 +64,7 @@ def _is_far_behind(seconds: float, protocol: Protocol, best_s: float) -> bool:
 
 
 def runs_per_repeat(once_s: float, protocol: Protocol) -> int:
-    """Runs that last ``min_repeat_ms`` together, at most ``max_number``; one where each costs a flush."""
+    """Number of runs that together last ``min_repeat_ms``, at most ``max_number``; 1 if each needs a cache flush."""
     if protocol.flush_cache:
         return 1
     wanted = protocol.min_repeat_ms / 1e3 / max(once_s, 1e-7)

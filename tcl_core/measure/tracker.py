@@ -1,8 +1,8 @@
-"""What TVM's RPC tracker is asked: which devices there are, and for one that is free.
+"""Client of TVM's RPC tracker: lists its devices, and requests one that is free.
 
-The tracker speaks texts of JSON after their length, once both sides have said its magic number (``tvm/rpc/tracker.py``).
-Here TVM is not needed, so that listing devices answers at once, and nothing waits without a limit.  What listens at an
-address may be anything: an answer has a time limit as a whole, a size limit, and must have a tracker's shape.
+The protocol is length-prefixed JSON, after both sides have sent a magic number (``tvm/rpc/tracker.py``).  This module
+does not load TVM, so that listing devices is instant, and every wait has a limit.  Anything may listen at an address:
+an answer has a limit on its total time and on its size, and must have a tracker's shape.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tcl_core.measure.job import Tracker
 
 MAGIC = 0x2F271
 REQUEST, SUMMARY = 4, 6  # of tvm.rpc.base.TrackerCode
-ANSWER_S = 5.0  # a tracker that lives answers within it
+ANSWER_S = 5.0  # a live tracker answers within it
 LONGEST = 16 << 20  # bytes of an answer; one of ten thousand servers has about 1 MB
 POLL_S = 1.0
-# A device may serve somebody else for so long.
+# How long a device may serve somebody else.
 BUSY_S = 600.0
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Devices of one key: servers that the tracker knows, those that are free, and requests that wait."""
+    """Number of servers that the tracker knows under one key, of free ones, and of waiting requests."""
 
     servers: int
     free: int
@@ -44,7 +44,7 @@ NONE = Listed(0, 0, 0)
 
 
 def list_devices(host: str, port: int) -> dict[str, Listed]:
-    """Key -> its devices.  Raises PlatformError where no tracker answers."""
+    """The devices under each key.  Raises PlatformError where no tracker answers."""
     with _connected(host, port) as tracker, _shape_checked():
         summary = tracker.ask(SUMMARY)[1]
         servers = Counter(server["key"].removeprefix("server:") for server in summary["server_info"])
@@ -68,11 +68,11 @@ def _count(value: Any) -> int:
 
 
 class NoDevice(PlatformError):
-    """No device came within the time that waiting may take."""
+    """No device could be had in time."""
 
 
 def count_devices(tracker: Tracker) -> int:
-    """Devices of the key that are listed now; 0 where no tracker answers, which is said when one is wanted."""
+    """Number of devices now listed under the key; 0 where no tracker answers, which ``request_device`` reports."""
     try:
         return list_devices(tracker.host, tracker.port).get(tracker.key, NONE).servers
     except PlatformError:
@@ -80,7 +80,7 @@ def count_devices(tracker: Tracker) -> int:
 
 
 def request_device(tracker: Tracker, on_wait: Callable[[], Any] = lambda: None) -> tuple[str, int, str]:
-    """Address, port and session key of a device that is free now; ``on_wait`` is called while there is none.
+    """Wait for a free device and return its address, port and session key; calls ``on_wait`` while there is none.
 
     Raises NoDevice when none is listed for ``tracker.wait_s``, or none is free for ``BUSY_S``.
     """
@@ -95,7 +95,7 @@ def request_device(tracker: Tracker, on_wait: Callable[[], Any] = lambda: None) 
                 return _address(connection.receive())
         except NoDevice:
             raise
-        except PlatformError:  # the tracker may be starting anew
+        except PlatformError:  # the tracker may be restarting
             on_wait()
             patience.renew({})
             time.sleep(POLL_S)
@@ -110,14 +110,14 @@ def _address(answer: Any) -> tuple[str, int, str]:
 
 
 class _Patience:
-    """How long to wait: longer for a device that serves somebody else than for one that is not there."""
+    """Limits the wait for a device: longer for one that serves somebody else than for one that is not listed."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self.started = self.last_listed = time.monotonic()
 
     def renew(self, devices: Mapping[str, Listed]) -> None:
-        """Raises NoDevice when patience has come to its end."""
+        """Note which devices are listed now.  Raises NoDevice once the wait has been too long."""
         tracker, now = self.tracker, time.monotonic()
         if devices.get(tracker.key, NONE).servers:
             self.last_listed = now
@@ -167,7 +167,7 @@ class _Connection:
         data = bytearray()
         while len(data) < count:
             left_s = self._deadline - time.monotonic()
-            if left_s <= 0:  # a byte now and then must not make it endless
+            if left_s <= 0:  # a byte now and then must not prolong it forever
                 raise TimeoutError("timed out")
             self._socket.settimeout(left_s)
             part = self._socket.recv(count - len(data))
@@ -179,11 +179,11 @@ class _Connection:
 
 @contextmanager
 def _connected(host: str, port: int) -> Iterator[_Connection]:
-    """Raises PlatformError where no tracker answers, or stops to answer."""
+    """A connection to the tracker.  Raises PlatformError where none answers, or it stops answering."""
     try:
         with socket.create_connection((host, port), ANSWER_S) as sock:
             yield _Connection(sock)
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or a host name that is none
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or an invalid host name
         why = "its answer is no JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError) else shown(error)
         raise PlatformError(
             f"no RPC tracker answers at {host}:{port} ({why}); start one with: tcl device serve --tracker {host}:{port}"

@@ -7,17 +7,17 @@ It does one thing at a time and answers before it takes the next, so that the su
     Setup, once         ("ready", TVM's version)
     ("build", n, job)   ("done", seconds)
     ("time", n, best_s) ("done", seconds): one repeat
-    ("reference", n)    ("done", None): the untuned program's output is there
-    ("check", n)        ("done", largest difference to that output)
+    ("reference", n)    ("done", None): the untuned program's output is computed
+    ("check", n)        ("done", largest difference from that output)
     ("drop", n)         ("done", None)
     ("sentinel",)       ("done", seconds)
-    ("release",)        ("done", None): nothing will be run for a while
-    ("describe",)       ("done", what a remote device tells of its host)
+    ("release",)        ("done", None): the device is given up for now
+    ("describe",)       ("done", a remote device's description of its host)
 
-Requests are pickled, answers JSON, for the supervisor must take what comes from here for data.
-n is a number that the supervisor gives a built program.  ("failed", message) is the answer to what raised;
-("crashed", message) and ("late", "") are a remote device's, which outlives the program; ("impossible", message) to what
-no program is to blame for.  While it waits for a device it says ("waiting", None) now and then.
+Requests are pickled; answers are JSON, since the supervisor must take what comes from here for mere data.  n is the
+number that the supervisor gives a program.  Other answers are ("failed", message) where a request raised; ("crashed",
+message) and ("late", "") from a remote device, which outlives the program; ("impossible", message) where no program is
+to blame; and now and then ("waiting", None) during the wait for a device.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from tcl_core.programs.packing import packed
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import argument_types
 
-# Outputs are compared relative to the largest magnitude: reordered float32 sums differ by some 1e-6.
+# Outputs are compared relative to the largest magnitude: reordered float32 sums differ by about 1e-6.
 TOLERANCE = 1e-3
 SENTINEL_MS = 6.0
-# Programs that a worker builds before they are timed, one repeat of each by turns; a quick one builds more than its share.
+# Programs per worker that are built before they are timed in turns, one repeat each; a fast worker builds more than its share.
 PER_WORKER = 16
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk, at no program's fault
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # disk errors, at no program's fault
 ACTIONS = ("build", "time", "reference", "check", "drop", "sentinel", "release", "describe")
 
 
 class Built(NamedTuple):
-    """What a job's scheduled module was compiled to."""
+    """A job with its compiled function and its scheduled module."""
 
     job: Job
     function: Callable[..., Any]
@@ -69,7 +69,7 @@ class Built(NamedTuple):
 class Worker:
     """Builds and times programs of one target in this process; keeps what jobs of the same task share.
 
-    on_wait  called now and then while a remote device is waited for
+    on_wait  called now and then during the wait for a remote device
     """
 
     def __init__(self, setup: Setup, on_wait: Callable[[], Any] = lambda: None) -> None:
@@ -79,7 +79,7 @@ class Worker:
         self.target = make_target(setup.target)
         self.device = open_device(setup, on_wait)
         self.built: dict[int, Built] = {}
-        # The last few tasks' design spaces, sketches and reference outputs, and the inputs of all that are timed by turns.
+        # Design spaces, sketches and the reference output of the latest tasks, and inputs of all tasks that are timed in turns.
         self.space = lru_cache(maxsize=16)(self._space)
         self.sketch = lru_cache(maxsize=64)(self._sketch)
         self.inputs = lru_cache(maxsize=2 * PER_WORKER)(self._inputs)
@@ -114,19 +114,19 @@ class Worker:
         return self._results(self._compile(unsearched), arguments)
 
     def _results(self, function: Any, arguments: list[Any]) -> list[np.ndarray]:
-        """All arguments after one call on fresh ones, so that a program that writes too little is seen."""
+        """All arguments after one call.  Callers pass fresh ones, so that missing writes are noticed."""
         function(*arguments)
         return [tensor.numpy() for tensor in arguments]
 
     def _compile(self, module: Any) -> Callable[..., Any]:
-        """The function that a compiler user gets, without the checks of its arguments: an eighth of the build."""
+        """Compile a module as a compiler's user would, but without checks of its arguments: an eighth of the build time."""
         tvm = self.tvm
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
         with self.target, tvm.transform.PassContext(config={"tirx.disable_assert": True}):
             return self.device.load(tvm.tirx.build(module, target=self.target))
 
     def build(self, number: int, job: Job) -> float:
-        """Compile the job's program, keep it ready to call, and make its inputs; seconds."""
+        """Compile the job's program, keep it ready to call, and make its inputs; return the seconds that it took."""
         start = time.perf_counter()
         space = self.space(job.task_key, job.module_json)
         if job.trace_json is None:
@@ -137,16 +137,16 @@ class Worker:
         self.built[number] = Built(job, self._compile(module), module)
         try:
             self.inputs(job.task_key, job.module_json)
-        except MemoryError:  # others' are kept there
+        except MemoryError:  # other tasks' inputs are kept there
             self.inputs.cache_clear()
             self.inputs(job.task_key, job.module_json)
         return time.perf_counter() - start
 
     def time(self, number: int, best_s: float) -> float:
-        """Mean seconds of a repeat's runs.
+        """Mean seconds of one repeat's runs.
 
-        A program that wants its weights in another order gets them as they are: as many bytes, and what they hold changes
-        no latency.
+        A program that expects reordered weights gets them in the original order: they have as many bytes, and their values
+        do not affect the latency.
         """
         built = self.built[number]
         clock = self.device.clock(built.function, self.inputs(built.job.task_key, built.job.module_json), built.job.cold)
@@ -154,12 +154,12 @@ class Worker:
             return self.device.run(lambda: time_repeat(clock, self.setup.protocol, best_s))
 
     def reference(self, number: int) -> None:
-        """Run the program's task as it is, untuned, and keep what it computes for ``check``."""
+        """Run the program's task untuned, and keep its output for ``check``."""
         job = self.built[number].job
         self.device.run(lambda: self.expected(job.task_key, job.module_json))
 
     def check(self, number: int) -> float:
-        """Largest difference to the untuned program's output, relative to the output's largest magnitude."""
+        """Largest difference from the untuned program's output, relative to that output's largest magnitude."""
         built = self.built[number]
         job = built.job
         expected = self.device.run(lambda: self.expected(job.task_key, job.module_json))
@@ -175,7 +175,7 @@ class Worker:
         return max(_relative_difference(f, e) for f, e in zip(found, expected, strict=True))
 
     def drop(self, number: int) -> None:
-        """Forget a built program, if there is one of that number."""
+        """Forget a built program, if that number has one."""
         self.built.pop(number, None)
 
     def sentinel(self) -> float:
@@ -194,8 +194,8 @@ class Worker:
         return self.device.describe()  # type: ignore[attr-defined]  # remote ones can
 
     def _steady(self) -> AbstractContextManager[None]:
-        """While programs are timed in this process; builds of several workers must not be bound to one core."""
-        pinned = self.setup.protocol.pin_threads and not self.setup.kind.apart  # a GPU's clock is its own, and others build on that core
+        """Bind the calling thread to a core while timing only, since builds of several workers must not share one core."""
+        pinned = self.setup.protocol.pin_threads and not self.setup.kind.apart  # a GPU has its own clock, and others build on that core
         return calling_thread_pinned() if pinned else nullcontext()
 
     @cached_property
@@ -208,7 +208,7 @@ class Worker:
 
 
 def open_device(setup: Setup, on_wait: Callable[[], Any]) -> Device:
-    """The place where the programs run: here, or behind the RPC tracker."""
+    """The device that runs the programs: here, or behind the RPC tracker."""
     if setup.tracker is None:
         return HostDevice(setup)
     from tcl_core.measure.remote import RemoteDevice
@@ -264,19 +264,19 @@ def _one_line(error: Exception) -> str:
 
 
 def main() -> None:
-    """Serve on the inherited file descriptor; die with the supervisor; keep to the memory limit and the cores."""
+    """Serve on the inherited file descriptor, within the memory limit and on the given cores; die with the supervisor."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which closes the pipe
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if wanted := int(sys.argv[2]):
         _limit_memory(wanted)
-    with suppress(OSError):  # who may bind no thread says so when a program is timed
+    with suppress(OSError):  # where threads cannot be bound, timing a program reports it
         os.sched_setaffinity(0, [int(core) for core in sys.argv[3].split(",")])
     serve(Connection(int(sys.argv[1])))
 
 
 def _limit_memory(wanted: int) -> None:
-    """Bytes of address space, or fewer where this process was given fewer."""
+    """Limit the address space to ``wanted`` bytes, or to this process's hard limit if that is lower."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,8 +1,8 @@
-"""A worker process as its supervisor sees it: asked one thing at a time, given up when it is late, started again.
+"""A worker process as its supervisor sees it: asked one thing at a time, stopped when it is late, started again.
 
-PDEATHSIG ties a worker to the thread that started it, so all workers are started from one and the same thread.
+PDEATHSIG ties a worker to the thread that started it, so a single thread starts all workers.
 
-What a worker says is data, JSON of a known form: a program that it runs may write to its socket as well.
+A worker's answers are taken for mere data, JSON of a known form: a program that it runs may write to its socket too.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ RECYCLE_BYTES = 2 << 30
 
 
 class Failed(Exception):
-    """The worker says that the request failed; the program's fault."""
+    """The worker reports that the request failed, by the program's fault."""
 
 
 class Late(Exception):
-    """No answer in time; the worker is gone, unless it is the device that tells so."""
+    """No answer in time; the worker was stopped, unless it reports that a remote device stopped the program."""
 
 
 class Died(Exception):
-    """What ran the program ended while it was at work: the worker, or a process of the device."""
+    """The process at work on the program ended: the worker, or one on the device."""
 
 
 class Stopped(Exception):
@@ -49,14 +49,14 @@ class Stopped(Exception):
 
 LONGEST_ANSWER = 1 << 20  # bytes
 LONGEST_MESSAGE = 300  # characters of what went wrong
-REST_S = 10  # seconds for the rest of an answer of which some is there: else who begins one and writes no more would be waited for
+REST_S = 10  # seconds for the rest of an answer that has begun: a writer that stops midway must not block us
 
 # What a worker answers instead of a result.
 RAISED = {"failed": Failed, "crashed": Died, "late": Late, "impossible": PlatformError}
 
 
 class WorkerHandle:
-    """One worker; ``held`` are the numbers of the programs built in it, lost with it."""
+    """One worker; ``held``: numbers of the programs built in it, which are lost with it."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -65,12 +65,12 @@ class WorkerHandle:
         self.process: subprocess.Popen | None = None
         self._connection: Connection | None = None
         self._log = tempfile.TemporaryFile()
-        # Where linkers write, and leave files when they are killed; what runs where it was built needs no linker.
+        # Linkers write here, and leave files when they are killed; programs that run where they were built need no linker.
         links = setup.kind.apart
         self._scratch = tempfile.TemporaryDirectory(prefix="tcl-worker-", ignore_cleanup_errors=True) if links else None
 
     def ask(self, timeout_s: float, *request: Any) -> Any:
-        """The worker's answer.  Raises Failed, Late, Died or Stopped; PlatformError where it can have no device."""
+        """Send a request and return its answer.  Raises Failed, Late, Died or Stopped; PlatformError where no program is to blame."""
         try:
             self._connection.send(request)
             answer = self._receive(timeout_s)
@@ -95,7 +95,7 @@ class WorkerHandle:
         return said
 
     def _receive(self, timeout_s: float) -> tuple[str, Any] | None:
-        """None where nothing comes in time, in which waiting for a remote device does not count.  Raises ValueError for no answer."""
+        """The answer; None if none comes in time, besides the wait for a remote device.  Raises ValueError for a malformed one."""
         while self._connection.poll(timeout_s):
             try:
                 kind, said = json.loads(self._connection.recv_bytes(LONGEST_ANSWER))
@@ -112,7 +112,7 @@ class WorkerHandle:
         return self.process is not None and self.process.poll() is None
 
     def launch(self) -> None:
-        """Start a worker, unless a sound one is there, without waiting for it.  Raises PlatformError where the system starts none."""
+        """Start a worker, unless a sound one runs, without waiting for it.  Raises PlatformError where the system cannot start one."""
         if self.is_alive and (self.held or self._resident_bytes() < RECYCLE_BYTES):
             return
         self.stop()
@@ -138,16 +138,16 @@ class WorkerHandle:
             stderr=self._log,
             cwd=Path(__file__).parents[2],
             env=os.environ | ({"TMPDIR": self._scratch.name} if self._scratch else {}),
-            process_group=0,  # its own, in which compilers start too
+            process_group=0,  # its own, which its compilers join
         )
 
     def _command(self) -> list[str]:
-        """Programs may come from other people: a worker has the rights to compute, where it needs no device and no linker."""
+        """The worker's command.  Programs may come from strangers: it may only compute, unless it needs a device or a linker."""
         scratch = self._scratch.name if self._scratch else ""
         return sandbox.command("tcl_core.measure.worker", sandbox.Rights(scratch=scratch, outside=bool(scratch)))
 
     def wait_until_ready(self) -> None:
-        """Raises PlatformError where the worker cannot start (a broken installation)."""
+        """Wait until the worker can take requests.  Raises PlatformError where it cannot start (a broken installation)."""
         if self.tvm_version:
             return
         with contextlib.suppress(OSError, EOFError, ValueError):
@@ -173,7 +173,7 @@ class WorkerHandle:
         return lines[-1][:300] if lines else "none"
 
     def stop(self) -> None:
-        """Kill the worker, whatever it does, and the compilers that it started."""
+        """Kill the worker, whatever it is doing, and the compilers that it started."""
         connection, process, self._connection, self.process = self._connection, self.process, None, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -191,7 +191,7 @@ class WorkerHandle:
 
 
 def _is_answer(kind: str, said: Any, action: str) -> bool:
-    """Whether it is one to a request of this action: seconds of builds, readings and repeats, the difference found by a check."""
+    """Whether this is a valid answer to the action: seconds for builds, sentinels and repeats, a difference for checks."""
     if kind in RAISED:
         return isinstance(said, str)
     if action == "time":

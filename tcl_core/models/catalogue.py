@@ -1,6 +1,6 @@
 """Name -> cost model class: the only file that lists them.
 
-Modules are imported when a model is asked for, so that listing the names costs nothing.
+A model's module is imported on first use, so listing the names costs nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CLASSES = {
     "world-model": "tcl_core.models.world_model:WorldModel",
 }
 
-CHAIN_MODEL = "mamba"  # what the chain's first platform learns, and what chooses the programs to measure
+CHAIN_MODEL = "mamba"  # trained on the chain's first platform; also selects the programs to measure
 
 
 def model_class(name: str) -> type[CostModel]:
-    """The class of a name.  Raises UsageError that names the nearest known one, or the extra that it needs."""
+    """Model class by name.  Raises UsageError that names the nearest known model, or the missing extra."""
     if name not in CLASSES:
         raise unknown_name("model", name, CLASSES)
     module, _, attribute = CLASSES[name].partition(":")
@@ -42,24 +42,24 @@ def model_class(name: str) -> type[CostModel]:
 
 
 def create(name: str, settings: FitSettings | None = None) -> CostModel:
-    """A fresh model of a name; ``settings`` carries the seed and how it trains."""
+    """An untrained model by name; ``settings`` (seed and training options) default to the class's own."""
     return model_class(name)(settings) if settings else model_class(name)()
 
 
 def own_settings(name: str) -> FitSettings:
-    """How a class trains unless told otherwise: as its paper does, or as its file says."""
+    """Default training settings of a class: those of its paper, or those its file chooses."""
     return create(name).settings
 
 
 def reads(name: str) -> str:
-    """What the rows of a model's samples are (``CostModel.reads``)."""
+    """Kind of rows that a model reads (``CostModel.reads``)."""
     return model_class(name).reads
 
 
 def check_tokens(description: Mapping[str, Any], origin: str) -> None:
-    """Raise DataError for a saved model, named ``origin``, that reads other tokens than this version of TCL makes.
+    """Raise DataError if a saved model reads tokens of another width or version than this TCL makes.
 
-    ``description`` as of ``read_description``.
+    ``description`` is what ``read_description`` returns; ``origin`` names the model in the message.
     """
     made = model_class(description["class"])
     width = description["arguments"].get("features", made.row_width)
@@ -69,8 +69,8 @@ def check_tokens(description: Mapping[str, Any], origin: str) -> None:
 
 
 def load(folder: Path) -> CostModel:
-    """The saved model of a folder, whichever class it is.  Raises DataError when it is missing or damaged, when a file of the
-    folder is not the one that was written there, or for a model of another version of the tokens.
+    """Load a saved model of any class.  Raises DataError if it is missing or damaged, if a file in the folder is not the one
+    written there, or if the model reads another version of the tokens.
     """
     description = read_description(folder)
     made = model_class(description["class"])

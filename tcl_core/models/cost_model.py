@@ -1,11 +1,11 @@
-"""The contract of a cost model, and how a model lies on disk.
+"""The cost model interface, and the format of a saved model.
 
-A cost model ranks programs: it reads ``Samples`` and gives each program one number.  Baselines, the Mamba
-model and its distilled successors all look the same to collection, evaluation and tuning, which ask a model
-for what stands here and never which class it is of.
+A cost model ranks programs: it reads ``Samples`` and gives each program one number.  Collection, evaluation and
+tuning treat baselines, the Mamba model and its distilled successors alike: they use only this interface and never
+test a model's class.
 
-A saved model is a folder: ``model.json`` (which class, with which arguments, from which training) and
-``weights.safetensors``, both with checksums (``checked``).  Nothing is pickled, so loading a model runs no code from the file.
+A saved model is a folder: ``model.json`` (class, arguments, training) and ``weights.safetensors``, both with
+checksums (``checked``).  Nothing is pickled, so loading a model runs no code from the file.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ AGAIN = "train the model again."
 
 
 class CostModel(ABC):
-    """Ranks the programs of a task, best first by the highest number.
+    """Ranks the programs of a task; the highest number is best.
 
-    A model of one's own derives from this class and needs a name, ``fit`` and ``predict``; ``save`` and ``load`` where it
-    is to be kept.
+    A custom model subclasses this and defines ``name``, ``fit`` and ``predict``, and ``save`` and ``load`` if it is to be
+    stored.
 
-    name                 what the catalogue and a saved folder call it
-    reads                what the rows of its samples are, "tokens" or "per-store features" (``Samples.holds``)
-    row_width            numbers of a row as its network gets it, of a model that reads tokens
-    needs_states         whether it learns from ``Samples.states``, for which schedules are replayed
-    learns_from_sources  whether it is made to learn a platform from what earlier ones measured too
-    settings             how it trains, the seed among it
+    name                 its name in the catalogue and in a saved folder
+    reads                kind of rows it reads, "tokens" or "per-store features" (``Samples.holds``)
+    row_width            numbers per row at its network's input; only for a model that reads tokens
+    needs_states         whether it learns from ``Samples.states``, which requires replaying schedules
+    learns_from_sources  whether it also learns from the measurements of earlier platforms
+    settings             training settings, including the seed
     """
 
     name: ClassVar[str]
@@ -58,7 +58,7 @@ class CostModel(ABC):
     settings: FitSettings
 
     def __init__(self, settings: FitSettings = FitSettings()) -> None:
-        """A model that has learned nothing yet; by default it trains as its paper does, or as its file says."""
+        """An untrained model; a class's default settings are those of its paper, or those its file chooses."""
         self.settings = settings
 
     @abstractmethod
@@ -71,16 +71,16 @@ class CostModel(ABC):
         sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Learn from measured programs, and return the model; a second call goes on from what the first one learned.
+        """Learn from measured programs and return the model; a second call continues from what the first one learned.
 
-        valid       tasks kept apart, to choose the epoch that stays
-        on_epoch    hears of each epoch, where there are any
-        sources     what earlier platforms measured, in the order of the chain and numbered by task as ``train`` is; none
-                    but a model that ``learns_from_sources`` looks at them
-        checkpoint  a folder from which an interrupted call goes on, for a model that takes long; the caller removes it
+        valid       held-out tasks, to choose the epoch whose weights are kept
+        on_epoch    called after each epoch, if the model trains in epochs
+        sources     measurements of earlier platforms, in chain order, with ``train``'s task numbers; ignored unless the
+                    model ``learns_from_sources``
+        checkpoint  folder from which an interrupted call resumes, for a model that trains long; the caller removes it
 
-        Raises DataError when ``train`` holds nothing to learn from, rows that the model does not read, or a value that is
-        not finite.
+        Raises DataError when ``train`` holds nothing to learn from, rows that the model does not read, or a non-finite
+        value.
         """
 
     @abstractmethod
@@ -88,15 +88,15 @@ class CostModel(ABC):
         """(N,) float32, higher is better; comparable only among the programs of one task."""
 
     def embed(self, samples: Samples) -> np.ndarray:
-        """(N, E) float32: programs that the model sees alike lie close together; here each at its score, (N, 1)."""
+        """(N, E) float32 embeddings, close together for programs the model finds similar; by default the scores, (N, 1)."""
         return self.predict(samples)[:, None]
 
     def predict_and_embed(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """``predict`` and ``embed`` at once, for a model that reads the programs only once for both; a search asks for nothing else."""
+        """``predict`` and ``embed`` together, so that a model can compute both in one pass; a search calls only this."""
         return self.predict(samples), self.embed(samples)
 
     def parameter_count(self) -> int:
-        """Numbers that it has learned and needs to predict; 0 before the first ``fit``, and of a model that learns none."""
+        """Learned numbers needed to predict; 0 before the first ``fit``, and for a model that learns none."""
         return 0
 
     def save(self, folder: Path) -> None:
@@ -117,7 +117,7 @@ class CostModel(ABC):
 
 
 def write_model(folder: Path, description: dict, weights: dict[str, Tensor]) -> None:
-    """Write ``weights.safetensors`` and ``model.json``, which knows those very weights, into an existing folder."""
+    """Write ``weights.safetensors``, and ``model.json`` with their digest, into an existing folder."""
     from safetensors.torch import save
 
     raw = tensor_bytes(save, {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
@@ -132,7 +132,7 @@ RANKER = "ranker"  # a model within a world model's folder
 
 @contextmanager
 def whole_model(folder: Path) -> Iterator[Path]:
-    """As ``files.whole_folder``.  Raises UsageError where something else than a saved model lies there: it would be gone."""
+    """As ``files.whole_folder``.  Raises UsageError if ``folder`` holds anything but a saved model, since it would be lost."""
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise UsageError(f"{shown(folder)} is no folder; name another one to save the model in")
     known = MODEL_FILES | ({RANKER} if (Path(folder) / RANKER / "model.json").exists() else set())
@@ -148,7 +148,7 @@ def write_description(folder: Path, description: dict) -> None:
 
 
 def read_description(folder: Path) -> dict:
-    """``model.json`` of a saved model, with at least the keys ``class`` and ``arguments``.
+    """Contents of a saved model's ``model.json``, with at least the keys ``class`` and ``arguments``.
 
     Raises DataError when the folder is missing, damaged or of another format.
     """
@@ -165,16 +165,17 @@ def read_description(folder: Path) -> dict:
 
 
 def check_version(description: Mapping[str, Any], reads: str, origin: str) -> None:
-    """Raise DataError for a saved model, named ``origin``, whose class ``reads`` tokens, of another version of them."""
+    """Raise DataError, naming ``origin``, if a saved model that ``reads`` tokens was made for another version of them."""
     version = description.get("tokens", 1)
     if reads == "tokens" and version != layout.VERSION:
         raise DataError(f"{origin} reads tokens of version {version}, and this version of TCL makes {layout.VERSION}; train it again")
 
 
 def read_model(folder: Path, kind: type[CostModel]) -> tuple[dict, dict[str, Tensor]]:
-    """What ``write_model`` wrote of a model of this class.
+    """Description and weights that ``write_model`` wrote for a model of class ``kind``.
 
-    Raises DataError: missing or damaged, of another class or another version of the tokens, other weights.
+    Raises DataError if they are missing or damaged, of another class or token version, or if the weights are not those
+    that the description names.
     """
     facts, path = read_description(folder), Path(folder) / "weights.safetensors"
     if facts["class"] != kind.name:
@@ -189,7 +190,7 @@ def read_model(folder: Path, kind: type[CostModel]) -> tuple[dict, dict[str, Ten
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checked safetensors file.  Raises DataError when it is missing or damaged."""
+    """Tensors of a checksummed safetensors file.  Raises DataError when it is missing or damaged."""
     from safetensors.torch import load
 
     try:

@@ -1,10 +1,10 @@
-"""Compiled kernels on the disk: the next process has one in milliseconds, without importing the compiler.
+"""On-disk cache of compiled kernels: later processes load one in milliseconds, without importing the compiler.
 
     $XDG_CACHE_HOME/tcl/kernels/NAME-DIGEST.so      ~/.cache where that is not set
 
-The digest is over what the kernel is made of, the versions of TVM and tvm-ffi, and the processor; files of others are never
-looked at, and may be deleted at any time.  They are code: a file is loaded only if its last 64 characters are the SHA-256 of
-the rest, and if nobody but this user, or root, could have written it.
+The digest covers what the kernel is built from, the versions of TVM and tvm-ffi, and the processor.  Files with other digests
+are never read; any file may be deleted at any time.  The files are code: one is loaded only if its last 64 characters are the
+SHA-256 of the rest, and if only this user or root could have written it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 def cached(name: str, made_of: object, build: Callable[[], Any]) -> Callable:
-    """The function ``name`` of the module that ``build`` compiles, or of the file that an earlier process left.
+    """Function ``name`` of the module that ``build`` compiles, or of the file that an earlier process cached.
 
-    ``made_of``: whatever the code depends on; its ``repr`` is digested.  A file that cannot be loaded is made anew, and one
-    that cannot be written (no linker, room, rights or home) is no error: the next process compiles again.
+    ``made_of`` is everything the code depends on; its ``repr`` is hashed.  A file that cannot be loaded is compiled again.
+    Failing to write one (no linker, disk space, permission or home) is no error: the next process compiles again.
     """
     file = f"{name}-{_digest(made_of)}.so"
     try:
@@ -41,18 +41,18 @@ def cached(name: str, made_of: object, build: Callable[[], Any]) -> Callable:
             return load_compiled(path)[name]
     except DataError as error:
         log.warning("%s", error)
-    except Exception as error:  # whatever is wrong with it
+    except Exception as error:  # loaders fail in many ways
         log.debug("%s cannot be used (%s); the kernel is compiled again", file, error)
     module = build()
     try:
         _keep(module, folder() / file)
-    except Exception as error:  # linkers fail in many ways; the module at hand works all the same
+    except Exception as error:  # linkers fail in many ways; the module in memory works anyway
         log.debug("%s is not kept (%s)", file, error)
     return module[name]
 
 
 def folder() -> Path:
-    """Where kernels lie.  Raises RuntimeError for a user without a home."""
+    """Folder of the cached kernels.  Raises RuntimeError for a user without a home."""
     return user_cache("kernels")
 
 
@@ -62,7 +62,7 @@ def _digest(made_of: object) -> str:
 
 
 def _check(path: Path) -> None:
-    """Raise DataError for a file that is not as it was kept, or may be another user's work."""
+    """Raise DataError if the file has changed since it was cached, or another user could have written it."""
     with open(path, "rb") as file:
         facts, raw = os.fstat(file.fileno()), file.read()
     if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & 0o022:
@@ -78,4 +78,4 @@ def _keep(module: Any, path: Path) -> None:
         raw = linked.read_bytes()
         with replacing(path) as file:
             os.fchmod(file.fileno(), 0o600)
-            file.write(raw + hashlib.sha256(raw).hexdigest().encode())  # no loader minds what follows a library
+            file.write(raw + hashlib.sha256(raw).hexdigest().encode())  # loaders ignore what follows a library

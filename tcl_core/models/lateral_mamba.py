@@ -5,13 +5,12 @@ networks (arXiv 2604.12891, section on continuous knowledge distillation):
 
     h_i = act( W_i h_{i-1} + alpha_i * ( U_i act( V_i hKB_{i-1} + c_i ) ) + b_i )        i = 2 ... 7
 
-For the fourth layer W_i is the whole Mamba block with its norm and residual, and there is no outer act;
-neither is there one in the last layer, the score.  The first layer reads the tokens, which both columns
-share, and has no adapter.
+In the fourth layer W_i is the whole Mamba block with its norm and residual.  That layer and the last, the
+score, have no outer act.  The first layer reads the tokens, which both columns share, and has no adapter.
 
-Cost, said plainly: predicting runs two Mamba columns and the adapters.  With 22 features that is 92,097 for
-AC, 92,097 for KB and 33,473 for adapters of width 32: 217,667 parameters, 2.4 times the plain model.  The
-paper's 92,097 holds for one column only.
+Cost: predicting runs two Mamba columns and the adapters.  With 22 features that is 92,097 parameters for AC,
+92,097 for KB and 33,473 for adapters of width 32: 217,667 in all, 2.4 times the plain model.  The paper's
+92,097 is the size of one column only.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ from tcl_core.models.torch_model import TorchCostModel
 
 
 class Adapter(nn.Module):
-    """alpha * (U act(V h + c)): from a layer of KB to the next layer's width, through ``hidden`` units.
+    """alpha * (U act(V h + c)): maps a layer of KB to the next layer's width, through ``hidden`` units.
 
-    alpha starts at 0, so that AC begins as the plain column it was initialised with and lets KB in as far as
-    it helps.
+    alpha starts at 0: AC begins as the plain column it was initialised with, and learns how much of KB to use.
     """
 
     def __init__(self, base_width: int, hidden: int, width: int) -> None:
@@ -60,17 +58,17 @@ class LateralMamba(nn.Module):
         self.adapters = nn.ModuleList(Adapter(widths[i - 1], adapter_width, widths[i]) for i in range(1, len(widths)))
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B,) scores of (B, L, F) tokens of which the first ``lengths`` (B,) count."""
+        """(B,) scores of (B, L, F) tokens; only a program's first ``lengths`` (B,) tokens count."""
         batch = TokenBatch.of(tokens, lengths, self.column.last)
         return pool(self.activations(batch)[-1], batch)[:, 0]
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, 32) AC's last hidden layer, pooled as the score is."""
+        """(B, 32) AC's last hidden layer, pooled like the score."""
         batch = TokenBatch.of(tokens, lengths, self.column.last)
         return pool(self.activations(batch)[-2], batch)
 
     def score_and_embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, 1 + 32) ``forward`` and ``embed`` of one pass."""
+        """(B, 1 + 32) ``forward`` and ``embed`` in one pass."""
         batch = TokenBatch.of(tokens, lengths, self.column.last)
         *_, hidden, scores = self.activations(batch)
         return torch.cat([pool(scores, batch), pool(hidden, batch)], dim=1)
@@ -82,19 +80,19 @@ class LateralMamba(nn.Module):
         return self.column.activations(batch, self.lateral(base))
 
     def lateral(self, base: Sequence[Tensor]) -> list[Tensor | None]:
-        """What each layer of AC receives from the layers of KB."""
+        """Input of each AC layer from KB's layers; None for the first."""
         return [None, *(adapter(h) for adapter, h in zip(self.adapters, base, strict=False))]
 
 
 def two_columns(adapter_width: int, **column: int) -> LateralMamba:
-    """Two columns of the same shape, neither trained, for the weights of a saved model."""
+    """Two untrained columns of the same shape, to load a saved model's weights into."""
     return LateralMamba(MambaNetwork(**column), MambaNetwork(**column), adapter_width)
 
 
 class LateralMambaModel(TorchCostModel):
-    """AC with adapters onto a frozen KB; ``fit`` is the CL phase, which leaves KB as it is.
+    """AC with adapters onto a frozen KB; ``fit`` is the CL phase, which leaves KB unchanged.
 
-    ``fit`` raises UsageError where there is no knowledge base beside it.
+    ``fit`` raises UsageError if the model has no knowledge base.
     """
 
     name = "lateral-mamba"
@@ -102,7 +100,7 @@ class LateralMambaModel(TorchCostModel):
 
     @classmethod
     def of(cls, network: LateralMamba, settings: FitSettings) -> LateralMambaModel:
-        """The model of a column beside its knowledge base."""
+        """A model around a given network of both columns."""
         model = cls(settings)
         model.network = network
         return model

@@ -4,11 +4,11 @@
     (ReLU), 1 -> sum over the sequence, or its last token -> score (B,)
 
 With 22 features per token that is 92,097 parameters, the paper's 0.35 MB.  The paper does not say whether the
-block stands in a residual connection; here it does, as in Mamba's own networks.
+block has a residual connection; here it does, as in Mamba's own networks.
 
-Everything before the convolution depends on one token only, and programs of a sketch share most of their
-tokens: those layers run once per distinct token of the batch (``TokenBatch``), and the result is spread to
-its places.
+Everything before the convolution depends on a single token, and programs of a sketch share most of their
+tokens.  So those layers run once per distinct token of the batch, and the results are scattered to the tokens'
+positions (``TokenBatch``).
 
 Symbols: B programs, L tokens of the longest, M distinct tokens, F features, D width of the block, N state
 size, R rank of the step-size projection, K length of the convolution.
@@ -39,8 +39,9 @@ HASH_SEED = 20260412
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """B programs as their M distinct tokens: ``rows`` (M, F), ``index`` (B, L) into them, ``lengths``
-    (B,).  What follows the block is computed at R places of each program only: all L, or (``last``) the last one in use.
+    """B programs stored as M distinct tokens: ``rows`` (M, F), ``index`` (B, L) into them, ``lengths`` (B,).
+
+    Layers after the block run at R positions of each program: all L, or, with ``last``, only its last token in use.
     """
 
     rows: Tensor
@@ -50,7 +51,7 @@ class TokenBatch:
 
     @classmethod
     def of(cls, tokens: Tensor, lengths: Tensor, last: bool = False) -> TokenBatch:
-        """Find the distinct tokens of (B, L, F) ``tokens``; keeps all of them should two hashes collide."""
+        """Deduplicate (B, L, F) ``tokens``; keeps all of them if over half are distinct, or if two hashes collide."""
         flat = tokens.flatten(0, 1)
         keys = _hash_rows(flat)
         distinct, index = torch.unique(keys, return_inverse=True)
@@ -61,22 +62,22 @@ class TokenBatch:
         return cls(rows, index.view(tokens.shape[:2]), lengths, last)
 
     def spread(self, values: Tensor) -> Tensor:
-        """(M, W) values of the distinct tokens -> (B, L, W)."""
+        """(M, W) values of the distinct tokens -> (B, L, W), at every position."""
         if len(self.rows) == self.index.numel():
             return values.view(*self.index.shape, -1)
         return F.embedding(self.index, values)
 
     def spread_read(self, values: Tensor) -> Tensor:
-        """(M, W) values of the distinct tokens -> (B, R, W)."""
+        """(M, W) values of the distinct tokens -> (B, R, W), at the positions computed after the block."""
         return F.embedding(self.index.gather(1, self._end), values) if self.last else self.spread(values)
 
     def read(self, values: Tensor) -> Tensor:
-        """(B, L, W) -> (B, R, W)."""
+        """(B, L, W) -> (B, R, W): only the positions computed after the block."""
         return values.gather(1, self._end[..., None].expand(-1, -1, values.shape[2])) if self.last else values
 
     @property
     def _end(self) -> Tensor:
-        """(B, 1) place of the last token in use."""
+        """(B, 1) position of the last token in use."""
         return (self.lengths[:, None] - 1).clamp_min(0)
 
     @property
@@ -108,11 +109,11 @@ class MambaBlock(nn.Module):
             self.dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))
 
     def project(self, x: Tensor) -> Tensor:
-        """(M, D) -> (M, 2D): input of the convolution and gate."""
+        """(M, D) -> (M, 2D): the convolution's input, then the gate."""
         return self.in_proj(x)
 
     def mix(self, projected: Tensor, batch: TokenBatch) -> Tensor:
-        """(M, 2D) of the distinct tokens -> (B, R, D), along the sequences of ``batch``."""
+        """(M, 2D) ``project`` of the distinct tokens -> (B, R, D), mixed along the sequences of ``batch``."""
         A = -torch.exp(self.A_log)
         taps, dt = self.conv.weight[:, 0], self.dt_proj
         weights = (taps, self.conv.bias, self.x_proj.weight, dt.weight, dt.bias, A, self.D)
@@ -130,13 +131,13 @@ class MambaBlock(nn.Module):
 
 
 class Standardise(nn.Module):
-    """Takes every number of a token to mean 0 and deviation 1 among the tokens of its kind; nothing in it is learned.
+    """Scale each number of a token to mean 0 and deviation 1 over the tokens of its kind; has no trained parameters.
 
-    A column means something else in each kind of token, so that kinds differ in scale.  What never varied in a kind is
-    left out, for a network cannot know what it would do.  ``kinds`` columns of one-hot come first.
+    A column means something different in each kind of token, so each kind has its own scale.  Numbers that never varied
+    in a kind are set to 0, since the network cannot have learned their effect.  The first ``kinds`` columns are the one-hot kind.
     """
 
-    LARGEST = 5.0  # deviations; beyond the data a linear layer would go on for ever
+    LARGEST = 5.0  # clip at this many deviations; linear layers would extrapolate without bound
 
     def __init__(self, features: int, kinds: int) -> None:
         super().__init__()
@@ -152,9 +153,10 @@ class Standardise(nn.Module):
         return torch.cat([kind, standard.clamp(-self.LARGEST, self.LARGEST)], dim=1)
 
     def learn(self, tokens: np.ndarray, lengths: np.ndarray, open_kinds: Sequence[int] = ()) -> None:
-        """Take means and deviations from (N, L, F) tokens.
+        """Set means and deviations from (N, L, F) tokens.
 
-        In ``open_kinds`` what never varied keeps its scale: later data may vary it, as another platform its hardware.
+        In ``open_kinds``, numbers that never varied keep scale 1 instead of 0: later data may vary them, as another
+        platform does the hardware's.
         """
         used = np.arange(tokens.shape[1]) < lengths[:, None]
         for kind in range(self.kinds):
@@ -166,7 +168,7 @@ class Standardise(nn.Module):
 
 
 class MambaNetwork(nn.Module):
-    """One column: seven layers whose activations another column can read, and which can take lateral inputs.
+    """One column of seven layers; another column can read their activations, and each can take a lateral input.
 
     layer   1        2        3        4            5        6        7
             Linear   Linear   Linear   Mamba block  Linear   Linear   Linear
@@ -177,8 +179,8 @@ class MambaNetwork(nn.Module):
     EMBEDDING = WIDTHS[-2]
 
     def __init__(self, features: int, kinds: int = 0, last: bool = False, state: int = 8, kernel: int = 4, rank: int = 8) -> None:
-        """``kinds``: of tokens, to standardise them by; 0 takes them as they are.  ``last``: the score is that of the last
-        token in use, which has seen all the others, and not the sum over all.
+        """``kinds``: number of token kinds to standardise by; 0 leaves tokens unscaled.  ``last``: read the score at the
+        last token in use, which has seen all the others, instead of summing over all tokens.
         """
         super().__init__()
         self.arguments = {
@@ -194,17 +196,17 @@ class MambaNetwork(nn.Module):
         self.decoder = nn.ModuleList(nn.Linear(sizes[i], sizes[i + 1]) for i in range(4, 7))
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B,) scores of (B, L, F) tokens of which the first ``lengths`` (B,) count."""
+        """(B,) scores of (B, L, F) tokens; only a program's first ``lengths`` (B,) tokens count."""
         batch = TokenBatch.of(tokens, lengths, self.last)
         return pool(self.activations(batch)[-1], batch)[:, 0]
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, 32) the last hidden layer, pooled as the score is, which is linear in it."""
+        """(B, 32) the last hidden layer, pooled like the score; the score is linear in it."""
         batch = TokenBatch.of(tokens, lengths, self.last)
         return pool(self.activations(batch)[-2], batch)
 
     def score_and_embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, 1 + 32) ``forward`` and ``embed`` of one pass."""
+        """(B, 1 + 32) ``forward`` and ``embed`` in one pass."""
         batch = TokenBatch.of(tokens, lengths, self.last)
         *_, hidden, scores = self.activations(batch)
         return torch.cat([pool(scores, batch), pool(hidden, batch)], dim=1)
@@ -212,8 +214,8 @@ class MambaNetwork(nn.Module):
     def activations(self, batch: TokenBatch, lateral: Sequence[Tensor | None] = NO_LATERAL) -> list[Tensor]:
         """Outputs of the seven layers: 1 to 3 (M, width) per distinct token, 4 to 7 (B, R, width).
 
-        ``lateral[i]`` is added to layer i + 1 before its activation function (to the fourth, per distinct
-        token, on the residual path).
+        ``lateral[i]`` is added to layer i + 1 before its activation function; for the fourth layer, per distinct
+        token on the residual path.
         """
         h1 = relu(self.encoder[0](self.standardise(batch.rows)), lateral[0])
         h2 = relu(self.encoder[1](h1), lateral[1])
@@ -226,20 +228,20 @@ class MambaNetwork(nn.Module):
 
 
 def network_of_tokens(features: int, kinds: int | None = None, last: bool = True, **shape: int) -> MambaNetwork:
-    """A column that standardises the tokens of ``features.tokens``, and takes any others as they are."""
+    """A column that standardises the tokens of ``features.tokens``; it leaves tokens of another width unscaled."""
     known = len(layout.KINDS) if features == layout.WIDTH else 0
     return MambaNetwork(features, known if kinds is None else kinds, last, **shape)
 
 
 SETTINGS = FitSettings(epochs=30, batch_size=512, learning_rate=2e-3, schedule="cosine", period=30, loss="scores")
-"""How a platform's first network learns the scores that a teacher gives its programs (``teaching.teach``); chosen on networks
-that no table of accuracy ranks (docs/models.md)."""
+"""Settings for training a fresh network on a teacher ensemble's scores (``teaching.teach``); tuned on networks that no
+accuracy table reports (docs/models.md)."""
 
 
 class MambaModel(TorchCostModel):
     """The Mamba cost model; the first ``fit`` also sets the scale of the tokens.
 
-    It learns best from a teacher's labels: ``Mamba().fit(teach(train))``.
+    It learns best from a teacher ensemble's labels: ``Mamba().fit(teach(train))``.
     """
 
     name = "mamba"
@@ -257,31 +259,30 @@ class MambaModel(TorchCostModel):
 
 
 def pool(values: Tensor, batch: TokenBatch) -> Tensor:
-    """(B, R, W) of the tokens -> (B, W) of the programs: the last one's, or the sum over the tokens in use."""
+    """(B, R, W) token values -> (B, W) program values: the last token's, or the sum over the tokens in use."""
     return values[:, 0] if batch.last else (values * batch.mask[..., None]).sum(1)
 
 
 def plus(x: Tensor, lateral: Tensor | None) -> Tensor:
-    """What a layer gives, with what it gets from another column, if anything."""
+    """A layer's output plus its lateral input, if any."""
     return x if lateral is None else x + lateral
 
 
 def relu(x: Tensor, lateral: Tensor | None) -> Tensor:
-    """The activation of ``plus``; writes over ``x``, which is a layer's output that nobody else reads."""
+    """ReLU of ``plus``; may overwrite ``x``, a layer's output that nothing else reads."""
     return F.relu(plus(x, lateral), inplace=True)
 
 
 def normalised_linear(x: Tensor, norm: nn.RMSNorm, linear: nn.Linear) -> Tensor:
-    """``linear(norm(x))``; the root mean square divides the product, which is narrower than ``x``."""
+    """``linear(norm(x))``, dividing by the root mean square after the product, which is narrower than ``x``."""
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
     return torch.addcmul(linear.bias, F.linear(x, linear.weight * norm.weight), scale)
 
 
 def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(B, L, D) -> (B, L, D): each channel with its own kernel, ``weight`` (D, K), over the current and
-    earlier steps.
+    """(B, L, D) -> (B, L, D): depthwise convolution with ``weight`` (D, K) over the current and earlier steps.
 
-    Written as K shifted products because a depthwise Conv1d wants time last, which would cost two transposes.
+    Written as K shifted products, because a depthwise Conv1d wants time last, which would cost two transposes.
     """
     kernel = weight.shape[1]
     padded = F.pad(x, (0, 0, kernel - 1, 0))
@@ -292,7 +293,7 @@ def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _hash_rows(rows: Tensor) -> Tensor:
-    """(M,) float64 keys of float32 rows: products with a random direction, which tell apart what differs at all."""
+    """(M,) float64 hash keys of float32 rows: their products with a fixed random direction, rarely equal for different rows."""
     generator = torch.Generator().manual_seed(HASH_SEED)
     direction = torch.randn(rows.shape[1], generator=generator, dtype=torch.float64)
     return (rows.double() * direction.to(rows.device)).sum(1)  # not a matrix product: equal rows must give equal sums

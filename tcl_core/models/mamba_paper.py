@@ -1,13 +1,13 @@
-"""The Mamba cost model with the paper's input (arXiv 2604.12891): the schedule's primitives and nothing that is derived.
+"""The Mamba cost model with the paper's input (arXiv 2604.12891): only the schedule's primitives, no derived features.
 
-A program is a row of the hardware and one row per primitive, of 22 numbers each, 26 rows at most: the primitive's kind as
-one-hot, then its arguments as they stand, unscaled.  The rows are taken from our tokens, whose logarithms are undone;
-those of the workload and of tiling levels are left out, as is what a primitive's row says beyond its arguments.  With
-22 numbers the network has the paper's 92,097 parameters.  Training is the paper's: Adam at 7e-4, batches of 1024, 100
-epochs (the defaults of ``FitSettings``).
+A program is a hardware row and one row per primitive, of 22 numbers each, at most 26 rows: the primitive's one-hot kind,
+then its raw, unscaled arguments.  The rows are built from our tokens by undoing their logarithms; the workload's and tiling
+levels' tokens are dropped, and so are the numbers of a primitive's token that are not its arguments.  With 22 numbers the
+network has the paper's 92,097 parameters.  Training is the paper's: Adam at 7e-4, batches of 1024, 100 epochs (the
+defaults of ``FitSettings``).
 
-The hardware's numbers keep their logarithms, for the paper gives no units and bytes would drown all else.  A batch ranks
-task by task; the public code of this family mixes tasks.
+The hardware's numbers keep their logarithms: the paper gives no units, and raw bytes would dwarf everything else.  A batch
+is ranked task by task; the public code of this family mixes tasks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tcl_core.models.torch_model import TorchCostModel
 ROWS, WIDTH = 26, 22
 DERIVED = tuple(KINDS.index(kind) for kind in ("workload", "level"))
 HARDWARE = KINDS.index("hardware")
-FIRST = len(layout.BESIDE)  # kind that is a primitive
+FIRST = len(layout.BESIDE)  # index of the first kind that is a primitive
 ARGUMENTS = WIDTH - (len(KINDS) - FIRST)
 
 
@@ -50,7 +50,7 @@ class MambaPaperModel(TorchCostModel):
         sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Train as ``TorchCostModel.fit``, on ``primitive_rows``."""
+        """Train as ``TorchCostModel.fit``, on the samples' ``primitive_rows``."""
         valid = primitive_rows(valid) if valid is not None else None
         return super().fit(primitive_rows(train), valid, on_epoch, checkpoint=checkpoint)
 
@@ -64,7 +64,7 @@ class MambaPaperModel(TorchCostModel):
 
 
 def primitive_rows(samples: Samples) -> Samples:
-    """The samples with (N, at most 26, 22) rows of hardware and primitives in the place of tokens.
+    """The samples with their tokens replaced by hardware and primitive rows, (N, at most 26, 22).
 
     Raises DataError for tokens of another layout.
     """
@@ -84,7 +84,7 @@ def primitive_rows(samples: Samples) -> Samples:
 
 
 def _as_written(rows: np.ndarray) -> np.ndarray:
-    """(N, L, 22) of (N, L, F) tokens: kind and unscaled arguments, or the hardware's numbers."""
+    """(N, L, 22) rows of (N, L, F) tokens: kind and unscaled arguments, or the hardware's numbers."""
     kinds, numbers = kinds_of(rows), numbers_of(rows)
     raw = np.exp2(numbers[..., :ARGUMENTS]) - 1.0
     out = np.zeros((*rows.shape[:2], WIDTH), dtype=np.float32)

@@ -1,9 +1,8 @@
-"""MTL-TLP (arXiv 2211.03578): TLP for a platform with few labels, taught by platforms that have many.
+"""MTL-TLP (arXiv 2211.03578): TLP for a platform with few labels, helped by platforms that have many.
 
-One trunk serves all platforms and each has its own decoder; the loss is the sum over the decoders.  Head 0 is the
-target, the only one that predicts.  The public code masks labels of one set of programs; here every platform brings
-its own measured programs (the ``sources`` of ``fit``), of which a batch holds whole tasks, each ranked by its platform's
-head.
+All platforms share one trunk and each has its own decoder; the loss is the sum over the decoders.  Head 0 is the
+target's, and the only one used to predict.  The public code masks labels of one set of programs; here every platform
+has its own measured programs (the ``sources`` of ``fit``).  A batch holds whole tasks, each ranked by its platform's head.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tcl_core.models.torch_model import TorchCostModel
 
 
 class MtlTlpNetwork(nn.Module):
-    """One trunk under ``platforms`` decoders; scores and embeddings are those of head 0."""
+    """One trunk with ``platforms`` decoders; scores and embeddings come from head 0."""
 
     EMBEDDING = TlpDecoder.EMBEDDING
 
@@ -38,7 +37,7 @@ class MtlTlpNetwork(nn.Module):
         self.heads = nn.ModuleList(TlpDecoder() for _ in range(platforms))
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B,) scores on the target of (B, L, F) tokens of which the first ``lengths`` (B,) count."""
+        """(B,) scores on the target of (B, L, F) tokens; only a program's first ``lengths`` (B,) tokens count."""
         return self.heads[0](self.trunk(tokens, lengths), lengths)
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -65,10 +64,10 @@ class MtlTlpModel(TorchCostModel):
         sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Train on the records of the target platform, ``train``, and of the sources; ``valid`` is of the target.
+        """Train on the target platform's records, ``train``, and on the sources'; ``valid`` is the target's.
 
-        A second call goes on with as many sources in the same order, or with none: then on the trunk and head 0 alone.
-        Raises UsageError for another number of sources, and as ``TorchCostModel.fit``.
+        A second call continues with as many sources, in the same order, or with none: it then trains only the trunk and
+        head 0.  Raises UsageError for another number of sources, and as ``TorchCostModel.fit``.
         """
         if not sources:
             return super().fit(train, valid, on_epoch, checkpoint=checkpoint)
@@ -101,7 +100,7 @@ class MtlTlpModel(TorchCostModel):
 class PlatformLoss:
     """Sum over the heads of the mean LambdaRank loss of their tasks in the batch.
 
-    Tasks are numbered platform by platform, ``tasks`` each, as ``side_by_side`` does.
+    Each platform has ``tasks`` consecutive task numbers, as ``side_by_side`` assigns them.
     """
 
     tasks: int
@@ -113,7 +112,7 @@ class PlatformLoss:
         return sum(self._of_head(network.heads[platform], x, batch, platforms == platform) for platform in platforms.unique().tolist())
 
     def _of_head(self, head: TlpDecoder, x: Tensor, batch: Batch, mine: Tensor) -> Tensor:
-        """``mine`` (T,) says which of the batch's tasks are the head's; it decodes their programs only."""
+        """Mean loss of the head's tasks, ``mine`` (T,) of the batch's; decodes only their programs."""
         index, mask = batch.index[mine], batch.mask[mine]
         rows = index[mask]
         scores = x.new_zeros(len(x)).index_put((rows,), head(x[rows], batch.lengths[rows]))
@@ -121,12 +120,12 @@ class PlatformLoss:
 
 
 def task_count(platforms: Sequence[Samples]) -> int:
-    """Tasks that one platform's numbering has room for."""
+    """Task numbers to reserve for each platform."""
     return 1 + max(int(samples.tasks.max(initial=0)) for samples in platforms)
 
 
 def side_by_side(platforms: Sequence[Samples]) -> Samples:
-    """The programs of all platforms, each platform's tasks numbered after the former's: none is ranked across."""
+    """The programs of all platforms, with disjoint task numbers per platform, so that none are ranked across platforms."""
     room = task_count(platforms)
     names = next((s.task_names for s in platforms if s.task_names), ())
     numbered = [replace(s, tasks=(s.tasks + n * room).astype(np.int32), task_names=()) for n, s in enumerate(platforms)]

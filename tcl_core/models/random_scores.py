@@ -1,4 +1,4 @@
-"""The smallest cost model: a random order.  Every table shows it, since any model must beat it."""
+"""The smallest cost model: a random order, the baseline that any model must beat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RandomScores(CostModel):
-    """Uniform scores from the settings' seed, whatever the rows are; learns nothing.  The n-th program of a call always gets
+    """Uniform scores drawn from the settings' seed, for rows of any kind; learns nothing.  The n-th program of every call gets
     the same score.
     """
 
@@ -32,7 +32,7 @@ class RandomScores(CostModel):
         sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Nothing to learn."""
+        """Return the model unchanged."""
         return self
 
     def predict(self, samples: Samples) -> np.ndarray:

@@ -1,20 +1,20 @@
-"""The inside of a Mamba block for float32 on a CPU, compiled for this CPU by TVM when first needed on it.
+"""Fused float32 CPU kernels for the inside of a Mamba block, compiled by TVM for this CPU on first use.
 
-Convolution, step sizes, scan and gate of a program in one pass, its rows in the cache meanwhile.  Written in torch
-they are a dozen passes over (B, L, W) arrays, and the scan is one more for every step.  The readable twin is
-``mamba.MambaBlock.mix`` with ``selective_scan.selective_scan_reference``, where the symbols are explained:
+One pass per program computes convolution, step sizes, scan and gate while its rows stay in cache.  In torch the same takes
+a dozen passes over (B, L, W) arrays, plus one per step of the scan.  The readable equivalent is ``mamba.MambaBlock.mix``
+with ``selective_scan.selective_scan_reference``, where the symbols are explained:
 
     x, gate = halves of projected[index]
     u       = silu(convolution of x)
-    s       = u x_proj                                R numbers for the step size, N of B, N of C
+    s       = u x_proj                                R numbers for the step size, N for B, N for C
     delta   = softplus(s[:R] dt + dt_bias)
     h_t     = 2^(delta_t A') h_{t-1} + delta_t u_t B_t            A' = A / ln 2
     out_t   = (C_t h_t + D u_t) silu(gate_t)
 
-Where only the last token's output is wanted and no gradient, ``last`` stops at each program's end, and computes C, the
-state's output and the gate there alone.  The kernels themselves are in ``scan_tir``.
+If only the last token's output is needed, and no gradient, the kernel ``last`` computes C, the state's output and the gate
+only at each program's end.  The kernels themselves are in ``scan_tir``.
 
-The kernels are serial; the batch is cut into one slice per torch thread, because TVM's own thread pool would contend
+The kernels are serial; the batch is split into one slice per torch thread, because TVM's own thread pool would compete
 with torch's for the cores.  Gradients that programs share (of tokens, of weights) are summed per slice.
 """
 
@@ -39,22 +39,22 @@ from tcl_core.models import scan_tir
 from tcl_core.models.kernel_cache import cached
 from tcl_core.models.scan_tir import LANES
 
-SOURCE = Path(scan_tir.__file__).read_text()  # as it was loaded, whatever becomes of the file
-WORTHWHILE = 1024  # tokens; with fewer, torch is done before a kernel is loaded
-_MAKING = ThreadLock()  # threads that predict side by side must not compile side by side
+SOURCE = Path(scan_tir.__file__).read_text()  # read at import, in case the file changes later
+WORTHWHILE = 1024  # tokens; with fewer, torch finishes before a kernel is loaded
+_MAKING = ThreadLock()  # threads that predict concurrently must not compile concurrently
 log = logging.getLogger(__name__)
 
 
 def available(projected: Tensor, index: Tensor, state: int, rank: int, taps: int, name: str = "forward") -> bool:
-    """Whether a kernel can take these: float32 on the CPU, W a multiple of ``LANES``, tokens enough, TVM at hand."""
+    """Whether kernel ``name`` applies: float32 on the CPU, W a multiple of ``LANES``, enough tokens, TVM available."""
     width = projected.shape[1] // 2
     fits = projected.device.type == "cpu" and projected.dtype == torch.float32 and width % LANES == 0
     return fits and index.numel() >= WORTHWHILE and kernel(name, width, state, rank, taps) is not None
 
 
 class CompiledMix(torch.autograd.Function):
-    """(B, L, W) from ``projected`` (M, 2W) and ``index`` (B, L), which says which of its rows stands where; 0 behind each program's
-    ``lengths`` (B,) tokens, for a batch is as long as its longest program.
+    """(B, L, W) output from ``projected`` (M, 2W) rows, gathered by ``index`` (B, L); 0 in the padding past each program's
+    ``lengths`` (B,) tokens.
 
     The weights are ``taps`` (W, K) and ``bias`` (W,) of the convolution, ``x_proj`` (R + 2N, W), ``dt`` (W, R),
     ``dt_bias`` (W,), ``A`` (W, N) and ``D`` (W,).
@@ -62,7 +62,7 @@ class CompiledMix(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, projected, index, lengths, taps, bias, x_proj, dt, dt_bias, A, D):
-        inner = F.pad(x_proj.T, (0, -len(x_proj) % LANES))  # (W, S), S whole registers
+        inner = F.pad(x_proj.T, (0, -len(x_proj) % LANES))  # (W, S), S padded to whole registers
         tensors = (projected, index, lengths, taps.T, bias, inner, x_proj, dt.T, dt_bias, A.T / math.log(2.0), D)
         tensors = [tensor.contiguous() for tensor in tensors]
         ctx.save_for_backward(*tensors)
@@ -97,10 +97,10 @@ class CompiledMix(torch.autograd.Function):
 
 
 def last_mixed(projected, index, lengths, taps, bias, x_proj, dt, dt_bias, A, D) -> Tensor:
-    """(B, W): what ``CompiledMix`` gives at the last of each program's ``lengths`` (B,) tokens; without gradients."""
+    """(B, W) output of ``CompiledMix`` at the last of each program's ``lengths`` (B,) tokens; has no gradient."""
     rank, state = dt.shape[1], A.shape[1]
     steps, reads = x_proj.split([rank + state, state])
-    inner, outer = (F.pad(rows.T, (0, -len(rows) % LANES)) for rows in (steps, reads))  # (W, whole registers)
+    inner, outer = (F.pad(rows.T, (0, -len(rows) % LANES)) for rows in (steps, reads))  # (W, padded to whole registers)
     tensors = projected, index, lengths, taps.T, bias, inner, outer, dt.T, dt_bias, A.T / math.log(2.0), D
     tensors = [tensor.contiguous() for tensor in tensors]
     out, length = projected.new_empty(len(index), len(D)), index.shape[1]
@@ -115,7 +115,7 @@ def last_mixed(projected, index, lengths, taps, bias, x_proj, dt, dt_bias, A, D)
 
 
 def _cut(tensors: list[Tensor], rows: slice) -> list[Tensor]:
-    """The slice of the batch, in ``index`` and ``lengths``; all else whole."""
+    """The tensors with ``index`` and ``lengths`` cut to the batch slice ``rows``; the others whole."""
     return [tensors[0], tensors[1][rows], tensors[2][rows], *tensors[3:]]
 
 
@@ -125,16 +125,16 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 def _in_slices(work: Callable, size: int) -> list:
-    """``work(rows)`` for one slice of the batch per torch thread, side by side; results in order."""
+    """Run ``work(rows)`` in parallel on one slice of the batch per torch thread; results in order."""
     count = min(torch.get_num_threads(), size)
     slices = [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
     return list(_threads(count).map(work, slices)) if count > 1 else [work(slices[0])]
 
 
 def kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable | None:
-    """The function ``forward``, ``backward`` or ``last`` for W, N, R and K, any batch and length.
+    """Kernel ``forward``, ``backward`` or ``last`` for W, N, R and K, and any batch size and length.
 
-    Compiled on the machine's first call, in some seconds, and kept (``kernel_cache``); None where TVM cannot.
+    The first call on a machine compiles it, in some seconds, and caches it (``kernel_cache``); None if that fails.
     """
     with _MAKING:
         return _kernel(name, width, state, rank, taps)
@@ -145,9 +145,9 @@ def _kernel(name: str, width: int, state: int, rank: int, taps: int) -> Callable
     shape = width, state, rank, taps
     try:
         return cached(name, (SOURCE, shape), lambda: scan_tir.compiled(name, *shape))
-    except Exception as error:  # whatever is wrong with the compiler, the torch path gives the same numbers
+    except Exception as error:  # compilers fail in many ways; the torch path gives the same numbers
         log.warning("no compiled scan (%s); the slower torch scan is used", last_line(error))
         return None
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of the threads
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked child inherits no threads

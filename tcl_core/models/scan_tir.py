@@ -1,11 +1,11 @@
 """The kernels of ``scan_kernel`` in TVMScript, and their compilation.
 
-Symbols are explained in ``scan_kernel``.  Channels are walked in blocks of ``LANES``, one vector register each; a
-block's N states stay in registers.  The backward kernel computes all of the forward one again, keeps the states and
-decays of one block, and walks them in reverse.
+Symbols are explained in ``scan_kernel``.  Channels are processed in blocks of ``LANES``, one vector register each; a
+block's N states stay in registers.  The backward kernel recomputes the whole forward pass, stores the states and decays
+of one block, and goes through them in reverse.
 
-A function here writes one kernel, or a part of kernels, for a shape (W, N, R, K).  TVM reads the source of what is
-decorated in it, and puts a part (``T.inline``) in the place of its call.
+Each function here builds one kernel, or parts shared by kernels, for a shape (W, N, R, K).  TVM parses the source of
+the decorated functions and inlines a part (``T.inline``) where it is called.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import math
 from tcl_core.platforms.host import cpu_flags
 
 LANES = V = 16
-CONV, U, STEP, DELTA, GRAD_U, GRAD_STEP = range(6)  # arrays of room: before silu, after; before softplus, after
+CONV, U, STEP, DELTA, GRAD_U, GRAD_STEP = range(6)  # arrays of the scratch ``room``: before, after silu; before, after softplus; gradients
 
 
 def compiled(name: str, *shape: int):
-    """The TVM executable with a kernel of ``KERNELS`` for W, N, R and K, compiled for this CPU."""
+    """TVM executable of kernel ``name`` (of ``KERNELS``) for W, N, R and K, compiled for this CPU."""
     from tcl_core.compat import load_tvm
 
     tvm = load_tvm()
@@ -28,14 +28,14 @@ def compiled(name: str, *shape: int):
 
 
 def _this_cpu(tvm) -> dict:
-    """LLVM names a CPU by family and model: without the vectors that a hypervisor hides, as Linux tells."""
+    """TVM target of this CPU.  LLVM goes by family and model; vector extensions that Linux does not list are disabled."""
     named = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
     hidden = [feature for feature in ("avx512f", "avx2", "avx") if feature not in cpu_flags()] if "sse2" in cpu_flags() else []
     return named | ({"mattr": [f"-{feature}" for feature in hidden]} if hidden else {})
 
 
 def padded(columns: int) -> int:
-    """So many columns as whole registers."""
+    """``columns`` rounded up to whole registers."""
     return columns + -columns % V
 
 
@@ -43,7 +43,7 @@ def padded(columns: int) -> int:
 
 
 def exp2(x):
-    """2^x of x <= 126: an integer power, by its bits, times a polynomial on [-1/2, 1/2], off by 8e-8 at most."""
+    """2^x for x <= 126: an integer power, added to the exponent bits, times a polynomial on [-1/2, 1/2], off by 8e-8 at most."""
     from tvm.script import tirx as T
 
     x = T.max(x, T.float32(-126.0))
@@ -80,11 +80,11 @@ def softplus(x):
     return T.max(x, T.float32(0.0)) + s * p
 
 
-# --- what all kernels begin with ---
+# --- common start of all kernels ---
 
 
 def prepare_part(W, N, R, K):
-    """Everything before the scan, of program b: ``room`` and the scalars ``s``, which fill so many registers."""
+    """Everything before the scan for program b: fills ``room`` and the scalars ``s``, which take ``registers`` registers a token."""
     from tvm.script import tirx as T
 
     @T.inline
@@ -105,7 +105,7 @@ def prepare_part(W, N, R, K):
                     sums[0, r, k] = T.float32(0)
                     sums[1, r, k] = T.float32(0)
             for d in range(W // 2):
-                for half in T.unroll(2):  # two chains of additions, of which one hides the other's latency
+                for half in T.unroll(2):  # two independent chains of additions hide each other's latency
                     for r in T.unroll(registers):
                         for k in T.vectorized(V):
                             sums[half, r, k] = sums[half, r, k] + room[U, t, 2 * d + half] * inner[2 * d + half, r * V + k]
@@ -125,7 +125,7 @@ def prepare_part(W, N, R, K):
     return prepare
 
 
-# --- the output of every token; 0 behind a program's end ---
+# --- output of every token; 0 past a program's end ---
 
 
 def forward_kernel(W, N, R, K):
@@ -186,11 +186,11 @@ def forward_kernel(W, N, R, K):
     return forward
 
 
-# --- the output of each program's last token ---
+# --- output of each program's last token ---
 
 
 def end_parts(W, N, R, K):
-    """``project_end``: what reads the states, of the token at ``end``.  ``run_states``: a block's states at the end."""
+    """``project_end``: C of the token at ``end``.  ``run_states``: a block's states after the last token."""
     from tvm.script import tirx as T
 
     READS = padded(N)
@@ -224,7 +224,7 @@ def end_parts(W, N, R, K):
 def last_kernel(W, N, R, K):
     from tvm.script import tirx as T
 
-    STEPS, READS = padded(R + N), padded(N)  # what makes the states, what reads them
+    STEPS, READS = padded(R + N), padded(N)  # scalars for step size and B; for C
     prepare, (project_end, run_states) = prepare_part(W, N, R, K), end_parts(W, N, R, K)
 
     @T.prim_func(s_tir=True)
@@ -275,14 +275,14 @@ def last_kernel(W, N, R, K):
 
 
 def rows_of_grads(N, R, K):
-    """Where bias, x_proj, dt, dt_bias, A and D begin among the rows of ``grads``, whose first are the taps'."""
+    """First row of bias, x_proj, dt, dt_bias, A and D in ``grads``; the taps come before them, from row 0."""
     bias, x = K, K + 1
     dt = x + R + 2 * N
     return bias, x, dt, dt + R, dt + R + 1, dt + R + 1 + N
 
 
 def begin_parts(W, N, R, K):
-    """``clear``: sums over a program's tokens begin at 0.  ``replay``: a block's states and decays, kept."""
+    """``clear``: zero the sums over a program's tokens.  ``replay``: recompute and store a block's states and decays."""
     from tvm.script import tirx as T
 
     scalars, SKIP = R + 2 * N, rows_of_grads(N, R, K)[-1]
@@ -314,7 +314,7 @@ def begin_parts(W, N, R, K):
 
 
 def output_part(W, N, R, K):
-    """Back through a token's output: the gradients of gate and y, which is computed once more."""
+    """Backward through a token's output: the gradients of the gate and of y, which is recomputed."""
     from tvm.script import tirx as T
 
     @T.inline
@@ -337,7 +337,7 @@ def output_part(W, N, R, K):
 
 
 def states_part(W, N, R, K):
-    """Back through a token's states: the gradients of B, C, decays and step size, and of u as far as the scan goes."""
+    """Backward through a token's states: gradients of A, B, C, D, dt, the step size, and the scan's part of u's."""
     from tvm.script import tirx as T
 
     _, _, DT, DT_BIAS, DECAY, SKIP = rows_of_grads(N, R, K)
@@ -368,7 +368,7 @@ def states_part(W, N, R, K):
 
 
 def input_parts(W, N, R, K):
-    """``through_projection``: back through x_proj to u.  ``through_convolution``: through silu and taps."""
+    """``through_projection``: gradients of s and x_proj.  ``through_convolution``: back to u, through silu and the taps."""
     from tvm.script import tirx as T
 
     scalars, (BIAS, X, *_) = R + 2 * N, rows_of_grads(N, R, K)
@@ -449,9 +449,9 @@ def backward_kernel(W, N, R, K):
         room = T.match_buffer(room_, (6, longest, W), "float32")
         s = T.match_buffer(s_, (longest, S), "float32")
         states = T.match_buffer(states_, (2, longest + 1, N, V), "float32")  # h, then the decays
-        lanes = T.match_buffer(lanes_, (longest, scalars, V), "float32")  # gradient of s before it is summed up
+        lanes = T.match_buffer(lanes_, (longest, scalars, V), "float32")  # gradient of s, not yet summed over lanes
         grad_s = T.match_buffer(grad_s_, (longest, scalars), "float32")
-        part = T.match_buffer(part_, (SKIP + 1, W), "float32")  # of grads, what one program adds
+        part = T.match_buffer(part_, (SKIP + 1, W), "float32")  # one program's contribution to grads
         grad = T.match_buffer(grad_, (batch, longest, W), "float32")
         grad_projected = T.match_buffer(grad_projected_, (rows, 2 * W), "float32")
         grads = T.match_buffer(grads_, (SKIP + 1, W), "float32")

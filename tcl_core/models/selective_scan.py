@@ -14,9 +14,9 @@ Symbols as in Mamba (arXiv 2312.00752, section 3.2, algorithm 2):
     h_t = exp(delta_t A) h_{t-1} + (delta_t u_t) B_t            y_t = C_t h_t + D u_t
 
 In shapes, B is the batch, L the sequence length, D the width and N the state size.
-``selective_scan_reference`` is the definition; ``selective_scan`` picks the fastest equal path: the kernel of
-``mamba_ssm`` on a GPU that has it, else a step-by-step torch walk.  Every path has the same values and gradients.
-For float32 on a CPU the whole block is one compiled kernel (``scan_kernel``), and this here its readable twin.
+``selective_scan_reference`` is the definition; ``selective_scan`` picks the fastest equivalent: the ``mamba_ssm``
+kernel on a GPU if it is installed, else a step-by-step torch loop.  All paths have the same values and gradients.
+For float32 on a CPU the whole block is one compiled kernel (``scan_kernel``); this module is its readable equivalent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 
 
 def selective_scan_reference(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-    """y (B, L, D), one step after the other, differentiated by autograd; slow."""
+    """y (B, L, D), computed step by step and differentiated by autograd; slow."""
     h = u.new_zeros(u.shape[0], *A.shape)
     outputs = []
     for t in range(u.shape[1]):
@@ -50,10 +50,10 @@ def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D:
 
 
 class StepwiseScan(torch.autograd.Function):
-    """The scan with a hand-written gradient: works for any device and floating type.
+    """The scan with a hand-written gradient, for any device and floating-point type.
 
-    Time comes first in memory, (L, B, D, N), so that each step reads and writes one contiguous block; the
-    states are kept for the backward walk, the decays are computed again.
+    States are stored time first, (L, B, D, N), so that each step reads and writes one contiguous block.  They are
+    kept for the backward pass; the decays are recomputed.
     """
 
     @staticmethod
@@ -99,6 +99,6 @@ def _gpu_scan():
 
 
 def _on_gpu(u, delta, A, B, C, D):
-    """``mamba_ssm`` keeps time last."""
+    """The scan by ``mamba_ssm``, which wants time last."""
     u, delta, B, C = (tensor.transpose(1, 2).contiguous() for tensor in (u, delta, B, C))
     return _gpu_scan()(u, delta, A, B, C, D).transpose(1, 2)

@@ -3,8 +3,8 @@
     stores (B, S, G) -> Linear 256, 256 (ReLU) -> sum over the stores -> two blocks x + ReLU(Linear(x))
     -> Linear 1 -> score (B,)
 
-With TenSet's 174 features per store that is 242,433 parameters; with TVM's 172, 241,921.  Features are divided by
-their largest values in the first training set, as there.
+With TenSet's 174 features per store that is 242,433 parameters; with TVM's 172, 241,921.  As in the original, features
+are divided by their largest values in the first training set.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETTINGS = FitSettings(epochs=50, batch_size=512, weight_decay=1e-6)
 
 
 class TensetNetwork(nn.Module):
-    """The MLP; ``largest`` (G,) scales its input and is no parameter."""
+    """The MLP; the buffer ``largest`` (G,) scales its input and is not trained."""
 
     WIDTH = 256
     EMBEDDING = WIDTH
@@ -39,11 +39,11 @@ class TensetNetwork(nn.Module):
         self.register_buffer("largest", torch.ones(features))
 
     def forward(self, stores: Tensor, counts: Tensor) -> Tensor:
-        """(B,) scores of (B, S, G) stores of which the first ``counts`` (B,) exist."""
+        """(B,) scores of (B, S, G) stores; a program has the first ``counts`` (B,) of them."""
         return self.decoder(self.embed(stores, counts))[:, 0]
 
     def embed(self, stores: Tensor, counts: Tensor) -> Tensor:
-        """(B, 256) the program after the last block; the score is linear in it."""
+        """(B, 256) output of the last block; the score is linear in it."""
         x = stores / self.largest
         for layer in self.encoder:
             x = F.relu(layer(x))
@@ -73,6 +73,6 @@ class TensetMlpModel(TorchCostModel):
 
 
 def largest_values(stores: np.ndarray) -> np.ndarray:
-    """(G,) largest magnitude of each feature of (N, S, G) stores, 1 where a feature is always 0."""
+    """(G,) largest magnitude of each feature over (N, S, G) stores, 1 where a feature is always 0."""
     largest = np.abs(stores).max(axis=(0, 1), initial=0.0)
     return np.where(largest == 0, 1.0, largest).astype(np.float32)

@@ -4,11 +4,10 @@
     -> Linear 256, 128, 64 (ReLU), 1 -> sum over the sequence -> score (B,)
 
 With 22 features per token that is 676,161 parameters, the paper's 2.58 MB.  65,792 of them are the layer ``idle``,
-which the public code builds, saves and never applies; it is here so that sizes compare, and costs no time.
+which the public code builds and saves but never applies; it is kept so that sizes compare, and costs no time.
 
-Differences from the public code: rows are our tokens, sequences keep their own lengths and the padding is masked
-(there it is attended to and summed, so that a score depends on the length all programs are padded to), and a batch
-is ranked task by task, not across tasks.
+Differences from the public code: rows are our tokens; padding is masked (there it is attended to and summed, so a
+score depends on the length that all programs are padded to); and a batch is ranked task by task, not across tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SETTINGS = FitSettings(epochs=50, weight_decay=1e-6)
 
 
 class TlpTrunk(nn.Module):
-    """(B, L, F) tokens of which the first ``lengths`` (B,) count -> (B, L, 256), each row knowing all others."""
+    """(B, L, F) tokens, the first ``lengths`` (B,) in use -> (B, L, 256), with attention between all rows in use."""
 
     WIDTHS = (64, 128, 256, 256)
     HEADS = 8
@@ -49,14 +48,14 @@ class TlpTrunk(nn.Module):
         return x
 
     def attention(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, L, D): every row attends to the rows in use, ``mask`` (B, L)."""
+        """(B, L, D) -> (B, L, D): every row attends to the rows in use, ``mask`` (B, L)."""
         heads = self.in_proj(x).unflatten(-1, (3, self.HEADS, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask[:, None, None, :])
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class TlpDecoder(nn.Module):
-    """(B, L, 256) -> (B,): what each row adds to the score, summed over the rows in use."""
+    """(B, L, 256) -> (B,) scores: the rows' contributions, summed over the rows in use."""
 
     WIDTHS = (256, 128, 64, 1)
     EMBEDDING = WIDTHS[-2]
@@ -91,7 +90,7 @@ class TlpNetwork(nn.Module):
         self.decoder = TlpDecoder()
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B,) scores of (B, L, F) tokens of which the first ``lengths`` (B,) count."""
+        """(B,) scores of (B, L, F) tokens; only a program's first ``lengths`` (B,) tokens count."""
         return self.decoder(self.trunk(tokens, lengths), lengths)
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -115,5 +114,5 @@ def used(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def pool(x: Tensor, lengths: Tensor) -> Tensor:
-    """(B, L, D) of the rows -> (B, D) of the programs: the sum over the rows in use."""
+    """(B, L, D) row values -> (B, D): the sum over each program's rows in use."""
     return (x * used(x, lengths)[..., None]).sum(1)

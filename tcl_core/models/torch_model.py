@@ -1,8 +1,8 @@
-"""What all torch cost models share: training by the one loop, chunked prediction, their folder.
+"""Base class of the torch cost models: training by the shared loop, chunked prediction, saving and loading.
 
-A subclass gives a name and a network: a module whose constructor takes ``features`` and keeps all its
-arguments as ``arguments``, which maps (B, L, F) features and (B,) lengths to (B,) scores, and whose ``embed``
-maps them to (B, EMBEDDING); ``score_and_embed``, where it has one, to both, (B, 1 + EMBEDDING).
+A subclass sets a name and a network class.  The network's constructor takes ``features`` and stores all its
+arguments in ``arguments``.  Calling it maps (B, L, F) features and (B,) lengths to (B,) scores; ``embed`` maps
+them to (B, EMBEDDING), and ``score_and_embed``, which is optional, to both, (B, 1 + EMBEDDING).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
 from tcl_core.models.torch_threads import torch_threads
 
-CHUNK = 512  # programs per forward pass of predict, at most
-LEAST = 64  # worth a pass of their own beside another
-SEEDING = threading.Lock()  # torch's random state is the process's, and members of an ensemble may start side by side
+CHUNK = 512  # most programs per forward pass of predict
+LEAST = 64  # fewest programs per chunk that are worth a separate pass in another thread
+SEEDING = threading.Lock()  # torch's random state is global, and members of an ensemble may start concurrently
 
 
 class TorchCostModel(CostModel):
-    """A cost model around one network, which is built at the first fit from the width of the features."""
+    """A cost model around one network, which the first ``fit`` builds for the features' width."""
 
     build: ClassVar[Callable[..., nn.Module]]
 
@@ -50,8 +50,8 @@ class TorchCostModel(CostModel):
         sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Train with the loss of ``settings`` (``learning.fit.fit_network``), and return the model; a second call goes on
-        from there.
+        """Train with the loss of ``settings`` (``learning.fit.fit_network``) and return the model; a second call continues
+        training.
         """
         self.check_rows(train)
         if self.network is None:
@@ -62,11 +62,11 @@ class TorchCostModel(CostModel):
         return self
 
     def _start(self, train: Samples) -> nn.Module:
-        """The network as the first ``fit`` finds it."""
+        """The initial network for the first ``fit``."""
         return self._seeded(train.features.shape[2])
 
     def _seeded(self, features: int, **arguments: int) -> nn.Module:
-        """A fresh network whose weights depend on the seed alone; torch's own random state stays."""
+        """A fresh network whose weights depend only on the seed; leaves torch's global random state unchanged."""
         with SEEDING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.settings.seed)  # torch.manual_seed would seed a caller's GPUs too
             return type(self).build(features=features, **arguments)
@@ -74,18 +74,18 @@ class TorchCostModel(CostModel):
     def predict(self, samples: Samples) -> np.ndarray:
         """(N,) float32 scores, higher is better within a task.
 
-        Raises UsageError before the first fit, DataError for rows of another kind or width, or not finite.
+        Raises UsageError before the first fit, DataError for rows of another kind or width, or non-finite ones.
         """
         self._check_ready(samples)
         return self._in_chunks(samples, self.network.forward, np.empty(len(samples), dtype=np.float32))
 
     def embed(self, samples: Samples) -> np.ndarray:
-        """(N, E) float32: where the last hidden layer puts each program; raises as ``predict``."""
+        """(N, E) float32 activations of the last hidden layer; raises as ``predict``."""
         self._check_ready(samples)
         return self._in_chunks(samples, self.network.embed, np.empty((len(samples), self.network.EMBEDDING), np.float32))
 
     def predict_and_embed(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """As the base class, in one pass of a network that has ``score_and_embed``."""
+        """As the base class, but in one pass if the network has ``score_and_embed``."""
         both = getattr(self.network, "score_and_embed", None)
         if both is None:
             return super().predict_and_embed(samples)
@@ -100,9 +100,9 @@ class TorchCostModel(CostModel):
         check_features(samples)
 
     def _in_chunks(self, samples: Samples, function: Callable[[Tensor, Tensor], Tensor], values: np.ndarray) -> np.ndarray:
-        """``values`` filled with ``function`` of all programs, a chunk of similar lengths at a time.
+        """Fill and return ``values`` with ``function`` of all programs, in chunks of similar lengths.
 
-        On a CPU each of torch's threads takes chunks of its own: half of a pass is too small or too serial to be shared.
+        On a CPU each of torch's threads runs its own chunks: half of a pass is too small or too serial to be split.
         """
         equal = not len(samples) or np.ptp(samples.lengths) == 0
         by_length = None if equal else np.argsort(samples.lengths, kind="stable")
@@ -113,7 +113,7 @@ class TorchCostModel(CostModel):
         size = min(CHUNK, max(LEAST, math.ceil(len(samples) / threads)))
 
         def one(start: int) -> None:
-            rows = slice(start, start + size)  # a view where all are of one length, else a copy
+            rows = slice(start, start + size)  # a view if all have the same length, else a copy
             rows = rows if by_length is None else by_length[rows]
             lengths = samples.lengths[rows].astype(np.int64)
             features = np.ascontiguousarray(samples.features[rows, : max(int(lengths.max()), 1)], dtype=np.float32)
@@ -135,7 +135,7 @@ class TorchCostModel(CostModel):
             )
 
     def parameter_count(self) -> int:
-        """Weights of the network, those that do not learn among them."""
+        """Number of the network's parameters, frozen ones included."""
         return 0 if self.network is None else sum(p.numel() for p in self.network.parameters())
 
     def save(self, folder: Path) -> None:
@@ -144,7 +144,7 @@ class TorchCostModel(CostModel):
             self.write_into(aside)
 
     def write_into(self, folder: Path) -> None:
-        """Write the model's two files into an existing folder, beside whatever else belongs there."""
+        """Write the model's two files into an existing folder, which may hold others."""
         if self.network is None:
             raise UsageError(f"the {self.name} model has not learned anything yet; there is nothing to save.")
         training = asdict(self.report) if self.report else {}

@@ -1,4 +1,4 @@
-"""Threads that work side by side, each with some of torch's own."""
+"""Thread pools whose threads each limit torch's own intra-op threads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 
 @cache
 def torch_threads(count: int, each: int = 1) -> ThreadPoolExecutor:
-    """``count`` threads, each of which has ``each`` threads of torch's; how many others have stays as it is."""
+    """A pool of ``count`` threads in which torch uses ``each`` threads per operation; other threads keep their number."""
     pool, all_there, others = ThreadPoolExecutor(count, thread_name_prefix="torch"), Barrier(count), torch.get_num_threads()
 
     def begin(_: int) -> None:
-        torch.get_num_threads()  # else torch sets this thread up later, with as many as the others have
+        torch.get_num_threads()  # else torch initialises this thread later, with the other threads' number
         torch.set_num_threads(each)
         all_there.wait()
 
     list(pool.map(begin, range(count)))
-    torch.set_num_threads(others)  # what threads to come begin with
+    torch.set_num_threads(others)  # the number that future threads start with
     return pool
 
 
-os.register_at_fork(after_in_child=torch_threads.cache_clear)  # the threads stay behind: who asked them would wait for ever
+os.register_at_fork(after_in_child=torch_threads.cache_clear)  # a forked child has no such threads and would wait for ever

@@ -1,20 +1,22 @@
 """Boosted trees: the cost model of AutoTVM (arXiv 1805.08166), of Ansor and of TVM's own tuner.
 
-A program is one or more rows; every tree gives each row a number, and the program's score is the sum over its rows and
-trees, as in TVM's XGBModel.  There the sum is fitted to the label by weighted squares; here, as in AutoTVM, only the
-order within a task is learned: trees grow on the derivatives of LambdaRank, which all rows of a program share.  On 24
-measured tasks, a quarter of them held out in turn, that ranked 71 % of the pairs right, against 67 % with the squares
-and 68 % with one row per program, the stores' sums and maxima.
+A program is one or more rows; every tree assigns each row a number, and the program's score is the sum over its rows and
+trees, as in TVM's XGBModel.  TVM fits that sum to the label by weighted least squares.  Here, as in AutoTVM, only the
+order within a task is learned: trees are grown on the derivatives of LambdaRank, which all rows of a program share.  On
+24 measured tasks, a quarter held out in turn, this ranked 71 % of the pairs right, against 67 % with least squares and
+68 % with one row per program (the sums and maxima over its stores).
 
-``XgboostModel`` reads the per-store features of the lowered program, as TVM's does.  ``TreesModel`` reads tokens, which need no
-lowering, as one row per program.
+``XgboostModel`` reads the per-store features of the lowered program, as TVM's model does.  ``TreesModel`` reads tokens, one
+row per program, and needs no lowering.
 
-Growing is TVM's, but shallower and slower (depth 8 and rate 0.1 for 10 and 0.2), and with ``colsample_bynode``, by which
-models of different seeds differ.  Chosen on the reference data's validation networks: 600 trees of depth 8 order more
-pairs than 300 of depth 6 (.793 for .785 on tokens, .763 for .745 on per-store features); deeper ones, and all that holds trees
-back (sampled rows, L2, fewer columns), fewer.  So do 64 bins of a column for XGBoost's 256, in a quarter less time: on the folds of
-bench/near.py, one seed, .766 of drawn pairs for .768, and a rank correlation of .211 for .235 near the fastest of searched programs.  Of FitSettings the epochs count, ``ROUNDS`` trees each, with batch size,
-sigma and seed; the rest is for gradient descent.
+Growing parameters are TVM's, except for smaller depth and learning rate (8 and 0.1 instead of 10 and 0.2), and
+``colsample_bynode``, which makes models of different seeds differ.  They were chosen on the reference data's validation
+networks: 600 trees of depth 8 rank more pairs right than 300 of depth 6 (.793 vs .785 on tokens, .763 vs .745 on per-store
+features); greater depth, and any regularisation (row sampling, L2, fewer columns), rank fewer.  So do 64 bins per column
+instead of XGBoost's 256, which take a quarter less time: on the folds of bench/near.py, with one seed, .766 of drawn pairs
+vs .768, and a rank correlation of .211 vs .235 near the fastest of searched programs.
+
+Of FitSettings only epochs (``ROUNDS`` trees each), batch size, sigma and seed apply; the rest is for gradient descent.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metri
 from tcl_core.learning.losses import differences, pair_weights
 from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
 
-ROUNDS = 10  # trees of an epoch
-BLOCK = 2**13  # programs that are ranked at once
-PAIRS = 2**20  # compared at once: some megabytes for each number of a pair
+ROUNDS = 10  # trees per epoch
+BLOCK = 2**13  # programs per block when predicting
+PAIRS = 2**20  # pairs compared at once: some megabytes per number of a pair
 EMBEDDING = 32
-LAST = 8  # tokens at the end of a program, its innermost tiling levels, which keep their places in the row
+LAST = 8  # tokens at the end of a program, its innermost tiling levels, that have fixed columns in the row
 GROWING = {
     "max_depth": 8,
     "gamma": 0.001,
@@ -60,18 +62,18 @@ SETTINGS = FitSettings(epochs=60)
 """600 trees."""
 
 Rows = Callable[[Samples], tuple[np.ndarray, np.ndarray]]
-"""Samples -> (R, C) float32 rows of all programs, and (R,) the program that each belongs to, ascending."""
+"""Samples -> (R, C) float32 rows of all programs, and (R,) the program that each row belongs to, ascending."""
 
 
 class BoostedTrees(CostModel):
-    """Trees over the rows of programs; a subclass says which rows, and of how many features they are made."""
+    """Trees over the rows of programs; a subclass defines the ``rows``, and how many ``features`` per token or store they use."""
 
     features: ClassVar[int]
     rows: ClassVar[Rows]
 
     def __init__(self, settings: FitSettings = SETTINGS) -> None:
         super().__init__(settings)
-        self.columns = np.zeros(0, dtype=np.int64)  # of a row: those in which training programs differ
+        self.columns = np.zeros(0, dtype=np.int64)  # columns in which training programs differ
         self.trees: xgboost.Booster | None = None
         self.report: FitReport | None = None
         self._values: np.ndarray | None = None
@@ -85,10 +87,10 @@ class BoostedTrees(CostModel):
         sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Grow trees; a second call grows more.  With ``valid``, those up to the epoch of its lowest loss stay.
+        """Grow trees; a second call grows more.  With ``valid``, keeps the new trees up to the epoch of its lowest loss.
 
-        They grow in less time than a checkpoint of them is worth: an interrupted call begins again.  Raises DataError for features of another width, for values that are not finite (names the task), and when no
-        two programs of a task, or no rows at all, differ.
+        Growing is too fast for ``checkpoint`` to be worthwhile: an interrupted call starts over.  Raises DataError for features
+        of another width, for non-finite values (names the task), when no task has two programs to compare, and when no rows differ.
         """
         self._check_features(train)
         ranking = _Ranking(train, self.settings)
@@ -96,7 +98,7 @@ class BoostedTrees(CostModel):
         rows, owner = type(self).rows(train)
         if self.trees is None:
             self.columns = _differing(rows, self.name)
-        # Bins would route the trees of an earlier call by the values of these rows' bins, not by their own.
+        # A quantised matrix would route rows through earlier trees by its bins' bounds, not by the rows' own values.
         kind = xgboost.QuantileDMatrix if self.trees is None else xgboost.DMatrix
         matrix = kind(rows[:, self.columns], nthread=torch.get_num_threads())
         self.trees = self.trees or xgboost.Booster({}, [matrix])
@@ -114,11 +116,11 @@ class BoostedTrees(CostModel):
         return self
 
     def _grow(self, matrix: xgboost.DMatrix, owner: np.ndarray, ranking: _Ranking) -> float:
-        """Grow an epoch's trees; the training loss that they leave."""
+        """Grow one epoch's trees; return the training loss after them."""
         counts = np.bincount(owner, minlength=ranking.size)
 
         def derivatives(margins: np.ndarray, _: xgboost.DMatrix) -> tuple[np.ndarray, np.ndarray]:
-            """A step of all n rows of a program moves its score n-fold: n times the curvature keeps it in bounds."""
+            """A step in all n rows of a program moves its score n-fold, so the second derivative is multiplied by n."""
             first, second = ranking.derivatives(summed(margins, owner, ranking.size))
             return first[owner], (second * counts)[owner]
 
@@ -130,7 +132,7 @@ class BoostedTrees(CostModel):
     def predict(self, samples: Samples) -> np.ndarray:
         """(N,) float32 scores, higher is better within a task.
 
-        Raises UsageError before the first fit, DataError for rows of another width or not finite.
+        Raises UsageError before the first fit, DataError for rows of another kind or width, or non-finite ones.
         """
         return self._in_blocks(samples, self._scores)
 
@@ -141,11 +143,11 @@ class BoostedTrees(CostModel):
         return summed(self.trees.inplace_predict(rows, predict_type="margin"), owner, len(samples))
 
     def embed(self, samples: Samples) -> np.ndarray:
-        """(N, 32) float32: what each of 32 equal runs of trees adds to the score, their sum; raises as ``predict``."""
+        """(N, 32) float32: contributions of 32 equal runs of trees, which sum to the score; raises as ``predict``."""
         return self._in_blocks(samples, self._places)
 
     def _in_blocks(self, samples: Samples, figure: Callable[[Samples], np.ndarray]) -> np.ndarray:
-        """``figure`` of all programs, so many at a time that their rows, which are larger than their tokens, stay small."""
+        """``figure`` of all programs, computed block by block to bound memory: rows are larger than tokens."""
         starts = range(0, max(len(samples), 1), BLOCK)
         return np.concatenate([figure(samples.take(slice(start, start + BLOCK))) for start in starts])
 
@@ -161,23 +163,23 @@ class BoostedTrees(CostModel):
         return np.stack([summed(run, owner, len(samples)) for run in np.diff(runs, axis=1).T], axis=1)
 
     def predict_and_embed(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """Both from the leaves that the rows fall into: one pass over the trees, where 33 would do the same."""
+        """``predict`` and ``embed`` in one pass over the trees, from the leaves that the rows fall into."""
         places = self.embed(samples)
         return places.sum(axis=1), places
 
     def _leaf_values(self) -> np.ndarray:
-        """(trees, nodes) what each leaf of each tree adds to a score, at its number."""
+        """(trees, nodes) contribution of each leaf to a score, indexed by tree and leaf number."""
         if self._values is None:
             model = json.loads(self.trees.save_raw("json"))["learner"]["gradient_booster"]["model"]
-            values = [tree["split_conditions"] for tree in model["trees"]]  # of a leaf: its value
+            values = [tree["split_conditions"] for tree in model["trees"]]  # at a leaf: its value
             table = np.zeros((len(values), max(map(len, values), default=0)))
             for row, found in zip(table, values, strict=True):
                 row[: len(found)] = found
-            self._values = table  # whole at once: another thread may ask meanwhile
+            self._values = table  # assigned only when complete: another thread may read it
         return self._values
 
     def _read(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """The rows' differing columns, and their programs."""
+        """The rows, cut to the columns that the trees use, and each row's program."""
         if self.trees is None:
             raise UsageError(f"the {self.name} model has not learned anything yet; fit or load it first.")
         self._check_features(samples)
@@ -194,7 +196,7 @@ class BoostedTrees(CostModel):
             )
 
     def parameter_count(self) -> int:
-        """Nodes of all trees: each a threshold or a leaf's value."""
+        """Number of nodes in all trees: each holds a threshold or a leaf value."""
         if self.trees is None:
             return 0
         return sum(tree.count("\n") for tree in self.trees.get_dump())
@@ -218,7 +220,7 @@ class BoostedTrees(CostModel):
             model.report = FitReport.told(facts.get("training", {}))
             model.columns, model.trees = weights["columns"].numpy(), xgboost.Booster()
             model.trees.load_model(bytearray(weights["trees"].numpy().tobytes()))
-            model.trees.set_param({"nthread": torch.get_num_threads()})  # no part of what XGBoost keeps
+            model.trees.set_param({"nthread": torch.get_num_threads()})  # XGBoost does not save it
         except (KeyError, TypeError, ValueError, xgboost.core.XGBoostError) as error:
             raise DataError(f"'{folder}' was saved by another version ({error!r}); train the model again.") from None
         return model
@@ -233,7 +235,7 @@ class XgboostModel(BoostedTrees):
 
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """Every store is a row; a program that could not be lowered has none, and the score 0."""
+        """One row per store; a program that could not be lowered has none, and scores 0."""
         used = np.arange(samples.features.shape[1]) < samples.lengths[:, None]
         return samples.features[used], np.nonzero(used)[0]
 
@@ -246,7 +248,7 @@ class TreesModel(BoostedTrees):
 
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """Hardware and workload token, the last tokens, innermost level first, and statistics of all tokens."""
+        """One row per program: hardware and workload token, last tokens (innermost level first), statistics of all tokens."""
         last = samples.lengths[:, None] - 1 - np.arange(LAST)
         places = np.concatenate([np.tile([0, 1], (len(samples), 1)), last], axis=1)
         there = (places >= 0) & (places < samples.lengths[:, None])
@@ -256,18 +258,18 @@ class TreesModel(BoostedTrees):
 
 
 class _Ranking:
-    """The order that ``size`` measured programs should have within their tasks."""
+    """LambdaRank over ``size`` measured programs: loss and derivatives of scores for them."""
 
     def __init__(self, samples: Samples, settings: FitSettings) -> None:
         groups, scores = usable_tasks(samples), samples.scores
         parts = group_tasks(groups, settings.batch_size, np.random.default_rng(settings.seed))
-        lean = replace(samples, features=samples.features[..., :0])  # a batch copies them, and nobody reads them here
+        lean = replace(samples, features=samples.features[..., :0])  # a batch would copy features that nothing reads here
         self.batches = [make_batch(lean, scores, rows) for rows in _alike(chain.from_iterable(parts))]
         self.size, self.sigma = len(samples), settings.sigma
         self.programs, self.tasks = sum(map(len, groups)), len(groups)
 
     def derivatives(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First and second derivative of the loss by each of the (N,) ``scores``; 0 where nothing is to compare."""
+        """First and second derivatives of the loss by the (N,) ``scores``; 0 for programs with none to compare to."""
         found = np.zeros((2, self.size), dtype=np.float32)
         for batch in self.batches:
             predicted = batch.by_task(torch.from_numpy(scores[batch.rows]))
@@ -276,13 +278,13 @@ class _Ranking:
         return found[0], found[1]
 
     def metrics(self, scores: np.ndarray) -> dict[str, float]:
-        """Mean LambdaRank loss and top-1 over the tasks, of (N,) ``scores``."""
+        """Mean LambdaRank loss and top-1 of (N,) ``scores`` over the tasks, or parts of large ones."""
         predicted = ((batch.by_task(torch.from_numpy(scores[batch.rows])), batch) for batch in self.batches)
         return ranking_metrics(predicted, self.sigma)
 
 
 def _alike(parts: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """The parts, those of one size together: of a task of ten beside one of a hundred, ninety-nine in a hundred pairs would be padding."""
+    """Group parts of equal size, up to ``PAIRS`` pairs; padded to 100 programs, a task of 10 would be 99 % padding in pairs."""
     for size, some in groupby(sorted(parts, key=len), key=len):
         alike, count = list(some), max(1, PAIRS // size**2)
         yield from (alike[first : first + count] for first in range(0, len(alike), count))
@@ -291,7 +293,7 @@ def _alike(parts: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
 def rank_derivatives(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> tuple[Tensor, Tensor]:
     """(T, P) first and second derivatives of the tasks' LambdaRank losses (``losses.lambda_rank``) by ``predicted``.
 
-    Each task's are divided by its mean pair weight per program, so that every program of every task counts alike.
+    Pair weights are scaled so that each task's sum to its number of programs: every program of every task counts alike.
     """
     weight = pair_weights(predicted, labels, mask)
     total = weight.sum((1, 2), keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
@@ -303,12 +305,12 @@ def rank_derivatives(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: flo
 
 
 def summed(values: np.ndarray, owner: np.ndarray, programs: int) -> np.ndarray:
-    """(N,) float32 sum of the (R,) ``values`` of each program's rows."""
+    """(N,) float32 sum of (R,) ``values`` over each program's rows."""
     return np.bincount(owner, weights=values, minlength=programs).astype(np.float32)
 
 
 def _differing(rows: np.ndarray, name: str) -> np.ndarray:
-    """Columns in which (R, C) ``rows`` differ.  Raises DataError when there are none."""
+    """Indices of columns in which (R, C) ``rows`` differ.  Raises DataError when there are none."""
     columns = np.flatnonzero(rows.max(axis=0, initial=-np.inf) > rows.min(axis=0, initial=np.inf))
     if not len(columns):
         raise DataError(f"the {name} model cannot tell the training programs apart; collect records of other programs.")

@@ -1,14 +1,14 @@
-"""Latent dynamics of schedules (arXiv 2606.09312): what a program becomes, action by action, without making it.
+"""Latent dynamics of schedules (arXiv 2606.09312): predicts a program's state action by action, without building it.
 
-    state encoder    real state (S,) -> MLP -> z (D,) of length 1; contrastively trained, needed in training only
+    state encoder    real state (S,) -> MLP -> z (D,) of length 1; contrastively trained, used only in training
     first state      workload row (F,) -> MLP -> h_0 (H,)
     action encoder   primitive row (F,) -> MLP -> a (H,)
     transition       h_(t+1) = h_t + MLP([norm(h_t), a_t])
     read-out         z_hat_t = W norm(h_t), of length 1
 
-The first state is read from the workload row, which is what tokens tell of the untouched program; the transition
-loss ties it to the real one's place.  Normalisation stands inside the residual branch, for a state that is itself
-normalised at every step forgets its first actions within some ten others.
+The first state is computed from the workload row, the tokens' description of the unscheduled program; the transition
+loss ties it to the real one's latent state.  Normalisation is inside the residual branch, because a state that is itself
+normalised at every step forgets its first actions after about ten more.
 
 Symbols: B programs, L tokens, F features per token, T actions of the longest program, S numbers of a real state
 (``features.states``), D latent width, H width of the rolled-out state, P replayed states per program, M states of a
@@ -40,13 +40,13 @@ class StateEncoder(nn.Module):
         self.layers = _mlp(features, 2 * HIDDEN, width)
 
     def standardise(self, states: Tensor) -> None:
-        """Take mean and scale of each number from (M, S) states; what never varies is left as it is."""
+        """Set mean and scale of each number from (M, S) states; numbers that never vary keep scale 1."""
         spread = states.std(0)
         self.mean.copy_(states.mean(0))
         self.scale.copy_(torch.where(spread > 0, spread, 1.0))
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(M, D) of states (M, 1, S), each a sequence of one token."""
+        """(M, D) latent states of (M, 1, S) real states, each passed as a sequence of one token."""
         return self.encode(tokens[:, 0])
 
     def encode(self, states: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class StateEncoder(nn.Module):
 
 
 class Dynamics(nn.Module):
-    """From tokens to latent states: the first one from the workload row, then one step per action."""
+    """Tokens -> latent states: the first from the workload row, then one transition per action."""
 
     def __init__(self, features: int, width: int = LATENT, hidden: int = HIDDEN) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ class Dynamics(nn.Module):
         self.read = nn.Linear(hidden, width)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, D) the state after all actions of (B, L, F) tokens."""
+        """(B, D) latent states after all actions of (B, L, F) tokens."""
         states, counts = self.roll_out(tokens, lengths)
         return states[torch.arange(len(states), device=states.device), counts]
 
     def roll_out(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T + 1, D) states after 0 to T actions, and (B,) the programs' numbers of actions, past which a
-        program's state stays.
+        """(B, T + 1, D) latent states after 0 to T actions, and (B,) the programs' numbers of actions; after its last
+        action a program's state no longer changes.
         """
         actions, counts = self._actions(tokens, lengths)
         hidden = self.first(_row(tokens, _WORKLOAD))
@@ -82,15 +82,15 @@ class Dynamics(nn.Module):
         return self.place(torch.stack(trail, dim=1)), counts
 
     def advance(self, hidden: Tensor, action: Tensor) -> Tensor:
-        """(B, H) the rolled-out states after one encoded action (B, H) each."""
+        """(B, H) rolled-out states after one more encoded action each, (B, H)."""
         return hidden + self.change(torch.cat([self.norm(hidden), action], dim=-1))
 
     def place(self, hidden: Tensor) -> Tensor:
-        """(..., D) the latent states, of length 1, that (..., H) rolled-out ones stand for."""
+        """(..., D) latent states, of length 1, read out from (..., H) rolled-out states."""
         return F.normalize(self.read(self.norm(hidden)), dim=-1)
 
     def _actions(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, H) encoded actions in order, and their number per program; distinct rows are encoded once."""
+        """(B, T, H) encoded actions in order, and (B,) their number per program; each distinct row is encoded once."""
         batch = TokenBatch.of(tokens, lengths)
         acts = tokens[..., _ACTIONS].any(-1)
         counts = acts.sum(1)
@@ -103,15 +103,16 @@ def _mlp(features: int, hidden: int, width: int) -> nn.Sequential:
 
 
 def _row(tokens: Tensor, kind: int) -> Tensor:
-    """(B, F) each program's row of a kind; zeros where it has none."""
+    """(B, F) each program's row of a kind (at most one); zeros where it has none."""
     return (tokens * tokens[..., kind : kind + 1]).sum(1)
 
 
 def contrastive_loss(
     encoder: StateEncoder, states: Tensor, generator: torch.Generator, corrupted: float = 0.6, temperature: float = 0.1
 ) -> Tensor:
-    """InfoNCE between (M, S) states and corrupted views of them (SCARF, arXiv 2106.15147): a share of a view's
-    numbers comes from other states of the batch, and its own state must be told from all others.
+    """InfoNCE between (M, S) states and corrupted views of them (SCARF, arXiv 2106.15147).
+
+    A view takes a share ``corrupted`` of its numbers from random states of the batch; the encoder must match it to its own state.
     """
     drawn = torch.randint(len(states), states.shape, generator=generator, device=states.device)
     mask = torch.rand(states.shape, generator=generator, device=states.device) < corrupted
@@ -123,9 +124,9 @@ def contrastive_loss(
 def transition_loss(predicted: Tensor, real: Tensor, names: Tensor, tasks: Tensor, attraction: float = 0.5, margin: float = 0.2) -> Tensor:
     """Mean over states of  attraction d(z_hat, z) + (1 - attraction) max(0, d(z_hat, z) - d(z_hat, z') + margin).
 
-    predicted and real are (M, D), d is the squared distance, and z' the hard negative: the real state of the same
-    task in the batch that is nearest to z but not the same (``names`` (M,) tell, ``tasks`` (M,)).  Where a task has
-    no other state the second term is 0.
+    predicted (z_hat) and real (z) are (M, D), d is the squared distance.  z' is the hard negative: the nearest other real
+    state of the same task in the batch; ``names`` (M,) identify states, ``tasks`` (M,) their tasks.  Where a task has no
+    other state, the second term is 0.
     """
     other = (tasks[:, None] == tasks) & (names[:, None] != names)
     nearest = torch.cdist(real, real).masked_fill(~other, torch.inf).argmin(1)

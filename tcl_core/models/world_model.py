@@ -1,12 +1,12 @@
-"""The world model as a cost model (arXiv 2606.09312): trees that rank programs by the state a schedule leads to.
+"""The world model as a cost model (arXiv 2606.09312): trees rank programs by the predicted state their schedule ends in.
 
     tokens -> latent state after the last action (``world_dynamics``) -+
     tokens -> statistics of the actions                               -+-> boosted trees -> score
     tokens -> hardware row                                            -+
 
-Training replays some schedules to real intermediate states (``features.states``), learns to tell those states
-apart, then to predict them from the actions alone, and last grows the trees on predicted states.  Predicting reads
-tokens only: no program is built.
+Training uses real intermediate states of some replayed schedules (``features.states``).  It trains an encoder to tell
+those states apart, then the dynamics to predict them from the actions alone, and finally grows the trees on predicted
+states.  Predicting reads only tokens: no program is built.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tcl_core.models.trees import BoostedTrees
 from tcl_core.models.world_dynamics import LATENT, Dynamics, StateEncoder, contrastive_loss
 from tcl_core.models.world_states import RealStates
 
-# Of the networks: states are thousands where programs are tens of thousands, so batches must be small to be many.
+# Largest batches of the two networks: there are only thousands of states, so batches must be small to give many steps.
 STATES_PER_BATCH = 512
 PROGRAMS_PER_BATCH = 16
 
 
 SETTINGS = FitSettings(epochs=30)
-"""Of each network, and 300 trees."""
+"""30 epochs for each network, and 300 trees."""
 
 
 class World(nn.Module):
-    """State encoder and dynamics side by side; only the dynamics are needed to predict."""
+    """State encoder and dynamics; only the dynamics are needed to predict."""
 
     EMBEDDING = LATENT
 
@@ -55,12 +55,12 @@ class World(nn.Module):
         self.dynamics = Dynamics(features)
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, LATENT) the state that each schedule ends in."""
+        """(B, LATENT) predicted latent state that each schedule ends in."""
         return self.dynamics(tokens, lengths)
 
 
 class Ranker(BoostedTrees):
-    """Boosted trees over ``WorldModel.describe``, grown on LambdaRank of the programs of each task."""
+    """Boosted trees over the rows of ``WorldModel.describe``."""
 
     name = "world-ranker"
     reads = "descriptions"
@@ -92,14 +92,14 @@ class WorldModel(TorchCostModel):
         sources: Sequence[Samples] = (),
         checkpoint: Path | None = None,
     ) -> Self:
-        """Learn to tell states apart, to predict them, and to rank; ``settings.epochs`` of each network.
+        """Train the state encoder, then the dynamics, ``settings.epochs`` each, then grow the ranking trees.
 
-        A second call trains the networks further and grows new trees, for the old ones read other states.
-        ``on_epoch`` hears of the transition's epochs, which go on from ``checkpoint`` after an interruption;
-        ``valid`` decides how many of the trees are kept.  Raises DataError when no program of ``train`` has its states.
+        A second call trains the networks further and grows new trees, since the old ones were grown on other states.
+        ``on_epoch`` is called after each epoch of the dynamics, which resume from ``checkpoint`` after an interruption;
+        ``valid`` decides how many trees are kept.  Raises DataError when no program of ``train`` has states.
         """
         self.check_rows(train)
-        usable_tasks(train)  # refuses what is not finite before anything is learned
+        usable_tasks(train)  # raises on non-finite values before any training
         real = RealStates.of(train)
         if self.network is None:
             self.network = self._seeded(WIDTH)
@@ -114,7 +114,7 @@ class WorldModel(TorchCostModel):
         return self
 
     def _learn_states(self, real: RealStates) -> None:
-        """Train the state encoder to know each real state again in a corrupted view."""
+        """Train the state encoder to recognise each real state in a corrupted view."""
         generator = torch.Generator(self.device).manual_seed(self.settings.seed)
         fit_network(
             self.network.state_encoder,
@@ -124,7 +124,7 @@ class WorldModel(TorchCostModel):
         )
 
     def _learn_transition(self, real: RealStates, on_epoch: OnEpoch | None, checkpoint: Path | None) -> FitReport:
-        """Train the dynamics to arrive at the real states, which stay where the encoder put them."""
+        """Train the dynamics to predict the real states' latents; the encoder stays fixed."""
         with torch.no_grad():
             places = self.network.state_encoder.encode(torch.from_numpy(real.distinct).to(self.device))
         return fit_network(
@@ -142,7 +142,7 @@ class WorldModel(TorchCostModel):
         return self._trained_ranker().predict(self.describe(samples))
 
     def describe(self, samples: Samples) -> Samples:
-        """The samples as the trees see them: one row per program in the place of its tokens."""
+        """The samples as the trees read them, one row per program instead of tokens: terminal state, statistics, hardware."""
         tokens, ones = samples.features, np.ones(len(samples), dtype=np.int32)
         rows = np.concatenate([self.embed(samples), action_statistics(tokens), hardware_numbers(tokens)], axis=1)
         return replace(samples, features=rows[:, None], lengths=ones, states=None, holds=Ranker.reads)
@@ -153,7 +153,7 @@ class WorldModel(TorchCostModel):
         return self.ranker
 
     def parameter_count(self) -> int:
-        """Of the dynamics, and the nodes of the ranker's trees; the state encoder is not needed to predict."""
+        """Parameters of the dynamics plus nodes of the ranker's trees; the state encoder is not needed to predict."""
         if self.network is None or self.ranker is None:
             return 0
         return sum(p.numel() for p in self.network.dynamics.parameters()) + self.ranker.parameter_count()

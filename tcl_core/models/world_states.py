@@ -1,4 +1,4 @@
-"""Real states as a world model trains on them: each distinct one once, and who is in it after which action."""
+"""Real states for training a world model: each distinct one once, and which programs reach it after which action."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tcl_core.models.world_dynamics import Dynamics, transition_loss
 
 @dataclass(frozen=True)
 class RealStates:
-    """The programs of a training set that were replayed, and their real states, each distinct one once.
+    """The replayed programs of a training set, and their real states without duplicates.
 
     samples   R replayed programs
-    steps     (R, P) int64 actions done in each of a program's states, -1 in the padding
-    numbers   (R, P) int64 rows of ``distinct``, 0 in the padding
-    distinct  (M, S) float32
+    steps     (R, P) int64 number of actions applied before each of a program's states, -1 in the padding
+    numbers   (R, P) int64 each state's row in ``distinct``, 0 in the padding
+    distinct  (M, S) float32 distinct states (equal states of different tasks count as distinct)
     tasks     (M,) int32 the task of each distinct state
     """
 
@@ -35,7 +35,7 @@ class RealStates:
 
     @classmethod
     def of(cls, train: Samples) -> RealStates:
-        """Raises DataError when no program has states."""
+        """Collect the states of ``train``.  Raises DataError when no program has states."""
         replayed = [] if train.states is None else [row for row, s in enumerate(train.states) if s is not None]
         if not replayed:
             raise DataError(
@@ -54,7 +54,7 @@ class RealStates:
         return cls(samples, steps, numbers, states[first], tasks[first])
 
     def as_samples(self) -> Samples:
-        """Each distinct state as a program of one row, the form that the training loop takes."""
+        """Each distinct state as a program of one row, as the training loop expects."""
         count = len(self.distinct)
         return Samples(
             features=self.distinct[:, None],

@@ -1,6 +1,6 @@
-"""Platforms: what their hardware is, what this host is, and the kinds that a platform can be of.
+"""Platforms: their hardware, this host, and the kinds of platform.
 
-``KINDS`` is all that the rest of TCL knows of kinds: it asks a kind, never which one it is.
+The rest of TCL knows kinds only by ``KINDS``: it asks a kind its questions, never which kind it is.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ DESIGN_SPACES = tuple(dict.fromkeys(space for kind in KINDS.values() for space i
 
 
 def kind_of(platform: Platform) -> Kind:
-    """The kind that a platform of params.yaml is of."""
+    """The kind of a platform of params.yaml."""
     return KINDS[platform.kind]
 
 
 def kind_measured(target: Mapping[str, Any], remote: bool) -> Kind:
-    """The kind whose programs TVM compiles for ``target``, and that are behind a tracker or not."""
+    """The kind whose programs TVM compiles for ``target``; ``remote``: whether its devices are behind a tracker."""
     return next(kind for kind in KINDS.values() if (kind.code, kind.remote) == (target["kind"], remote))
 
 
 def pool_target(design_space: str, threads: int) -> dict[str, Any]:
-    """The target whose design space the candidates are of, whichever platform they are for."""
+    """The target for which the candidates' design space is generated, whichever platform they are for."""
     return next(kind for kind in KINDS.values() if design_space in kind.design_spaces).pool_target(design_space, threads)

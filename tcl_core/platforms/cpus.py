@@ -1,4 +1,4 @@
-"""The LLVM CPU names that TCL knows, and what code for each of them needs of a machine."""
+"""The LLVM CPU names that TCL knows, and what code for each of them requires of a machine."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ CPUS: dict[str, Cpu] = {
 
 
 def cpu_named(mcpu: str) -> Cpu:
-    """Raises UsageError for a CPU name that is not in ``CPUS``."""
+    """The entry of an LLVM CPU name.  Raises UsageError for one that is not in ``CPUS``."""
     if mcpu not in CPUS:
         raise unknown_name("CPU", mcpu, CPUS, "platforms of params.yaml")
     return CPUS[mcpu]
 
 
-WIDER, NARROWEST = {"avx512f": 64, "avx": 32, "sve": 32}, 16  # bytes of vectors: with such features, and without
+WIDER, NARROWEST = {"avx512f": 64, "avx": 32, "sve": 32}, 16  # bytes of a vector: with each feature, and with none of them
 
 
 def target_cpu(target: Any) -> str:
-    """LLVM's name of a target's CPU; empty where the target does not say."""
+    """LLVM's name of a target's CPU; empty if the target names none."""
     return str(target.attrs.get("mcpu", ""))
 
 
 def simd_bytes(target: Any) -> int:
-    """Bytes of a vector register of an LLVM target's CPU: by its name where that is known, else by its features."""
+    """Bytes of a vector register of an LLVM target's CPU: by name where ``CPUS`` has it, else by the target's features."""
     if cpu := CPUS.get(target_cpu(target)):
         return cpu.simd_bytes
     has = load_tvm().target.codegen.target_has_features
@@ -58,5 +58,5 @@ def simd_bytes(target: Any) -> int:
 
 
 def target_of(mcpu: str, threads: int) -> dict[str, Any]:
-    """TVM's target dictionary of the host under an LLVM CPU name."""
+    """TVM's target dictionary for an LLVM CPU name and a number of threads."""
     return {"kind": "llvm", "mcpu": mcpu, "num-cores": threads}

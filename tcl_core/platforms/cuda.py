@@ -1,4 +1,4 @@
-"""Platforms of kind ``cuda``: this machine's NVIDIA GPU (``tcl_core.gpu`` has what its driver tells)."""
+"""Platforms of kind ``cuda``: this machine's NVIDIA GPU (``tcl_core.gpu`` asks its driver)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tcl_core.gpu import (
 from tcl_core.platforms.kind import Ask, Found, Kind, Measure, Platform
 
 
-WORKER_BYTES = 2 << 30  # of the GPU's memory, for one worker
+WORKER_BYTES = 2 << 30  # of the GPU's memory per worker
 
 
 class Cuda(Kind):
-    """The GPU says itself what it is: params.yaml needs to say nothing of it."""
+    """Programs run on this machine's GPU, whose driver describes it: params.yaml need not."""
 
     name = code = device = "cuda"
     design_spaces = tuple(DESIGN_SPACES)
@@ -45,7 +45,7 @@ class Cuda(Kind):
         return gpu_target()
 
     def pool_target(self, design_space: str, threads: int) -> dict[str, Any]:
-        """All GPUs so new."""
+        """A target that stands for all GPUs of the design space's architecture or a newer one."""
         return {"kind": self.code, "arch": DESIGN_SPACES[design_space], **POOL_LIMITS}
 
     def find(self, platform: Platform, ask: Ask) -> Found:
@@ -55,13 +55,13 @@ class Cuda(Kind):
         return why_not_run("cuda") or why_other_gpu(str(target.get("arch")))
 
     def unsearched(self, module: Any, target: Any) -> Any:
-        """By TVM's general rules for GPUs: a loop that is bound to no thread runs on none."""
+        """Schedule by TVM's general rules for GPUs: loops that are bound to no thread cannot run on one."""
         from tcl_core.compat import schedule_by_rules
 
         return schedule_by_rules(module, target)
 
     def most_workers(self) -> int | None:
-        """Each has a context of its own on the GPU, and the inputs of its tasks."""
+        """As many as the GPU's memory holds: each has its own context there, and its tasks' inputs."""
         return max(1, read_gpu().memory_bytes // WORKER_BYTES)
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""The hardware vector of a CPU, as models see it, and the file in which records and models keep theirs (a GPU's is in ``gpu``)."""
+"""The hardware vector of a CPU, as models see it (a GPU's is in ``gpu``), and the file in which records and models keep theirs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Hardware:
     memory_gib: float = 0.0
     bandwidth_gbs: float = 0.0
     simd_bytes: float = 0.0
-    code: ClassVar[str] = "llvm"  # the kind of TVM's targets for it
+    code: ClassVar[str] = "llvm"  # kind of TVM's targets for it
 
     def vector(self) -> tuple[float, ...]:
         return tuple(getattr(self, f.name) for f in fields(self))
 
 
 def vector_of(hardware: Hardware | Sequence[float]) -> tuple[float, ...]:
-    """The numbers of a hardware row, of hardware of any kind, or as they are given."""
+    """The numbers of a hardware row, from hardware of any kind or from the numbers themselves."""
     return hardware.vector() if hasattr(hardware, "vector") else tuple(hardware)
 
 
 def read_hardware(mcpu: str, given: Mapping[str, float] | None = None) -> Hardware:
-    """The hardware vector of the host under ``mcpu``; bandwidth is measured (0.2 s) unless it is ``given``.
+    """This host's hardware under the CPU name ``mcpu``; measures the bandwidth (0.2 s) unless it is ``given``.
 
     Raises UsageError as ``hardware_under`` does.
     """
@@ -54,9 +54,10 @@ def read_hardware(mcpu: str, given: Mapping[str, float] | None = None) -> Hardwa
 
 
 def hardware_under(mcpu: str, told: Mapping[str, float], given: Mapping[str, float]) -> Hardware:
-    """The hardware vector, under ``mcpu``, of a machine that ``told`` these fields of itself.
+    """Hardware, under the CPU name ``mcpu``, of a machine that reports the fields ``told``.
 
-    What it does not tell stays 0 (unknown) unless ``given``.  Raises UsageError for a given field that does not exist.
+    Fields in ``given`` override these; what neither has is 0 (unknown), but for the vector width, which follows from ``mcpu``.
+    Raises UsageError for an unknown ``mcpu`` or given field.
     """
     known = {f.name for f in fields(Hardware)}
     for name in given:
@@ -67,7 +68,7 @@ def hardware_under(mcpu: str, told: Mapping[str, float], given: Mapping[str, flo
 
 
 def saved_hardware(saved: Mapping[str, float]) -> Hardware | GpuHardware:
-    """The vector whose fields were saved, of a CPU or of a GPU."""
+    """The hardware, of a CPU or a GPU, whose fields were saved."""
     return GpuHardware(**saved) if "cuda_cores" in saved else Hardware(**saved)
 
 
@@ -76,7 +77,7 @@ def save_hardware(folder: Path, hardware: Hardware | GpuHardware) -> None:
 
 
 def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
-    """The hardware row of records or of a model.  Raises DataError when it is not there."""
+    """The hardware row of records or of a model.  Raises DataError if it is missing, damaged or of another platform."""
     path = folder / "hardware.json"
     try:
         found = read_json(path, AGAIN)
@@ -92,6 +93,6 @@ def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
 
 
 def _place(folder: Path) -> dict[str, str]:
-    """What a file of ``platform=P/`` says of its place, so that another platform's is noticed there."""
+    """The platform that a file in ``platform=P/`` names, so that a file of another platform is noticed there."""
     name = folder.absolute().name
     return {"platform": name.removeprefix("platform=")} if name.startswith("platform=") else {}

@@ -1,4 +1,4 @@
-"""This host, known through /proc and /sys only, so that listing platforms needs no compiler."""
+"""This host as Linux describes it (/proc, /sys), so that listing platforms needs no compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tcl_core.platforms.cpus import CPUS, cpu_named
 
 AMD = "sse4a"  # a feature that no other maker's CPUs have
 
-# The main thread's, whichever imports this first; read then, for TVM's runtime pins a process that runs programs to one of them.
+# The main thread's, whichever thread imports this first; read at import, since TVM's runtime pins a process that runs programs to one.
 USABLE_CORES = os.sched_getaffinity(os.getpid())
 
 
@@ -28,9 +28,11 @@ def why_not(mcpu: str) -> str | None:
 
 
 def widest_cpu(simd_bytes: float = 0) -> str | None:
-    """The CPU name with the most features, of vectors of ``simd_bytes`` (0: the widest), whose code this machine can run; None: of none.
+    """The CPU name with the widest vectors, then the most features, whose code this machine can run; None if there is none.
 
-    One of AMD's is for AMD's: what it adds is not all listed here, and LLVM orders instructions as suits it.
+    simd_bytes  only names with vectors of this size; 0: any
+
+    AMD's names are only for AMD's CPUs: ``CPUS`` does not list all that they add, and LLVM orders instructions to suit them.
     """
     of_amd = AMD in cpu_flags()
     named = [name for name, cpu in CPUS.items() if simd_bytes in (0, cpu.simd_bytes) and (of_amd or not name.startswith("znver"))]
@@ -58,7 +60,7 @@ def _cpuinfo() -> dict[str, str]:
 def threads() -> int:
     """Logical CPUs that this process may use; what ``num-cores`` and the runtime's threads are set to.
 
-    A container's CPU quota counts too: with more threads than it grants, timings are of the scheduler.
+    A container's CPU quota counts too: with more threads than it grants, timings would measure the scheduler.
     """
     quota, _, period = (_read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
     granted = int(quota) // int(period) if quota.isdigit() and period.isdigit() else len(USABLE_CORES)
@@ -66,19 +68,19 @@ def threads() -> int:
 
 
 def host_fingerprint() -> str:
-    """Names the machine that latencies belong to: CPU model, usable CPUs, and a hash over cache sizes and flags.
+    """Identify the machine that latencies belong to: CPU model, number of threads, and a hash over stepping, flags and cache sizes.
 
     Two machines with equal fingerprints have the same processor, so their latencies may be compared.
     """
     info = _cpuinfo()
     model = re.sub(r"\s+", " ", info.get("model name", info.get("CPU part", host_platform.machine())))
-    known = frozenset().union(*(cpu.features for cpu in CPUS.values()))  # others come and go with the kernel
+    known = frozenset().union(*(cpu.features for cpu in CPUS.values()))  # other flags vary with the kernel
     details = repr((model, info.get("stepping"), sorted(cpu_flags() & known), sorted(_caches_kib().items())))
     return f"{model} x{threads()} {hashlib.sha256(details.encode()).hexdigest()[:8]}"
 
 
 def host_fields() -> dict[str, float]:
-    """What Linux tells of this machine, by the names of ``Hardware``; 0 where it does not."""
+    """What Linux reports about this machine, by field name of ``Hardware``; 0 where it reports nothing."""
     caches = _caches_kib()
     return {
         "cores": _physical_cores(),
@@ -108,7 +110,7 @@ def _caches_kib() -> dict[int, float]:
 
 
 def largest_cache_bytes() -> int:
-    """Bytes of the largest cache; 64 MiB where Linux does not tell."""
+    """Bytes of the largest cache; 64 MiB where Linux reports none."""
     return int(max(_caches_kib().values(), default=65536.0) * 1024)
 
 
@@ -125,7 +127,7 @@ def _physical_cores() -> int:
 
 
 def _base_ghz() -> float:
-    """From cpufreq, else from the model's name, else the rate of the time stamp counter (half the BogoMIPS on x86)."""
+    """Base clock from cpufreq, else from the model's name, else the rate of the time stamp counter (half the BogoMIPS on x86)."""
     if khz := _read_number("/sys/devices/system/cpu/cpu0/cpufreq/base_frequency"):
         return khz / 1e6
     if named := re.search(r"@\s*([\d.]+)GHz", _cpuinfo().get("model name", "")):
@@ -148,7 +150,7 @@ def _read_number(path: str) -> float:
 
 
 def copy_bandwidth_gbs() -> float:
-    """Fastest of several copies of 64 MiB by one thread, read plus written bytes per second."""
+    """Memory bandwidth, GB/s read plus written: the fastest of six copies of 64 MiB by one thread."""
     import numpy as np
 
     source = np.ones(64 << 20, dtype=np.uint8)

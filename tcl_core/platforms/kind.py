@@ -1,7 +1,7 @@
-"""What TCL asks of a kind of platform.  A new kind is one file beside this one and one line in ``KINDS``.
+"""The interface of a kind of platform.  A new kind is one file beside this one and one line in ``KINDS``.
 
-A kind is an object without state: it is asked about a platform of params.yaml.  It knows neither how
-programs are timed nor how devices are asked; who asks for a device brings that along (``Ask``).
+A kind is a stateless object that answers questions about a platform of params.yaml.  It knows neither how
+programs are timed nor how devices are queried; the caller who wants a device passes that in (``Ask``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tcl_core.platforms.hardware import Hardware
 
 
 class Platform(Protocol):
-    """What a kind reads of a platform of params.yaml: ``params.Platform``, which names the kinds and so comes after them."""
+    """What a kind reads of ``params.Platform``, which cannot be imported here: ``params`` imports the kinds."""
 
     @property
     def kind(self) -> str: ...
@@ -41,8 +41,8 @@ class Measure(Protocol):
 class Found(NamedTuple):
     """A platform's device as it is today.
 
-    host      names it in every record: latencies compare within one
-    hardware  what models are told of it
+    host      identifies it in every record: latencies compare within one host
+    hardware  its description for models
     """
 
     host: str
@@ -50,10 +50,10 @@ class Found(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What costs time or a connection to learn.
+    """Facts that take time or a connection to learn, as functions.
 
-    bandwidth_gbs  of this host's memory
-    describe       what a device behind the platform's tracker tells of itself; raises PlatformError where none answers
+    bandwidth_gbs  bandwidth of this host's memory
+    describe       a device's description of itself, behind the platform's tracker; raises PlatformError where none answers
     """
 
     bandwidth_gbs: Callable[[], float]
@@ -64,14 +64,14 @@ class Kind(ABC):
     """One kind of platform.
 
     name           its name in params.yaml
-    keys           what a platform of params.yaml must say of it, beside ``kind`` and ``hardware``, which every kind may have
-    design_spaces  of the candidates that it can run
-    code           what TVM compiles its programs with: the kind of a target
-    device         what TVM calls the device that runs them
+    keys           keys that its platforms must have in params.yaml, besides ``kind`` and ``hardware``, which every kind may have
+    design_spaces  design spaces whose candidates it can run
+    code           kind of the TVM targets that its programs are compiled for
+    device         TVM's name of the device that runs them
     remote         its devices are behind TVM's RPC tracker
-    apart          its programs run on another device than they are built on
-    bounded        what a program may take of the address space says something about its memory
-    elsewhere      what it is, if it is no part of this machine, on which alone networks are tuned
+    apart          its programs run on another device than the one that builds them
+    bounded        a limit on a worker's address space makes sense as a limit on its memory
+    elsewhere      what its devices are, if not part of this machine, for which alone networks are tuned
     """
 
     name: ClassVar[str]
@@ -85,18 +85,18 @@ class Kind(ABC):
     elsewhere: ClassVar[str] = ""
 
     def check(self, platform: Platform, where: str) -> None:  # noqa: B027  (most kinds have nothing to do)
-        """Raise UsageError for values of its keys that cannot be; ``where`` they stand is named in it."""
+        """Raise UsageError for invalid values of its keys; the error names ``where`` they stand."""
 
     def check_measure(self, name: str, measure: Measure) -> None:  # noqa: B027  (most kinds have nothing to do)
-        """Raise UsageError for a protocol that the platform ``name`` cannot be measured by."""
+        """Raise UsageError for a protocol by which the platform ``name`` cannot be measured."""
 
     @abstractmethod
     def why_not(self, platform: Platform, design_space: str) -> str | None:
-        """One sentence that says why this machine leaves the platform out; None where it does not.  Raises UsageError."""
+        """Why this machine skips the platform, in one sentence; None if it does not.  Raises UsageError for an unknown CPU."""
 
     @abstractmethod
     def shown_as(self, platform: Platform, runs: bool) -> str:
-        """Its hardware in a word; ``runs``: whether it is here."""
+        """The platform's hardware in a word; ``runs``: whether this machine runs it."""
 
     @abstractmethod
     def target(self, platform: Platform) -> dict[str, Any]:
@@ -104,10 +104,10 @@ class Kind(ABC):
 
     @abstractmethod
     def pool_target(self, design_space: str, threads: int) -> dict[str, Any]:
-        """The target whose design space the candidates are of, which all platforms of the kind share."""
+        """The target for which the candidates' design space is generated, shared by all platforms of the kind."""
 
     def behind(self, platform: Platform) -> tuple[str, int, str] | None:
-        """Host and port of the tracker behind which its devices are, and their key; None: they are this machine's."""
+        """Host and port of its devices' tracker, and their key; None: the devices are this machine's."""
         return None
 
     @abstractmethod
@@ -115,10 +115,10 @@ class Kind(ABC):
         """The device to measure on.  Raises PlatformError where there is none."""
 
     def prepare(self) -> None:  # noqa: B027  (most kinds have nothing to do)
-        """What a process that builds its programs does once, with TVM loaded."""
+        """Prepare a process that builds its programs; called once, with TVM loaded."""
 
     def most_workers(self) -> int | None:
-        """How many processes may run its programs side by side; None: as many as there are CPUs to build on."""
+        """How many processes may run its programs in parallel; None: as many as there are CPUs to build on."""
         return None
 
     def why_untuned(self, name: str) -> str | None:
@@ -126,16 +126,16 @@ class Kind(ABC):
         return f"networks are tuned for this machine's CPU or GPU; {name} is {self.elsewhere}" if self.elsewhere else None
 
     def why_unfit(self, target: Mapping[str, Any]) -> str | None:
-        """Why this machine cannot run what was built for a target of this kind; None where nothing is known against it."""
+        """Why this machine cannot run what was built for a target of this kind; None if no reason is known."""
         return None
 
     def unsearched(self, module: Any, target: Any) -> Any:
-        """A module that nobody scheduled as one that TVM can build: as it is written down, which a CPU runs."""
+        """An unscheduled module in a form that TVM can build: by default unchanged, which a CPU can run."""
         return module
 
 
 class CpuKind(Kind):
-    """What platforms have in common whose programs LLVM compiles for a CPU: one pool of candidates serves all of them."""
+    """Base of the kinds whose programs LLVM compiles for a CPU: one pool of candidates serves all of them."""
 
     design_spaces = ("cpu",)
     code, device = "llvm", "cpu"

@@ -13,7 +13,7 @@ from tcl_core.platforms.kind import Ask, CpuKind, Found, Platform
 
 
 class Rpc(CpuKind):
-    """Programs are built here and sent to a device, which also says what it is."""
+    """Programs are built here and sent to a device, which also describes itself."""
 
     name = "rpc"
     keys = ("tracker", "key", "mcpu", "threads")
@@ -25,7 +25,7 @@ class Rpc(CpuKind):
         check_key(platform.key, f"{where}.key")
 
     def why_not(self, platform: Platform, design_space: str) -> str | None:
-        """Never: a device that is away today is no reason to go on without its platform, but an error."""
+        """Always None: a missing device is an error, not a reason to skip its platform."""
         return None
 
     def target(self, platform: Platform) -> dict[str, Any]:
@@ -41,15 +41,15 @@ class Rpc(CpuKind):
 
 
 def remote_target(mcpu: str, threads: int) -> dict[str, Any]:
-    """TVM's target dictionary of another machine, whose code is made here: Linux on the CPU's own machine type.
+    """TVM's target dictionary of another machine, for which code is generated here: Linux on the CPU's machine type.
 
-    Raises UsageError for a CPU name that is not known.
+    Raises UsageError for an unknown CPU name.
     """
     return {**target_of(mcpu, threads), "mtriple": f"{cpu_named(mcpu).machine}-linux-gnu"}
 
 
 def parse_address(text: str, where: str) -> tuple[str, int]:
-    """Host and port of ``host:port``.  Raises UsageError; ``where`` the text stands is named in it."""
+    """Host and port of ``host:port``.  Raises UsageError, which names ``where`` the text stands."""
     host, colon, port = text.rpartition(":")
     if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
         raise UsageError(f"{where} is '{shown(text)}'; it must be a host and a port, such as 127.0.0.1:9190")
@@ -57,6 +57,6 @@ def parse_address(text: str, where: str) -> tuple[str, int]:
 
 
 def check_key(key: str, where: str) -> None:
-    """Raise UsageError for a key of devices that a command line or a tracker's list could not show."""
+    """Raise UsageError for a device key that a command line or a tracker's list could not show."""
     if not re.fullmatch(r"[\w.:+-]{1,100}", key):
         raise UsageError(f"{where} is '{shown(key)}'; it must be a name of letters, digits and . _ : + -, such as pi4")

@@ -1,6 +1,7 @@
-"""Operators on booleans as PyTorch means them: counted as integers, added as "or"; TVM's code generation takes none of them as they come.
+"""Spell out operators on booleans as PyTorch means them: counted as integers, added as "or".
 
-Masks of attention do so: a cumulative sum of booleans numbers the documents of a packed batch, and equal numbers may attend.
+TVM's code generation rejects them as exported.  Attention masks use them: a cumulative sum of booleans numbers the documents of a packed
+batch, and tokens of equal number may attend to each other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ COMPARING = ("relax.equal", "relax.not_equal")
 
 
 def spell_out_booleans(module: Any) -> Any:
-    """The module with such operators in words that TVM builds; one without them is given back as it is."""
+    """The module with such operators rewritten to ones that TVM builds; unchanged if it has none."""
     tvm = load_tvm()
     relax = tvm.relax
 
@@ -39,7 +40,7 @@ def spell_out_booleans(module: Any) -> Any:
 
 
 def _spelling(call: Any) -> Callable[..., Any] | None:
-    """How to write a call anew, given Relax's operators and its arguments; None where it may stay."""
+    """A function of Relax's operators and the call's arguments that rewrites the call; None if it may stay."""
     name = getattr(call.op, "name", "")
     if name not in (*COUNTING, *COMPARING, "relax.add", "relax.multiply") or not all(_is_boolean(a) for a in call.args):
         return None
@@ -52,7 +53,7 @@ def _spelling(call: Any) -> Callable[..., Any] | None:
 
 
 def _counted(op: Any, name: str, data: Any, attributes: Any) -> Any:
-    """PyTorch's sums and products of booleans are of int64."""
+    """The sum or product in int64, as PyTorch computes it for booleans."""
     numbers = op.astype(data, "int64")
     if name in ("relax.cumsum", "relax.cumprod"):
         return getattr(op, name.removeprefix("relax."))(numbers, attributes.axis, "int64", bool(attributes.exclusive))

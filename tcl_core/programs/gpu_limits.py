@@ -1,8 +1,7 @@
-"""Which programs of a GPU's sketch a GPU can launch, told from their decisions alone.
+"""Which programs of a GPU's sketch a GPU can launch, from their decisions alone.
 
-Of decision vectors of a convolution drawn at random some four in five ask for too few threads in a block or too many, and of the others
-three quarters or more for more memory than a block's threads share; a replay that shows it takes some hundredths of a second, up to two
-tenths.
+Of a convolution's randomly drawn decision vectors, some four in five ask for too few or too many threads per block, and three quarters
+or more of the others exceed a block's shared memory.  Finding that out by a replay takes some hundredths of a second, up to 0.2 s.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ SHARED, STAGES = "shared", "software_pipeline_stage"
 SHARED_BYTES = POOL_LIMITS["max_shared_memory_per_block"]
 
 Columns = tuple[int | None, ...]
-"""Of the decision vector, whose product is a loop's extent; None stands for an extent that no decision tells."""
+"""Columns of the decision vector whose product is a loop's extent; None stands for a factor that no decision gives."""
 
 
 def launching(sketches: Sequence[Sketch], workload: Workload) -> Fits:
-    """Programs of a task's sketches whose blocks have a number of threads that is allowed, and fit the memory that these share."""
+    """Test for programs of a task's sketches: blocks with an allowed number of threads that fit in shared memory."""
     limits = {sketch.index: read_limits(sketch, workload) for sketch in sketches}
     return lambda sketch, decisions: limits[sketch.index].allow(decisions)
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A tile of a buffer that the threads of a block copy to the memory that they share, for one computation.
+    """A tile of a buffer that the threads of a block copy to shared memory for one computation.
 
-    nest     of loops in which that is: each is a kernel of its own
-    access   of the computation to the buffer
-    columns  of each axis of the computation: how far it goes while the copy serves it
+    nest     number of the loop nest that makes it; each nest is a kernel
+    access   the computation's access to the buffer
+    columns  for each axis of the computation, the columns of its extent while the copy serves it
     """
 
     nest: int
@@ -47,18 +46,18 @@ class Copy:
     columns: tuple[Columns, ...]
 
     def size(self, decisions: np.ndarray) -> np.ndarray:
-        """(N,) bytes, of (N, width) decisions."""
+        """(N,) bytes for (N, width) decisions."""
         return self.access.footprint_bytes(np.stack([_extent(columns, decisions) for columns in self.columns], axis=-1))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sketch's programs must keep to.
+    """Launch limits of one sketch's programs.
 
     threads      columns of each loop that is bound to the threads of a block
-    least, most  threads of a block
-    copies       what is copied to shared memory
-    versions     nest -> copies of each tile that a pipeline of so many stages keeps at once
+    least, most  threads per block
+    copies       tiles that are copied to shared memory
+    versions     nest -> copies of each tile that its software pipeline keeps at once, one per stage
     """
 
     threads: tuple[Columns, ...]
@@ -68,7 +67,7 @@ class Limits:
     versions: Mapping[int, int]
 
     def allow(self, decisions: np.ndarray) -> np.ndarray:
-        """(N,) truth values of (N, width) decisions."""
+        """(N,) whether each of (N, width) decision vectors keeps to the limits."""
         fits = np.ones(len(decisions), dtype=bool)
         for columns in self.threads:
             if None not in columns:
@@ -77,7 +76,7 @@ class Limits:
         return fits & np.all([shared <= SHARED_BYTES for shared in self.shared_bytes(decisions).values()], axis=0)
 
     def shared_bytes(self, decisions: np.ndarray) -> dict[int, np.ndarray]:
-        """Nest -> (N,) bytes of shared memory, of (N, width) decisions."""
+        """Nest -> (N,) bytes of shared memory for (N, width) decisions."""
         found: dict[int, np.ndarray] = {}
         for copy in self.copies:
             found[copy.nest] = found.get(copy.nest, 0) + self.versions.get(copy.nest, 1) * copy.size(decisions)
@@ -85,13 +84,13 @@ class Limits:
 
 
 def _extent(columns: Columns, decisions: np.ndarray) -> np.ndarray:
-    """(N,) products; what no decision tells counts as 1."""
+    """(N,) products of the columns; a factor that no decision gives counts as 1."""
     known = [column for column in columns if column is not None]
     return decisions[:, known].astype(np.int64).prod(axis=1)
 
 
 def read_limits(sketch: Sketch, workload: Workload) -> Limits:
-    """Those of a sketch of the task of that workload."""
+    """The limits of a sketch of the task with this workload."""
     loops = _read_loops(sketch)
     bounds: dict[str, float] = {}
     versions: dict[int, int] = {}
@@ -100,7 +99,7 @@ def read_limits(sketch: Sketch, workload: Workload) -> Limits:
             key, (place, value) = str(instruction.attrs[0]), instruction.inputs
             if key == STAGES and (nest := loops.nest_of(place)) is not None:
                 versions[nest] = 1 + max(int(stage) for stage in value)
-            elif isinstance(number := getattr(value, "value", value), int):  # of a trace that was text: a plain number
+            elif isinstance(number := getattr(value, "value", value), int):  # a plain number in a trace read from text
                 bounds[key] = number
     return Limits(loops.threads, bounds.get(LEAST, 1), bounds.get(MOST, np.inf), tuple(_read_copies(sketch, workload, loops)), versions)
 
@@ -110,10 +109,10 @@ class _Loops:
     """The loops that a sketch makes.
 
     extent   loop -> its columns
-    axis     loop -> number of its computation's axis that it is a part of
-    fused    loop -> those that it was made of
+    axis     loop -> number of the computation's axis that it is part of
+    fused    loop -> loops that it was fused from
     nests    the loops of each nest, outermost first
-    bound    loop -> what it is bound to
+    bound    loop -> thread or block index that it is bound to
     """
 
     extent: Mapping[Any, Columns]
@@ -134,7 +133,7 @@ class _Loops:
         return next((number for number, nest in enumerate(self.nests) if self.parts(loop)[0] in nest), None)
 
     def serving(self, nest: int, loop: Any) -> list[Any]:
-        """Loops of a nest for all of whose steps a copy serves that is made in ``loop``: those inside, and the threads of a block."""
+        """Loops of a nest that one copy made in ``loop`` serves in full: those inside it, and those bound to a block's threads."""
         order = self.nests[nest]
         in_block = {part for each, to in self.bound.items() if not to.startswith(BLOCKS) for part in self.parts(each)}
         return [*(each for each in order if each in in_block), *order[order.index(loop) + 1 :]]
@@ -142,7 +141,7 @@ class _Loops:
 
 def _read_loops(sketch: Sketch) -> _Loops:
     tiles = {slot.instruction: range(slot.offset, slot.offset + slot.width) for slot in sketch.slots if slot.kind == "tile"}
-    column: dict[Any, int] = {}  # factor ->
+    column: dict[Any, int] = {}  # factor -> its column
     extent: dict[Any, Columns] = {}
     axis: dict[Any, int] = {}
     fused: dict[Any, Sequence[Any]] = {}

@@ -1,6 +1,6 @@
-"""A network's graph before its tasks are cut from it: what is folded away, how data lies, which weights may move.
+"""Prepare a network's graph before tasks are extracted: folding, data layouts, weights that may be packed.
 
-All that decides which tasks a network has, in one place; measuring and tuning both go through ``fuse``.
+Everything that decides which tasks a network has is here; measuring and tuning both go through ``fuse``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tcl_core.programs.booleans import spell_out_booleans
 from tcl_core.programs.rewriting import relax_and_patterns, rewritten
 from tcl_core.programs.simplify import simplify
 
-WEIGHTS = {"NHWC": "HWIO"}  # how weights lie where data lies so
+WEIGHTS = {"NHWC": "HWIO"}  # layout of the data -> layout of the weights
 
-# TVM has these in one layout only, and would not build what it had turned into another.
+# TVM implements these in one layout only: it converts them to another, but cannot build the result.
 AS_THEY_ARE = {"relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
-FREE = "layout_free_buffers"  # TVM's attribute of a function: the numbers of the arguments that may be packed
+FREE = "layout_free_buffers"  # TVM's function attribute: numbers of the arguments that may be packed
 COMMUTATIVE = ("relax.add", "relax.multiply")
 ELEMENTWISE = (*COMMUTATIVE, "relax.subtract", "relax.divide")
 
-# as the network's author wrote it, and as params.yaml comes
+# The graph as the network's author wrote it, and as prepared by default (params.yaml).
 AS_GIVEN = Graph(simplify=False, layout="NCHW", fold=False, pack=False, vector_math=False, round_up=False, winograd=False)
 PREPARED = Graph(simplify=True, layout="NHWC", fold=True, pack=True, vector_math=True, round_up=True, winograd=True)
 
@@ -64,7 +64,7 @@ def fuse(module: Any, target: Any, graph: Graph) -> Any:
 
 @contextmanager
 def fixed_shapes(module: Any, network: str) -> Iterator[None]:
-    """Raise UsageError for what fails within since a shape in the Relax module depends on data; TVM and passes raise unrelated types."""
+    """Raise UsageError if the block fails and a shape in the Relax module depends on data; TVM and passes raise unrelated types."""
     try:
         yield
     except Exception as error:
@@ -76,7 +76,7 @@ def fixed_shapes(module: Any, network: str) -> Iterator[None]:
 
 
 def _of_no_fixed_shape(module: Any) -> str | None:
-    """The name of a tensor whose extents are not all numbers."""
+    """The name of a tensor whose extents are not all numbers, or None."""
     relax = load_tvm().relax
     for function in module.functions.values():
         blocks = function.body.blocks if isinstance(function, relax.Function) else ()
@@ -89,13 +89,13 @@ def _of_no_fixed_shape(module: Any) -> str | None:
 
 
 def _legalizations(graph: Graph) -> dict[str, Callable[[Any, Any], Any]]:
-    """Operators that become something else than TVM's own ``LegalizeOps`` would make of them."""
+    """Operator -> its legalization, for operators that ``graph`` legalizes otherwise than TVM's ``LegalizeOps``."""
     chosen = {vector_math: graph.vector_math, rounding: graph.round_up, winograd: graph.winograd}
     return {name: function for way, wanted in chosen.items() if wanted for name, function in way.legalizations().items()}
 
 
 def apply_database(fused: Any, target: Any, database: Any) -> Any:
-    """A fused module with the programs that a MetaSchedule database has for its tasks, and its weights as they want them."""
+    """A fused module with a MetaSchedule database's programs for its tasks, and its weights packed as these read them."""
     transform = load_tvm().relax.transform
     with target, database:
         applied = transform.MetaScheduleApplyDatabase()(fused)
@@ -105,9 +105,9 @@ def apply_database(fused: Any, target: Any, database: Any) -> Any:
 
 
 def only_matrices(module: Any) -> Any:
-    """Of a task's weights only those with two extents or more may be packed.
+    """Let only those weights of a task be packed that have two or more extents above 1.
 
-    The order of a row of biases or scales gains nothing, and RewriteLayout fails on some, such as a group norm's.
+    Reordering a row of biases or scales gains nothing, and RewriteLayout fails on some, such as a group norm's.
     """
     tvm = load_tvm()
     for var, function in list(module.functions.items()):
@@ -119,9 +119,9 @@ def only_matrices(module: Any) -> Any:
 
 
 def fold_padding(module: Any) -> Any:
-    """Zero padding before a convolution becomes the convolution's own.
+    """Fold zero padding before a convolution into the convolution.
 
-    Networks that pad by hand otherwise move all data once more, and no layout passes through ``pad``.
+    Networks that pad explicitly would otherwise move all data once more, and ConvertLayout does not pass through ``pad``.
     """
     relax, dpl = relax_and_patterns()
     pad = dpl.is_op("relax.nn.pad")(dpl.wildcard())
@@ -141,12 +141,12 @@ def fold_padding(module: Any) -> Any:
 
 
 def bound_integers(module: Any) -> Any:
-    """Bounds of integers as minimum and maximum: of one that is none TVM's importer makes infinity, which no integer is."""
+    """Rewrite ``clip`` of integers as minimum and maximum: TVM's importer makes a missing bound infinite, which no integer is."""
     return _bounded(module, integers=True)
 
 
 def _bounded(module: Any, integers: bool = False) -> Any:
-    """``clip`` as minimum and maximum, without what bounds nothing; ``integers``: of these alone."""
+    """Rewrite ``clip`` as minimum and maximum, without bounds that bound nothing; with ``integers``, for integers alone."""
     relax, dpl = relax_and_patterns()
 
     def bounded(call: Any, _: Any) -> Any:
@@ -155,7 +155,7 @@ def _bounded(module: Any, integers: bool = False) -> Any:
         if integers and "int" not in str(dtype):
             return call
         low, high = (float(getattr(bound, "value", bound)) for bound in (low, high))
-        widest = 2.0**63 if "int" in str(dtype) else math.inf  # as a float the largest 64-bit integer is one more, which none is
+        widest = 2.0**63 if "int" in str(dtype) else math.inf  # as a float, the largest int64 rounds up to 2^63, which none reaches
         if low > -widest:
             data = relax.op.maximum(data, relax.const(low, dtype))
         return relax.op.minimum(data, relax.const(high, dtype)) if high < widest else data
@@ -164,9 +164,9 @@ def _bounded(module: Any, integers: bool = False) -> Any:
 
 
 def ready_for_layout(module: Any) -> Any:
-    """What no layout passes through, in words through which it does: bounds as minimum and maximum, constants of full rank.
+    """Rewrite what ConvertLayout cannot pass through: ``clip`` as minimum and maximum, constants with full rank.
 
-    And axes of ``squeeze`` counted from the front: from the back, ConvertLayout reads beside them (std::bad_alloc).
+    Axes of ``squeeze`` are counted from the front: ConvertLayout reads out of bounds for negative ones (std::bad_alloc).
     """
     relax, dpl = relax_and_patterns()
 
@@ -182,7 +182,7 @@ def ready_for_layout(module: Any) -> Any:
 
 
 def _full_rank(call: Any, _: Any) -> Any:
-    """An elementwise operator whose constants have as many dimensions as its result, and stand behind what varies."""
+    """The elementwise operator with constants of its result's rank, as the second argument where it commutes."""
     tvm, rank = load_tvm(), call.ty.ndim
 
     def of_full_rank(given: Any) -> Any:
@@ -198,7 +198,7 @@ def _full_rank(call: Any, _: Any) -> Any:
 
 
 def merge_transposes(module: Any) -> Any:
-    """Transpositions move behind elementwise operators, meet there, and become one or none."""
+    """Move transpositions behind elementwise operators, where they meet and merge or cancel."""
     before = None
     while (now := structural_key(module)) != before:
         module, before = _cancelled(_behind_elementwise(module)), now
@@ -206,7 +206,7 @@ def merge_transposes(module: Any) -> Any:
 
 
 def _behind_elementwise(module: Any) -> Any:
-    """``op(transpose(a), transpose(b))`` becomes ``transpose(op(a, b))`` where both transpose alike."""
+    """Rewrite ``op(transpose(a), transpose(b))`` as ``transpose(op(a, b))`` where both transpose alike and a and b have one shape."""
     relax, dpl = relax_and_patterns()
 
     for name in ELEMENTWISE:
@@ -224,7 +224,7 @@ def _behind_elementwise(module: Any) -> Any:
 
 
 def _cancelled(module: Any) -> Any:
-    """A transposition of a transposition is one; one that changes nothing is none."""
+    """Merge a transposition of a transposition into one; drop one that changes nothing."""
     relax, dpl = relax_and_patterns()
     inner = dpl.is_op("relax.permute_dims")(dpl.wildcard())
 

@@ -1,12 +1,12 @@
-"""Network files from elsewhere: a process of few rights reads them, and answers with data.
+"""Read network files from elsewhere: a process of few rights reads them and answers with plain data.
 
 The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.programs.network_files FD MEMORY_BYTES FILE NAME THREADS``; the
 answer, in the file FD, is an ``.npz`` of plain arrays:
 
-    facts     JSON as bytes: {"kind", "refused"} where it is refused; else {"inputs": n, "outputs": n}
+    facts     JSON as bytes: {"kind", "refused"} if the file is refused, else {"inputs": n, "outputs": n}
     module    the Relax module with its weights as constants, TVM's JSON as bytes
-    input_N   example inputs: a .pt2 file's own; for an .onnx file drawn ones (``random_inputs``)
-    output_0, ...  what PyTorch makes of these inputs, where THREADS is not 0 and the file is PyTorch's
+    input_N   example inputs: a .pt2 file's own, or random ones for an .onnx file (``random_inputs``)
+    output_0, ...  PyTorch's outputs for these inputs, if THREADS is not 0 and the file is a .pt2
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ READER_BYTES = 16 << 30  # of memory, beside what its file needs
 
 @dataclass(frozen=True)
 class Imported:
-    """A network and what it needs to be compared: ``outputs`` only where PyTorch has run it."""
+    """A Relax module, the inputs to compare it on, and PyTorch's ``outputs`` if PyTorch has run it."""
 
     module: Any
     inputs: list[np.ndarray]
     outputs: list[np.ndarray] | None = None
 
 
-# --- outside: who asks ---
+# --- in the caller's process ---
 
 
 def read_network_file(name: str, threads: int = 0) -> Imported:
-    """The network in a ``.pt2`` or ``.onnx`` file; with ``threads`` PyTorch runs it too, on so many.
+    """Read the network in a ``.pt2`` or ``.onnx`` file; if ``threads`` is not 0, PyTorch runs a ``.pt2`` on that many threads.
 
-    Raises UsageError: a missing or damaged file, one that holds code, dynamic shapes, operators that TVM lacks.
+    Raises UsageError for a missing or damaged file, one that holds code, dynamic shapes, operators that TVM lacks, numbers
+    other than float32, and where reading takes too long or too much memory.
     """
     path = existing(name)
     with (
@@ -76,14 +77,14 @@ def read_network_file(name: str, threads: int = 0) -> Imported:
 
 
 def memory_and_rights(path: Path, scratch: str) -> tuple[int, Rights]:
-    """What a process that reads a network file may have: bytes of memory, and ``scratch`` to write to."""
-    folder = [str(path.parent)] if path.suffix == ".onnx" else []  # weights may lie beside it
+    """Bytes of memory and rights of a process that reads a network file: it may read that file and write to ``scratch``."""
+    folder = [str(path.parent)] if path.suffix == ".onnx" else []  # its weights may be in files beside it
     size = path.stat().st_size
     return READER_BYTES + 16 * size, Rights(scratch, (os.path.realpath(path), *folder), file_bytes=READER_BYTES + 4 * size)
 
 
 def existing(name: str) -> Path:
-    """An absolute path, for the reader works in another folder."""
+    """The absolute path of a network file, since the reader works in another folder.  Raises UsageError if it is no file."""
     path = Path(name)
     with reading(path):
         there = os.path.lexists(path) and path.is_file()
@@ -97,7 +98,7 @@ def existing(name: str) -> Path:
 
 
 def _answered(answer: Any, otherwise: str) -> Imported:
-    """What the reader said, which whoever made the file may have written: data, and text to be shown with care."""
+    """The reader's answer.  The file's author may control it: it is read as plain data, and its text is escaped."""
     try:
         with np.load(answer, allow_pickle=False) as said:
             facts = json.loads(said["facts"].tobytes())
@@ -120,7 +121,7 @@ def _last_words(log: Any) -> str:
     return shown(lines[-1]) if lines else "no word"
 
 
-# --- inside: who answers ---
+# --- in the reader's process ---
 
 
 def main() -> None:
@@ -137,7 +138,7 @@ def main() -> None:
 
 
 def limit_memory(wanted: int) -> int:
-    """Give this process so many bytes of address space at most, and no more than it may have already; the limit."""
+    """Limit this process's address space to ``wanted`` bytes, or to its hard limit if that is lower; return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -166,7 +167,7 @@ def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
         inputs, module = [tensor.detach().numpy().copy() for tensor in tensors], relax_from_exported(program, name)
     check_declared(module, name)
     text = load_tvm().ir.save_json(module).encode()
-    if run is not None:  # last, for a network may write to its inputs and its buffers
+    if run is not None:  # last, since a network may write to its inputs and buffers
         outputs = run_pytorch(run, tensors, threads)
     said = {"module": np.frombuffer(text, np.uint8)} | {f"input_{n}": array for n, array in enumerate(inputs)}
     said |= {f"output_{n}": array for n, array in enumerate(outputs)}
@@ -174,13 +175,13 @@ def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
 
 
 def _check_float32(name: str, kinds: set[str]) -> None:
-    """Raise UsageError for weights or inputs of another precision, on which TVM's importers end with words of their own."""
+    """Raise UsageError for weights or inputs of another precision, on which TVM's importers fail with messages of their own."""
     if others := sorted(kinds - {"float32"}):
         raise UsageError(f"{shown(name)} has weights or inputs of {others[0]}, and float32 is what is tuned; export it from net.float()")
 
 
 def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) -> list[np.ndarray]:
-    """All outputs, as ``tensors_of`` has them."""
+    """Run a PyTorch network on ``threads`` threads; return all its outputs, as ``tensors_of`` does."""
     import torch
 
     before = torch.get_num_threads()
@@ -193,7 +194,7 @@ def run_pytorch(run: Callable[..., Any], inputs: tuple[Any, ...], threads: int) 
 
 
 def tensors_of(outputs: Any) -> list[np.ndarray]:
-    """The tensors of what a PyTorch network returns, lists, tuples and dictionaries one after the other: in that order TVM's returns them."""
+    """The tensors that a PyTorch network returns, lists, tuples and dictionaries flattened: TVM's module returns them in this order."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -213,8 +214,8 @@ def relax_from_exported(program: Any, name: str) -> Any:
 
 
 def count_from_the_front(program: Any) -> None:
-    """Let a program select by indices of 0 and above: TVM takes those that count from the end, as in ``x[:, -1]`` and ``x[:, [0, -1]]``,
-    for addresses.
+    """Rewrite a program's indices that count from the end, as in ``x[:, -1]`` and ``x[:, [0, -1]]``, to count from the front: TVM
+    takes negative ones for addresses.
     """
     import torch
 
@@ -232,7 +233,7 @@ def count_from_the_front(program: Any) -> None:
 
 
 def _from_the_front(graph: Any, index: Any, extent: int) -> Any:
-    """A tensor of indices, or None for all, of which those below 0 count from the end; a mask as it is."""
+    """A tensor of indices modulo ``extent``, so that all count from the front; None (all) and masks are returned as they are."""
     import torch
 
     if index is None or index.meta["val"].dtype in (torch.bool, torch.uint8):
@@ -243,7 +244,7 @@ def _from_the_front(graph: Any, index: Any, extent: int) -> Any:
 
 
 def relax_from_onnx(model: Any, name: str) -> Any:
-    """As ``relax_from_exported``."""
+    """As ``relax_from_exported``, for an ONNX model."""
     load_tvm()
     from tvm.relax.frontend.onnx import from_onnx
 
@@ -260,7 +261,7 @@ def _convert(name: str, convert: Callable[..., Any], model: Any, **options: Any)
 
 
 def check_declared(module: Any, name: str) -> None:
-    """Raise UsageError for a tensor that TVM's passes could not hold: some compute what is constant."""
+    """Raise UsageError for a tensor above LARGEST_BYTES, which TVM's passes might allocate: some compute what is constant."""
     relax = load_tvm().relax
     for function in module.functions.values():
         if not isinstance(function, relax.Function):
@@ -272,7 +273,7 @@ def check_declared(module: Any, name: str) -> None:
 
 
 def _shape_and_bits(type_: Any) -> tuple[list[int], int]:
-    """([], 0) for what is no tensor of fixed shape."""
+    """Shape and bits per element of a tensor type; ([], 0) for anything but a tensor of fixed shape."""
     shape = getattr(getattr(type_, "shape", None), "values", None)
     if shape is None or not all(hasattr(dim, "value") or isinstance(dim, int) for dim in shape):
         return [], 0
@@ -292,7 +293,7 @@ def _check_bytes(network: str, tensor: str, shape: list[int], bits: int) -> None
 
 
 def load_onnx(path: Path, name: str) -> Any:
-    """The checked ``onnx.ModelProto`` of a file.  Raises UsageError: damaged, dynamic shapes, tensors too large."""
+    """The checked ``onnx.ModelProto`` of a file.  Raises UsageError if it is damaged, or has dynamic shapes or too large tensors."""
     import onnx
 
     try:
@@ -311,7 +312,7 @@ def load_onnx(path: Path, name: str) -> Any:
 
 
 def _declared(model: Any) -> Iterator[tuple[str, list[int], int]]:
-    """(name, shape, ONNX's number of the type) of every tensor whose size the file itself says."""
+    """(name, shape, ONNX's number of the type) of every tensor whose size the file itself states."""
     from onnx import TensorProto, numpy_helper
 
     graph = model.graph
@@ -339,7 +340,7 @@ def onnx_inputs(model: Any) -> list[Any]:
 
 
 def onnx_floats(model: Any) -> set[str]:
-    """Kinds of floating-point numbers of an ONNX model's inputs and of its weights; a lone constant is none."""
+    """Floating-point dtypes of an ONNX model's inputs and weights; a single constant does not count as a weight."""
     from onnx import helper
 
     kinds = [given.type.tensor_type.elem_type for given in onnx_inputs(model)]
@@ -349,7 +350,7 @@ def onnx_floats(model: Any) -> set[str]:
 
 
 def random_inputs(model: Any) -> list[np.ndarray]:
-    """For each input of an ONNX model, seeded: numbers from 0 to 1; of integers 0 and 1, which most are good for; of masks all that there is."""
+    """Seeded inputs for an ONNX model: floats from 0 to 1, integers 0 or 1, which most networks accept, and integer masks all 1."""
     import onnx
 
     rng, found = np.random.default_rng(0), []

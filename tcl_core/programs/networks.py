@@ -31,7 +31,7 @@ def load_relax(network: str) -> Any:
 
 
 def import_network(network: str, threads: int = 0) -> Imported:
-    """The network, and with ``threads`` what PyTorch computes on so many; raises as ``load_relax``."""
+    """The network; if ``threads`` is not 0, with what PyTorch computes on that many threads.  Raises as ``load_relax``."""
     if network.endswith(FILES):
         return read_network_file(network, threads)
     program, inputs = load_exported(network)
@@ -40,7 +40,7 @@ def import_network(network: str, threads: int = 0) -> Imported:
 
 
 def example_inputs(network: str) -> list[np.ndarray]:
-    """What the network is compared on; raises as ``load_relax``."""
+    """The inputs that the network is compared on.  Raises as ``load_relax``."""
     if network.endswith(FILES):
         return read_network_file(network).inputs
     check_name(network)
@@ -62,7 +62,7 @@ def check_name(network: str) -> None:
 
 
 def check_there(network: str) -> None:
-    """Raise UsageError for a name or a file that there is not: before anything long begins."""
+    """Raise UsageError for an unknown name or a missing file, before anything long begins."""
     existing(network) if network.endswith(FILES) else check_name(network)
 
 
@@ -86,8 +86,8 @@ def build_torch(network: str) -> tuple[Any, tuple[Any, ...]]:
     transformers.logging.set_verbosity_error()
     config = getattr(transformers, entry.config)(**entry.sizes)
     config.use_cache = False
-    with torch.random.fork_rng(devices=[]):  # what a caller draws is his own affair
-        torch.default_generator.manual_seed(0)  # his GPUs' too
+    with torch.random.fork_rng(devices=[]):  # keep the caller's random state
+        torch.default_generator.manual_seed(0)  # unlike torch.manual_seed, leaves GPUs' generators alone
         model = getattr(transformers, entry.model)(config).eval()
         first_output = _first_output(model).eval()
         if entry.shape == TEXT:

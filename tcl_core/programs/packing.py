@@ -1,7 +1,7 @@
-"""Weights in the order in which a program reads them.
+"""Reorder weights as a program reads them.
 
-MetaSchedule's post-processor RewriteLayout puts blocks that reorder weights in front of a program; whoever builds it takes
-them out (``RemoveWeightLayoutRewriteBlock``) and hands over weights that are in order already.
+MetaSchedule's post-processor RewriteLayout puts blocks that reorder weights in front of a program; the builder removes them
+(``RemoveWeightLayoutRewriteBlock``), so the program must be given weights that are already reordered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPERATIONS = {
 
 
 def packed(module: Any, arguments: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-    """Those arguments of a scheduled module's main function that it wants in another order, by number, in that order."""
+    """Number -> reordered array, for the arguments that a scheduled module's main function reads in another order."""
     schedule = load_tvm().s_tir.Schedule(module, error_render_level="none")
     blocks = [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
     return {
@@ -39,7 +39,7 @@ def packed(module: Any, arguments: Sequence[np.ndarray]) -> dict[int, np.ndarray
 
 
 def _reordered(block: Any, array: np.ndarray) -> np.ndarray:
-    """What a block that stores each element of its input elsewhere makes of the array."""
+    """The array as reordered by a block that stores each element of its input elsewhere."""
     shape = [int(extent) for extent in block.writes[0].source.shape]
     grid = np.ogrid[tuple(slice(extent) for extent in array.shape)]
     at = {iter_var.var: axis for iter_var, axis in zip(block.iter_vars, grid, strict=True)}

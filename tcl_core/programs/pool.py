@@ -28,12 +28,12 @@ from tcl_core.programs.workload import read_workload
 
 # Share of a network's cost below which a task can wait.
 SMALL = 0.01
-# Draws per wanted program before a design space counts as exhausted; of a GPU's small ones few vectors can be launched.
+# Draws per wanted program before a design space counts as exhausted; in a GPU's small ones few vectors can be launched.
 DRAWS = {"llvm": 8, "cuda": 40}
-# Bytes of a vector: for each width in turn the pool leans to programs that add up in registers, since it serves every CPU.
+# Vector widths in bytes: each leaning draw, of programs that accumulate in registers, picks one, since the pool serves every CPU.
 WIDTHS = 16, 32, 64
-REDRAWN = 64  # vectors among which one that adds up in registers is looked for; of 100 on AVX-512 three to five do
-LAUNCHED = 512  # vectors among which one that a GPU can launch is looked for; of 100 some five do, in places one
+REDRAWN = 64  # vectors searched for one that accumulates in registers; three to five of 100 do on AVX-512
+LAUNCHED = 512  # vectors searched for one that a GPU can launch; it can launch some five of 100, for some sketches one
 
 
 Job = TypeVar("Job")
@@ -56,7 +56,7 @@ class Program:
 
 
 def rank_tasks(networks: Mapping[str, Iterable[tuple[Task, int]]], without: Iterable[str] = ()) -> list[Task]:
-    """Distinct tasks in the order in which they deserve a place in the pool, taken in turn from each network.
+    """Distinct tasks in order of priority for the pool, taken from each network in turn.
 
     ``without`` are keys of tasks to leave out, such as those that a held-out network also has.
     """
@@ -84,9 +84,9 @@ def _by_turns(tasks: Sequence[tuple[Task, int]]) -> list[Task]:
 
 @cache
 def cost(task: Task) -> float:
-    """How long a task may take, in operations: its own, and ten for each byte of its arguments.
+    """Estimated cost of a task in operations: its own, plus ten for each byte of its arguments.
 
-    By operations alone depthwise convolutions and reductions would look cheap, which wait for memory.
+    By operations alone, depthwise convolutions and reductions, which wait for memory, would look cheap.
     """
     sizes = (math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in argument_types(task.module()))
     return task.flops + 10.0 * sum(sizes)
@@ -106,10 +106,14 @@ def sample_programs(
 ) -> list[Program]:
     """Up to ``count`` distinct valid programs, drawn uniformly over sketches; fewer from a small design space.
 
-    The draw depends on the seed and the task alone, not on which other tasks are in the pool.  Another ``stream`` than the
-    pool's, of positive numbers, is another draw of the same seed; ``known`` are (sketch, decisions) to leave out.  So large a
-    share as ``lean`` is drawn, of a CPU's sketches, among those that add up in registers (``registers``); of a GPU's, all among those
-    that it can launch (``gpu_limits``).  Of a CPU's that take long to build (``unrolling``) the share ``costly`` stays.  Without ``tried`` programs are taken to be valid (``DesignSpace.replayed``).
+    The draw depends on the seed and the task alone, not on which other tasks are in the pool.  A GPU's programs are all drawn among
+    those that it can launch (``gpu_limits``).
+
+    stream  positive numbers; any but the pool's, which is empty, gives another draw for the same seed
+    known   (sketch, decisions) to leave out
+    lean    for CPUs, the share drawn among programs that accumulate in registers (``registers``)
+    costly  for CPUs, the share that stays of programs that take long to build (``unrolling``)
+    tried   whether post-processors try each program; otherwise all are taken to be valid (``DesignSpace.replayed``)
     """
     rng = np.random.default_rng([seed, zlib.crc32(task.key.encode()), *stream])
     on_cpu = space.target.kind.name == "llvm"
@@ -150,7 +154,7 @@ def sample_programs(
 
 
 def _of_kind(kind: Fits, sketch: Sketch, rng: np.random.Generator) -> np.ndarray:
-    """A (width,) vector of the kind; where none is found, any."""
+    """Draw a (width,) vector of the kind; any vector if none is found."""
     drawn = sketch.sample(REDRAWN, rng)
     return drawn[kind(sketch, drawn).argmax()]
 
@@ -166,11 +170,11 @@ def build_pool(
     lean: float = 0.0,
     costly: float = 1.0,
 ) -> tuple[list[dict[str, Any]], list[Program]]:
-    """The sketches (rows of the sketches table) and ``count`` programs each of the first ``limit`` (0: all) tasks.
+    """The sketches (rows of the sketches table) and up to ``count`` programs each of the first ``limit`` (0: all) tasks.
 
     ``cores`` bounds the parallel loops of the sketches; ``design_space`` is cpu or one of ``gpu.DESIGN_SPACES``; ``lean`` and
-    ``costly`` as of ``sample_programs``.
-    A task whose design space is a single program needs no model and is passed over.
+    ``costly`` as for ``sample_programs``.
+    A task whose design space is a single program needs no model and is skipped.
     """
     rows: list[dict[str, Any]] = []
     programs: list[Program] = []
@@ -197,9 +201,9 @@ def build_pool(
 
 
 def in_turn(work: Callable[[Job], Found], jobs: Iterable[Job]) -> Iterator[tuple[Job, Found]]:
-    """Each job with what ``work`` makes of it, in their order, a few begun ahead: TVM, which draws replay in, lets threads run at once.
+    """Each job with ``work``'s result, in order, a few begun ahead in threads: TVM, which replays the draws, lets threads run in parallel.
 
-    Jobs come from this thread; of those that nobody takes any more a few were for nothing.
+    Jobs are generated in this thread.  If the caller stops early, a few results are wasted.
     """
     with ThreadPoolExecutor(threads()) as pool:
         begun: deque[tuple[Job, Future[Found]]] = deque()

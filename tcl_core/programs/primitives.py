@@ -32,7 +32,7 @@ Number = int | Hole
 class Loop:
     """A loop: which axis of which block it walks (None: fused or of a derived block), its extent, or its location.
 
-    part  which one of those of its split it is, the outermost 1; 0 for a loop that no split made
+    part  its place among the loops of its split, the outermost 1; 0 for a loop that no split made
     """
 
     block: str = ""
@@ -49,7 +49,7 @@ class Primitive:
     kind     TVM's instruction name, e.g. ``Split``
     block    name of the block it acts on, "" if it is a block made by an earlier primitive
     loops    the loops it takes
-    numbers  its integer arguments: the factors of a split (0 for what the others leave), the value of an annotation
+    numbers  its integer arguments: the factors of a split (0 for an inferred one), the value of an annotation
     key      annotation key, or ""
     """
 
@@ -100,7 +100,7 @@ class _Reader:
             self._get_loops(instruction)
 
     def _get_loops(self, instruction: Any) -> None:
-        """The loops of a block nobody has touched are its axes, one by one; of others we know nothing."""
+        """The loops of an untouched block are its axes, one by one; nothing is known of others."""
         name = self.blocks.get(instruction.inputs[0], "")
         block = self.workload.block(name)
         whole = block is not None and len(block.extents) == len(instruction.outputs)
@@ -111,7 +111,7 @@ class _Reader:
         inputs = [i for i in instruction.inputs if i is not None]
         blocks = [self.blocks[i] for i in inputs if i in self.blocks]
         loops = tuple(self.loops[i] for i in inputs if i in self.loops)
-        given = [0 if i is None else self._number(i) for i in (instruction.inputs if kind == "Split" else inputs)]  # 0: what is left
+        given = [0 if i is None else self._number(i) for i in (instruction.inputs if kind == "Split" else inputs)]  # 0: inferred
         numbers = tuple(n for n in given if n is not None)
         if kind == "Annotate" and not numbers:
             numbers = tuple(most for value in inputs if (most := _largest(value)) is not None)
@@ -137,7 +137,7 @@ class _Reader:
 
 
 def _largest(value: Any) -> int | None:
-    """Of an annotation's array of numbers, as the stages of a software pipeline, the largest; None of any other value."""
+    """The largest of an annotation's array of integers, such as a software pipeline's stages; None for any other value."""
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         return None
     found = [getattr(each, "value", each) for each in value]
@@ -169,7 +169,7 @@ def _read(trace: Any, workload: Workload, sampled: Mapping[int, tuple[Number, ..
     reader, found = _Reader(workload, sampled), []
     for position, instruction in enumerate(trace.insts):
         if instruction.kind.name == "EnterPostproc":
-            break  # what follows is worked out from the annotations, not chosen
+            break  # what follows is derived from the annotations, not chosen
         primitive = reader.step(position, instruction)
         if primitive is not None:
             found.append(replace(primitive, numbers=(parallel[position],)) if position in parallel else primitive)

@@ -1,8 +1,8 @@
-"""``.pt2`` archives as data: whatever would make ``torch.export.load`` run code is refused before it is loaded.
+"""Load ``.pt2`` archives as data: whatever would make ``torch.export.load`` run code is refused before it is loaded.
 
 A pickle, a script object, a compiled library, a symbolic expression (SymPy evaluates its text), a guard and an operator's
-name (any function that can be reached from ``torch``) all are code in other words.  The check reads the archive by
-PyTorch's own reader; what would unpickle or evaluate is taken out of this process as well.  Use it in a confined one only.
+name (any function reachable from ``torch``) can all run code.  The check reads the archive with PyTorch's own reader; the
+functions that unpickle or evaluate are also disabled in this process.  Use it in a confined process only.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Refused(Exception):
 
 
 def load_pt2(file: BinaryIO, path: str) -> tuple[Any, tuple[Any, ...]]:
-    """A ``torch.export`` program and its example inputs; ``path`` is what to call it.
+    """A ``torch.export`` program and its example inputs; ``path`` names it in errors.
 
-    Raises UsageError for a damaged archive, for one that holds code, and for dynamic shapes.
+    Raises UsageError for a damaged archive, one that holds code, dynamic shapes, and missing positional example inputs.
     """
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
@@ -64,7 +64,7 @@ def last_line(error: BaseException) -> str:
 
 
 def _check_sizes(file: BinaryIO) -> None:
-    """``torch.export.save`` compresses nothing: an archive that holds more than its own size is a bomb."""
+    """Refuse zip bombs and duplicate names: ``torch.export.save`` compresses nothing, so no archive unpacks to more than its size."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
@@ -114,14 +114,14 @@ def _check_config(archive: Any, name: str, config: Any) -> None:
 
 
 def _check_declared(payload: Any) -> None:
-    """A tensor without bytes is filled with zeros, as many as it says; counted as four bytes each."""
+    """Refuse a tensor that declares too many elements, at four bytes each: one without bytes would be filled with zeros."""
     size = 4 * math.prod(int(dim["as_int"]) for dim in payload["tensor_meta"]["sizes"])
     if size > LARGEST_BYTES:
         raise Refused(f"its tensor {shown(payload['path_name'])} would have {size / 2**30:,.1f} GiB")
 
 
 def _check_pickle(name: str, content: bytes) -> None:
-    """Only what PyTorch's restricted unpickler takes: tensors in plain containers."""
+    """Refuse a pickle that PyTorch's restricted unpickler does not load: it takes tensors in plain containers."""
     import torch
 
     if content:
@@ -166,7 +166,7 @@ def _entries(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _disarm() -> None:
-    """For good: what a reader that understood the archive otherwise than the check would have called."""
+    """Disable for good the functions that would run code if PyTorch's loader read the archive differently from the check."""
     import torch
     from sympy.parsing import sympy_parser
     from torch.export.pt2_archive import _package

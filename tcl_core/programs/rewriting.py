@@ -17,14 +17,14 @@ def relax_and_patterns() -> tuple[Any, Any]:
 
 
 def as_always(name: str, builder: Any, call: Any) -> Any:
-    """What TVM's own ``LegalizeOps`` makes of an operator."""
+    """The call as TVM's own ``LegalizeOps`` legalizes it."""
     return load_tvm().ir.Op.get(name).get_attr("FLegalize")(builder, call)
 
 
 def rewritten(module: Any, pattern: Any, function: Callable[[Any, Any], Any]) -> Any:
-    """A copy of the module in which what the pattern matches is what ``function(call, matched)`` makes of it."""
+    """A copy of the module with each call that the pattern matches replaced by ``function(call, matched)``."""
     relax, dpl = relax_and_patterns()
-    # What a function returns may be another name of a call, by which the pattern finds it once more.
+    # ``function`` may return a variable bound to a call, through which the pattern then matches once more.
     of_call = lambda call, matched: function(call, matched) if isinstance(call, relax.Call) else call  # noqa: E731
     module = module.clone() if hasattr(module, "clone") else load_tvm().IRModule(module.functions, attrs=module.attrs)
     for name, found in list(module.functions.items()):

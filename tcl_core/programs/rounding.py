@@ -1,8 +1,8 @@
-"""Products of matrices whose extents leave a tiling no choice, computed on somewhat larger ones.
+"""Compute matrix products whose extents leave a tiling no choice on somewhat larger matrices.
 
-The factors of a tiling divide its extent.  The 197 tokens of a vision transformer, a prime number, can be cut into 1 or 197: no block
-of a few rows stays in registers, and no vector fits a row of as many columns.  Rounded up, both do, for a few products in a hundred more;
-what was added is zeros, and is cut off before what follows the product.
+The factors of a tiling divide its extent.  The 197 tokens of a vision transformer, a prime number, can only be split into 1 or 197: no
+block of a few rows stays in registers, and no vector fits a row of 197 columns.  Rounded up, both do, for a few per cent more
+multiplications; what is added is zeros, and is cut off before what follows the product.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from tcl_core.compat import load_tvm
 from tcl_core.programs.rewriting import as_always
 
-ROWS, COLUMNS = 8, 16  # multiples up to which rows and columns are rounded: rows in registers at a time, floats of the widest vectors
-FEW = 16  # rows or columns up to which an extent stays as it is
-MOST = 1.125  # times as many products as there were, at most
+ROWS, COLUMNS = 8, 16  # rows and columns are rounded up to multiples of these: rows in registers at a time, floats of the widest vectors
+FEW = 16  # an extent of at most this many rows or columns stays as it is
+MOST = 1.125  # rounding multiplies the work by at most this
 
 NAME = "relax.matmul"
 
 
 def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
-    """For TVM's ``LegalizeOps``: products of float32 with awkward extents are rounded up, others are what they always are."""
+    """For TVM's ``LegalizeOps``: float32 products with awkward extents are rounded up, others legalized as usual."""
     return {NAME: _matmul}
 
 
 def rounded(rows: int, columns: int) -> tuple[int, int]:
-    """To what the rows and columns of a product are rounded up."""
+    """The rows and columns that a product is rounded up to: both, rows or columns alone, or neither, within ``MOST``."""
     more_rows, more_columns = -(-rows // ROWS) * ROWS, -(-columns // COLUMNS) * COLUMNS
     rows_to = more_rows if rows > FEW and not any(rows % few == 0 for few in range(ROWS // 2, 2 * ROWS + 1)) else rows
     columns_to = more_columns if columns > FEW and columns % 4 else columns
@@ -61,7 +61,7 @@ def _fixed_shape(given: Any) -> list[int] | None:
 
 
 def _product(left: Any, right: Any, extents: Sequence[int], to: Sequence[int]) -> Any:
-    """The product on ``to`` rows and columns, of which the first ``extents`` are kept."""
+    """The product computed on ``to`` rows and columns, cut to the first ``extents``."""
     te = load_tvm().te
     length = int(left.shape[-1])
     left, right = _widened(left, -2, to[0]), _widened(right, -1, to[1])
@@ -77,7 +77,7 @@ def _product(left: Any, right: Any, extents: Sequence[int], to: Sequence[int]) -
 
 
 def _widened(tensor: Any, axis: int, extent: int) -> Any:
-    """The tensor with zeros behind what there is along the axis."""
+    """The tensor padded with zeros to ``extent`` at the end of the axis."""
     tvm, there = load_tvm(), int(tensor.shape[axis])
     if there == extent:
         return tensor
@@ -91,11 +91,11 @@ def _widened(tensor: Any, axis: int, extent: int) -> Any:
 
 
 def _broadcast(left: Any, right: Any) -> list[int]:
-    """Leading extents of a product, as numpy has them."""
+    """Leading extents of a product, broadcast as numpy does."""
     return list(np.broadcast_shapes(*(tuple(int(extent) for extent in shape) for shape in (left, right))))
 
 
 def _of(tensor: Any, outer: list[Any]) -> list[Any]:
-    """Where a tensor's leading axes are read for a place of the product's."""
+    """A tensor's leading indices for the product's leading indices ``outer``; 0 along broadcast axes."""
     extents = [int(extent) for extent in tensor.shape[:-2]]
     return [0 if extent == 1 else at for extent, at in zip(extents, outer[len(outer) - len(extents) :], strict=True)]

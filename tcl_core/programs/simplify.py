@@ -1,7 +1,7 @@
-"""Fewer passes over a network's data: what PyTorch's exporter writes down, and no program needs to do.
+"""Remove passes over a network's data that PyTorch's exporter writes and no program needs.
 
-Transformers of batch 1 come as products of matrices with a reshape before and behind each, which keep what follows a product
-from being fused into it; their attention adds a mask of zeros and looks for rows that are masked whole.
+Transformers of batch 1 are exported as matrix products with a reshape before and after each, which keep what follows a product
+from being fused into it; their attention adds a mask of zeros and looks for rows that are fully masked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNARY = (
     "relax.sigmoid", "relax.tanh", "relax.erf", "relax.exp", "relax.sqrt", "relax.rsqrt", "relax.negative",
 )  # fmt: skip
 BINARY = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum", "relax.power")
-# Operator -> its attribute that names the last axis, the value that does so, and how many parameters follow the data.
+# Operator -> its axis attribute, the value that names the last axis, and the number of parameters after the data.
 ALONG_LAST = {
     "relax.nn.softmax": ("axis", -1, 0),
     "relax.nn.log_softmax": ("axis", -1, 0),
@@ -31,7 +31,7 @@ ALONG_LAST = {
 
 
 def simplify(module: Any) -> Any:
-    """The same outputs from fewer operators."""
+    """A module with the same outputs from fewer operators."""
     transform = load_tvm().relax.transform
     for each in (
         fold_constants, without_masks, without_checks_of_masks, reshapes_behind, transform.EliminateCommonSubexpr(), combine_products
@@ -41,7 +41,7 @@ def simplify(module: Any) -> Any:
 
 
 def fold_constants(module: Any) -> Any:
-    """What depends on nothing but constants is one, also where TVM's own pass does not look: an operator is legalised for that."""
+    """Compute what depends on constants alone, also where TVM's own pass does not look; operators are legalised for that."""
     relax, transform = load_tvm().relax, load_tvm().relax.transform
     for name, function in list(module.functions.items()):
         if isinstance(function, relax.Function):
@@ -56,7 +56,7 @@ def fold_constants(module: Any) -> Any:
 
 
 def _constants(function: Any) -> dict[Any, Any]:
-    """Variable -> its value, of those that depend on no parameter and that TVM can compute."""
+    """Variable -> value, for variables that depend on no parameter and that TVM can compute."""
     tvm = load_tvm()
     relax, fixed = tvm.relax, {}
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
@@ -80,7 +80,7 @@ def _constants(function: Any) -> dict[Any, Any]:
 
 
 def without_masks(module: Any) -> Any:
-    """Scores to which a mask of zeros is added are the scores.  (A bias of zeros stays: it is a trained network's number.)"""
+    """Drop masks of zeros that are added to attention scores.  (A bias of zeros stays: trained ones are not zero.)"""
     relax, dpl = relax_and_patterns()
     scores, mask = dpl.wildcard(), dpl.is_const()
     added = dpl.is_op("relax.add")(scores, mask)
@@ -95,9 +95,9 @@ def without_masks(module: Any) -> Any:
 
 
 def without_checks_of_masks(module: Any) -> Any:
-    """Attention's zeros for rows whose scores are all -inf: gone where no mask, or a constant one, leaves a score in each row.
+    """Drop attention's check for rows whose scores are all -inf, where there is no mask or a constant one leaves a score in each row.
 
-    Only scores that themselves overflow to -inf would tell the difference.
+    Outputs differ only if scores themselves overflow to -inf.
     """
     relax, dpl = relax_and_patterns()
     product = dpl.is_op("relax.matmul")(dpl.wildcard(), dpl.wildcard())
@@ -120,7 +120,7 @@ def without_checks_of_masks(module: Any) -> Any:
 
 
 def reshapes_behind(module: Any) -> Any:
-    """A reshape that only adds a leading 1 moves behind what does not care, until it meets one that takes it away again."""
+    """Move reshapes that only add a leading 1 behind operators that ignore it, until they meet a reshape that removes it."""
     before = None
     while (now := structural_key(module)) != before:
         before = now
@@ -131,7 +131,7 @@ def reshapes_behind(module: Any) -> Any:
 
 
 def _merged(module: Any) -> Any:
-    """A reshape of a reshape is one; one, or a broadcast, that changes nothing is none."""
+    """Merge a reshape of a reshape into one; drop reshapes and broadcasts that change nothing."""
     relax, dpl = relax_and_patterns()
     inner = dpl.is_op("relax.reshape")(dpl.wildcard(), dpl.wildcard())
 
@@ -169,7 +169,7 @@ def _behind_binary(module: Any) -> Any:
 
             def moved(call: Any, matched: Any, inner: Any = inner, beside: Any = beside, place: int = place) -> Any:
                 given, shape = _without_leading_one(matched[inner]), _shape(call)
-                other = matched[beside]  # by name: the pattern of an operator that commutes matches either way round
+                other = matched[beside]  # by pattern, not position: a commutative operator's arguments match in either order
                 if given is None or _shape(other) is None or shape != _shape(matched[inner]):
                     return call
                 if len(_shape(other)) == len(shape):
@@ -182,7 +182,7 @@ def _behind_binary(module: Any) -> Any:
 
 
 def _behind_last_axis(module: Any) -> Any:
-    """Behind what works along the last axis alone, which exporters count from behind."""
+    """Move reshapes behind operators along the last axis alone; exporters name that axis -1."""
     relax, dpl = relax_and_patterns()
     for name, (attribute, last, parameters) in ALONG_LAST.items():
         inner = dpl.is_op("relax.reshape")(dpl.wildcard(), dpl.wildcard())
@@ -199,7 +199,7 @@ def _behind_last_axis(module: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Product:
-    """``biased`` = ``given`` @ weight + bias, of which nobody else uses the ``product``."""
+    """``biased`` = ``given`` @ weight + bias; nothing else uses the ``product``."""
 
     given: Any
     weight: np.ndarray
@@ -209,9 +209,9 @@ class _Product:
 
 
 def combine_products(module: Any) -> Any:
-    """Products of one matrix with several constant ones, a bias added to each, as attention has three of: one product in slices.
+    """Combine products of one matrix with several constant ones, each plus a bias, into one product and slices: attention's three.
 
-    A slice costs no pass of its own where what takes it only moves data or works element by element.  TVM's
+    A slice costs no pass of its own where its user only moves data or works element by element.  TVM's
     CombineParallelMatmul does not look at constants.
     """
     relax = load_tvm().relax
@@ -260,7 +260,7 @@ def _products(block: Any) -> Iterator[_Product]:
 
 
 def _one_product(group: Sequence[_Product]) -> list[Any]:
-    """Bindings of the product of all their weights, and of each one's slice of it to what each was bound to."""
+    """Bindings of the product with all weights side by side, and of each product's slice to its old variable."""
     relax = load_tvm().relax
     builder = relax.BlockBuilder()
     weight, bias = (np.concatenate(parts, axis=-1) for parts in zip(*((each.weight, each.bias) for each in group), strict=True))
@@ -277,7 +277,7 @@ def _one_product(group: Sequence[_Product]) -> list[Any]:
 
 
 def _without_leading_one(reshape: Any) -> Any:
-    """What is reshaped, if the reshape only puts a 1 before its extents; None if it does more."""
+    """The reshape's input, if the reshape only adds a leading 1; else None."""
     before, after = _shape(reshape.args[0]), _shape(reshape)
     return reshape.args[0] if before is not None and after == [1, *before] else None
 

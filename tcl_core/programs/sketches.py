@@ -1,7 +1,7 @@
 """Sketches: a program is a sketch plus a small vector of decisions.
 
 MetaSchedule's design space of a task is a few traces with holes.  A ``Sketch`` is one such trace; its holes are
-``Slot`` s of three kinds, laid side by side in one integer vector:
+``Slot`` s of four kinds, laid side by side in one integer vector:
 
     tile         SamplePerfectTile: n factors whose product is the loop's extent
     categorical  SampleCategorical: the index of a candidate
@@ -31,9 +31,9 @@ KINDS = {
     "SampleComputeLocation": "location",
 }
 PARALLEL = "meta_schedule.parallel"
-# Replays with fresh random choices that show where blocks go beside loops, and which tile extents vary.
+# Replays with fresh random choices, to see compute locations beyond the known loops, and which tile extents vary.
 PROBES = 6
-# One mutation of a tiling in so many draws it anew.
+# One in this many mutations of a tiling draws it anew.
 REDRAWN = 4
 
 
@@ -67,7 +67,7 @@ class Slot:
         return frozenset(map(tuple, self.choices.tolist()))
 
     def neighbour(self, tiling: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The (width,) tiling with one prime factor at another level; any of the choices where none of these is one."""
+        """The (width,) tiling with one prime factor moved to another level; a random choice if no such tiling is among the choices."""
         factors = [int(factor) for factor in tiling]
         moves = [(source, target, prime) for source, target in permutations(range(self.width), 2) for prime in _primes(factors[source])]
         for place in rng.permutation(len(moves)):
@@ -95,7 +95,7 @@ class Sketch:
 
     @cached_property
     def moves_blocks(self) -> bool:
-        """Whether a decision says where a block is computed: TVM moves it from where it cannot be."""
+        """Whether a decision says where a block is computed; TVM changes an impossible location."""
         return any(slot.kind == "location" for slot in self.slots)
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -104,10 +104,10 @@ class Sketch:
         return np.concatenate(columns, axis=1).astype(np.int32) if columns else np.zeros((count, 0), np.int32)
 
     def mutate(self, decisions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A copy of (N, width) vectors in which each row has one slot, of those with a choice, changed.
+        """A copy of (N, width) vectors with one slot of each row mutated, among the slots that have a choice.
 
-        Of most tilings one prime factor moves to another level, which keeps what was good about the rest; all other slots
-        are drawn anew, and one tiling in ``REDRAWN``.
+        In a tiling, one prime factor moves to another level, which keeps what was good about the rest; one tiling in
+        ``REDRAWN``, and any other slot, is drawn anew.
         """
         free = [slot for slot in self.slots if len(slot.choices) > 1]
         mutated = decisions.copy()
@@ -130,7 +130,7 @@ class Sketch:
         return child
 
     def decisions_of(self, trace: Any) -> np.ndarray:
-        """The decision vector of a trace of this sketch; InvalidProgram if it is a trace of another one."""
+        """The decision vector of a trace of this sketch.  Raises InvalidProgram for another sketch's trace."""
         instructions = trace.insts
         if tuple(i.kind.name for i in instructions) != self.signature:
             raise InvalidProgram("the trace has other primitives than the sketch")
@@ -171,7 +171,7 @@ def _read_slot(kind: str, instruction: Any, decisions: Any) -> list[int]:
 
 
 def read_sketch(task_key: str, index: int, trace: Any) -> Sketch:
-    """The sketch that a trace is an instance of: its holes, without what they may hold."""
+    """The sketch that a trace is an instance of; its slots have no choices yet."""
     slots, offset = [], 0
     for number, instruction in enumerate(trace.insts):
         name = instruction.kind.name
@@ -187,8 +187,8 @@ def read_sketch(task_key: str, index: int, trace: Any) -> Sketch:
 class DesignSpace:
     """The sketches of one task under one target, and how to make programs of them.
 
-    One design space serves all CPU platforms: the rules are those of plain LLVM, whatever the vector width.  Those of
-    CUDA leave tensor cores out, whose intrinsics would take ten seconds to load and which round float32 inputs.
+    One design space serves all CPU platforms: the rules are those of plain LLVM, whatever the vector width.  The rules for
+    CUDA leave out tensor cores, whose intrinsics would take ten seconds to load and which round float32 inputs.
     """
 
     def __init__(self, task_key: str, module: Any, target_spec: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ class DesignSpace:
         return [self.with_choices(read_sketch(self.task_key, n, trace)) for n, trace in enumerate(traces)]
 
     def with_choices(self, sketch: Sketch) -> Sketch:
-        """The sketch with every slot's choices, some of which only random replays can show."""
+        """The sketch with every slot's choices, some of which only random replays reveal."""
         seen: list[list[tuple[int, ...]]] = [[] for _ in sketch.slots]
         for seed in range(1, (PROBES if sketch.moves_blocks else 2) + 1):
             replayed = self._replay_at_random(sketch.trace, seed)
@@ -240,7 +240,7 @@ class DesignSpace:
         return self.apply(sketch.trace_with(decisions))
 
     def apply(self, trace: Any) -> Any:
-        """Replay a filled trace and run the post-processors."""
+        """Replay a filled trace and run the post-processors; raises as ``materialise``."""
         schedule = self._replay(trace)
         for postproc in self.context.space_generator.postprocs:
             try:
@@ -261,12 +261,13 @@ class DesignSpace:
         return schedule
 
     def canonical(self, sketch: Sketch, decisions: Sequence[int]) -> np.ndarray:
-        """The decisions as TVM understands them (it moves an impossible compute location); must be valid."""
+        """The decisions as TVM understands them (it changes an impossible compute location).  Raises as ``materialise``."""
         return _decisions(sketch, self.materialise(sketch, decisions))
 
     def replayed(self, sketch: Sketch, decisions: np.ndarray) -> np.ndarray:
-        """The same of one of the vectors that a CPU's sketch offers, or of a GPU's that can be launched, in a fraction of the time: of these
-        post-processors refuse hardly any, so none is asked, and TVM changes nothing but where a block is computed.
+        """As ``canonical``, in a fraction of the time, for a vector that a CPU's sketch offers, or of a GPU's that can be launched.
+
+        Post-processors refuse hardly any of these, so they are not run, and TVM changes nothing but compute locations.
         """
         return _decisions(sketch, self._replay(sketch.trace_with(decisions))) if sketch.moves_blocks else decisions
 
@@ -292,7 +293,7 @@ def _choices(slot: Slot, instructions: Sequence[Any], seen: Sequence[tuple[int, 
 def _locations(instructions: Sequence[Any], seen: set[int]) -> np.ndarray:
     """(C, 1): inlining, the root, and every loop of the largest nest.
 
-    A few replays do not show them all.  TVM moves a block from where it cannot be, so offering all is safe.
+    A few replays do not show them all.  TVM changes an impossible location, so offering all is safe.
     """
     nests = [len(i.inputs) for i in instructions if i.kind.name == "Reorder"]
     deepest = max([*seen, *(n - 1 for n in nests)])

@@ -16,7 +16,7 @@ from tcl_core.programs.networks import load_relax
 
 REDUCE = 2  # tirx.IterVar.CommReduce
 
-# What is done to the graph is the same for every CPU, so any LLVM target extracts the same tasks.
+# The graph is prepared alike for every CPU, so any LLVM target extracts the same tasks.
 EXTRACTION_TARGET = {"kind": "llvm", "num-cores": 1}
 # First match in the fused task's name decides; order goes from the most to the least costly operator.
 OPERATORS = ("conv2d", "conv3d", "conv1d", "matmul", "softmax", "norm", "pool", "mean", "sum", "take")
@@ -60,7 +60,7 @@ class Task:
 
 
 def extract_tasks(network: str, graph: Graph) -> list[tuple[Task, int]]:
-    """The tasks of a network (a name, ``.pt2`` or ``.onnx``), its graph so prepared, and the weight of each in it.
+    """The tasks of a network (a name, ``.pt2`` or ``.onnx``) prepared as ``graph`` says, each with its weight in the network.
 
     Raises UsageError if the network cannot be loaded or imported.
     """
@@ -78,8 +78,8 @@ def extract_tasks(network: str, graph: Graph) -> list[tuple[Task, int]]:
 
 
 def fused_tasks(module: Any, target: Any) -> list[Any]:
-    """What MetaSchedule extracts from a fused module, but for reshapes, of which TVM makes views unless they are scheduled, and for what is
-    one opaque block, as scattering is: that has no loops to schedule.
+    """The tasks that MetaSchedule extracts from a fused module, without reshapes, which TVM makes views of unless they are scheduled, and
+    without single opaque blocks, such as scatters, which have no loops to schedule.
     """
     extracted = meta_schedule().relax_integration.extract_tasks(module, target, {})
     is_reshape = load_tvm().relax.analysis.has_reshape_pattern
@@ -87,12 +87,12 @@ def fused_tasks(module: Any, target: Any) -> list[Any]:
 
 
 def has_blocks(module: Any) -> bool:
-    """Whether a task has loops to schedule: what is one opaque block has none."""
+    """Whether a task has loops to schedule: a single opaque block has none."""
     return getattr(getattr(module["main"].body, "block", None), "name_hint", "") == "root"
 
 
 def describe(name: str, module: Any) -> Task:
-    """The task that a fused function of this name is."""
+    """The ``Task`` of a fused function with this name and module."""
     tvm = load_tvm()
     return Task(
         key=structural_key(module),
@@ -104,7 +104,7 @@ def describe(name: str, module: Any) -> Task:
 
 
 def operator_type(name: str, module: Any) -> str:
-    """The operator that dominates a fused function, told from its name, else from its blocks' names, else from what these do.
+    """The operator that dominates a fused function, from its name, else from its blocks' names, else from what these do.
 
     A convolution is depthwise when its weight, the second of the main function's 4-D inputs, has one input channel for each output.
     """
@@ -116,8 +116,8 @@ def operator_type(name: str, module: Any) -> str:
 
 
 def _by_what_it_does(module: Any) -> str:
-    """Where a sum has two inputs, a convolution that moves windows over one of them or else a product; where it has one, a mean if
-    something is divided too.
+    """The operator by the largest sum.  With two inputs: a convolution if it moves windows over one of them, else a product; with one:
+    a mean if something is also divided, else a sum.  Without a sum: elementwise.
     """
     blocks = _blocks(module)
     tirx = load_tvm().tirx
@@ -133,7 +133,7 @@ def _by_what_it_does(module: Any) -> str:
 
 
 def _moves_a_window(index: Any, iter_vars: Sequence[Any]) -> bool:
-    """Whether an index goes along with an axis of the result and one of the reduction."""
+    """Whether an index depends on both a spatial and a reduced axis."""
     used = load_tvm().tirx.analysis.undefined_vars(index)
     kinds = {iter_var.iter_type == REDUCE for iter_var in iter_vars if any(iter_var.var.same_as(each) for each in used)}
     return len(kinds) == 2
@@ -153,18 +153,18 @@ def _is_depthwise(module: Any) -> bool:
     weight = next((shape for shape in others if len(shape) == len(data) == 4), None)
     if weight is None:
         return False
-    if any("nhwc" in name for name in _block_names(module)):  # and its weights HWIO
+    if any("nhwc" in name for name in _block_names(module)):  # then weights are HWIO
         return weight[2] == 1 and weight[3] == data[3]
     return weight[1] == 1 and weight[0] == data[1]
 
 
 def named(operator: str, module: Any) -> str:
-    """What a task is called of which no name tells: its operator, and the shapes of its arguments."""
+    """A name for a task that has none: its operator and the shapes of its arguments."""
     return f"{operator} {' '.join('x'.join(map(str, shape)) for shape, _ in argument_types(module))}"
 
 
 def as_task(given: Any) -> Any:
-    """A module whose one function is ``main``, of a ``PrimFunc`` or of a module that calls it otherwise, as MetaSchedule takes them."""
+    """A ``PrimFunc``, or a module's one function, as a module with the function ``main``, which MetaSchedule takes; others unchanged."""
     tvm = load_tvm()
     function = given
     if isinstance(given, tvm.IRModule):

@@ -1,4 +1,4 @@
-"""Programs of known tasks that nobody has measured, or need ever measure."""
+"""Draw programs of known tasks that have not been measured and never need be."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tcl_core.checked import running_code
 from tcl_core.programs.pool import Program, in_turn, sample_programs
 from tcl_core.programs.sketches import DesignSpace, read_sketch, trace_from_json
 from tcl_core.programs.tasks import Task
@@ -14,7 +15,7 @@ from tcl_core.progress import progress
 from tcl_core.records import ProgramKey
 
 
-STREAM = (1,)  # of a seed's random numbers: with those of the pool a third of the draw would be the pool's own programs
+STREAM = (1,)  # of a seed's random numbers: from the pool's stream, a third of the draw would be the pool's own programs
 
 
 # The code that decides what is drawn.
@@ -22,8 +23,9 @@ DRAWS = ("gpu_limits.py", "pool.py", "primitives.py", "registers.py", "sketches.
 
 
 def drawn_by() -> str:
-    """Digits of the code that draws, for who keeps what was drawn."""
-    return hashlib.sha256(b"".join((Path(__file__).parent / name).read_bytes() for name in DRAWS)).hexdigest()[:16]
+    """Digest of the code that draws, for caches of drawn programs."""
+    code = "".join(running_code((Path(__file__).parent / name).read_text(encoding="utf-8")) for name in DRAWS)
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def draw_unlabelled(
@@ -36,10 +38,10 @@ def draw_unlabelled(
     lean: float = 0.0,
     costly: float = 1.0,
 ) -> list[ProgramKey]:
-    """Up to ``count`` distinct programs of each task, drawn as the pool is, none of them ``measured``; hardly any is invalid.
+    """Draw up to ``count`` distinct programs of each task, as the pool's are drawn; none is ``measured``, hardly any invalid.
 
-    ``sketches`` are the pool's, (task key, number) -> trace as JSON, and ``target`` is that of the pool
-    (``platforms.pool_target``); ``lean`` and ``costly`` are those of ``sample_programs``.  A small design space has fewer, or none.
+    ``sketches`` are the pool's, (task key, number) -> trace as JSON, and ``target`` is the pool's (``platforms.pool_target``);
+    ``lean`` and ``costly`` as for ``sample_programs``.  A small design space gives fewer, or none.
     """
     tasks = list(tasks)
     known: dict[str, set[tuple[int, tuple[int, ...]]]] = {task.key: set() for task in tasks}

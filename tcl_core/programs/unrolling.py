@@ -1,6 +1,6 @@
-"""How many steps a program unrolls, told from its decisions: what its build costs.
+"""How many steps a program unrolls, from its decisions: what makes its build slow.
 
-A quarter of the programs that are drawn uniformly unroll up to 512 steps.  They took more than half of all building time (docs/measuring.md).
+A quarter of the programs that are drawn uniformly unroll up to 512 steps; they took more than half of all build time (docs/measuring.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tcl_core.programs.workload import Workload
 
 UNROLL = "unroll_explicit"
 COSTLY = 512  # steps
-COSTLY_SHARE = 0.1  # of a search's programs may unroll so many
+COSTLY_SHARE = 0.1  # share of a search's programs that may unroll that many
 
 
 def unrolled(sketches: Sequence[Sketch], workload: Workload) -> Callable[[tuple[int, Sequence[int]]], int]:
@@ -32,6 +32,6 @@ def unrolled(sketches: Sequence[Sketch], workload: Workload) -> Callable[[tuple[
 
 
 def _hole(sketch: Sketch, workload: Workload) -> int | Hole:
-    """Where the sketch decides it; 0 for one that unrolls nothing."""
+    """The number that limits a sketch's unrolling; 0 for a sketch that unrolls nothing."""
     found = (p.numbers[0] for p in sketch_primitives(sketch, workload) if p.key.endswith(UNROLL) and p.numbers)
     return next(found, 0)

@@ -1,10 +1,10 @@
 """Exponentials, error functions and hyperbolic tangents as arithmetic, which runs in vectors.
 
-LLVM calls the C library for each element of these.  A call is worth some twenty multiplications, keeps the loop around it from
-being vectorised, and takes longer for some values than for others, so that a program's latency depends on what it is given.  The
+LLVM calls the C library for each element of these.  A call costs as much as some twenty multiplications, keeps the loop around it
+from being vectorised, and takes longer for some values than for others, so that a program's latency depends on its data.  The
 polynomials here are those of the Cephes library (exp) and of Eigen (erf, tanh), to within a few units in the last place of float32.
 
-Of what is no number they make one: a network that gives NaN by its exponentials may give something else.
+They turn NaN into a number: a network whose exponentials give NaN may give something else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.666
 EXP_RANGE = (-87.33654, 88.37626)  # whose exponentials are normal numbers of float32
 LN2 = (0.693359375, -2.12194440e-4)  # in two parts, the first so short that its multiples are exact
 
-# Eigen: x P(x^2) / Q(x^2), highest power first, beyond the bound constant.
+# Eigen: x P(x^2) / Q(x^2), highest power first; constant beyond the bound.
 ERF_BOUND = 4.0
 ERF = (
     (-2.72614225801306e-10, 2.77068142495902e-8, -2.10102402082508e-6, -5.69250639462346e-5,
@@ -37,7 +37,7 @@ TANH = (
 
 
 def exp(x: Any) -> Any:
-    """e to the power of a float32 expression: 2^n exp(r), where n is a whole number of ln(2)."""
+    """e to the power of a float32 expression: 2^n exp(r), where x = n ln(2) + r with an integer n."""
     tirx = load_tvm().tirx
     x = _clamped(x, *EXP_RANGE)
     n = tirx.floor(x * (1 / math.log(2)) + 0.5)
@@ -79,7 +79,7 @@ ELEMENTWISE = {
 
 
 def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
-    """For TVM's ``LegalizeOps``: operator -> what it becomes where it is one of float32; others become what they always do."""
+    """For TVM's ``LegalizeOps``: operator -> its legalization in float32; other dtypes are legalized as usual."""
     return {name: _elementwise(name, function) for name, function in ELEMENTWISE.items()} | {"relax.nn.softmax": _softmax}
 
 

@@ -1,11 +1,11 @@
-"""Convolutions of 3x3 by Winograd's algorithm: fewer multiplications for each output, by sums before and behind.
+"""3x3 convolutions by Winograd's algorithm: fewer multiplications per output, at the price of sums before and after.
 
-F(m, 3) computes m x m outputs from a tile of (m + 2) x (m + 2) inputs: in place of 9 m^2 multiplications for each pair of channels
-(m + 2)^2, so a quarter of them for m = 4 and four ninths for m = 2. Tile, filter and products are transformed by
+F(m, 3) computes m x m outputs from a tile of (m + 2) x (m + 2) inputs, with (m + 2)^2 multiplications for each pair of channels in
+place of 9 m^2: a quarter of them for m = 4, four ninths for m = 2.  Tile, filter and products are transformed by
 
     Y = A^T [ (G g G^T) * (B^T d B) ] A
 
-with one product of matrices for each of the (m + 2)^2 places between: tiles x input channels by input channels x output channels.  The
+with one matrix product in between for each of the (m + 2)^2 elements: tiles x input channels by input channels x output channels.  The
 filters are transformed when the network is built.  The schedules are those of MetaSchedule's own rules for such stages.
 
 Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", arXiv 1509.09308; the points of interpolation are those of
@@ -24,20 +24,20 @@ from tcl_core.compat import load_tvm
 from tcl_core.programs.rewriting import as_always
 
 NAME = "relax.nn.conv2d"
-POINTS = {4: (0.0, -1.0, 1.0, 0.5, -2.0), 2: (0.0, -1.0, 1.0)}  # of F(m, 3), beside infinity
-# Channels from which on F(m, 3) is faster than the convolution as it is: the sums are as many whatever the channels.
+POINTS = {4: (0.0, -1.0, 1.0, 0.5, -2.0), 2: (0.0, -1.0, 1.0)}  # interpolation points of F(m, 3), besides infinity
+# Fewest channels for F(m, 3) to be faster than direct convolution: the sums grow with the channels, the savings with pairs of them.
 CHANNELS = {4: 64, 2: 256}
-# Tiles that a transformed filter, four or two times as large as before, must serve: with fewer, reading filters takes the time.
+# Fewest tiles that a transformed filter, four or two times as large as before, must serve: with fewer, reading filters dominates.
 TILES = 32
 
 
 def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
-    """For TVM's ``LegalizeOps``: convolutions in NHWC that gain by it become Winograd's, others are what they always are."""
+    """For TVM's ``LegalizeOps``: NHWC convolutions that gain by it become Winograd's, others are legalized as usual."""
     return {NAME: _conv2d}
 
 
 def tile_of(height: int, width: int, channels: int, filters: int) -> int | None:
-    """The m of F(m, 3) for a convolution of stride 1 with that many outputs; None where it is better left as it is."""
+    """The m of F(m, 3) for a convolution of stride 1 with height x width outputs; None where direct convolution is better."""
     for m, least in CHANNELS.items():
         if -(-height // m) * -(-width // m) >= TILES and min(channels, filters) >= least:
             return m
@@ -46,7 +46,7 @@ def tile_of(height: int, width: int, channels: int, filters: int) -> int | None:
 
 @cache
 def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A (m + 2, m), B (m + 2, m + 2) and G (m + 2, 3) of F(m, 3), by Toom and Cook: the last row of A and G is infinity's."""
+    """A (m + 2, m), B (m + 2, m + 2) and G (m + 2, 3) of F(m, 3), by Toom and Cook; the last rows of A and G are the point infinity's."""
     points = np.array(POINTS[m])
     others = [np.delete(points, at) for at in range(len(points))]
     scale = [np.prod(point - rest) for point, rest in zip(points, others, strict=True)]
@@ -119,7 +119,7 @@ def _convolved(data: Any, filters: Any, padding: Sequence[int], m: int) -> Any:
 
 
 def _both_sides(given: Any, matrix: Any, name: str) -> Any:
-    """M^T X M for the (size, size) matrix X of each tile and channel; TVM has a rule by this name for how to schedule it."""
+    """M^T X M for the (size, size) matrix X of each tile and channel; TVM has a schedule rule for this name."""
     te = load_tvm().te
     size, to = (int(extent) for extent in matrix.shape)
     p, q = (te.reduce_axis((0, size), name=axis) for axis in "pq")
@@ -132,9 +132,9 @@ def _both_sides(given: Any, matrix: Any, name: str) -> Any:
 
 
 def _constant(matrix: np.ndarray, name: str) -> Any:
-    """A matrix as choices among its elements, which unrolled loops leave nothing of.
+    """A constant matrix as selects among its elements, which vanish when loops are unrolled.
 
-    As ``topi.utils.const_matrix``, but zeros are what is chosen otherwise: half as many choices to simplify when a program is built.
+    As ``topi.utils.const_matrix``, but with zero as the default: half as many selects to simplify when a program is built.
     """
     tirx, te = load_tvm().tirx, load_tvm().te
 

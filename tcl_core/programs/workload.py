@@ -1,6 +1,6 @@
 """What a task computes, as plain numbers: its blocks, their axes, and how each axis walks through each buffer.
 
-Read once per task; everything that features need to know of the tensor program before it is scheduled.
+Read once per task: everything that features need to know of the tensor program before it is scheduled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Access:
         return self._spans(tiles).prod(axis=-1) * self.element_bytes
 
     def lines(self, tiles: np.ndarray, line_bytes: int) -> np.ndarray:
-        """Cache lines touched meanwhile, (...), if each contiguous run of elements begins one."""
+        """Cache lines touched meanwhile, (...), if each contiguous run of elements begins a line."""
         spans = self._spans(tiles)
         whole = np.flip(np.cumprod(np.flip(spans == self.shape, -1), axis=-1), -1).astype(bool)  # this and all inner ones
         contiguous = np.concatenate([whole[..., 1:], np.ones_like(whole[..., :1])], axis=-1)
@@ -51,7 +51,7 @@ class Access:
         return spans.prod(axis=-1) // run * -(-run * self.element_bytes // line_bytes)
 
     def _spans(self, tiles: np.ndarray) -> np.ndarray:
-        """(..., dimensions) elements between the first and the last that are touched, both counted."""
+        """(..., dimensions) elements from the first to the last touched, inclusive, at most the buffer's shape."""
         spans = (tiles[..., None, :] - 1) @ np.abs(self.coefficients).T + 1
         return np.minimum(spans[..., 0, :], self.shape)
 
@@ -121,9 +121,9 @@ def _read_access(region: Any, axes: list[Any]) -> Access:
 
 
 def _linear_coefficients(index: Any, axes: list[Any]) -> list[int]:
-    """Change of the index expression as one axis goes from 0 to 1, all others 0; 0 where that is no constant.
+    """Change of the index expression as each axis in turn goes from 0 to 1, all others 0; 0 where that is not constant.
 
-    Exact for affine indices.  Reshapes divide and take remainders: there it is what the first step does.
+    Exact for affine indices.  Reshapes divide and take remainders: for these it is the change by the first step.
     """
     coefficients = load_tvm().sym.detect_linear_equation(index, axes)
     if len(coefficients) == len(axes) + 1:

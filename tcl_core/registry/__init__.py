@@ -1,14 +1,14 @@
 """Trained models with their history, in MLflow: versions of `tcl-PLATFORM`, and which of them is the champion.
 
-The only part that knows MLflow; imported by it lazily, for it takes seconds.  Knows nothing of how a model is made or
-which is better: the caller brings facts, metrics and the verdict.  The store is `mlflow.db` in the working folder,
-or in the project's (``beside``), or what MLFLOW_TRACKING_URI names.  docs/registry.md is what users read of it.
+The only part that knows MLflow, which it imports lazily, since that takes seconds.  It does not know how a model is made
+or which is better: the caller passes facts, metrics and the verdict.  The store is `mlflow.db` in the working folder, or
+in the project's (``beside``), or what MLFLOW_TRACKING_URI names.  docs/registry.md explains it to users.
 
-    names          what things are called             local_store  where the store lies, its locks, its making and moving
+    names          what things are called             local_store  where the store lies, its locks, creation and moves
     connection     a client, and errors as sentences  runs         the run behind a version
     registering    also finding and listing           aliases      candidate, champion, previous
     champions      loading, promoting, going back     model_files  a version's files, verified; the user's cache
-    serving        what a version brings along for MLflow
+    serving        what a version includes for MLflow to serve it
 """
 
 from tcl_core.registry.aliases import BEFORE, SINCE, WITHDRAWN

@@ -1,8 +1,8 @@
-"""Who is candidate, champion and previous: three aliases of a registered model, of which one decides.
+"""The aliases `candidate`, `champion` and `previous` of a registered model; `champion` decides, the others follow.
 
-The move of `champion` is the one step that counts.  Whom a champion took the place of is a tag that it has before it
-becomes champion; `previous` and `candidate` follow from that (``settle``), so whatever is killed on the way, the next
-writer brings them to where they belong.
+Moving `champion` is the one step that counts.  Before a version becomes champion it is tagged with the champion that it
+replaces, from which ``settle`` derives `previous` and `candidate`: whatever is killed on the way, the next writer sets
+them right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tcl_core.registry.names import CANDIDATE, CHAMPION, PREVIOUS
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# Tags of a version: since when it is champion, and whom it took the place of; why it was taken back, while it is.
+# Tags of a version: since when it is champion, which version it replaced, and why it was withdrawn, while it is.
 SINCE, BEFORE, WITHDRAWN = "champion.since", "champion.before", "withdrawn"
 NOBODY = "none"
 MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # what MLflow says of a name, version or alias that is not there
@@ -39,14 +39,14 @@ def now() -> str:
 
 
 def crown(client: MlflowClient, name: str, version: int, former: int | None) -> None:
-    """Let a version take the place of the champion ``former``."""
+    """Make a version champion in place of ``former`` (None: there was no champion)."""
     client.set_model_version_tag(name, str(version), SINCE, now())
     client.set_model_version_tag(name, str(version), BEFORE, str(former or NOBODY))
     client.set_registered_model_alias(name, CHAMPION, str(version))
 
 
 def settle(client: MlflowClient, name: str, registered: int | None = None) -> None:
-    """Bring `previous` and `candidate` to where they belong; ``registered`` is the version that was just registered."""
+    """Set `previous` and `candidate` right, or delete them; ``registered`` is the version just registered, if any."""
     aliases = {alias: int(version) for alias, version in client.get_registered_model(name).aliases.items()}
     champion = aliases.get(CHAMPION)
     candidate = aliases.get(CANDIDATE) if registered in (None, champion) else registered
@@ -60,7 +60,7 @@ def settle(client: MlflowClient, name: str, registered: int | None = None) -> No
 
 
 def _before(client: MlflowClient, name: str, champion: int | None, known: int | None) -> int | None:
-    """Whom a champion took the place of; ``known`` where it does not say, for it was made champion by other means."""
+    """The version that the champion replaced, None if none or deleted; ``known`` where no tag says, as TCL did not promote it."""
     from mlflow.exceptions import MlflowException
 
     if champion is None:

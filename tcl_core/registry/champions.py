@@ -1,4 +1,4 @@
-"""What compilers load, and what is put there: the champion of a platform, its promotion and its way back."""
+"""The champion of a platform, which compilers load: finding it, promotion and rollback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tcl_core.models.cost_model import CostModel
 
-PROMOTION, ROLLBACK = "promotion", "rollback"  # tags: what was decided of a version last, and why
+PROMOTION, ROLLBACK = "promotion", "rollback"  # tags: the last decision on a version, and why
 
 
 def champion_version(platform: str) -> int | None:
@@ -31,20 +31,20 @@ def champion_version(platform: str) -> int | None:
 
 
 def champion(platform: str) -> tuple[int, Path]:
-    """The champion's version and its model folder; of ``PLATFORM:NUMBER`` that version's.
+    """Version and model folder of a platform's champion, or of the version that ``PLATFORM:NUMBER`` names.
 
-    A remote store's is fetched once, and kept: while the server is away, the version that it last gave is used, with a
-    warning that names it and its age.
+    A version from a server is fetched once and cached; while the server is away, the version that it last gave is used,
+    with a warning that names it and its age.
 
-    Raises NoChampionError if there is none; DataError if its files are not those that were registered, or if it reads
-    other tokens than this version of TCL makes; UsageError for what names no version.
+    Raises NoChampionError if there is no champion; RegistryError for an unknown version; DataError if its files are not
+    those that were registered, or if it reads other tokens than this version of TCL makes; UsageError for a bad NUMBER.
     """
     platform, pin = pinned(platform)
     if not (meant := platform_of(platform)):
         return _champion(platform, pin)
     try:
-        return _champion(platform, pin)  # a platform may be called so
-    except RegistryError:  # the name of a model in the registry
+        return _champion(platform, pin)  # a platform's own name may start like a model's
+    except RegistryError:  # then it is the name of a registered model
         return _champion(meant, pin)
 
 
@@ -65,14 +65,14 @@ def _champion(platform: str, pin: int | None) -> tuple[int, Path]:
 
 
 def load_champion(platform: str) -> CostModel:
-    """The champion, or the version of ``PLATFORM:NUMBER``, ready to rank programs: what a compiler calls."""
+    """Load a platform's champion, or the version ``PLATFORM:NUMBER``, ready to rank programs; for compilers to call."""
     from tcl_core.models.catalogue import load
 
     return load(champion(platform)[1])
 
 
 def platforms_with_champion() -> list[str]:
-    """Names of the platforms one of whose versions carries the alias `champion`; of a server that is away, those kept."""
+    """Names of the platforms that have a champion; while the server is away, of those whose champion is cached."""
     try:
         with opened() as client:
             models = [model for model in pages(client.search_registered_models) if CHAMPION in model.aliases]
@@ -97,7 +97,7 @@ def promote(platform: str, version: int, better: bool, reason: str, against: int
                 f"the champion of {platform} changed from version {against} to {present} while version {version} was "
                 f"compared with it; run again: tcl promote --platform {platform}"
             )
-        # The reason first: no champion is without one, whenever this dies.
+        # The reason first: no champion lacks one, whenever this is killed.
         client.set_model_version_tag(name, str(version), PROMOTION, f"{'promoted' if better else 'kept back'}: {reason}")
         if better:
             crown(client, name, version, against)
@@ -108,11 +108,11 @@ def promote(platform: str, version: int, better: bool, reason: str, against: int
 def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, int]:
     """Make the previous champion, or the version ``to``, champion again; returns its number and that of the one it replaces.
 
-    The present champion becomes `previous`, and is tagged as withdrawn: the gate lets it back no more (``withdrawn``),
-    another rollback does.
+    The present champion becomes `previous` and is tagged as withdrawn: promotion refuses it from then on (``withdrawn``);
+    another rollback can bring it back.
 
     Raises RegistryError where there is no champion, no previous one or no such version; DataError where its files are not
-    those that were registered, or it reads other tokens than this version of TCL makes.  Nothing has changed then.
+    those that were registered, or it reads other tokens than this version of TCL makes.  The champion is then unchanged.
     """
     name = model_name(platform)
     with opened(alone=True) as client:
@@ -141,9 +141,9 @@ def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, in
 
 
 def withdrawn(platform: str, version: int) -> str | None:
-    """When and why a rollback took a version's place from it, or from one that ranks as it does; None unless one did and no other gave it back.
+    """When and why a rollback withdrew a version, or one with the same weights; None if none did or another undid it.
 
-    A training that came to the same weights once more, under other code perhaps, has another version.
+    A training that reaches the same weights again, perhaps with other code, makes another version.
     """
     with opened() as client:
         alike = _withdrawn_like(client, platform, _version(client, platform, version))
@@ -151,7 +151,7 @@ def withdrawn(platform: str, version: int) -> str | None:
 
 
 def _withdrawn_like(client: MlflowClient, platform: str, version: ModelVersion) -> list[ModelVersion]:
-    """The version, if it was withdrawn, and others that were and have its weights; of those whose files are whole."""
+    """The withdrawn ones among a version and others with its weights; others whose files are damaged are left out."""
     found = [each for each in pages(client.search_model_versions, f"name = '{model_name(platform)}'") if WITHDRAWN in each.tags]
     same = [each for each in found if each.version == version.version]
     if others := [each for each in found if each.version != version.version]:
@@ -163,7 +163,7 @@ def _withdrawn_like(client: MlflowClient, platform: str, version: ModelVersion) 
 
 
 def _given(client: MlflowClient, platform: str, pin: int | None) -> tuple[int, Path | None]:
-    """What the store says of the champion, or of the version ``pin``; no folder where there is no champion."""
+    """Number and folder of the champion, or of the version ``pin``; 0 and None where there is no champion."""
     number = pin or version_at(client, model_name(platform), CHAMPION)
     if number is None:
         return 0, None

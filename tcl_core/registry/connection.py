@@ -1,6 +1,6 @@
-"""A client of the store, and what it raises as one sentence: the store is away, has no rights for us, or failed.
+"""A client of the store, with its errors as one sentence each: the store is away, denies us access, or failed.
 
-Who writes holds the store's one lock.
+Writers hold the store's one lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tcl_core.registry import local_store
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-QUICK = {  # a server that is away is said within seconds, not after minutes
+QUICK = {  # a server that is away is reported within seconds, not after minutes
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -32,25 +32,25 @@ TRACKING, REGISTRY = "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"
 NOISY = {"mlflow": logging.CRITICAL, "alembic": logging.CRITICAL, "urllib3.connectionpool": logging.ERROR}
 _NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _READ_ONLY = ("readonly database", "unable to open database file", "access denied", "permission denied", "authentication failed")
-_AWAY = (502, 503, 504)  # what a proxy says of a server behind it
+_AWAY = (502, 503, 504)  # a proxy's statuses when the server behind it is away
 
 
 class NoRegistry(RegistryError):
-    """There is no store to read: to ask MLflow would make it."""
+    """There is no store to read, and asking MLflow would make one."""
 
 
 class RegistryAway(RegistryError):
-    """The store is a server's, and no server answers."""
+    """The store is on a server that does not answer."""
 
 
 @contextmanager
 def opened(alone: bool = False) -> Iterator[MlflowClient]:
-    """A client of the store; what MLflow raises leaves as one sentence that names the store.
+    """A client of the store; MLflow's errors are raised as one sentence that names the store.
 
-    alone  with the store's lock, as who writes must; it is not to be asked for twice
+    alone  hold the store's lock, as writers must; not reentrant
 
-    One thread of this process at a time: to which store MLflow turns is the process's.  Raises NoRegistry where there is no store and
-    one only reads, RegistryAway where no server answers, else RegistryError.
+    One thread of this process at a time, since MLflow's store is set per process.  Raises NoRegistry where a reader finds no store,
+    RegistryAway where no server answers, else RegistryError.
     """
     with local_store.TURN:
         if not alone and not local_store.is_there():
@@ -76,24 +76,25 @@ def opened(alone: bool = False) -> Iterator[MlflowClient]:
 
 @contextmanager
 def _turned_to(uri: str) -> Iterator[None]:
-    """MLflow on a store, for runs and models alike, with little patience; and then again on what it was on, as it was: it would hand that
-    on to all that comes after in this process, and to its children, whatever their working folder is.
+    """Point MLflow to a store, for runs and models alike, with short timeouts, and restore its settings afterwards.
+
+    Otherwise all that runs later in this process, and its children, would use that store, whatever their working folder is.
     """
     import mlflow
     from mlflow.tracking._model_registry import utils as of_models
     from mlflow.tracking._tracking_service import utils as of_runs
 
     variables = {name: os.environ.get(name) for name in (TRACKING, REGISTRY, *QUICK)}
-    # What was set, and not what the variables say: else that would stay when a variable changes.
+    # What was set in MLflow, not what the variables say: setting that would outlive a change of the variables.
     runs, models = getattr(of_runs, "_tracking_uri", None), getattr(of_models, "_registry_uri", None)
     try:
         os.environ.update({name: value for name, value in QUICK.items() if variables[name] is None})
         os.environ.pop(REGISTRY, None)
-        mlflow.set_registry_uri(None)  # where the runs are
+        mlflow.set_registry_uri(None)  # None: the same store as the runs'
         mlflow.set_tracking_uri(uri)
         yield
     finally:
-        mlflow.set_tracking_uri(runs)  # None: on none
+        mlflow.set_tracking_uri(runs)  # None: none is set
         mlflow.set_registry_uri(models)
         for name, value in variables.items():
             if value is None:
@@ -104,7 +105,7 @@ def _turned_to(uri: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """An error is ours to tell, without a traceback, and that a server is away once."""
+    """Silence loggers: errors are reported by TCL, without a traceback, and a server that is away only once."""
     before = {name: logging.getLogger(name).level for name in NOISY}
     for name, level in NOISY.items():
         logging.getLogger(name).setLevel(level)
@@ -127,7 +128,7 @@ def pages(search: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
 
 
 def made_or_found(make: Callable[[], Any], find: Callable[[], Any]) -> Any:
-    """What ``make`` makes, or ``find`` finds where another machine, whose lock is not ours, has just made it."""
+    """Result of ``make``, or of ``find`` where another machine, which does not share our lock, has just made it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -143,11 +144,11 @@ def _lock():
 
 
 def _told(error: BaseException) -> RegistryError:
-    """The sentence for what MLflow, its database or the system raised."""
+    """The error, as one sentence, for what MLflow, its database or the system raised."""
     causes, where = _causes(error), local_store.where()
     reason = shown(local_store.without_password(_reason(causes)))
     of_server = local_store.database() is None
-    status = _status(causes) if of_server else None  # MLflow has statuses for what SQLite says, too
+    status = _status(causes) if of_server else None  # MLflow gives SQLite's errors a status, too
     if status in (401, 403):
         return RegistryError(
             f"the model registry at {where} refuses this user (HTTP {status}); "
@@ -167,7 +168,7 @@ def _told(error: BaseException) -> RegistryError:
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
-    """What was raised, from the outermost layer to the innermost: each wraps the next one's words in its own."""
+    """The chain of exceptions, outermost first; each wraps the message of the next."""
     causes: list[BaseException] = []
     while error is not None and error not in causes:
         causes.append(error)
@@ -176,13 +177,13 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 
 
 def _reason(causes: list[BaseException]) -> str:
-    """Why it failed, in the words of what lies deepest of the database's or the system's own."""
+    """Why it failed: the message of the innermost error of SQLite or the system, else of the outermost error."""
     told = [cause for cause in causes if isinstance(cause, sqlite3.Error | OSError)] or causes[:1]
     return (str(told[-1]).strip().splitlines() or ["no reason given"])[0].split(" failed with exception ")[0]
 
 
 def _status(causes: list[BaseException]) -> int | None:
-    """The HTTP status with which a server refused, as far as MLflow tells."""
+    """The HTTP status with which a server refused; None where MLflow does not tell."""
     codes = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "TEMPORARILY_UNAVAILABLE": 503}
     for cause in causes:
         if found := re.search(r"failed with error code (\d{3})\b|too many (\d{3}) error responses", str(cause)):

@@ -1,6 +1,6 @@
-"""The kinds of charts of a page.  Plain numbers in, an SVG element out; knows no run and no file.
+"""Chart types of a page: plain numbers in, an SVG element out; independent of runs and files.
 
-Each is as wide as a phone.  ``name`` is unlike any other of the page, ``alt`` says what is to be seen.  A series' colour is its
+Each chart is as wide as a phone.  ``name`` must be unique on the page, ``alt`` describes the chart.  A series' colour is its
 number, from 1.
 """
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-ROW_PX, AXIS_PX = 22, 48  # of a chart that has a row for each thing: its row, and what its axis takes
-FAR = 12  # times as large: too far apart for one linear axis
+ROW_PX, AXIS_PX = 22, 48  # heights of one row and of the axis, in charts made of rows
+FAR = 12  # ratio of largest to smallest value above which an axis is logarithmic
 
 
 class Dot(NamedTuple):
-    """A value in its interval; a heading where there is no value and ``colour`` is 0."""
+    """A value with its interval; without a value, a heading."""
 
     label: str
     value: float | None = None
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 
 class Level(NamedTuple):
-    """What does not change along the x-axis."""
+    """A horizontal line: a value that does not depend on x."""
 
     label: str
     value: float
@@ -56,7 +56,7 @@ class Bar(NamedTuple):
 
 
 def dots(name: str, alt: str, rows: Sequence[Dot], xlabel: str) -> Markup:
-    """A row for each value, from 0 to 1, with its interval and its number; headings in between."""
+    """Dot plot: one row per value, from 0 to 1, with its interval and number; headings in between."""
     with drawing(AXIS_PX + ROW_PX * len(rows)) as figure:
         axes = figure.subplots()
         for place, row in enumerate(rows):
@@ -90,7 +90,7 @@ def dots(name: str, alt: str, rows: Sequence[Dot], xlabel: str) -> Markup:
 
 
 def _name_rows(axes: Axes, labels: Sequence[str], headings: Sequence[int] = ()) -> None:
-    """From top to bottom; headings in bold."""
+    """Label the rows from top to bottom, headings in bold."""
     axes.set_yticks(range(len(labels)), [short(label) for label in labels])
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.tick_params(axis="both", length=0)
@@ -104,7 +104,12 @@ def lines(
     name: str, alt: str, series: Sequence[Line], xlabel: str, ylabel: str, log: bool = False, steps: bool = False, levels: Sequence[Level] = (),
     zero: bool = False,
 ) -> Markup:  # fmt: skip
-    """Curves; ``log``: of the y-axis, ``zero``: which else begins there, ``steps``: a value stays until the next one."""
+    """Curves.
+
+    log    logarithmic y-axis
+    zero   start a linear y-axis at 0
+    steps  hold each value until the next one
+    """
     from matplotlib.ticker import MaxNLocator
 
     with drawing(240) as figure:
@@ -130,7 +135,7 @@ def lines(
 
 
 def _plain_logarithmic(axis: Axis) -> None:
-    """Plain numbers on a logarithmic axis, a few at least."""
+    """Label a logarithmic axis with plain numbers, at least a few."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
@@ -141,7 +146,7 @@ def _plain_logarithmic(axis: Axis) -> None:
 
 
 def stacks(name: str, alt: str, at: Sequence[int], parts: Mapping[str, tuple[int, Sequence[float]]], xlabel: str, ylabel: str) -> Markup:
-    """Stacked columns: part -> (colour, a height at each place)."""
+    """Stacked columns: part -> (colour, its height in each column)."""
     with drawing(240) as figure:
         axes = figure.subplots()
         floor = [0.0] * len(at)
@@ -159,7 +164,7 @@ def _few(places: Sequence[int], most: int = 9) -> list[int]:
 
 
 def bars(name: str, alt: str, rows: Sequence[Bar], xlabel: str) -> Markup:
-    """A row for each thing, its bar with what is told of it at its end."""
+    """Horizontal bars, one per row, each with its text (``Bar.told``) at its end."""
     from matplotlib.ticker import MaxNLocator
 
     with drawing(AXIS_PX + ROW_PX * len(rows)) as figure:
@@ -175,7 +180,7 @@ def bars(name: str, alt: str, rows: Sequence[Bar], xlabel: str) -> Markup:
 
 
 class Repeated(NamedTuple):
-    """What was measured again and again; ``told`` is the median as text."""
+    """Repeated measurements of one thing; ``middle`` is their median, ``told`` the median as text."""
 
     label: str
     values: Sequence[float]
@@ -185,9 +190,9 @@ class Repeated(NamedTuple):
 
 
 def scatters(name: str, alt: str, rows: Sequence[Repeated], xlabel: str) -> Markup:
-    """A row for each thing: every value of it, and their median as a stroke with its number.
+    """One row per thing: all its values as dots, their median as a stroke with its number.
 
-    From 0, or, where some are many times as large as others, on a logarithmic axis.
+    The axis starts at 0, or is logarithmic if the largest value exceeds ``FAR`` times the smallest.
     """
     with drawing(AXIS_PX + 1.5 * ROW_PX * len(rows)) as figure:
         axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""The page of two runs: each figure of both, and the difference."""
+"""Page that compares two runs: each figure of both, and the difference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Runs = tuple[Run, Run]
 
 
 def compare(first: Run, second: Run, names: tuple[str, str]) -> Page:
-    """``names``: what the user calls them."""
+    """Page that compares two runs; ``names`` are the user's names for them."""
     runs = (first, second)
     sections = [part for part in (
         _accuracy(runs), _tuning(runs), _measuring(runs), _time(runs), _parameters(runs), _left_out(runs),
@@ -44,7 +44,7 @@ def compare(first: Run, second: Run, names: tuple[str, str]) -> Page:
 
 
 def _about(run: Run) -> str:
-    """Where it comes from, as far as that is known."""
+    """Known facts about the run's origin: time, commits, hosts."""
     models = run["made"].get("models", {}).values()
     commits = sorted({(made["code"]["commit"] or "")[:12] for made in models} - {""})
     hosts = sorted({made["host"] for made in models})
@@ -54,7 +54,7 @@ def _about(run: Run) -> str:
 
 
 def _both(of_first: Mapping[Any, Any], of_second: Mapping[Any, Any]) -> list[Any]:
-    """The keys of either, those of the first run in its order first."""
+    """Keys of either run in order, the first run's first."""
     return list(dict.fromkeys([*of_first, *of_second]))
 
 
@@ -86,7 +86,7 @@ def _accuracy(runs: Runs) -> Section | None:
 
 
 def _figure(evaluation: Mapping[str, Any], platform: str, model: str, figure: str) -> Mapping[str, Any] | None:
-    """{value, low, high}, without low and high where no interval is known; None where there is no such figure."""
+    """{value, low, high}, without low and high if no interval is known; None if the figure is missing."""
     if platform not in evaluation["platforms"]:
         return None
     found = models_of(evaluation, platform).get(model, {}).get(figure)
@@ -112,13 +112,13 @@ def _accuracy_rows(evaluations: Sequence[Mapping[str, Any]], platform: str, show
 
 
 def _same_data(evaluations: Sequence[Mapping[str, Any]], platform: str) -> bool:
-    """Whether both ranked the same held-out measurements."""
+    """Whether both runs were evaluated on the same held-out measurements."""
     first, second = (evaluation.get("judged", {}).get(platform, {}).get("holdout") for evaluation in evaluations)
     return first is not None and first == second
 
 
 def _difference(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, comparable: bool) -> Cell:
-    """Of two figures of which the higher is better; of other data it is neither good nor bad."""
+    """Difference of two figures (higher is better), marked better or worse only if ``comparable`` and beyond both intervals."""
     if not first or not second or first["value"] is None or second["value"] is None:
         return Cell(UNKNOWN)
     by = second["value"] - first["value"]

@@ -1,4 +1,4 @@
-"""The page of one run: from its figures (``stages.figures`` says which) to sections of charts and tables."""
+"""Page of one run: turns its figures (listed in ``stages.figures``) into sections of charts and tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PHASES = {"CL": "learning the platform (CL)", "KD": "distilling (KD)"}
 
 
 def page_of(run: Run) -> Page:
-    """What to show of a run; a section whose figures are missing is not there."""
+    """The page of a run; sections without figures are left out."""
     sections = [part for part in (
         accuracy(run), chain_matrix(run), learning(run), collection(run), *tuning(run["tuned"]), failures(run), noise(run), time_spent(run),
         provenance(run), left_out(run),
@@ -46,7 +46,7 @@ def page_of(run: Run) -> Page:
 
 
 def notes(run: Run) -> list[str]:
-    """What must be known before any figure is read."""
+    """Warnings to read before any figure."""
     if not run["stale"]:
         return []
     return [
@@ -98,7 +98,7 @@ def tiles(run: Run) -> list[Tile]:
 
 
 def models_of(evaluation: Mapping[str, Any], platform: str) -> dict[str, Mapping[str, Any]]:
-    """Name -> figures of every model judged on a platform, a random ranking last."""
+    """Name -> figures of every model evaluated on a platform, a random ranking last."""
     own = evaluation["platforms"][platform]
     others = {name: found[platform] for name, found in evaluation.get("baselines", {}).items() if platform in found}
     chance = {f"top_{k}": own[f"top_{k}_random"] for k in ks_of(evaluation) if f"top_{k}_random" in own}
@@ -155,7 +155,7 @@ def _accuracy_table(evaluation: Mapping[str, Any]) -> Table:
 
 
 def chain_matrix(run: Run) -> Section | None:
-    """What each platform's model knows of all platforms, and what was forgotten."""
+    """Top-1 of each platform's model on all platforms, and what was forgotten."""
     tables = [
         _matrix(run["evaluation"][key], f"Top-1 {of}")
         for key, of in (("chain", "of each platform's model"), ("knowledge_base", "of the knowledge base that goes along the chain"))
@@ -216,7 +216,7 @@ def _curves(epochs: Sequence[Mapping[str, Any]], phases: Sequence[str]) -> list[
 
 
 def collection(run: Run) -> Section | None:
-    """What the sampler chose of the pool, round by round."""
+    """Programs that the sampler picked from the pool, round by round."""
     found = {name: report for name, report in run["collection"].items() if report["progress"]}
     reports = run["collection"]
     if not reports:
@@ -299,7 +299,7 @@ def _operators_table(found: Mapping[str, Any]) -> Table:
 
 
 def failures(run: Run) -> Section | None:
-    """Kinds of errors of candidates."""
+    """Failed candidates by kind of error."""
     if not run["errors"]:
         return None
     of = {(name, which): found for name, by_kind in run["errors"].items() for which, found in by_kind.items()}
@@ -323,16 +323,14 @@ def failures(run: Run) -> Section | None:
 
 
 def noise(run: Run) -> Section | None:
-    """How far repeats of one program lie apart, and what the sentinel saw."""
+    """Spread of repeated measurements of a program, and programs measured on a machine that was not quiet."""
     found = run["noise"]
     if not found:
         return None
     shares = [5 * place for place in range(21)]
     series = []
     for place, of in enumerate(found.values(), start=1):
-        points = [
-            (share, 100 * value) for share, value in zip(shares, of["spread"], strict=True) if value > 0
-        ]  # for the axis is logarithmic
+        points = [(share, 100 * value) for share, value in zip(shares, of["spread"], strict=True) if value > 0]  # the axis is logarithmic
         series += [charts.Line(*zip(*points, strict=True), place)] if points else []  # type: ignore[call-arg]
     rows = [
         [
@@ -350,7 +348,7 @@ def noise(run: Run) -> Section | None:
         "program of known latency, was slower before and after, and measuring again did not help."
     )
     table = Table("Noise", head, rows)
-    if not series:  # one repeat of each
+    if not series:  # every program was timed once, so there is no spread
         return Section("noise", "Noise of the machine", text, tables=[table])
     chart = charts.lines(
         "spread", "Spread of a program's repeats, for each share of the programs", series, "% of the programs, the steadiest first", "spread, %",
@@ -385,7 +383,7 @@ def time_spent(run: Run) -> Section | None:
 
 
 def code_text(changed: Sequence[str] | bool | None) -> str:
-    """Whether code was as committed, or which files of it were not; the names were not kept of older models."""
+    """Whether the code was as committed, or which files differed; older models did not record the names."""
     if changed is None:
         return UNKNOWN
     return f"changed since: {changed_text(changed)}" if changed and changed is not True else "changed since" if changed else "as committed"

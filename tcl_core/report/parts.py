@@ -1,4 +1,4 @@
-"""What a page is made of, as plain data for the template, and how figures are written in it."""
+"""Parts of a page as plain data for the template, and formatting of its figures."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ UNKNOWN = "–"
 
 
 class Cell(NamedTuple):
-    """One cell of a table that is more than its text.
+    """A table cell with a shade or a tone; other cells are plain strings.
 
-    shade  0 to 100: how strongly it is tinted, None: not at all
+    shade  strength of its tint, 0 to 100; None for no tint
     tone   "better", "worse" or ""
     """
 
@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """``left``: how many columns, from the first one on, hold words; all others hold figures."""
+    """A table whose first ``left`` columns hold words and all others figures."""
 
     caption: str
     head: Sequence[str]
@@ -43,7 +43,7 @@ class Chart:
 
 
 class Key(NamedTuple):
-    """One entry of a legend: a name and its colour, a number as in ``svg.SERIES``."""
+    """One entry of a legend: a name and its colour, a number as for ``svg.colour``."""
 
     name: str
     colour: int
@@ -51,8 +51,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Charts side by side and what their colours mean; the same figures as a table that can be unfolded, or one that stands
-    ``beside`` a single chart where there is room.
+    """Charts side by side, with the legend of their colours.
+
+    table   the same figures, initially folded
+    beside  a table next to a single chart where there is room
     """
 
     charts: Sequence[Chart]
@@ -63,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """``tables`` are shown as they are, below the groups; ``folded`` ones are to be unfolded."""
+    """A section of the page; ``tables`` follow the groups, then ``folded`` ones, which the reader can unfold."""
 
     anchor: str
     title: str
@@ -74,7 +76,7 @@ class Section:
 
 
 class Tile(NamedTuple):
-    """A figure that one wants to see first."""
+    """A key figure at the top of the page."""
 
     value: str
     name: str
@@ -100,7 +102,7 @@ class Page:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """``0.614``; a dash for what is not known."""
+    """``0.614``; a dash if unknown or not finite."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
@@ -113,7 +115,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def interval(figure: dict[str, float | None] | None) -> str:
-    """``0.614 (0.411 to 0.792)``, the 95 % interval in brackets where there is one."""
+    """``0.614 (0.411 to 0.792)``, with the 95 % interval in parentheses if there is one."""
     if not figure:
         return UNKNOWN
     low, high = figure.get("low"), figure.get("high")
@@ -121,7 +123,7 @@ def interval(figure: dict[str, float | None] | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """With three significant digits or so: ``12.4 ms``, ``0.481 ms``, ``0.0076 ms``."""
+    """Milliseconds with about three significant digits: ``12.4 ms``, ``0.481 ms``, ``0.0076 ms``."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3 if value >= 0.1 else 4
@@ -138,6 +140,6 @@ def duration(seconds: float | None) -> str:
 
 
 def short(text: str, most: int = 22) -> str:
-    """A name that fits beside a chart, its middle left out; control characters, which no SVG may hold, are escaped."""
+    """A name shortened in the middle to fit beside a chart; escapes control characters, which SVG does not allow."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"

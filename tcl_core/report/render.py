@@ -1,4 +1,4 @@
-"""A page as one HTML file that needs nothing else, no network either: style and charts lie in it, there is no script."""
+"""Render a page as one self-contained HTML file: style and charts are inline, and it has no scripts and needs no network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tcl_core.report.parts import Page
 
 
 def render(page: Page) -> str:
-    """Whatever names the page holds, they are text in it: Jinja escapes all but the charts, which ElementTree wrote."""
+    """The page as HTML; Jinja escapes everything, such as names, except the charts, which ElementTree has escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

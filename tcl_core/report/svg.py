@@ -1,6 +1,6 @@
-"""A matplotlib figure as SVG for the midst of a page: it takes the page's font and colours, and follows them to dark and back.
+"""Convert a matplotlib figure to inline SVG that uses the page's font and colours, in light and dark mode.
 
-Figures are drawn in marker colours that mean nothing; each then becomes a CSS variable of the page.  Text stays text.
+Figures are drawn in placeholder colours, each of which is then replaced by a CSS variable of the page.  Text stays text.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, FAINT, LINE, PAPER = "#0b0a01", "#0b0a02", "#0b0a03", "#0b0a04"  # text, ticks, grid, what lies behind
-SERIES = tuple(f"#0b0b{number:02x}" for number in range(1, 9))  # of what is compared, in the order in which they are taken
+INK, FAINT, LINE, PAPER = "#0b0a01", "#0b0a02", "#0b0a03", "#0b0a04"  # text, ticks, grid, background
+SERIES = tuple(f"#0b0b{number:02x}" for number in range(1, 9))  # colours of data series, in order of use
 VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", LINE: "var(--line)", PAPER: "var(--card)"} | {
     colour: f"var(--s{number})" for number, colour in enumerate(SERIES, start=1)
 }
-WIDTH_PX, INCH_PX = 360, 72  # of a chart on a phone, where it is shown as large as it was drawn
+WIDTH_PX, INCH_PX = 360, 72  # chart width on a phone, where it is shown at its drawn size
 _LOOK = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tcl",  # the same figures give the same bytes
-    "text.parse_math": False,  # a name with dollar signs is a name
-    "font.family": "DejaVu Sans",  # comes with matplotlib, and is wider than what browsers take: what is measured with it fits
+    "text.parse_math": False,  # dollar signs in names are literal
+    "font.family": "DejaVu Sans",  # ships with matplotlib and is wider than browsers' fonts, so text laid out with it fits
     "font.size": 11,
     "axes.labelsize": 11,
     "axes.titlesize": 11,
@@ -57,13 +57,13 @@ _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}hre
 
 
 def colour(number: int) -> str:
-    """The marker colour of a series, the first being 1; beyond the last they come again."""
+    """Placeholder colour of series ``number``, from 1; colours repeat after the last."""
     return SERIES[(number - 1) % len(SERIES)]
 
 
 @contextmanager
 def drawing(height_px: float) -> Iterator[Figure]:
-    """A figure of a phone's width to draw on, to be given to ``as_svg`` before the block ends."""
+    """An empty figure of a phone's width; pass it to ``as_svg`` before the block ends."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -72,14 +72,14 @@ def drawing(height_px: float) -> Iterator[Figure]:
 
 
 def as_svg(figure: Figure, name: str, alt: str) -> Markup:
-    """The drawn figure as an element of the page.
+    """The drawn figure as an SVG element of the page.
 
-    name  unlike any other of the page: its parts are called by it
-    alt   says what is to be seen, to those who cannot
+    name  unique on the page; prefixes the ids in the SVG
+    alt   description for readers who cannot see it
     """
     raw = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # of a name in letters that the font lacks: the browser's has them
+        warnings.filterwarnings("ignore", "Glyph")  # letters that matplotlib's font lacks: the browser has them
         figure.savefig(raw, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(raw.getvalue())
     _remove_what_reaches_beyond(root)
@@ -95,7 +95,7 @@ def as_svg(figure: Figure, name: str, alt: str) -> Markup:
 
 
 def _remove_what_reaches_beyond(root: ElementTree.Element) -> None:
-    """Facts about the file, and a style sheet that would be the whole page's."""
+    """Remove file metadata, and the style sheet, which would apply to the whole page."""
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag == f"{_SVG}style" or "metadata" in child.tag:
@@ -103,8 +103,8 @@ def _remove_what_reaches_beyond(root: ElementTree.Element) -> None:
 
 
 def _adapt(element: ElementTree.Element, name: str) -> None:
-    """Take the page's colours and font, shorten numbers, and call by ``name`` what has a name of its own."""
-    element.tag = element.tag.removeprefix(_SVG)  # within a page it needs none
+    """Use the page's colours and font, shorten numbers, and prefix ids and references to them with ``name``."""
+    element.tag = element.tag.removeprefix(_SVG)  # inline SVG needs no namespace
     if _LINK in element.attrib:
         element.set("href", element.attrib.pop(_LINK))
     for key, value in element.attrib.items():

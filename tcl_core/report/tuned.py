@@ -1,4 +1,4 @@
-"""What tuning a network came to: its section of the page."""
+"""The page's section on the result of tuning a network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tcl_core.report.parts import UNKNOWN, Chart, Group, Key, Section, Table, co
 
 NAMES = {"tuned": "tuned", "eager": "PyTorch eager", "compile": "torch.compile"}
 COLOURS = {"tuned": 1, "eager": 2, "compile": 4}
-MOST_TASKS = 12  # of the table of tasks; the others are summed up
+MOST_TASKS = 12  # rows of the task table; the other tasks are summed up in one row
 
 
 def tuning(tuned: Mapping[str, Any]) -> list[Section]:
-    """Nothing where no network was tuned."""
+    """The tuning section; an empty list if no network was tuned."""
     if not tuned:
         return []
     systems = _systems(tuned)
@@ -39,7 +39,7 @@ def tuning(tuned: Mapping[str, Any]) -> list[Section]:
         ]
     text = (
         f"{what}, ranked by {_ranker(tuned)}: {count(tuned.get('trials'))} programs of {count(tuned.get('tasks'))} tasks in {duration(tuned.get('search_s'))}. "
-        f"Untuned it takes {milliseconds(tuned['untuned_ms'])}. All systems ran by turns, each in a process of its own; a dot is a round, a stroke their median."
+        f"Untuned it takes {milliseconds(tuned['untuned_ms'])}. All systems ran by turns, each in a process of its own; a dot is a round, a stroke what they come to."
     )
     folded = [_tasks(tuned["task_times"])] if tuned.get("task_times") else []
     return [Section("tuning", "Tuning", text, [Group(drawn, None, legend, _compared(tuned, systems))], folded=folded)]
@@ -51,7 +51,7 @@ def _ranker(tuned: Mapping[str, Any]) -> str:
 
 
 def _systems(tuned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Name -> {median_ms, rounds_ms, difference}; of a report without rounds what it has."""
+    """Name -> {median_ms, rounds_ms, difference}; from a report without rounds, only the medians."""
     found = tuned.get("compared", {}).get("systems")
     if found:
         return dict(found)
@@ -61,7 +61,7 @@ def _systems(tuned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _curve(curve: Sequence[Sequence[float]], tuned: Mapping[str, Any], systems: Mapping[str, Any]) -> Chart:
     trials, _, ms = (list(each) for each in zip(*curve, strict=True))
-    if trials[-1] < (last := tuned.get("trials", 0)):  # the rest made it no faster
+    if trials[-1] < (last := tuned.get("trials", 0)):  # later programs brought no improvement
         trials, ms = [*trials, last], [*ms, ms[-1]]
     levels = [charts.Level(NAMES.get(name, name), system["median_ms"], COLOURS.get(name, 5)) for name, system in systems.items()]
     alt = f"Milliseconds of {tuned['network']} against programs measured, beside what each system takes"
@@ -90,7 +90,7 @@ def _exponent(value: float | None) -> str:
 
 
 def _tasks(times: Sequence[Mapping[str, Any]]) -> Table:
-    """The costliest tasks of the network, by what they take together in one inference."""
+    """Table of the network's costliest tasks, by their total time in one inference (runs times latency)."""
     total = sum(_share_ms(task) for task in times)
     ordered = sorted(times, key=lambda task: -_share_ms(task))
     rows = [

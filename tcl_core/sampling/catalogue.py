@@ -1,4 +1,4 @@
-"""Samplers by name: ``sampler_names`` lists them, and each is imported when it is asked for."""
+"""Samplers by name; ``sampler_names`` lists them, each imported on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sampler = Callable[[Pool, int, np.random.Generator], np.ndarray]
 
 
 def named(sampler: str) -> Sampler:
-    """Raises UsageError that names the nearest known one."""
+    """A sampler by name.  Raises UsageError that names the nearest known one."""
     if sampler not in SAMPLERS:
         raise unknown_name("sampler", sampler, SAMPLERS, "collect.sampler of params.yaml")
     module, _, function = SAMPLERS[sampler].partition(":")
@@ -33,13 +33,13 @@ def pick(
     labelled_tasks: np.ndarray | None = None,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Which of the N unlabelled programs to measure: min(budget, N) row numbers in picking order.
+    """Select which of the N unlabelled programs to measure: min(budget, N) row numbers in picking order.
 
-    Shapes as in ``Pool``.  A ranking model's raw outputs compare only within a task; give it scores that
-    compare across tasks (for instance scaled within each task) where the pool holds several.
+    Shapes as in ``Pool``.  A ranking model's raw outputs compare only within a task; if the pool has several tasks, pass
+    scores that compare across tasks (for instance scaled within each task).
 
-    Raises UsageError for an unknown sampler, ValueError for misaligned arrays or a negative budget, DataError
-    for predictions that are not finite.
+    Raises UsageError for an unknown sampler, ValueError for misaligned arrays, a negative budget or tasks that the sampler
+    needs and are missing, DataError for non-finite predictions.
     """
     choose = named(sampler)
     if budget < 0:

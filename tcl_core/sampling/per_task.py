@@ -1,8 +1,8 @@
-"""Equally many programs of each task, drawn evenly within it.
+"""Sampler: equally many programs per task, drawn uniformly within it.
 
-Pairs of programs are compared within a task only, and what is learned carries over to other tasks by what the measured ones
-have in common: more tasks teach more than more programs of one.  But one alone teaches nothing, so a second follows it at once:
-a budget of less than two programs for each task goes to pairs of some of them.
+Programs are compared only within a task, and a model generalises to other tasks from what the measured tasks share; so more
+tasks teach more than more programs of one task.  But a task's lone program has none to compare with, so a second one follows at
+once: a budget under two programs per task goes to pairs in some of the tasks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tcl_core.sampling.pool import Pool
 
 
 def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Row numbers in picking order: each time a program of a task with one, else of a task with the fewest; those measured before count.
+    """Row numbers in picking order: each a random program of the task that ``turns`` names.
 
-    Equal tasks come in random order.  Raises ValueError where the pool does not tell tasks.
+    Raises ValueError if the pool has no tasks.
     """
     if pool.tasks is None or pool.labelled_tasks is None:
         raise ValueError("the sampler 'per-task' needs tasks and labelled_tasks of the pool")
@@ -28,9 +28,10 @@ def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def turns(tasks: np.ndarray, labelled_tasks: np.ndarray, budget: int, rng: np.random.Generator) -> list[int]:
-    """The task of each pick, in picking order: one with a lone program, measured or picked, else with the fewest; at random among equals.
+    """The task of each pick, in picking order: first tasks with exactly one program, then those with the fewest.
 
-    tasks (N,) of the pool, labelled_tasks (M,); O(N + budget log T) for T tasks.
+    Both measured and picked programs count; ties are broken at random.  tasks (N,) are the pool's, labelled_tasks (M,) those of
+    measured programs; O(N + budget log T) for T tasks.
     """
     has, has_left = (dict(zip(*map(np.ndarray.tolist, np.unique(of, return_counts=True)), strict=True)) for of in (labelled_tasks, tasks))
     places = rng.permutation(len(has_left)).tolist()
@@ -46,5 +47,5 @@ def turns(tasks: np.ndarray, labelled_tasks: np.ndarray, budget: int, rng: np.ra
 
 
 def _rank(count: int) -> tuple[bool, int]:
-    """Order of tasks with so many programs: a lone one first, then the fewest."""
+    """Sort key of a task with ``count`` programs: exactly one first, then the fewest."""
     return count != 1, count

@@ -13,10 +13,12 @@ from tcl_core.errors import DataError
 class Pool:
     """N unlabelled programs and the M labelled ones they are compared with.
 
-    predictions           (N,) higher is better
+    predictions           (N,) model scores, higher is better
     operator_types        (N,) names or numbers
-    labelled_predictions  (M,) by the same model
-    tasks                 (N,) numbers, labelled_tasks (M,)
+    labelled_predictions  (M,) scores by the same model
+    tasks                 (N,) task numbers; labelled_tasks (M,) likewise
+
+    Raises ValueError for arrays of other lengths, DataError for non-finite predictions.
     """
 
     predictions: np.ndarray

@@ -1,4 +1,4 @@
-"""The sampler that every other has to beat: programs drawn evenly from the whole pool."""
+"""The baseline sampler: programs drawn uniformly from the whole pool."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tcl_core.sampling.pool import Pool
 
 
 def pick(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Row numbers in picking order, without regard to operator types or predictions."""
+    """Row numbers in picking order; ignores operator types and predictions."""
     return rng.permutation(len(pool))[:budget]

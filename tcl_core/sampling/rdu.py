@@ -1,15 +1,15 @@
 """The RDU sampler of TCL (arXiv 2604.12891): representativeness, diversity, uncertainty.
 
-``pick_as_printed`` is the paper's.  When an operator type's quota is spent, the type leaves the pool: as printed, a rejected argmax
-would be the argmax again, forever.
+``pick_as_printed`` is the paper's, except that an operator type leaves the pool once its quota is spent: as printed, a rejected
+argmax would be the argmax again, forever.
 
-``pick`` has its aims and other means to them:
+``pick`` pursues the same aims by other means:
 
-    representativeness  every task gets as many programs as any other, those measured before among them (``per_task``)
-    diversity           a task's programs, in the order that the model predicts, are cut into as many strata as it gets picks, narrow
-                        among the fast and wide among the slow; one is taken of each
-    uncertainty         of a stratum any program, at random: within it the model does not know.  To take that one on whose place an
-                        ensemble disagrees most was no better by any figure (bench/lean.py)
+    representativeness  every task gets equally many programs, counting those measured before (``per_task``)
+    diversity           a task's programs, ranked by the model, are cut into as many strata as the task gets picks, narrow among the
+                        fast and wide among the slow; each stratum gives one pick
+    uncertainty         the pick is random within its stratum, where the model's order is not trusted.  Picking the program whose
+                        rank an ensemble disagrees on most was no better by any metric (bench/lean.py)
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ from tcl_core.sampling.pool import Pool
 from tcl_core.sampling.scores import normalised, paper_scores
 
 LEAN = 1.5
-"""The first i of k strata hold (i / k) ** LEAN of a task's programs: at 1 all are equally wide, above it the fast ones are narrower.
+"""The first i of k strata hold (i / k) ** LEAN of a task's programs: 1 makes all equally wide, more makes the fast ones narrower.
 Chosen on devices that the samplers' table does not report (bench/lean.py)."""
 
 
 def quota(operator_types: np.ndarray, budget: int) -> dict[Hashable, int]:
-    """How many programs of each operator type: budget * share of the type in the pool, by largest remainder.
+    """Programs to pick per operator type: budget * the type's share of the pool, by largest remainder.
 
-    Sums to min(budget, N), and no type gets more than it has.  Equal remainders go to the type that sorts
-    first.
+    Sums to min(budget, N); no type gets more than it has.  Equal remainders go to the type that sorts first.
     """
     types, counts = np.unique(operator_types, return_counts=True)
     budget = min(budget, len(operator_types))
-    seats, remainders = np.divmod(budget * counts, max(len(operator_types), 1))  # whole numbers: equal stays equal
+    seats, remainders = np.divmod(budget * counts, max(len(operator_types), 1))  # integers, so that equal remainders compare equal
     by_remainder = np.argsort(-remainders, kind="stable")
     seats[by_remainder[: budget - seats.sum()]] += 1
     return dict(zip(types.tolist(), seats.tolist(), strict=True))
 
 
 def pick_as_printed(pool: Pool, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Row numbers in picking order; the labelled set grows by whole rounds, so scores are computed once.
+    """Row numbers in picking order, by the paper's scores; the labelled set grows only between rounds, so they are computed once.
 
-    O((N + M) log M) for a round.  Equal scores are picked in random order.
+    O((N + M) log M + N log N) per round.  Equal scores are picked in random order.
     """
     scores = paper_scores(*normalised(pool.predictions, pool.labelled_predictions))
     order = rng.permutation(len(pool))  # so that the stable sort leaves equal scores in random order
@@ -58,10 +57,12 @@ def pick_as_printed(pool: Pool, budget: int, rng: np.random.Generator) -> np.nda
 
 
 def pick(pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN, preferred: np.ndarray | None = None) -> np.ndarray:
-    """Row numbers in picking order, O(N log N).  ``lean`` is that of ``LEAN``; ``preferred`` (N,): of a stratum the program with the
-    largest, None: any.
+    """Row numbers in picking order, O(N log N).
 
-    Raises ValueError where the pool has no tasks.
+    lean       as ``LEAN``
+    preferred  (N,) each stratum gives its program with the largest value; None: a random one
+
+    Raises ValueError if the pool has no tasks.
     """
     if pool.tasks is None or pool.labelled_tasks is None:
         raise ValueError("the sampler 'rdu' needs tasks and labelled_tasks of the pool")
@@ -74,7 +75,7 @@ def pick(pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN, 
     stratum = np.concatenate(
         [np.zeros(0, int), *(_strata(size, count, lean) for size, count in zip(sizes.tolist(), counts.tolist(), strict=True))]
     )
-    stratum += np.repeat(np.cumsum(counts) - counts, sizes)  # numbered through
+    stratum += np.repeat(np.cumsum(counts) - counts, sizes)  # numbered consecutively over all tasks
     kept = np.repeat(counts > 0, sizes)
     by_place, stratum = by_place[kept], stratum[kept]
     in_turn = np.lexsort((-preferred[by_place], stratum))  # stratum by stratum, the preferred first
@@ -83,7 +84,7 @@ def pick(pool: Pool, budget: int, rng: np.random.Generator, lean: float = LEAN, 
 
 
 def _strata(size: int, count: int, lean: float) -> np.ndarray:
-    """(size,) number of the stratum of each place, 0 the fastest, where ``count`` strata share ``size`` places; each has one at least."""
+    """(size,) stratum of each rank, 0 the fastest, for ``count`` non-empty strata over ``size`` ranks."""
     if not count:
         return np.zeros(size, int)
     upper = np.round(size * (np.arange(1, count + 1) / count) ** lean).astype(int) - np.arange(1, count + 1)

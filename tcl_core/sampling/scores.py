@@ -1,6 +1,6 @@
-"""What makes an unlabelled program worth measuring: pure functions on arrays.
+"""Acquisition scores of unlabelled programs: pure functions on arrays.
 
-N unlabelled programs (the pool), M labelled ones.  Nothing here knows a model or a task.
+N unlabelled programs (the pool), M labelled ones.  Independent of model and task.
 Source: TCL (arXiv 2604.12891), the RDU sampler: representativeness, diversity, uncertainty.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def normalised(predictions: np.ndarray, labelled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both on one scale, [0, 1] from the least to the greatest of the N + M; 0 where all are equal."""
+    """Both arrays scaled jointly to [0, 1], from the smallest to the largest of the N + M; all 0 if they are equal."""
     both = np.concatenate([predictions, labelled]).astype(np.float64)
     spread = np.ptp(both) if len(both) else 0.0
     both = (both - both.min()) / spread if spread > 0 else np.zeros(len(both))
@@ -18,10 +18,9 @@ def normalised(predictions: np.ndarray, labelled: np.ndarray) -> tuple[np.ndarra
 
 
 def prediction_gap(predictions: np.ndarray, labelled: np.ndarray) -> np.ndarray:
-    """Diversity of the paper, (N,): min over j of |f(x) - f(x_j)|; 1 where nothing is labelled yet.
+    """The paper's diversity, (N,): min over j of |f(x) - f(x_j)|; 1 if nothing is labelled yet.
 
-    In one dimension only the two neighbours in sorted order can be nearest: O(log M) per program instead of
-    O(M).
+    In one dimension only the two neighbours in sorted order can be nearest: O(log M) per program instead of O(M).
     """
     if not len(labelled):
         return np.ones(len(predictions))
@@ -31,10 +30,10 @@ def prediction_gap(predictions: np.ndarray, labelled: np.ndarray) -> np.ndarray:
 
 
 def prediction_variance(predictions: np.ndarray, labelled: np.ndarray) -> np.ndarray:
-    """Uncertainty of the paper, (N,): the variance of the M labelled predictions and f(x) together.
+    """The paper's uncertainty, (N,): the variance of f(x) together with the M labelled predictions; 0 if nothing is labelled.
 
-    Closed form, O(1) per program: M / (M + 1) * var + M / (M + 1)^2 * (f(x) - mean)^2.  So it is the distance
-    from the labelled mean, says nothing about what the model does not know, and fades like 1 / M.
+    Closed form, O(1) per program: M / (M + 1) * var + M / (M + 1)^2 * (f(x) - mean)^2.  So it measures only the distance from
+    the labelled mean, not the model's uncertainty, and differences between programs fade like 1 / M.
     """
     m = len(labelled)
     if not m:

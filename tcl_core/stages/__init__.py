@@ -1,1 +1,1 @@
-"""What the pipeline is made of: a module for each kind of stage; a stage takes a ``Workspace`` and returns what it did."""
+"""The pipeline's stages, one module per kind; a stage takes a ``Workspace`` and returns a report of what it did."""

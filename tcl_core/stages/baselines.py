@@ -1,4 +1,4 @@
-"""Other cost models than the chain's, trained by name on the same records: what it is compared with."""
+"""Baselines: other cost models, trained by name on the chain's records, that the chain is compared with."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tcl_core.stages.workspace import Skipped, Workspace, check_lowering, withou
 
 
 def listed_folder(workspace: Workspace) -> Path:
-    """Where stages put models beside the chain; no platform can be called so."""
+    """Folder of the baselines that stages train; no platform can have its name."""
     return workspace.data / "models" / "beside_chain"
 
 
 def baseline_folder(workspace: Workspace, name: str, platform: str = "") -> Path:
-    """A model that params.yaml does not list lies elsewhere: no stage's output."""
+    """Folder of a baseline; one that params.yaml does not list is no stage's output and lies elsewhere."""
     listed = name in workspace.params.baselines.models
     return (listed_folder(workspace) if listed else workspace.data / "baselines") / name / platform
 
 
 @dataclass(frozen=True)
 class BaselineReport:
-    """From how many programs a model learned, and where it lies."""
+    """How many programs a model learned from, and its folder."""
 
     model: str
     platform: str
@@ -45,10 +45,10 @@ class BaselineReport:
 
 
 def train_baseline(workspace: Workspace, name: str, platform: str | None = None) -> list[BaselineReport] | Skipped:
-    """Train a model of the catalogue on one platform's records, or on each one's -> NAME/PLATFORM/ below ``baseline_folder``.
+    """Train a catalogue model on one platform's records, or on each platform's in turn -> ``baseline_folder``.
 
-    Its settings are its own, not params.yaml's, which were chosen for the chain's model.  Raises UsageError for a name or a
-    platform that it cannot learn.
+    It uses its own settings, not params.yaml's, which were chosen for the chain's model; seed and validation share are
+    params.yaml's.  Raises UsageError for a name or a platform that it cannot learn.
     """
     ran = platforms_of(workspace, name)
     check_lowering(name, workspace.params.candidates.design_space)
@@ -64,12 +64,12 @@ def train_baseline(workspace: Workspace, name: str, platform: str | None = None)
         trained = [_train(workspace, name, place, checkpoints / place) for place in ([platform] if platform else ran)]
         if platform is None:
             _remove_stale(workspace, name, ran)
-        shutil.rmtree(checkpoints, ignore_errors=True)  # only now: what a killed run had finished costs the next one nothing
+        shutil.rmtree(checkpoints, ignore_errors=True)  # only now: after a kill the next run reuses what was finished
     return trained
 
 
 def _remove_stale(workspace: Workspace, name: str, ran: list[str]) -> None:
-    """What an earlier run left: why there was no model and, in a stage's output, models of platforms that no longer run."""
+    """Remove what an earlier run left: the reason for no model and, in a stage's output, models of platforms that no longer run."""
     folder = baseline_folder(workspace, name)
     (folder / "skipped.json").unlink(missing_ok=True)
     for model in folder.glob("*/hardware.json") if folder.parent == listed_folder(workspace) else ():
@@ -78,15 +78,15 @@ def _remove_stale(workspace: Workspace, name: str, ran: list[str]) -> None:
 
 
 def platforms_of(workspace: Workspace, name: str) -> list[str]:
-    """The platforms whose records lie here and that a model can learn: one that learns from earlier ones needs such."""
+    """Platforms of ``platforms_here`` that a model can learn: not the first, if it also learns from earlier ones."""
     ran = workspace.platforms_here()
     return ran[1:] if catalogue.model_class(name).learns_from_sources else ran
 
 
 def predicted(workspace: Workspace, name: str, without: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Platform -> (N,) scores of its held-out programs, but for tasks of the keys ``without``, by the model that was trained on its records.
+    """Platform -> (N,) scores of its held-out programs by the baseline trained on its records.
 
-    Raises DataError where one has not been trained.
+    Tasks of the keys ``without`` are left out.  Raises DataError where a baseline has not been trained.
     """
     folders = {platform: baseline_folder(workspace, name, platform) for platform in platforms_of(workspace, name)}
     if missing := [folder for folder in folders.values() if not folder.exists()]:
@@ -121,7 +121,7 @@ def _train(workspace: Workspace, name: str, platform: str, checkpoint: Path) -> 
 
 
 def _origin(workspace: Workspace, name: str, platform: str, settings: dict[str, Any], all_earlier: bool) -> dict[str, Any]:
-    """What a model beside the chain is made of: its settings are its own, its data those of one platform or of all up to it."""
+    """Provenance of a baseline: its own settings, and the records of its platform or of all platforms up to it."""
     ran, params = workspace.platforms_here(), workspace.params
     learned = ran[: ran.index(platform) + 1] if all_earlier else [platform]
     given = {"validation_share": params.train.validation_share, "collect": asdict(params.collect), "measure": asdict(params.measure)}
@@ -129,7 +129,7 @@ def _origin(workspace: Workspace, name: str, platform: str, settings: dict[str, 
 
 
 def _sources(workspace: Workspace, platform: str, valid: Samples | None) -> list[Samples]:
-    """What was measured on the platforms before this one, without the tasks that are kept apart."""
+    """Samples of each platform before this one, without the validation tasks."""
     apart = valid.tasks if valid is not None else []
     ran = workspace.platforms_here()
     sources = [workspace.samples(earlier) for earlier in ran[: ran.index(platform)]]

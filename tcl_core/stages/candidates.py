@@ -1,4 +1,4 @@
-"""What may be measured: tasks, cut from the networks, and candidate programs of each."""
+"""The tasks that are cut from the networks, and the candidate programs of each that may be measured."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cut_tasks(workspace: Workspace) -> TasksReport:
 
 
 def _cut(workspace: Workspace, networks: Sequence[str]) -> dict[str, list[tuple[Task, int]]]:
-    """network -> its tasks and their weights.  Several are cut at a time, at least two by each process, for it starts in seconds."""
+    """Network -> its tasks and their weights.  Processes cut at least two networks each, since starting one takes seconds."""
     processes = min(threads(), max(1, len(networks) // 2), MOST_AT_ONCE)
     files = {network: workspace.network(network) for network in networks}
     cut = partial(extract_tasks, graph=workspace.params.graph)
@@ -66,7 +66,7 @@ def _cut(workspace: Workspace, networks: Sequence[str]) -> dict[str, list[tuple[
 
 
 def tasks_of(network: str, graph: Graph) -> list[tuple[Task, int]]:
-    """One network's tasks and how often each occurs, its graph so prepared, the largest first; nothing is written."""
+    """One network's tasks and how often each occurs, most FLOPs in all first; ``graph`` says how to prepare it.  Writes nothing."""
     return sorted(extract_tasks(network, graph), key=lambda found: -found[0].flops * found[1])
 
 
@@ -77,7 +77,7 @@ def tasks_text(found: Sequence[tuple[Task, int]]) -> str:
 
 @dataclass(frozen=True)
 class PoolReport:
-    """What was sampled of a split."""
+    """The size of a split's pool."""
 
     split: str
     programs: int
@@ -89,7 +89,7 @@ class PoolReport:
 
 
 def sample_candidates(workspace: Workspace) -> tuple[PoolReport, PoolReport]:
-    """Sample the candidate programs -> data/programs/pool/{train,held_out}/; what became of these two splits."""
+    """Sample the candidate programs -> data/programs/pool/{train,held_out}/; returns a report per split."""
     c = workspace.params.candidates
     held_out_keys = [row["task_key"] for row in workspace.networks if row["split"] == "held_out"]
     with workspace.timed("candidates"):
@@ -133,7 +133,7 @@ def _program_row(program: Program, split: str) -> dict[str, Any]:
 
 
 def _by_network(workspace: Workspace, split: str) -> dict[str, list[tuple[Task, int]]]:
-    """network -> its tasks and their weights."""
+    """Network of the split -> its tasks and their weights."""
     by_key = {task.key: task for task in workspace.tasks}
     found: dict[str, list[tuple[Task, int]]] = {}
     for row in workspace.networks:

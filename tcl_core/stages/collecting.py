@@ -1,4 +1,4 @@
-"""Measuring on a platform: collect, holdout, and a few programs for other stages' questions."""
+"""Measuring on a platform: the stages collect and holdout, and a few programs for other stages."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from tcl_core.stages.workspace import Skipped, Workspace, by_measuring
 if TYPE_CHECKING:
     from tcl_core.learning.fit import OnEpoch
 
-FORCED = "measuring-again"  # a file in a journal: it was begun by `--force`, whose command has not ended well yet
-MARKED_S = 86_400.0  # for which a stopped `--force` is gone on with: what is older may be of a machine that was another then
-FORCED_BY = "measured-again-by"  # likewise: the run of the pipeline whose `--force` ended well there
+FORCED = "measuring-again"  # a file in a journal that `--force` began and whose command has not succeeded yet
+MARKED_S = 86_400.0  # how long a stopped `--force` can be resumed: later the machine may have changed
+FORCED_BY = "measured-again-by"  # another such file: the id of the pipeline run whose `--force` succeeded there
 
 
 @dataclass(frozen=True)
 class CollectReport:
     """What was measured of a pool on a platform.
 
-    programs, pool  measured ones and all that there were to choose from
-    errors          kind of outcome, ``ok`` among them -> programs
+    programs, pool  number of programs measured, and in the pool
+    errors          outcome, including ``ok`` -> number of programs
     rounds          what each step chose, measured and learned
     """
 
@@ -75,10 +75,10 @@ class HoldoutReport:
 
 
 def collect(workspace: Workspace, platform: str, force: bool = False) -> CollectReport | Skipped:
-    """Measure a platform's share of the training programs with the sampler -> data/records/platform=P/.
+    """Measure the share of the training programs that the sampler picks -> data/records/platform=P/.
 
-    ``force``: measure anew what was measured before, and go on with that where it was stopped, until ``end_forced``.  Raises
-    UsageError for an unknown platform, PlatformError where this machine can run none.
+    ``force``: measure everything anew; until ``end_forced``, a forced run that was stopped is resumed.  Raises UsageError for
+    an unknown platform, PlatformError where this machine can run none of params.yaml's platforms.
     """
     workspace.check_platform(platform)
     report_file = workspace.reports / "collect" / f"{platform}.json"
@@ -103,7 +103,7 @@ def collect(workspace: Workspace, platform: str, force: bool = False) -> Collect
 
 
 def holdout(workspace: Workspace, platform: str, force: bool = False) -> HoldoutReport | Skipped:
-    """Measure all held-out programs -> data/holdout/platform=P/.  As ``collect``."""
+    """Measure all held-out programs -> data/holdout/platform=P/.  ``force`` and errors as for ``collect``."""
     workspace.check_platform(platform)
     if reason := reason_to_skip(workspace, platform):
         return _skip(workspace, platform, "holdout", reason)
@@ -118,10 +118,10 @@ def holdout(workspace: Workspace, platform: str, force: bool = False) -> Holdout
 
 
 def measure_probes(workspace: Workspace, platform: str, choose: Callable[[Sequence[ProgramKey]], Sequence[int]]) -> dict[ProgramKey, float]:
-    """Seconds of those training programs on a platform whose rows ``choose`` picks from all keys; inf where one failed.
+    """Measure the training programs whose rows ``choose`` picks from all keys; returns program -> seconds, inf for a failed one.
 
-    They are kept in the platform's journal: its collection measures none of them again.  Raises PlatformError for a platform
-    that this machine cannot run.
+    The platform's journal keeps them, so its collection does not measure them again.  Raises PlatformError for a platform that
+    this machine cannot run.
     """
     if reason := reason_to_skip(workspace, platform):
         raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
@@ -136,9 +136,9 @@ def measure_probes(workspace: Workspace, platform: str, choose: Callable[[Sequen
 
 
 def measure_now(workspace: Workspace, platform: str, keys: Sequence[ProgramKey]) -> tuple[list[Outcome], Setup, str]:
-    """Time programs of the pool as the platform is measured today, beside all journals: outcomes, and how and on which host.
+    """Measure programs of the pool by today's protocol, outside all journals; returns the outcomes, the setup and the host.
 
-    The caller holds the machine (``measuring_alone``).  Raises PlatformError for a platform that this machine cannot run,
+    The caller must hold the machine (``measuring_alone``).  Raises PlatformError for a platform that this machine cannot run,
     DataError for a program of another pool.
     """
     if reason := reason_to_skip(workspace, platform):
@@ -176,7 +176,7 @@ def _write_records(workspace: Workspace, platform: str, kind: str, collection: C
 
 
 def _skip(workspace: Workspace, platform: str, kind: str, reason: str) -> Skipped:
-    """Say why there are no records; those that a better machine left there are set aside, not deleted."""
+    """Write why there are no records; those that a more capable machine left there are set aside, not deleted."""
     folder = workspace.records_folder(platform, kind)
     store.write_skipped(folder, platform, reason)
     kept = [folder / name for name in ("records.parquet", "hardware.json") if os.path.lexists(folder / name)]
@@ -216,7 +216,7 @@ def setup_of(workspace: Workspace, platform: str) -> Setup:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a platform's programs run: how, on which host, and what models are told of its hardware."""
+    """How and on which host a platform's programs run, and the hardware that models see."""
 
     setup: Setup
     host: str
@@ -224,7 +224,7 @@ class _Place:
 
 
 def _place(workspace: Workspace, platform: str) -> _Place:
-    """Raises PlatformError where the remote devices do not answer."""
+    """Find a platform's host and hardware.  Raises PlatformError where its remote devices do not answer."""
     spec, setup = workspace.params.platforms[platform], setup_of(workspace, platform)
     found = kind_of(spec).find(spec, Ask(lambda: bandwidth_here(workspace), lambda: _describe(setup)))
     if setup.tracker:  # from now on all of its devices must be like this one
@@ -238,7 +238,7 @@ def _describe(setup: Setup) -> dict[str, Any]:
 
 
 def reason_to_skip(workspace: Workspace, platform: str) -> str | None:
-    """Why this machine leaves the platform out.  Raises PlatformError when it can run none of the chain."""
+    """Why this machine skips the platform; None if it does not.  Raises PlatformError where it can run none of params.yaml's."""
     design_space = workspace.params.candidates.design_space
     reasons = {name: kind_of(p).why_not(p, design_space) for name, p in workspace.params.platforms.items()}
     if all(reasons.values()):
@@ -247,7 +247,7 @@ def reason_to_skip(workspace: Workspace, platform: str) -> str | None:
 
 
 def _collection(workspace: Workspace, place: _Place, split: str, journal: _Journal) -> Collection:
-    programs, encoder = workspace.programs(split), workspace.encoder  # what is missing is said before a journal is set aside
+    programs, encoder = workspace.programs(split), workspace.encoder  # first: missing data must raise before a journal is set aside
     journal.begin()
     return Collection(
         programs=programs,
@@ -260,7 +260,7 @@ def _collection(workspace: Workspace, place: _Place, split: str, journal: _Journ
 
 
 class _Anew:
-    """A model that begins anew whenever it learns: trees would only grow on top of what few programs taught them before."""
+    """A model that starts from scratch at every ``fit``: trees would otherwise only be added to those learned from fewer programs."""
 
     def __init__(self, make: Callable[[], CostModel]) -> None:
         self.make, self.model = make, make()
@@ -273,7 +273,7 @@ class _Anew:
 
 
 def member(workspace: Workspace, number: int) -> Chooser:
-    """One of the ensemble that chooses: of `rdu-paper` our network, as the paper has it; of `rdu` boosted trees."""
+    """A member of the sampler's ensemble: boosted trees for `rdu`, else the chain's network, as the paper has it (`rdu-paper`)."""
     train, collect_settings, seed = workspace.params.train, workspace.params.collect, workspace.params.seed + number
     if collect_settings.sampler in LEARNED_ELSEWHERE:
         settings = replace(catalogue.own_settings("trees"), epochs=collect_settings.epochs, seed=seed)
@@ -290,9 +290,9 @@ def member(workspace: Workspace, number: int) -> Chooser:
 
 
 def _measured_before(workspace: Workspace, platform: str) -> Samples | None:
-    """What the nearest earlier platform of the chain that has records here measured, where the sampler begins with that.
+    """Samples of the nearest earlier platform of the chain with records here, if the sampler starts from such; else None.
 
-    None for a platform beside the chain, and where these records are of another pool's programs.
+    None also for a platform outside the chain, and where these records are of another pool's programs or teach nothing.
     """
     if workspace.params.collect.sampler not in LEARNED_ELSEWHERE or platform not in workspace.params.chain_order:
         return None
@@ -312,17 +312,17 @@ def _measured_before(workspace: Workspace, platform: str) -> Samples | None:
 
 
 class _Journal:
-    """The journal of a stage that is about to wait for the machine; ``force``: to be set aside, and begun anew."""
+    """The journal of a stage, as found before it waits for the machine; ``force``: set it aside and begin a new one."""
 
     def __init__(self, folder: Path, force: bool) -> None:
         self.folder, self.force = folder, force
         self.seen = _identity(folder)
 
     def begin(self) -> None:
-        """With ``force`` keep the old journal under another name: nothing measured is deleted.
+        """With ``force``, rename the old journal and begin a new one: nothing measured is deleted.
 
-        Not where a ``--force`` was stopped: it goes on.  Nor where the same run of the pipeline, which a crash has started once more, had
-        ended it, or another process measured while this one waited.
+        The old one goes on instead where a ``--force`` was stopped, where this run of the pipeline, restarted after a crash, had
+        finished its ``--force``, and where another process began the journal while this one waited.
         Raises PlatformError while a process writes the journal.
         """
         if not self.force:
@@ -339,7 +339,7 @@ class _Journal:
             sync_folder(self.folder.parent)
 
     def _alive(self) -> list[Path]:
-        """The files that tell when somebody last began or measured here."""
+        """The files whose times tell when measuring here began or last went on."""
         return [file for file in (self.folder / FORCED, self.folder / "records.jsonl") if file.exists()]
 
     def _why_kept(self) -> str | None:
@@ -355,7 +355,10 @@ class _Journal:
 
 
 def end_forced(workspace: Workspace, kind: str, platforms: Iterable[str]) -> None:
-    """The command has ended well: the next ``--force`` begins anew, unless it is of the same run.  ``kind`` as for ``Workspace.journal_folder``."""
+    """Record that a ``--force`` command succeeded: the next one begins anew, unless it is of the same pipeline run.
+
+    ``kind`` as for ``Workspace.journal_folder``.
+    """
     for platform in platforms:
         mark = workspace.journal_folder(platform, kind) / FORCED
         with writing(mark):
@@ -365,7 +368,7 @@ def end_forced(workspace: Workspace, kind: str, platforms: Iterable[str]) -> Non
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a journal from the one that later takes its place."""
+    """Device and inode, which tell a journal from one that later takes its place; None without a journal."""
     try:
         found = folder.stat()
     except OSError:
@@ -378,10 +381,10 @@ def _stamp() -> str:
 
 
 class _StepLog:
-    """A line per finished step of this run, with a checksum as in the journal, in a file that can be followed while it grows.
+    """File with a line per finished step of this run, each with a checksum as in the journal; it can be followed while it grows.
 
-    The first step replaces what an earlier run wrote.  Not the start: steps come with the journal's lock held, while a
-    start may be that of a second collector, which the lock then refuses.
+    The first step, not the constructor, replaces an earlier run's file: steps come while the journal's lock is held, but the
+    constructor may be a second collector's, which the lock then refuses.
     """
 
     def __init__(self, path: Path) -> None:

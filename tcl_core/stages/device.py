@@ -1,4 +1,4 @@
-"""`tcl device`: start TVM's RPC tracker and servers, and show who is there.  Needs no project and no data."""
+"""`tcl device`: start TVM's RPC tracker and servers, and list registered devices.  Needs no project and no data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ POLL_S = 0.5
 
 
 def serve(key: str | None, tracker: str, host: str, port: int | None, say: Callable[[str], Any]) -> None:
-    """Run a server under ``key`` (None: none) and, where none answers at ``tracker``, a tracker, until interrupted.
+    """Run a server under ``key`` (None: no server) and, if no tracker answers at ``tracker``, a tracker, until interrupted.
 
-    ``host`` and ``port`` (None: the first free one) are where the server listens; ``say`` takes what there is to say.
-    Raises UsageError: an address that is none, or nothing to do;  PlatformError: no tracker, or a port that is taken.
+    The server listens at ``host`` and ``port`` (None: the first free one); ``say`` gets the messages for the user.
+    Raises UsageError for an invalid address and where there is nothing to do; PlatformError where no tracker answers at
+    another machine's address, where a port is taken, and when the tracker or the server ends.
     """
     address = parse_address(tracker, "--tracker")
     if key is not None:
@@ -42,7 +43,7 @@ def serve(key: str | None, tracker: str, host: str, port: int | None, say: Calla
 
 
 def _tracker(key: str | None, address: tuple[str, int], children: ExitStack, say: Callable[[str], Any]) -> list[Served]:
-    """The tracker, if it has to be started."""
+    """Start the tracker if none answers; returns it in a list, which is empty otherwise."""
     if _answers(address):
         if key is None:
             raise UsageError(f"a tracker answers at {_text(address)} already; name a --key to serve this machine under")
@@ -81,7 +82,7 @@ def _until_one_ends(served: list[Served]) -> None:
 
 
 def devices_at(tracker: str) -> dict[str, Any]:
-    """The tracker's keys with their devices, for JSON.  Raises UsageError and PlatformError as above."""
+    """A tracker's keys with their devices, for JSON.  Raises UsageError for an invalid address, PlatformError where none answers."""
     listed = list_devices(*parse_address(tracker, "--tracker"))
     return {"tracker": tracker, "devices": [{"key": key, **asdict(devices)} for key, devices in listed.items()]}
 

@@ -1,6 +1,6 @@
-"""The stages of dvc.yaml and what each builds on: the flow runs this picture, the summary and the server's deployments list it.
+"""The stages of dvc.yaml and their dependencies: the flow runs this graph, the summary and the server's deployments list its stages.
 
-dvc.yaml has the same graph, since DVC cannot read Python; ``tests/test_dvc_graph.py`` holds the two equal, and each stage to its command.
+dvc.yaml repeats the graph, since DVC cannot read Python; ``tests/test_dvc_graph.py`` checks that the two agree, and each stage's command.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ OUTPUTS: dict[str, Callable[[Workspace, str], Path]] = {  # stage -> the folder 
 
 
 def diagram(params: Params, stage: Callable[..., Done]) -> Done:
-    """Call ``stage`` with each one's name and with what it returned for those that it builds on; what it returned for the last."""
+    """Call ``stage`` with each stage's name and the results for the stages it depends on; returns the last stage's result."""
     tasks = stage("tasks")
     pool = stage("candidates", tasks)
-    platforms = dict.fromkeys([*params.chain_order, *params.platforms])  # a sampler may begin with what the platform before measured
+    platforms = dict.fromkeys([*params.chain_order, *params.platforms])  # chain order: a sampler may start from earlier measurements
     records = {platform: stage(f"collect@{platform}", pool) for platform in platforms}
     holdout = {platform: stage(f"holdout@{platform}", pool) for platform in platforms}
     models = {params.chain.first: stage("train", tasks, pool, records[params.chain.first])}
@@ -37,7 +37,7 @@ def diagram(params: Params, stage: Callable[..., Done]) -> Done:
 
 
 def stage_names(params: Params) -> list[str]:
-    """As DVC calls them, in the order in which they run."""
+    """DVC's names of the stages, in the order in which they run."""
     names: list[str] = []
 
     def note(name: str, *before: str) -> str:

@@ -1,6 +1,6 @@
 """`tcl drift`: is the machine still the one that was measured?  Measures a few held-out programs again and compares.
 
-Knows which programs, what is compared with what, and the history; what the figures mean is ``evaluation.drift``.
+Chooses the programs, decides what is compared with what, and keeps the history; ``evaluation.drift`` defines the figures.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tcl_core.stages.collecting import measure_now
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace, with_registry
 
-HISTORY = "drift.json"  # of the reports
+HISTORY = "drift.json"  # in the folder of reports
 KEPT = 10_000  # checks that the history holds: some years
-BUSY = 0.75  # share of the CPUs that others take; one neighbour on a small machine may be there to stay, and is measured with
-LOOK_S = 1.0  # for how long that is looked at
-OF_A_TASK = 4  # probes; fewer tell of few pairs, more of few tasks
+BUSY = 0.75  # largest share of the CPUs that others may take: on a small machine one neighbour may be permanent, and is tolerated
+LOOK_S = 1.0  # seconds over which that share is measured
+OF_A_TASK = 4  # probes per task; fewer give few pairs, more cover few tasks
 
 
 @with_registry
 def check_drift(workspace: Workspace, platform: str | None) -> list[dict[str, Any]]:
     """Check one platform, or each of the chain that was measured here; every check is added to the history.
 
-    Raises UsageError for an unknown platform, DataError where nothing was measured that could be compared, PlatformError where
-    this machine cannot run it, or none of them; of several, one that cannot be run keeps nobody from the others.
+    Raises UsageError for an unknown platform, DataError where there are no measurements to compare with, PlatformError where
+    this machine cannot run the platform.  Of several, one that cannot be checked is reported and passed over, unless none can.
     """
     if platform is None:
         names = [name for name in workspace.platforms_that_ran() if not _why_none(workspace, name)]
@@ -55,7 +55,7 @@ def check_drift(workspace: Workspace, platform: str | None) -> list[dict[str, An
     found, failed = list[dict[str, Any]](), None
     for name in names:
         with measuring_alone():
-            checks = history(workspace)  # damaged, it is refused before anything is measured
+            checks = history(workspace)  # a damaged one raises before anything is measured
             try:
                 found.append(_check(workspace, name))
             except (PlatformError, DataError) as error:
@@ -128,9 +128,9 @@ def _check(workspace: Workspace, platform: str) -> dict[str, Any]:
 
 
 def choose_probes(records: Sequence[Record], count: int, seed: int) -> list[Record]:
-    """About ``count`` programs that ran undisturbed: ``OF_A_TASK`` of as many tasks, from a task's fastest to its slowest.
+    """About ``count`` programs that ran undisturbed: ``OF_A_TASK`` per task of random tasks, from its fastest to its slowest.
 
-    The same ones whenever the records are the same.
+    The same records and seed give the same programs.
     """
     tasks: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda one: one.latency_s):
@@ -152,7 +152,7 @@ def _samples(workspace: Workspace, platform: str, probes: Sequence[Record]) -> S
 
 
 def _champion(platform: str, samples: Samples) -> tuple[int | None, np.ndarray | None]:
-    """Its version and its predictions; None where there is none, or, with a word, where it cannot rank these programs."""
+    """The champion's version and predictions; None for both without a champion or, with a message, if it cannot rank the samples."""
     if not registry.is_there():
         return None, None
     try:
@@ -166,9 +166,9 @@ def _champion(platform: str, samples: Samples) -> tuple[int | None, np.ndarray |
 
 
 def _why_busy(workspace: Workspace, platform: str) -> str | None:
-    """Why measuring now would tell of other processes and not of the machine; None where it would not, or runs elsewhere.
+    """Why measuring now would reflect other processes, not the machine; None if it would not, or if programs run on another device.
 
-    The sentinel does not see them: it knows only what this measuring itself has seen of the machine.
+    The sentinel cannot see a load that lasts: its quiet level comes from readings of the present session alone.
     """
     if kind_of(workspace.params.platforms[platform]).apart:
         return None
@@ -179,14 +179,14 @@ def _why_busy(workspace: Workspace, platform: str) -> str | None:
 
 
 def _seconds(outcome: Outcome) -> float:
-    """The latency, inf of a program that failed, NaN of one that was disturbed."""
+    """Median latency of a program; inf if it failed, NaN if it was disturbed."""
     if outcome.disturbed:
         return np.nan
     return float(np.median(outcome.latencies_s)) if outcome.latencies_s else np.inf
 
 
 def _changed(old: Record, setup: Setup, host: str) -> Iterator[str]:
-    """What is measured otherwise than then: the host, the threads, a setting of the protocol."""
+    """What differs from the earlier measurement: the host, TVM's version, settings of the protocol such as threads."""
     if old.host != host:
         yield f"measured on {old.host} then, on {host} now"
     if old.tvm_version not in (TVM_VERSION, "unknown"):

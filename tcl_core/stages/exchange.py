@@ -1,7 +1,7 @@
 """Exchange with other tuners: logs in (`tcl import`), a MetaSchedule database out (`tcl export`).
 
 data/imported/platform=P/   tasks.parquet, sketches.parquet; records/LOG.parquet; reports/LOG.json, LOG.refused.txt
-data/tuned/platform=P/      the same of what `tcl tune` measured here, which training learns
+data/tuned/platform=P/      the same for what `tcl tune` measured here; training learns it
 data/exported/platform=P/   database_workload.json, database_tuning_record.json
 """
 
@@ -44,19 +44,19 @@ from tcl_core.stages.workspace import SPLITS, Workspace, by_stage
 BY_IMPORT = store.Remedy("import a log again: tcl import LOG --platform P", "delete it and import its log again")
 BY_TUNING = store.Remedy("tune a network again: tcl tune", "delete data/tuned/platform=P: what was tuned there is forgotten")
 KINDS = ("records", "holdout")
-BLOCK = 16_384  # programs encoded at a time, of some 10 KB each
-SHOWN = 3  # refused lines that are said aloud; all stand in the report
+BLOCK = 16_384  # programs encoded at a time, about 10 KB each
+SHOWN = 3  # refused lines that the user is shown; a file beside the report lists all
 TABLES = ("tasks", "sketches")
 LOCK = ".lock"
-REASON = 1_000  # characters of why a line was refused
-LONGEST_NAME = 100  # characters of a platform's or a log's name
+REASON = 1_000  # characters of the reason why a line was refused
+LONGEST_NAME = 100  # characters of a platform's name, bytes of a log's
 
 
 @dataclass(frozen=True)
 class ImportReport:
     """What became of a log's lines.
 
-    outcomes  kind -> lines, ``refused`` among them;  first: the reasons of the first refused lines;  listed: the file of all
+    outcomes  outcome, including ``refused`` -> lines;  first: reasons for the first refused lines;  listed: the file with all
     """
 
     name: str
@@ -82,12 +82,12 @@ def import_logs(
     name: str = "",
     told: Callable[[ImportReport], object] = lambda report: None,
 ) -> list[ImportReport]:
-    """Read logs into data/imported/platform=P/, or ``into`` another folder, a file of records per log.
+    """Import logs into data/imported/platform=P/, or into the folder ``into``, as one file of records per log.
 
-    A log of the same name and folder replaces its own records; ``name`` is that of one log, without which it has its file's.
-    ``wanted`` keeps only lines whose target has it in it.  Each log's report goes to ``told`` as soon as its records are there.
-    Raises UsageError for a name or file that is wrong, DataError for a file that is no log or has no record of the
-    platform's target, PlatformError when the disk is full.
+    Importing a log again replaces its records; ``name`` names a single log, which else has its file's name.
+    ``wanted`` keeps only lines whose target contains it.  ``told`` gets each log's report as soon as its records are written.
+    Raises UsageError for a wrong name or file, DataError for a file that is no log or has no record of the platform's
+    target, BusyError while another process writes into the folder, PlatformError when the disk is full.
     """
     if len(platform) > LONGEST_NAME or not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", platform):
         raise UsageError(
@@ -109,7 +109,7 @@ def import_logs(
 
 
 def _named(workspace: Workspace, paths: Sequence[Path], folder: Path, given: str) -> dict[str, Path]:
-    """Log name -> file.  Raises UsageError where two logs, now or before, have one name."""
+    """Log name -> file.  Raises UsageError for an unusable name, and where, now or before, two logs have one name or one log two."""
     logs: dict[str, Path] = {}
     for path in map(log_file, paths):
         open_log_file(path).close()
@@ -125,7 +125,7 @@ def _named(workspace: Workspace, paths: Sequence[Path], folder: Path, given: str
 
 
 def _check_same_log(workspace: Workspace, report: Path, path: Path) -> None:
-    """Raise UsageError where a report is of another log of the same name; compressed since then it is the same one."""
+    """Raise UsageError where a report is of another log of the same name; the same log compressed is no other."""
     if report.exists():
         before = workspace.root / read_json(report, BY_IMPORT.damaged)["log"]
         if os.path.realpath(before).removesuffix(".gz") != os.path.realpath(path).removesuffix(".gz"):
@@ -152,13 +152,13 @@ def _pool_sketches(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def _target_beside(folder: Path, name: str) -> str | None:
-    """The target of the platform's other logs: records that are to be compared must share it."""
+    """The target of the platform's other logs, which records must share to be comparable; None without other logs."""
     others = [path for path in sorted((folder / "records").glob("*.parquet")) if path.stem != name]
     return next((host for path in others for host in store.record_hosts(path, BY_IMPORT)), None)
 
 
 class Refused:
-    """Takes the refused lines of a log: counts them, writes each to ``file`` if there is one, keeps the first ones to be said aloud."""
+    """Receives the refused lines of a log: counts them, writes each to ``file`` if given, keeps the first ``SHOWN`` for the user."""
 
     def __init__(self, log: Log, file: BinaryIO | None = None) -> None:
         self.log, self.file = log, file
@@ -173,7 +173,7 @@ class Refused:
             self.first.append(f"  line {number}: {reason}")
 
     def warn(self) -> None:
-        """Say so, where nobody shows what was refused: a warning of ``logging``, with the first lines and why."""
+        """Log a warning with the number of refused lines and the first reasons, for callers that show no report."""
         if count := self.log.errors["refused"]:
             text = "%d of %d lines of %s are left out:\n%s"
             logging.getLogger(__name__).warning(text, count, self.log.lines, shown(self.log.path), "\n".join(self.first))
@@ -199,13 +199,13 @@ def _import(workspace: Workspace, log: Log, folder: Path, name: str) -> ImportRe
 
 
 def _place_of(workspace: Workspace, path: Path) -> str:
-    """A log's path, relative to the project where it lies there, so that the project may be moved."""
+    """A log's path, relative to the project if it lies inside, so that the project may be moved; else absolute."""
     there, here = os.path.realpath(path), os.path.realpath(workspace.root)
     return os.path.relpath(there, here) if Path(there).is_relative_to(here) else str(path.absolute())
 
 
 def _then_tables(log: Log, folder: Path, refused: Refused) -> Iterator[store.Columns]:
-    """The log's columns, and at their end the tables that they refer to: records appear only after what they need."""
+    """Yield the log's columns, then write the tables that they refer to, so that records never appear before these."""
     some = False
     for columns in log.columns(refused):
         some = True
@@ -224,7 +224,7 @@ def _advance(bar: Progress, steps: int, note: str) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time that imports into a folder, or exports; one into which nothing came goes with it."""
+    """Hold a folder to import or export into, as the only process; a folder that stays empty is removed at the end."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / LOCK, "wb")
@@ -238,7 +238,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # of one in which something is
+    with suppress(OSError):  # a folder that is not empty
         for part in filter(Path.exists, (folder / "records", folder / "reports")):
             part.rmdir()
         if [path.name for path in folder.iterdir()] == [LOCK]:
@@ -249,10 +249,10 @@ def _remove_empty(folder: Path) -> None:
 def imported_batches(
     workspace: Workspace, platform: str, logs: Sequence[str] | None = None, hardware: Sequence[float] = ()
 ) -> Iterator[Samples]:
-    """The imported programs of a platform, encoded, a block at a time; all with one numbering of tasks.
+    """Yield the imported programs of a platform, encoded, a block at a time, all with one task numbering.
 
-    ``logs`` are names of imported logs (none: all), such as "random"; ``hardware`` the platform's hardware vector, if
-    it is known.  Raises UsageError for an unknown platform or log.
+    ``logs`` are names of imported logs (None: all), such as "random"; ``hardware`` is the platform's hardware vector, if
+    known.  Raises UsageError for an unknown platform or log.
     """
     folder = workspace.imported_folder(platform)
     if not (folder / "tasks.parquet").exists():
@@ -264,15 +264,15 @@ def imported_batches(
 def _batches(folder: Path, logs: Sequence[str] | None, hardware: Sequence[float]) -> Iterator[Samples]:
     encoder = None
     for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK, BY_IMPORT):
-        if encoder is None:  # after the records, which an import writes after what they need
+        if encoder is None:  # read the tables after the records: an import writes them before
             encoder = encoder_of(*(_rows(folder, table) for table in TABLES), columns["task_key"])
         yield encoder.encode_columns(columns, hardware)
 
 
 def keep_tuned(workspace: Workspace, database: Path, platform: str) -> ImportReport:
-    """Take what tuning measured on a platform into data/tuned/platform=P/, where training finds it.  Raises as ``import_logs``.
+    """Import what tuning measured on a platform into data/tuned/platform=P/, where training finds it.  Raises as ``import_logs``.
 
-    Filed under its folder's name and its first measured latency: the same network tuned once more is another log.
+    The log is named after the database's folder and its lines up to the first latency: tuning a network again makes another log.
     """
     name = f"{database.name}-{_first_measured(log_file(database))}"
     (report,) = import_logs(workspace, [database], platform, into=workspace.tuned_folder(platform), name=name)
@@ -280,7 +280,7 @@ def keep_tuned(workspace: Workspace, database: Path, platform: str) -> ImportRep
 
 
 def _first_measured(records: Path) -> str:
-    """Digits of a database's lines up to the first that has a latency: before it failures may stand, which are alike in two tunings."""
+    """Digest of a database's lines up to the first with a latency; failures before it may be equal in two tunings."""
     digest = hashlib.sha256()
     with open_log_file(records) as file:
         for line in file:
@@ -296,11 +296,11 @@ def was_tuned(workspace: Workspace, platform: str) -> bool:
 
 
 def tuned_samples(workspace: Workspace, platform: str, hardware: Sequence[float], without: Collection[str] = ()) -> Samples:
-    """What tuning measured on a platform, of which there is some, but for tasks of the keys ``without``.
+    """Samples of what tuning measured on a platform (``was_tuned``), without tasks of the keys ``without``.
 
-    A program is one row of a tuning, with the median of all that was measured of it, inf where it failed once: finalists are measured
-    again, and then checked.  Each tuning's tasks are numbered apart: another one may have timed them cold, by another protocol, or on
-    another day.
+    Each program is one row per tuning: the median of all its readings, or inf if it ever failed, since finalists are measured again
+    and checked only then.  Each tuning has task numbers of its own: another one may have timed a task cold, by another protocol, or
+    on another day.
     """
     folder = workspace.tuned_folder(platform)
     readings: dict[tuple[str, ProgramKey], list[Sequence[float]]] = {}
@@ -322,7 +322,7 @@ def tuned_keys(workspace: Workspace, platform: str, without: Collection[str] = (
 
 
 def encoder_of(tasks: list[dict], sketches: list[dict], keys: store.Coded) -> log_tokens.LogEncoder | Encoder:
-    """What encodes these records: programs of a log, or of sketches; a platform has either, for its target is one."""
+    """Encoder for these records, of logs' programs or of sketches'; a platform has only one kind, since it has one target."""
     of_log = {row["task_key"]: log_tokens.is_of_log(row["module_json"]) for row in tasks}
     if of_log[keys.names[keys.codes[0]]]:
         return log_tokens.LogEncoder(tasks, sketches)
@@ -345,8 +345,8 @@ class ExportReport:
 def export_database(workspace: Workspace, platform: str, to: Path | None = None, overwrite: bool = False) -> ExportReport:
     """Write what was measured on a platform as a MetaSchedule database -> data/exported/platform=P/ or ``to``.
 
-    Programs that failed are left out: a database is asked for what may be used.  Raises UsageError where ``to`` cannot be
-    a folder, or has a database that is not to be overwritten (``overwrite``).
+    Failed programs are left out, since a database is queried for usable ones.  Raises UsageError where ``to`` cannot be a
+    folder, or has a database and ``overwrite`` is not given.
     """
     workspace.check_platform(platform)
     if to is not None:
@@ -368,7 +368,7 @@ def _check_place(to: Path, overwrite: bool) -> None:
 
 
 def _measured(workspace: Workspace, platform: str) -> Iterator[Tuned]:
-    """The programs of a platform's records, held-out ones too, that ran and computed what they should."""
+    """Programs of a platform's records, held-out ones included, that ran and computed the right result."""
     texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in _pool_sketches(workspace)}
     kinds = [kind for kind in KINDS if workspace.records_folder(platform, kind).exists()]
     for kind in kinds or KINDS[:1]:  # without any, the error names the stage that measures

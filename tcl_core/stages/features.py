@@ -1,4 +1,4 @@
-"""Which programs the pipeline's stages will want as per-store features, so that they can be lowered beforehand."""
+"""Which programs the pipeline's stages will read as per-store features, so that they can be lowered beforehand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tcl_core.stages.workspace import Workspace
 
 
 def programs_to_lower(workspace: Workspace) -> list[ProgramKey]:
-    """Those that teach the chain's first model, where it learns these alone, and those of each model of ``baselines.models`` that reads per-store features.
+    """Programs that teach the chain's first model, unless it ``learns_beside``, and those of the baselines that read per-store features.
 
-    As far as they were measured by now; none where they are not a CPU's.  Raises DataError where there are no records.
+    Baselines' programs are those measured by now.  Empty for a pool that is not a CPU's.  Raises DataError without records.
     """
     params = workspace.params
     if params.candidates.design_space != "cpu":

@@ -1,8 +1,8 @@
-"""The figures of a run, gathered from what its stages left behind: plain data, which a page and a comparison show.
+"""The figures of a run, gathered from what its stages wrote: plain data for the report page and for comparisons.
 
-Of a project's folder, this one or another, or of a copy of its data/reports.  Writes nothing, and needs no compiler.
+The run is a project's folder, this one or another, or a copy of its data/reports.  Writes nothing, and needs no compiler.
 
-    name, target     the project's folder; the last platform of the chain that ran
+    name, target     the project's folder; the last platform of the chain that ran, of those judged if there are any
     chain            [{platform, kind, hardware, previous, skipped, measured, held_out, champion, version}]
     evaluation       as the stage evaluate wrote it
     learning         platform -> [{phase, epoch, loss, ...}]
@@ -43,7 +43,7 @@ from tcl_core.stages.overview import SUMMARY, stages_of
 from tcl_core.stages.tuned_report import last_tuned
 from tcl_core.stages.workspace import Workspace, learning_curve
 
-FIGURES = "report.json"  # what a page was made of: goes with a copy of data/reports
+FIGURES = "report.json"  # the figures behind a page, so that a copy of data/reports has them
 FORMAT = "figures of a run 1"
 KEPT = "its few measurements showed no difference to learn: its model is that of the platform before"
 KINDS = {"records": "training", "holdout": "held-out"}
@@ -84,9 +84,9 @@ def _saved(file: Path) -> dict[str, Any]:
 
 
 def gather(workspace: Workspace, standing: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """The figures of a project; without ``standing``, platform -> ``promotion.standing``, that of its last summary.
+    """The figures of a project; ``standing``: platform -> ``promotion.standing``, by default from its last summary.
 
-    Raises DataError for a damaged file and where nothing has been run yet, UsageError for parameters that are wrong.
+    Raises DataError for a damaged file and where nothing has been run yet, UsageError for wrong parameters.
     """
     run, root = _Run(workspace), workspace.root
     found = _of_reports(workspace.reports)
@@ -138,7 +138,7 @@ def _summary(workspace: Workspace) -> Mapping[str, Any]:
 
 
 def _of_reports(reports: Path) -> dict[str, Any]:
-    """Raises DataError for a damaged file."""
+    """Figures from a folder of reports alone.  Raises DataError for a damaged file."""
     evaluation = _evaluation(reports)
     collection = {file.stem: _collected(file) for file in sorted((reports / "collect").glob("*.json"))}
     tuned = last_tuned(reports)
@@ -173,7 +173,7 @@ def _of_reports(reports: Path) -> dict[str, Any]:
 
 
 def _evaluation(reports: Path) -> dict[str, Any]:
-    """As it was written; empty where there is none.  Raises DataError where it lacks what every figure rests on."""
+    """The evaluation as written; empty if there is none.  Raises DataError where it lacks a figure that all others rest on."""
     file = reports / promotion.EVALUATION
     if not file.is_file():
         return {}
@@ -216,7 +216,7 @@ def _left_out_by_tuning(tuned: Mapping[str, Any]) -> list[list[str]]:
 
 
 class _Columns(NamedTuple):
-    """(N,) each, of the records of one platform."""
+    """Columns of one platform's N records, (N,) each."""
 
     tasks: np.ndarray
     latencies_s: np.ndarray
@@ -229,7 +229,7 @@ class _Columns(NamedTuple):
 
 
 def _columns(folder: Path) -> _Columns | None:
-    """None where nothing was measured."""
+    """Columns of a folder's records; None where nothing was measured."""
     if store.skipped_reason(folder) is not None or not any(folder.glob("*.parquet")):
         return None
     names = ("task_key", "latencies_s", "spread", "error", "round", "disturbed", "measured_at")
@@ -280,7 +280,7 @@ class _Run:
         }
 
     def collected(self, name: str, report: Mapping[str, Any]) -> dict[str, Any]:
-        """A collection's report, and how it went by its records."""
+        """A collection's report, with progress, coverage and tasks from its records."""
         found = self.records.get((name, "records"))
         operators, pool = self._operators(), self._pool()
         if found is None or not set(found.tasks) <= operators.keys():  # the tasks have been cut anew since
@@ -304,7 +304,7 @@ class _Run:
         return {row["task_key"]: row["op_type"] for row in rows}
 
     def _pool(self) -> Counter[str]:
-        """Task -> programs from which the sampler chose."""
+        """Task -> number of programs that the sampler could choose from."""
         path = self.workspace.pool / "train" / "programs.parquet"
         rows = store.read_table(path, "programs", ["task_key"]) if path.is_file() else []
         return Counter(row["task_key"] for row in rows)
@@ -316,7 +316,7 @@ class _Run:
         return found
 
     def noise(self) -> dict[str, Any]:
-        """Of training and held-out programs that ran, together."""
+        """Platform -> noise of its programs that ran, training and held-out ones together."""
         found = {}
         for name in self.params.chain_order:
             both = [columns for kind in KINDS if (columns := self.records.get((name, kind))) is not None]
@@ -334,7 +334,7 @@ class _Run:
         return found
 
     def seconds(self) -> dict[str, float]:
-        """Stage -> seconds of its last run, of the stages that there are now, in the order in which they run."""
+        """Stage of the present graph -> seconds of its last run, in the order in which stages run."""
         found, again = {}, "run that stage again, or delete the file"
         for stage in stages_of(self.params):
             try:
@@ -397,13 +397,13 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _changed(committed: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Name -> [committed, here], None where it is not there, of what differs."""
+    """Name of a parameter that differs -> [committed, here], None for a missing one."""
     names = dict.fromkeys([*committed, *here])
     return {name: [committed.get(name), here.get(name)] for name in names if committed.get(name) != here.get(name)}
 
 
 def _committed(root: Path) -> dict[str, Any] | None:
-    """params.yaml as it was committed last; None where that is not known."""
+    """The last committed params.yaml, flattened; None where it is not known."""
     try:
         answer = subprocess.run(["git", "show", "HEAD:./params.yaml"], cwd=root, capture_output=True, text=True, timeout=10)
         return _flat(yaml_format(round_trip=False).load(answer.stdout)) if answer.returncode == 0 else None

@@ -2,16 +2,16 @@
 
 Three figures, each of both models on the same programs, paired over tasks:
 
-    pairs   share of pairs of programs ranked right         every task one vote, every program its say
-    U16     top-1 over subsets of sixteen programs          likewise, but of the choice that a search makes (of tasks with
-                                                            fewer programs their top-1, each task one vote)
+    pairs   share of program pairs ranked right             each task counts the same, and all of its programs count
+    U16     top-1 over subsets of sixteen programs          each task counts the same; it judges the choice that a search makes
+                                                            (plain top-1 for tasks with fewer programs)
     top-1   fastest / chosen latency, weighted by time      what a compiler gets, but a few heavy tasks decide it
 
 A candidate passes when pairs and U16 are both higher, when the two together are better with ``promote.confidence``, and when top-1
-is not lost beyond its interval.  Together: their differences, each over its own size, add up in every task, and one test says how
-sure it is that the sum is not chance.  Top-1 alone is no gate: of one model its interval spans .4 to .9, so chance would choose.  Pairs
-alone are none either: they can be won among slow programs, which no search asks for.  To be sure of each by itself is more than
-two dozen tasks can say: five in six candidates that are better in both would stay outside (``bench/gate.py``).  Knows no registry
+is not worse beyond its interval.  Together: each figure's differences, divided by their root mean square, are added task by task, and
+one test says how sure it is that the sum is not chance.  Top-1 alone cannot decide: its interval for one model spans .4 to .9, so chance
+would choose.  Nor can pairs alone: they can be won among slow programs, which no search asks for.  Two dozen tasks are too few to be sure
+of each figure by itself: five in six candidates that are better in both would be kept back (``bench/gate.py``).  Knows no registry
 and no file.
 """
 
@@ -58,12 +58,12 @@ def judge(
     draws: int,
     seed: int = 0,
 ) -> Verdict:
-    """Two models' predictions (N,) of the same held-out programs.
+    """Judge a candidate by its and its rival's predictions (N,) for the same held-out programs.
 
-    against  what the rival is called in the reason;  first: there is no champion yet, the rival is a random ranking
+    against  the rival's name in the reason;  first: there is no champion yet, the rival is a random ranking
     draws    resamples of the tasks behind each interval
 
-    Raises DataError for predictions that are not numbers, and where nothing is there to rank.
+    Raises DataError for predictions that are not numbers, and where there is nothing to rank.
     """
     records = samples.latencies_s, samples.tasks
     top_1 = paired_bootstrap(rival, candidate, *records, networks, 1, draws, seed)
@@ -89,10 +89,11 @@ def judge(
 
 
 def together(pairs: Sequence[ByTask], chosen: Sequence[ByTask], seed: int = 0) -> float:
-    """How sure it is that the candidate is better in both figures taken together, from 0 to 1.
+    """Confidence, from 0 to 1, that the candidate is better in both figures taken together.
 
-    Of either figure the rival's and the candidate's value by task.  Each task's differences, over their root mean square, are added
-    up; the probability is that of ``flipped_signs``, so it is exact: of two models that are equally good one in twenty has .95.
+    ``pairs`` and ``chosen`` are the rival's and the candidate's values of a figure by task.  Each figure's differences, divided by
+    their root mean square over the tasks, are added task by task.  The confidence is the probability of ``flipped_signs``, which is
+    exact: of two equally good models one in twenty reaches .95.
     """
     added: dict[int, float] = dict.fromkeys(pairs[0], 0.0)
     for rival, candidate in (pairs, chosen):

@@ -1,4 +1,4 @@
-"""Rank the held-out programs with every model, and keep the figures and plots."""
+"""Rank the held-out programs with every model, and write the figures and plots."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tcl_core.stages.workspace import ELSEWHERE, SCRATCH, Workspace, learning_cu
 
 
 def evaluate(workspace: Workspace) -> dict[str, Any]:
-    """Rank every platform's held-out programs with every platform's model -> data/reports/evaluation.json, which is returned, plots.
+    """Rank every platform's held-out programs with every platform's model -> data/reports/evaluation.json, which is returned, and plots.
 
-    Beside the chained model of a platform stand two that show what distillation is worth: ``zero-shot``, the model
-    of the platform before, which has seen no measurement of this one but is given its hardware row, and
-    ``own data only``, a plain model that knows nothing of the chain.  Then come those of params.yaml's ``baselines``.
-    Held-out tasks that one of these models has learned, as a champion from elsewhere may, are left out, and that is said.
+    Two models show what distillation is worth beside a platform's chained model: ``zero-shot``, the model of the
+    platform before, which has seen no measurement of this one but is given its hardware row, and ``own data only``,
+    a plain model that knows nothing of the chain.  The models of params.yaml's ``baselines`` follow.
+    Held-out tasks that a model of the chain has learned, as a champion from elsewhere may have, are left out, with a message.
     """
     ran = workspace.platforms_here()
     if away := [p for p in workspace.platforms_that_ran() if p not in ran]:
@@ -64,7 +64,7 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
 
 
 def _links(workspace: Workspace, ran: Sequence[str]) -> dict[str, str]:
-    """Platform -> the one whose model it goes on from, of those that are judged."""
+    """Platform -> the platform whose model it was distilled from, if both are judged."""
     links = {p: workspace.ran_before(p) for p in ran[1:]}
     return {p: before for p, before in links.items() if before in ran}
 
@@ -80,7 +80,7 @@ def _unknown(workspace: Workspace, platform: str, known: Collection[str]) -> Sam
 
 
 def _figures(workspace: Workspace, held_out: dict[str, Samples], weights: Networks, predicted: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Platform -> figures of the predictions of its held-out programs."""
+    """Platform -> figures of the predictions for its held-out programs."""
     e, seed = workspace.params.evaluate, workspace.params.seed
     return {
         p: model_figures(scores, held_out[p].latencies_s, held_out[p].tasks, weights, e.top_k, e.bootstrap, seed)
@@ -97,7 +97,7 @@ def _by_scratch(workspace: Workspace, held_out: dict[str, Samples]) -> dict[str,
 def _chain(
     workspace: Workspace, predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks
 ) -> dict[str, Any]:
-    """The matrix of top-1: row = model after a platform, column = platform ranked."""
+    """The matrix of top-1 (row = model after a platform, column = platform ranked), and what was forgotten."""
     ran = list(held_out)
     top_1 = lambda m, p: top_k(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks, weights, 1)  # noqa: E731
     return chain_figures(ran, [[top_1(m, p) for p in ran] for m in ran], _links(workspace, ran))

@@ -1,6 +1,6 @@
-"""`tcl models`: who is champion where; `tcl lineage`: from a model to what it was made of, and from data or a commit to models.
+"""`tcl models`: each platform's champion; `tcl lineage`: from a model to what it was made of, and from data or a commit to models.
 
-Works anywhere in a project, whichever platforms its params.yaml has; a revision of Git or DVC is one of this project's.
+Works anywhere in a project, whichever platforms its params.yaml has; revisions of Git and DVC are this project's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tcl_core.stages.workspace import Workspace, with_registry
 LOCK = "dvc.lock"
 FIGURES = {"pairs": "pairwise_accuracy", "u16": "subset_top_1", "top_1": "top_1"}  # as listed -> as registered
 DATA_TAGS = {"data.hash": "records", "data.dvc": "records", "model.hash": "model", "model.dvc": "model", "holdout.hash": "held-out records"}
-LEAST_DIGITS = 6  # of a hash that is written shorter than it is
+LEAST_DIGITS = 6  # of an abbreviated hash
 
 
 @with_registry
 def list_models(workspace: Workspace, platform: str | None = None) -> dict[str, Any]:
-    """Champion, candidate and previous of each platform, with what was registered of them, for JSON and ``models_text``.
+    """Champion, candidate and previous of each platform, with their figures and origin, for JSON and ``models_text``.
 
     Raises as ``check_registered``.
     """
@@ -46,7 +46,7 @@ def list_models(workspace: Workspace, platform: str | None = None) -> dict[str, 
 
 def _row(version: Version, role: str, champion: Version | None) -> dict[str, Any]:
     figures = registry.logged(version)[1]
-    # A candidate is one since it was registered, a champion since its promotion, and the one before it since the same moment.
+    # A candidate has its role since its registration; the champion and the previous one since the champion's promotion.
     since = version.registered if role == CANDIDATE else (champion or version).tags.get(registry.SINCE)
     return {
         "platform": version.platform,
@@ -85,12 +85,12 @@ def models_text(listed: Mapping[str, Any]) -> str:
 
 @with_registry
 def lineage(workspace: Workspace, asked: str) -> dict[str, Any]:
-    """What ``asked`` names, for JSON and ``lineage_text``.
+    """Look up what ``asked`` names, for JSON and ``lineage_text``.
 
     asked  a platform (its champion), PLATFORM:NUMBER, PLATFORM:ALIAS; a hash of records or of a model, ours or DVC's, or its
            first digits; or a revision of Git, whose dvc.lock in the workspace names data and models
 
-    Raises UsageError for what is none of them, DataError for a dvc.lock that cannot be read.
+    Raises UsageError for a name that is none of these, DataError for a dvc.lock that cannot be read.
     """
     if not asked.strip():
         raise UsageError("the model is an empty name; give a platform such as host-avx2, PLATFORM:NUMBER, a hash, or a commit")
@@ -102,7 +102,7 @@ def lineage(workspace: Workspace, asked: str) -> dict[str, Any]:
         return {"kind": "model", **_of_model(_chosen(name, which or CHAMPION, versions), versions)}
     if found := _of_hash(asked, versions):
         return {"kind": "data", "asked": asked, "versions": found}
-    option = asked.startswith("-")  # Git would take it for one
+    option = asked.startswith("-")  # Git would take it for an option
     if not option and (commit := provenance.git("rev-parse", "--verify", "--quiet", f"{asked}^{{commit}}", folder=workspace.root)):
         return {"kind": "revision", "asked": asked, "commit": commit, "versions": _of_commit(commit, versions, workspace.root)}
     raise unknown_name(
@@ -121,7 +121,7 @@ def _chosen(platform: str, which: str, versions: Sequence[Version]) -> Version:
 
 
 def _of_model(version: Version, versions: Sequence[Version]) -> dict[str, Any]:
-    """Everything that a version was made of, and the versions that it goes on from, the nearest first."""
+    """Everything that a version was made of, and the versions that its model was distilled from, nearest first."""
     parameters, figures = registry.logged(version)
     models = {other.tags["model.hash"]: other for other in versions if "model.hash" in other.tags}
     before: list[Version] = []
@@ -149,7 +149,7 @@ def _of_model(version: Version, versions: Sequence[Version]) -> dict[str, Any]:
 
 
 def _of_hash(asked: str, versions: Iterable[Version]) -> list[dict[str, Any]]:
-    """The versions with a hash, or with one that begins so; each with what of it has that hash."""
+    """Versions with a hash that starts with ``asked``, each with what has that hash: records, model, held-out records."""
     digits = asked.lower().removesuffix(".dir")
     if not re.fullmatch(f"[0-9a-f]{{{LEAST_DIGITS},64}}", digits):
         return []
@@ -161,7 +161,7 @@ def _of_hash(asked: str, versions: Iterable[Version]) -> list[dict[str, Any]]:
 
 
 def _of_commit(commit: str, versions: Iterable[Version], project: Path) -> list[dict[str, Any]]:
-    """The versions whose code is of a commit, or whose records or model are what dvc.lock named at it."""
+    """Versions made with a commit's code, or whose records or model are those that its dvc.lock names."""
     locked = _locked(commit, project)
     found = []
     for version in versions:

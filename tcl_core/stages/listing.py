@@ -1,4 +1,4 @@
-"""`tcl platforms`: needs no compiler and no data, so that it answers at once."""
+"""`tcl platforms`; needs no compiler and no data, so it answers at once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RUNS = "runs here"
 
 
 def list_platforms(params: Params) -> dict[str, Any]:
-    """The chain's platforms and whether this machine can run them, the hardware vector of the last that it can, and how it is
-    confined what cannot be trusted; for JSON and ``platforms_text``.
+    """The chain's platforms and whether this machine can run each, the hardware vector of the last that it can run, and how
+    work on untrusted programs and files is confined; for JSON and ``platforms_text``.
     """
     rows, last = [], None
     for name in params.chain_order:
@@ -36,7 +36,7 @@ def list_platforms(params: Params) -> dict[str, Any]:
 
 
 def platforms_text(listed: Mapping[str, Any]) -> str:
-    """As a table, with the hardware vector of the last platform that runs here."""
+    """What ``list_platforms`` found, the platforms as a table."""
     lines = [f"{'platform':14s} {'hardware':16s} {'from':14s} status"]
     lines += [f"{row['platform']:14s} {row['hardware']:16s} {row['from'] or '-':14s} {row['status']}" for row in listed["platforms"]]
     if listed["hardware"]:

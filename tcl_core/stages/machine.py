@@ -1,4 +1,4 @@
-"""This machine as the stages share it: its memory's bandwidth, and one who measures or trains at a time."""
+"""This machine as the stages share it: its memory's bandwidth, and the locks that let one process at a time measure or train a model."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def hardware_here(workspace: Workspace, mcpu: str, given: Mapping[str, float]) -
 
 @contextmanager
 def measuring_alone() -> Iterator[None]:
-    """Hold the machine: two measurements at once would time each other.  Waits, and says so, while another holds it.
+    """Hold the machine: two measurements at once would time each other.  Waits, with a message, while another process holds it.
 
-    Raises UsageError where something else lies in the lock's place in the temporary folder.
+    Raises UsageError where the lock's file in the temporary folder cannot be locked, such as something else in its place.
     """
     with _alone(Path(tempfile.gettempdir()) / "tcl-measuring.lock", "measures on this machine", "set TMPDIR to a folder of your own"):
         yield
@@ -46,7 +46,7 @@ def measuring_alone() -> Iterator[None]:
 
 @contextmanager
 def training_alone(checkpoints: Path) -> Iterator[None]:
-    """Hold a stage's checkpoints, which two trainings at once would write over each other.  Waits as ``measuring_alone``."""
+    """Hold a stage's checkpoints: two trainings at once would overwrite each other's.  Waits as ``measuring_alone``."""
     with writing(checkpoints):
         checkpoints.parent.mkdir(parents=True, exist_ok=True)
     with _alone(checkpoints.with_name(f"{checkpoints.name}.lock"), "trains the same model", "see to its rights"):
@@ -55,7 +55,7 @@ def training_alone(checkpoints: Path) -> Iterator[None]:
 
 @contextmanager
 def _alone(path: Path, does: str, otherwise: str) -> Iterator[None]:
-    """Hold the lock at ``path``; a word to the user while another holds it, and one each minute."""
+    """Hold the lock at ``path``; while another process holds it, tell the user at once and then every minute."""
     start, minutes = time.monotonic(), -1
     while not _locks(path, descriptor := _open_lock(path, otherwise), otherwise):
         os.close(descriptor)
@@ -78,8 +78,9 @@ def _locks(path: Path, descriptor: int, otherwise: str) -> bool:
 
 
 def _open_lock(path: Path, otherwise: str) -> int:
-    """To read is enough to lock on a local disk, also what another user made; NFS wants who writes.  Without O_CREAT, which the kernel
-    refuses on another's file in a shared folder (fs.protected_regular), and never behind a link.
+    """Open the lock's file, making it if missing: for writing, as NFS demands of a lock, or else for reading, which on a local disk is
+    enough to lock another user's file.  An existing one without O_CREAT, which the kernel refuses for another user's file in a shared
+    folder (fs.protected_regular), and never through a link.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

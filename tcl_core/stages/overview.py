@@ -1,4 +1,4 @@
-"""`tcl summary`: what the last run measured, learned, promoted and tuned, from what the stages left behind."""
+"""`tcl summary`: what the last run measured, learned, promoted and tuned, read from what the stages wrote."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tcl_core.stages.diagram import stage_names
 from tcl_core.stages.tuned_report import last_tuned, tuned_text
 from tcl_core.stages.workspace import MEASURED_BY, Workspace, with_registry
 
-SUMMARY = "summary.json"  # of the reports
+SUMMARY = "summary.json"  # in the folder of reports
 
 
 @with_registry
 def summarise(workspace: Workspace) -> dict[str, Any]:
-    """Everything of the last run that a person asks for first -> data/reports/summary.json, which is returned."""
+    """Write what a person asks first about the last run -> data/reports/summary.json, which is returned."""
     evaluation, tuned = promotion.evaluation(workspace.reports), last_tuned(workspace.reports)
     platforms: dict[str, Any] = {}
     for platform in workspace.params.chain_order:
@@ -56,7 +56,7 @@ def _figures(workspace: Workspace, evaluation: Mapping[str, Any], platform: str)
 
 
 def _collected(workspace: Workspace, platform: str) -> dict[str, int]:
-    """Training programs that failed, and those that were timed while the machine was not quiet; nothing where that is not known."""
+    """Number of training programs that failed, and that were timed while the machine was not quiet; empty where unknown."""
     try:
         report = read_json(workspace.reports / "collect" / f"{platform}.json", f"run its stage again: dvc repro -f collect@{platform}")
     except FileNotFoundError:
@@ -66,8 +66,8 @@ def _collected(workspace: Workspace, platform: str) -> dict[str, int]:
 
 
 def stages_of(params: Params) -> list[str]:
-    """The stages of the present graph in the order in which they run; times of others, such as of a platform that was taken
-    out, are history.
+    """The stages of the present graph, in the order in which they run.  Times of others, such as a removed platform's, are
+    history and are not shown.
     """
     return [*stage_names(params), "tune"]
 
@@ -77,7 +77,7 @@ def _milliseconds(tuned: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def summary_text(summary: Mapping[str, Any], reports: Path) -> str:
-    """For people; ``reports`` is where the files lie that it points to."""
+    """The summary as text for people, which points to files in ``reports``."""
     platforms, tuned, seconds = (summary[part] for part in ("platforms", "tuned", "seconds"))
     lines = ["What was learned", ""]
     for name, p in platforms.items():
@@ -105,7 +105,7 @@ def summary_text(summary: Mapping[str, Any], reports: Path) -> str:
 
 
 def _beside(p: Mapping[str, Any]) -> str:
-    """What the top-1 of a platform is to be read with."""
+    """The figures that put a platform's top-1 into context."""
     low, high = p["top1_interval"]
     parts = [] if low is None or high is None else [f"top-1 from {low:.3f} to {high:.3f} (95 %)"]
     parts += [f"pairs ranked right {_number(p['pairwise_accuracy'])}"]

@@ -1,7 +1,7 @@
 """`tcl predict`: the programs of a tuning log, scored by a model and ranked within their tasks.
 
-The log is read as for `tcl import` and encoded a block at a time, but nothing of it is written below data/: what stays
-in memory is some twenty bytes per program.  Knows the registry by its champions only.
+The log is read as for `tcl import` and encoded a block at a time, but nothing of it is written below data/: about twenty
+bytes per program stay in memory.  Of the registry it uses only the champions.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from tcl_core.trained import Trained, load_folder
 
 TOP = 3  # programs of a task in the table
 TASKS = 10  # tasks in the table; a file has all of them
-PAIRED = 4096  # programs of a task whose pairs are compared: each pair takes some bytes for a moment
+PAIRED = 4096  # most programs of a task whose pairs are compared: each pair takes some bytes meanwhile
 HEADER = ("line", "task", "task_key", "latency_s", "score", "rank")
 
 
 @dataclass(frozen=True)
 class Scored:
-    """N programs of a log, in its order, and its tasks in the order in which they come.
+    """N programs of a log, in its order, and its tasks in order of first appearance.
 
-    lines        (N,) int32, where the log has the program, from 1
-    tasks        (N,) int32, place of the program's task in ``keys`` and ``names``
-    latencies_s  (N,) float64, median latency that the log has measured, seconds; inf where it has none
+    lines        (N,) int32, the program's line in the log, from 1
+    tasks        (N,) int32, index of the program's task in ``keys`` and ``names``
+    latencies_s  (N,) float64, median latency in the log, seconds; inf where it has none
     scores       (N,) float32, higher is better within a task
     """
 
@@ -66,7 +66,7 @@ class Scored:
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """(N,) int64, 1 + how many programs of the task are scored higher."""
+        """(N,) int64, 1 + number of the task's programs with a higher score."""
         ranks = np.zeros(len(self), dtype=np.int64)
         for rows in rows_by_task(self.tasks):
             _, place, counts = np.unique(-self.scores[rows], return_inverse=True, return_counts=True)
@@ -74,11 +74,11 @@ class Scored:
         return ranks
 
     def best(self, top: int | None) -> list[np.ndarray]:
-        """Per task the rows of its ``top`` best ranked programs (none: all), best first, equal ones as in the log."""
+        """Rows of each task's ``top`` best ranked programs (None: all), best first, ties in the log's order."""
         return [rows[np.argsort(-self.scores[rows], kind="stable")[:top]] for rows in rows_by_task(self.tasks)]
 
     def table(self, top: int | None = None) -> list[dict[str, Any]]:
-        """The same programs as rows: task and its key, line, score, rank and measured latency_s (None without one); task by task."""
+        """The same programs, one row each, task by task: task and its key, line, score, rank and measured latency_s or None."""
         return [
             {
                 "task": self.names[self.tasks[row]],
@@ -98,8 +98,8 @@ class Prediction:
     """A log's programs, scored, and what became of its lines.
 
     origin, with_hardware  which model scored them, and whether it was saved with a hardware row
-    top                    programs of each task that are shown or written; None: all, or ``TOP`` of a table
-    written, to            scores in the file, if there is one
+    top                    programs per task that are written or shown; None: all in the file, ``TOP`` in the table
+    written, to            number of scores in the file, and the file, if there is one
     """
 
     log: str
@@ -141,9 +141,9 @@ def predict_log(
 ) -> Prediction:
     """Score the programs of a log with the champion of ``platform`` or the model in ``folder`` -> ``to``, if it is given.
 
-    ``top`` keeps the best ranked programs of each task only, ``wanted`` the lines whose target has it in it.
-    Raises UsageError for a name, file or model that is wrong, RegistryError where there is no champion, DataError for
-    what is no log, has no program or does not fit the model, PlatformError when the disk is full.
+    ``top`` keeps only the best ranked programs of each task, ``wanted`` only lines whose target contains it.
+    Raises UsageError for a wrong name, file or model, RegistryError where there is no champion, DataError for a file
+    that is no log, has no program or does not fit the model, PlatformError when the disk is full.
     """
     log = open_log(log_file(path), Known(), wanted=wanted)
     _check_place(to, log.path)
@@ -162,7 +162,7 @@ def predict_log(
 
 
 def _check_place(place: Path | None, log: Path) -> None:
-    """Raise UsageError where what is written would take the place of a folder or of the log."""
+    """Raise UsageError where writing to ``place`` would replace a folder or the log itself."""
     if place is None:
         return
     with writing(place):
@@ -198,7 +198,7 @@ def _given(platform: str | None, folder: Path | None) -> Trained:
 
 
 def check_reads_tokens(reads: str, origin: str) -> None:
-    """Raise UsageError for a model of what no log has."""
+    """Raise UsageError for a model that reads features of lowered programs, which no log has."""
     if reads != "tokens":
         raise UsageError(
             f"{origin} reads {reads} of lowered programs, which no log has; give a model that reads tokens, such as a platform's champion"
@@ -207,7 +207,7 @@ def check_reads_tokens(reads: str, origin: str) -> None:
 
 @contextmanager
 def _refused_lines(listed: Path | None, overwrite: bool) -> Iterator[BinaryIO]:
-    """A file for refused lines, which is not there in the end if none came; nowhere without one."""
+    """A file for refused lines, removed in the end if it is empty; for None the null device."""
     if listed is None:
         with open(os.devnull, "wb") as nowhere:
             yield nowhere
@@ -219,7 +219,7 @@ def _refused_lines(listed: Path | None, overwrite: bool) -> Iterator[BinaryIO]:
 
 
 def score_log(log: Log, trained: Trained, refused: Refused) -> Scored:
-    """All programs of a log, scored; tokens are in memory for a block of them only.
+    """Score all programs of a log, with the tokens of only one block in memory at a time.
 
     Raises DataError where no line can become a program, and as ``Trained.predict``.
     """
@@ -233,7 +233,7 @@ def score_log(log: Log, trained: Trained, refused: Refused) -> Scored:
 
 
 def _with_progress(log: Log, blocks: Iterator[tuple[np.ndarray, ...]]) -> Iterator[tuple[np.ndarray, ...]]:
-    """The blocks as they are scored.  Counting the lines first also finds a damaged file before the work."""
+    """Yield the blocks, with a progress bar.  Counting the lines first also finds a damaged file before any work."""
     count = max(number for number, _ in text_lines(log.path))
     with progress(f"scoring {shown(log_name(log.path))}, thousand lines", -(-count // 1000)) as bar:
         for lines, *rest in blocks:
@@ -243,7 +243,7 @@ def _with_progress(log: Log, blocks: Iterator[tuple[np.ndarray, ...]]) -> Iterat
 
 
 def _scored_blocks(log: Log, trained: Trained, refused: Refused, numbers: dict[str, int]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Lines, tasks, latencies and scores of a block of programs at a time; ``numbers`` learns the tasks by key."""
+    """Yield lines, tasks, latencies and scores, a block of programs at a time; adds the tasks to ``numbers``, key -> number."""
     encoder, known = None, 0
     for columns in log.columns(refused):
         sketches = log.known.sketch_rows()
@@ -257,7 +257,7 @@ def _scored_blocks(log: Log, trained: Trained, refused: Refused, numbers: dict[s
 
 
 def _blocks(columns: Columns) -> Iterator[dict[str, Any]]:
-    """What encoding needs, and the lines, BLOCK programs at a time."""
+    """Yield the columns that encoding needs, and the line numbers, ``BLOCK`` programs at a time."""
     for start in range(0, len(columns["program_id"]), BLOCK):
         yield {name: _part(columns[name], start, start + BLOCK) for name in (*COLUMNS, "program_id")}
 
@@ -271,7 +271,7 @@ def _part(column: np.ndarray | Ragged | Coded, start: int, end: int) -> np.ndarr
 
 
 def ranking_text(scored: Scored) -> str:
-    """One line: how well the scores rank what the log has measured, each task once, beside a random ranking."""
+    """One line: how well the scores rank what the log has measured, beside a random ranking; each task counts once."""
     ran = np.isfinite(scored.latencies_s)
     if not ran.any():
         return "the log has no measured latency that the scores could be compared with"
@@ -292,7 +292,7 @@ def _top(scored: Scored, scores: np.ndarray, k: int) -> float:
 
 
 def at_most(count: int, tasks: np.ndarray) -> np.ndarray:
-    """Rows of at most ``count`` programs of each task, at equal distances."""
+    """Rows of at most ``count`` programs of each task, evenly spaced."""
     return np.concatenate([rows[:: -(-len(rows) // count)] for rows in rows_by_task(tasks)])
 
 
@@ -328,7 +328,7 @@ def _cells(scored: Scored, row: int) -> list[str]:
 
 
 def _write(scored: Scored, file: BinaryIO, top: int | None) -> int:
-    """Write the scores as CSV, in the log's order; their number.  Nine digits give single precision back exactly."""
+    """Write the scores as CSV, in the log's order, and return their number.  Nine digits restore single precision exactly."""
     rows = np.sort(np.concatenate(scored.best(top)))
     table = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
     table.writerow(HEADER)
@@ -341,6 +341,6 @@ def _write(scored: Scored, file: BinaryIO, top: int | None) -> int:
 
 
 def _plain_cell(text: str) -> str:
-    """A foreign text as a spreadsheet shows it, instead of a formula that it would run."""
+    """Foreign text as a cell that a spreadsheet shows and does not run as a formula."""
     plain = printable(text)
     return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) else plain

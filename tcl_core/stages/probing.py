@@ -14,15 +14,15 @@ from tcl_core.records import ProgramKey
 from tcl_core.stages.collecting import measure_probes
 from tcl_core.stages.workspace import Workspace
 
-OF_A_TASK = 4  # probes; fewer pairs of programs come from more tasks
-NEAR = 0.6  # share of pairs, drawn to a half, below which a platform says next to nothing
+OF_A_TASK = 4  # probes per task; fewer would cover more tasks but give fewer pairs
+NEAR = 0.6  # least share of pairs ordered alike, shrunk towards a half: below it a platform says next to nothing
 
 Known = Mapping[str, Mapping[ProgramKey, float]]
 """Platform -> program -> seconds."""
 
 
 def find_similar(workspace: Workspace, platform: str, probes: int) -> Similar:
-    """Measure ``probes`` programs that other platforms measured on this one too: how alike do they order them?
+    """Measure on a platform at most ``probes`` programs that others measured, and compare how each platform orders them.
 
     Raises UsageError for an unknown platform, DataError where no other has records, PlatformError where this one cannot run.
     """
@@ -38,9 +38,9 @@ def find_similar(workspace: Workspace, platform: str, probes: int) -> Similar:
 
 
 def choose_probes(keys: Sequence[ProgramKey], known: Known, count: int, seed: int = 0) -> list[int]:
-    """Rows of at most ``count`` programs: for each known platform in turn a task's ``OF_A_TASK`` that it measured, ascending.
+    """Rows of at most ``count`` programs, ascending: each known platform in turn adds up to ``OF_A_TASK`` of one task it measured.
 
-    Those that several platforms measured come first, for they tell about all of these.
+    Programs that several platforms measured come first, since they tell about all of these.
     """
     draw, rows = np.random.default_rng(seed), {key: row for row, key in enumerate(keys)}
     shared = {key: sum(key in seconds for seconds in known.values()) for key in keys}
@@ -64,7 +64,7 @@ def choose_probes(keys: Sequence[ProgramKey], known: Known, count: int, seed: in
 
 @dataclass(frozen=True)
 class Similar:
-    """How alike the known platforms order a new one's probes, nearest first: platform -> share of pairs, and programs of both."""
+    """Known platforms, nearest first -> share of pairs ordered as on the new ``platform``, and number of its probes that they ran."""
 
     platform: str
     agreement: Mapping[str, float]
@@ -89,7 +89,7 @@ class Similar:
 
 
 def compare(platform: str, target: Mapping[ProgramKey, float], known: Known) -> Similar:
-    """``target`` is program -> seconds on the new platform."""
+    """Compare how a new platform and the known ones order programs; ``target``: program -> seconds on the new one."""
     keys = list(target)
     names = {key[0]: number for number, key in enumerate(keys)}
     tasks = np.array([names[key[0]] for key in keys], dtype=np.int32)

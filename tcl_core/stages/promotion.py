@@ -19,16 +19,16 @@ from tcl_core.models import catalogue
 from tcl_core.stages.gate import Verdict, judge
 from tcl_core.stages.workspace import Workspace, learning_curve, with_registry, without_tasks
 
-EVALUATION = "evaluation.json"  # of the reports
-PAGE = "report.html"  # likewise, of `tcl report`
+EVALUATION = "evaluation.json"  # in the folder of reports
+PAGE = "report.html"  # likewise, written by `tcl report`
 SHORT = 12  # digits of a hash that people see
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """What became of a platform's present model; ``str`` is the sentence about it.
+    """Outcome of promoting a platform's present model; ``str`` gives it as a sentence.
 
-    moved    the alias moved to it now;  champion: it is champion now, moved or not
+    moved    the alias `champion` moved to it just now;  champion: it is champion now, moved or not
     figures  figure -> both models' values, as ``gate.Verdict`` has them; empty where nothing was compared
     """
 
@@ -48,12 +48,12 @@ class Promotion:
 
 @with_registry
 def registry_of(workspace: Workspace) -> str:
-    """The registry that this workspace's models go to, as one may print it."""
+    """Address of the registry that this workspace's models go to, without its password."""
     return registry.where()
 
 
 def chosen_platforms(workspace: Workspace, platform: str | None) -> list[str]:
-    """One platform that was asked for, or all of the chain that this machine could measure, as far as they lie here."""
+    """The platform asked for, or for None all of ``platforms_here``.  Raises UsageError for an unknown, DataError for a skipped one."""
     if platform is None:
         return workspace.platforms_here()
     workspace.check_platform(platform)
@@ -64,7 +64,7 @@ def chosen_platforms(workspace: Workspace, platform: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Registered:
-    """As which version a platform's model is registered."""
+    """The version under which a platform's model is registered."""
 
     platform: str
     version: int
@@ -75,10 +75,10 @@ class Registered:
 
 @with_registry
 def register(workspace: Workspace, platform: str) -> Registered:
-    """Put a platform's model into the registry, with what it was made of and how good it is.
+    """Register a platform's model, with its provenance and its figures.
 
-    Both as they were found when the model was made and judged, whatever params.yaml and the records are now.  Raises
-    DataError where either is not known of this very model.
+    Both are as recorded when the model was made and judged, whatever params.yaml and the records are now.  Raises
+    DataError where either is not known for this very model.
     """
     folder = workspace.model_folder(platform)
     made, report = provenance.read(folder), evaluation(workspace.reports)
@@ -94,7 +94,7 @@ def register(workspace: Workspace, platform: str) -> Registered:
         artifacts=[
             workspace.reports / EVALUATION,
             *sorted((workspace.reports / "plots").glob("*.png")),
-            *filter(Path.is_file, [workspace.root / "dvc.lock"]),  # by which `dvc checkout` brings back its data
+            *filter(Path.is_file, [workspace.root / "dvc.lock"]),  # lets `dvc checkout` restore its data
         ],
         description=_description(platform, figures, origin),
     )
@@ -103,12 +103,12 @@ def register(workspace: Workspace, platform: str) -> Registered:
 
 @with_registry
 def keep_page(workspace: Workspace) -> list[Registered]:
-    """Keep the page of the last run with the versions as which the present models are registered; which these are."""
+    """Attach the page of the last run to the registered versions of the present models; returns these."""
     kept = []
     for platform in workspace.platforms_that_ran():
         try:
             check_judged(workspace, evaluation(workspace.reports), platform)
-        except DataError:  # not judged since it was made: the page is of no version
+        except DataError:  # not judged since it was made: the page belongs to no version
             continue
         if version := standing(workspace, platform)["version"]:
             registry.attach(platform, version, workspace.reports / PAGE)
@@ -117,7 +117,7 @@ def keep_page(workspace: Workspace) -> list[Registered]:
 
 
 def standing(workspace: Workspace, platform: str) -> dict[str, int | None]:
-    """The version as which a platform's present model is registered, and that of its champion; None for what there is not."""
+    """Versions of a platform's present model, if it is registered, and of its champion; None where there is none."""
     folder = workspace.model_folder(platform)
     try:
         version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
@@ -130,7 +130,7 @@ def standing(workspace: Workspace, platform: str) -> dict[str, int | None]:
 def promote(workspace: Workspace, platform: str) -> Promotion:
     """Make the present model champion if it passes the gate against today's champion, on the platform's held-out records.
 
-    Raises DataError where the figures that it is registered with may be another model's, or of other records.
+    Raises RegistryError where it is not registered, DataError where its figures may be another model's, or of other records.
     """
     folder = workspace.model_folder(platform)
     version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
@@ -148,11 +148,11 @@ def promote(workspace: Workspace, platform: str) -> Promotion:
 
 
 def check_registered(workspace: Workspace, platform: str, known: Collection[str]) -> None:
-    """Raise RegistryError for a platform of the project of which nothing is registered, UsageError for a name that means none."""
+    """Raise RegistryError for a platform of the project that has no registered model, UsageError for an unknown name."""
     if platform in known:
         return
     names: Collection[str] = ()
-    with suppress(UsageError):  # a registry can be asked without a project, and while its params.yaml is being edited
+    with suppress(UsageError):  # a registry can be queried without a project, and while params.yaml is being edited
         names = workspace.params.platforms
     if platform in names:
         raise RegistryError(f"no model of {platform} is registered at {registry.where()}; run: tcl register and then: tcl promote")
@@ -161,7 +161,10 @@ def check_registered(workspace: Workspace, platform: str, known: Collection[str]
 
 @with_registry
 def roll_back(workspace: Workspace, platform: str, reason: str, to: int | None) -> dict[str, Any]:
-    """Make a platform's previous champion, or the version ``to``, champion again; who is what then.  Raises as ``registry.rollback`` and ``check_registered``."""
+    """Make a platform's previous champion, or the version ``to``, champion again; returns the champion and previous versions.
+
+    Raises as ``registry.rollback`` and ``check_registered``.
+    """
     if not registry.is_there():
         raise RegistryError(
             f"there is no model registry at {registry.where()}, so nothing to go back to; run tcl where it is, or set MLFLOW_TRACKING_URI to it"
@@ -190,7 +193,7 @@ def check_judged(workspace: Workspace, report: Mapping[str, Any], platform: str)
 
 
 def evaluation(reports: Path) -> dict[str, Any]:
-    """The report of the stage evaluate, in a folder of reports.  Raises DataError when it was not written yet."""
+    """The report that the stage evaluate wrote into a folder of reports.  Raises DataError where there is none."""
     file = reports / EVALUATION
     try:
         return read_json(file, "judge the models again: dvc repro evaluate")
@@ -199,7 +202,7 @@ def evaluation(reports: Path) -> dict[str, Any]:
 
 
 def figures_text(metrics: Mapping[str, float]) -> str:
-    """``pairs 0.743, U16 0.951, top-1 0.546`` of what is registered; figures that an older evaluation lacks are left out."""
+    """``pairs 0.743, U16 0.951, top-1 0.546`` from registered metrics; figures that an older evaluation lacks are left out."""
     names = {"pairwise_accuracy": "pairs", "subset_top_1": "U16", "top_1": "top-1"}
     return ", ".join(f"{name} {metrics[key]:.3f}" for key, name in names.items() if key in metrics) or "none"
 
@@ -225,7 +228,7 @@ def _origin(made: Mapping[str, Any], platform: str, folder: Path) -> dict[str, s
 
 
 def _description(platform: str, figures: Mapping[str, Any], origin: Mapping[str, str]) -> str:
-    """What a version is, for people who meet it in MLflow."""
+    """Description of a version, for people who see it in MLflow."""
     changed = "" if origin["git.dirty"] in ("false", "unknown") else f", where these files differed: {origin['git.dirty']}"
     held_out = f" on {figures['programs']} held-out programs of {figures['tasks']} tasks" if {"programs", "tasks"} <= figures.keys() else ""
     return "\n\n".join((
@@ -262,10 +265,10 @@ def _learned(workspace: Workspace, platform: str, against: int | None) -> frozen
 
 
 def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.ndarray, str]:
-    """(N,) what the candidate must beat, and its name: the champion's predictions, or a random ranking.
+    """Predictions (N,) that the candidate must beat, and their name: the champion's, or a random ranking.
 
-    Equal predictions are a random ranking exactly: the metrics take the expected latency of a choice among equals.
-    A champion that cannot rank these samples is no reason to promote just anything.
+    Equal predictions are exactly a random ranking, since the metrics take the expected latency of a choice among equals.
+    A random ranking also replaces a champion that cannot rank these samples, so that not just any candidate passes.
     """
     at_random = np.zeros(len(samples), np.float32)
     if against is None:
@@ -274,7 +277,7 @@ def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.nda
         predicted = catalogue.load(registry.champion(platform)[1]).predict(samples)
         if np.isnan(predicted).any():
             raise DataError("it predicts values that are not numbers")
-    except (DataError, UsageError) as error:  # damaged, of another feature width, of a class that is no more
+    except (DataError, UsageError) as error:  # damaged, of another feature width, of a class that no longer exists
         why = str(error).rstrip(".")
         return at_random, f"a random ranking (champion version {against} cannot rank them: {why})"
     return predicted, f"champion version {against}"
@@ -302,7 +305,7 @@ def _plain(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _curves(folder: Path) -> dict[str, list[float]]:
-    """Metric name -> one value per epoch, phases apart."""
+    """``PHASE.METRIC`` -> one value per epoch of the phase."""
     curves: dict[str, list[float]] = {}
     for entry in learning_curve(folder):
         for name, value in entry.items():

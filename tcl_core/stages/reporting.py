@@ -15,12 +15,12 @@ from tcl_core.stages import promotion
 from tcl_core.stages.figures import FIGURES, FORMAT, figures_of, gather
 from tcl_core.stages.workspace import Workspace, with_registry
 
-COMPARISON = "comparison.html"  # of the reports
+COMPARISON = "comparison.html"  # in the folder of reports
 
 
 @dataclass(frozen=True)
 class Page:
-    """Where a page was written, and with which registered models it is also kept."""
+    """Where a page was written, and the registered versions that it is attached to."""
 
     path: Path
     kept_with: tuple[promotion.Registered, ...] = ()
@@ -31,9 +31,9 @@ class Page:
 
 @with_registry
 def write_report(workspace: Workspace, to: Path | None = None, overwrite: bool = False) -> Page:
-    """The page of the last run -> ``to``, or data/reports/report.html, which each registered version of its models gets too.
+    """Write the page of the last run -> ``to``, or data/reports/report.html, which is also attached to its models' versions.
 
-    Its figures go to data/reports/report.json, for comparisons with a copy of that folder.
+    Without ``to`` its figures go to data/reports/report.json, for comparisons with a copy of that folder.
     """
     from tcl_core.report.page import page_of
     from tcl_core.report.render import render
@@ -49,7 +49,7 @@ def write_report(workspace: Workspace, to: Path | None = None, overwrite: bool =
 
 
 def write_comparison(workspace: Workspace, runs: Sequence[Path], to: Path | None = None, overwrite: bool = False) -> Page:
-    """A page with the figures of two runs and their differences -> ``to``, or data/reports/comparison.html."""
+    """Write a page with the figures of two runs and their differences -> ``to``, or data/reports/comparison.html."""
     from tcl_core.report.compare import compare
     from tcl_core.report.render import render
 
@@ -63,7 +63,7 @@ def write_comparison(workspace: Workspace, runs: Sequence[Path], to: Path | None
 
 
 def _called(workspace: Workspace, run: Path) -> str:
-    """From where the project lies; the project itself by its own name."""
+    """A run's path relative to the project; the project's own run has the project's name."""
     name = os.path.relpath(run, workspace.root)
     return Path(os.path.abspath(workspace.root)).name if name == "." else name
 

@@ -26,14 +26,14 @@ NETWORKS = "Put .pt2 and .onnx files with fixed shapes here, and name them in pa
 TUNED = "What tcl tune measured here, for tcl train to learn (train.tuned of params.yaml).  To forget a platform's, delete its folder.\n"
 DATA_IGNORED = "# Stages write it, and DVC keeps what they end with.\n*\n!.gitignore\n!tuned/\n!tuned/README.md\n"
 OURS = {".dvc", "networks", "dvc.yaml", *FOLDERS, *DOTTED.values(), *AS_THEY_ARE}
-BEGUN = ".params.yaml.begun"  # tells a start of ours that was killed from files of somebody's, and becomes params.yaml
+BEGUN = ".params.yaml.begun"  # tells a killed `tcl init` from somebody's own files; becomes params.yaml
 IGNORED = {".git", ".gitignore", ".gitattributes"}  # what a new repository has
 
 
 def start_project(folder: Path) -> Path:
-    """Write a project into ``folder``, which is made, or is empty but for a new Git repository; its absolute path.
+    """Write a project into ``folder``: a new one, or an empty one or new Git repository; returns its absolute path.
 
-    params.yaml comes last and makes it a project: one that was stopped on the way is finished by the same command.  Raises
+    params.yaml comes last and makes it a project: if the command was stopped, running it again finishes the project.  Raises
     UsageError for a folder with anything else in it, and for a file; PlatformError where nothing can be written.
     """
     folder = Path(os.path.abspath(folder))
@@ -87,7 +87,7 @@ def _fill(folder: Path, in_git: bool) -> None:
 
 
 def _add_lines(file: Path, text: str) -> None:
-    """To a file that may be there, such as a new repository's: those of ``text``, but for comments, that it lacks."""
+    """Write ``text``; to a file that exists, such as a new repository's, add only the lines, without comments, that it lacks."""
     there = file.read_text() if file.exists() else ""
     lines = set(there.splitlines())
     if missing := [line for line in text.splitlines() if line.strip() and not line.startswith("#") and line not in lines]:
@@ -95,6 +95,6 @@ def _add_lines(file: Path, text: str) -> None:
 
 
 def without_sources(dvc: str) -> str:
-    """dvc.yaml's text without dependencies on TCL's own code and data, which an installed package has elsewhere, and it says so."""
+    """dvc.yaml's text without dependencies on TCL's own code and data, which are installed elsewhere; a comment in it says so."""
     dvc = re.sub(WITH_SOURCES, WITHOUT_SOURCES, dvc, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"^ *- (tcl_core/\S+|data/(?:prepared|registers|searched)\b).*\n", "", dvc, flags=re.MULTILINE)

@@ -46,8 +46,8 @@ class _Curve:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """From how many programs a model learned: measured ones, shipped ones, those that tuning measured, and further ones that an
-    ensemble of teachers labelled.
+    """How many programs a model learned from: measured ones, further ones that a teacher ensemble labelled, those shipped with TCL,
+    and those that tuning measured.
     """
 
     model: str
@@ -68,9 +68,9 @@ class TrainReport:
 class DistillReport:
     """How the next platform was learned.
 
-    share  by how much the difference between the platforms is believed, where the method weighs it (``completion``)
-    left   how much of that difference stays unexplained
-    kept   the model is that of the platform before, for nothing was found to learn
+    share  how far the measured difference between the platforms is believed, 0 to 1, where the method weighs it (``completion``)
+    left   share of that difference that stays unexplained
+    kept   the model is the previous platform's, since there was nothing to learn
     """
 
     platform: str
@@ -124,8 +124,11 @@ def _learns_shipped(params: Params) -> bool:
 
 @dataclass(frozen=True)
 class _Beside:
-    """What is learned beside the project's own records: heaps of measured programs, the first ``shipped`` of which come with TCL, and
-    of further ones; their tasks are numbered after the project's own.  ``tasks``: the keys of all of these.
+    """What the first model learns beside the project's own records; its tasks are numbered after the project's.
+
+    measured  sets of measured programs, of which the first ``shipped`` programs come with TCL
+    further   sets of programs that nobody measured
+    tasks     keys of all their tasks
     """
 
     measured: Sequence[Samples] = ()
@@ -134,13 +137,13 @@ class _Beside:
     tasks: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
-        """How many of them were measured."""
+        """Number of measured programs."""
         return sum(map(len, self.measured))
 
 
 def _beside(workspace: Workspace, valid: Samples | None) -> _Beside:
-    """What comes with TCL, if params.yaml wants it and the chain begins with such CPUs as it was measured on, and what was measured
-    when networks were tuned; of no task that a held-out network has, and of none of ``valid``.
+    """Programs that come with TCL, if params.yaml wants them and the chain begins with the kind of CPU that they were measured on,
+    and programs that tuning measured; without the tasks of held-out networks and of ``valid``.
     """
     if not learns_beside(workspace):
         return _Beside()
@@ -157,10 +160,10 @@ def _beside(workspace: Workspace, valid: Samples | None) -> _Beside:
             into.append(_numbered(as_here(heap, here), first))
         tasks |= set().union(*(data.trained_keys(apart) for data in sets))
     shipped = sum(map(len, measured))
-    for platform in _tunings(workspace):  # a model that knows what searches met serves the next search best
+    for platform in _tunings(workspace):  # a model that learned searched programs serves the next search best
         width = float(cpu_named(workspace.params.platforms[platform].mcpu).simd_bytes)
         heap = tuned_samples(workspace, platform, replace(here, simd_bytes=width).vector(), apart)
-        first = max(first, *(1 + int(part.tasks.max(initial=-1)) for part in (*measured, *further)), 0)  # of a heap of none it stays
+        first = max(first, *(1 + int(part.tasks.max(initial=-1)) for part in (*measured, *further)), 0)  # an empty set adds no task
         measured.append(_numbered(heap, first))
         tasks |= tuned_keys(workspace, platform, apart)
     return _Beside(measured, further, shipped, frozenset(tasks))
@@ -176,7 +179,7 @@ def _numbered(samples: Samples, first: int) -> Samples:
 
 
 def _tunings(workspace: Workspace) -> list[str]:
-    """CPUs of params.yaml on which ``tcl tune`` measured something that it wants learned."""
+    """CPU platforms whose programs from ``tcl tune`` params.yaml wants learned; empty for a pool that is not a CPU's."""
     params = workspace.params
     if not params.train.tuned or params.candidates.design_space != "cpu":
         return []
@@ -184,10 +187,10 @@ def _tunings(workspace: Workspace) -> list[str]:
 
 
 def as_here(samples: Samples, here: Hardware) -> Samples:
-    """The programs as if this machine had measured them: under its hardware row, but for the width of vectors.
+    """The programs as if this machine had measured them: with its hardware row, except for the vector width.
 
-    The project's own programs know this machine with the first platform's vectors alone, and all others are another machine's.  So a
-    network takes the machine for what decides, and ranks every later platform's programs as the first one's.
+    Otherwise only the project's own programs would show this machine, all with the first platform's vector width, and all other widths
+    would belong to another machine: a network would go by the machine, and rank every later platform's programs like the first one's.
     """
     own, wider = (hardware_rows(replace(here, simd_bytes=width).vector(), 1)[0] for width in (16.0, 32.0))
     features = samples.features.copy()
@@ -196,7 +199,7 @@ def as_here(samples: Samples, here: Hardware) -> Samples:
 
 
 def _with_unlabelled(workspace: Workspace, platform: str, measured: Samples, beside: _Beside) -> Samples:
-    """The programs with labels of a teacher ensemble that learned from them, and further ones that it labelled (``teaching``)."""
+    """The programs, labelled by a teacher ensemble that learned from them, and further ones that it labelled too (``teaching``)."""
     # Shipped and tuned programs are not lowered: it would take minutes.
     reads = ("tokens",) if beside else ("tokens", "per-store features")
     asked = sum(catalogue.own_settings(member.model).epochs for member, _ in members(reads))
@@ -212,7 +215,10 @@ def _pseudo_labelled(
     beside: _Beside = _Beside(),
     on_epoch: Callable[[str], None] = lambda name: None,
 ) -> Samples:
-    """So labelled by those members of the teacher ensemble that read one of these; unlabelled where params.yaml wants no further programs."""
+    """Label as ``_with_unlabelled``, by the members of the teacher ensemble that read one of ``reads``.
+
+    Where params.yaml wants no further programs: the measured latencies, a failed program with its task's slowest.
+    """
     count, tasks = workspace.params.train.unlabelled, np.unique(measured.tasks)
     if not count:
         alone = concatenate([measured, *beside.measured])
@@ -229,16 +235,16 @@ def _pseudo_labelled(
 def distill(workspace: Workspace, platform: str, from_registry: bool = False) -> DistillReport | Skipped:
     """Learn the next platform of the chain, by params.yaml's ``distill.method`` -> data/models/P/.
 
-    It goes on from the model of the platform before, or ``from_registry`` from that platform's champion, wherever it was trained.
+    It starts from the previous platform's model or, with ``from_registry``, from that platform's champion, wherever that was trained.
     Raises UsageError for an unknown platform and for the chain's first.
     """
     workspace.check_platform(platform)
     if platform == workspace.params.chain.first:
         raise UsageError(f"{platform} is the chain's first platform and has nothing to learn from; run: tcl train")
     if reason := workspace.skipped(platform):
-        # The next platform goes on from the model before this one: its digest makes DVC see when that one changes.
+        # The next platform starts from the model before this one: with its digest here, DVC sees when that model changes.
         before = store.data_digest(workspace.model_folder(workspace.params.previous(platform)))
-        with whole_folder(workspace.model_folder(platform)) as folder:  # takes the place of a model of a better machine
+        with whole_folder(workspace.model_folder(platform)) as folder:  # replaces a more capable machine's model
             store.write_skipped(folder, platform, reason, model_before=before)
         return Skipped(platform, reason)
     method, checkpoint = named(workspace.params.distill.method), workspace.journal / "checkpoints" / platform
@@ -273,7 +279,7 @@ def _champion_before(workspace: Workspace, platform: str) -> tuple[str, Path]:
 
 @dataclass(frozen=True)
 class _Step:
-    """From one platform of the chain to the next, as a project's folder has it (``chain.method.Step``)."""
+    """A step from one platform of the chain to the next, read from a project's folder (implements ``chain.method.Step``)."""
 
     workspace: Workspace
     before: str
@@ -291,7 +297,7 @@ class _Step:
 
     @property
     def is_last(self) -> bool:
-        """Of the chain, whatever this machine skips: no other stage's doing."""
+        """Whether this is the chain's last platform in params.yaml, whatever this machine skips: other stages must not decide it."""
         return self.platform == self.params.chain_order[-1]
 
     @cached_property
@@ -317,10 +323,10 @@ class _Step:
 
 
 def _own_data_only(step: _Step, shown: Progress) -> MambaModel | None:
-    """What the chain is compared with: a network that knows this platform's records and nothing else; None where no task has two.
+    """Train the network that the chain is compared with, on this platform's records alone; None where no task has two to compare.
 
-    It is taught as the chain's first platform is, by the trees that read tokens alone.  As params.yaml comes those are as many steps as
-    the bridge's of few measurements, which has half the epochs and rehearses as many programs of earlier platforms beside.
+    It is taught like the chain's first platform, but only by the trees that read tokens.  With the default params.yaml it takes as many
+    steps as the bridge with few measurements, which has half the epochs but rehearses as many programs of earlier platforms beside.
     """
     if not any_usable(step.measured):
         return None
@@ -331,8 +337,8 @@ def _own_data_only(step: _Step, shown: Progress) -> MambaModel | None:
 
 
 def _origin(workspace: Workspace, stage: str, platforms: Sequence[str], *sections: str, before: Path | None = None) -> dict[str, Any]:
-    """What a model of the chain is made of, the records of ``platforms`` and the model ``before`` among it; to be asked for
-    before its training, for all of it may change meanwhile.  Raises DataError for a damaged hardware row of theirs.
+    """Provenance of a model of the chain, with the records of ``platforms`` and the model ``before``; to be taken before its
+    training, since all of it may change meanwhile.  Raises DataError where a platform's hardware row is damaged.
     """
     params, sections = workspace.params, (*sections, "collect", "measure")
     beside: dict[str, Any] = {}
@@ -341,7 +347,7 @@ def _origin(workspace: Workspace, stage: str, platforms: Sequence[str], *section
     if stage == "train" and (tunings := _tunings(workspace)):
         beside["tuned"] = {name: store.data_digest(workspace.tuned_folder(name)) for name in tunings}
     for platform in platforms:
-        read_saved_hardware(workspace.records_folder(platform))  # else a damaged one would be a model's origin, read or not
+        read_saved_hardware(workspace.records_folder(platform))  # a damaged one must not enter a provenance, even unread
     return provenance.collect(
         stage,
         {"seed": params.seed, **{name: asdict(getattr(params, name)) for name in sections}, **beside},
@@ -359,8 +365,8 @@ def _save(
     origin: dict[str, Any],
     alone: MambaModel | None = None,
 ) -> None:
-    """The model's folder holds all that ranking needs, weights and hardware row, what it was made of, how it learned, and,
-    in ``scratch/``, the model that it is compared with; it appears whole or not at all.
+    """Write the model's folder: weights and hardware row, which ranking needs, provenance, learning curve and, in ``scratch/``,
+    the model that it is compared with.  It appears whole or not at all.
     """
     with whole_folder(workspace.model_folder(platform)) as folder:
         state.write_into(folder)

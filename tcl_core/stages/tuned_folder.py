@@ -4,10 +4,10 @@
     example.npz    input_0, input_1, ..., output_0, ...: the inputs it was compared on, and the reference's outputs
     database/      what was measured, as a MetaSchedule database
     report.json    how it was tuned and how fast it is, task by task
-    report.md      the same to read
-    contents.json  checksums of all that
+    report.md      the same for people
+    contents.json  checksums of all of these
 
-It appears when all of it is there.  Until then it is written aside, in a folder that is locked.
+It is written aside, in a folder that is locked, and appears when it is complete.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE
 FORMAT = "tuned network 2"
 REPORT, TEXT, DATABASE = "report.json", "report.md", "database"
 WRITTEN = {LIBRARY, EXAMPLE, REPORT, TEXT, DATABASE, CONTENTS}
-BESIDE = {".ipynb_checkpoints", ".DS_Store"}  # what viewers leave
+BESIDE = {".ipynb_checkpoints", ".DS_Store"}  # files that viewers leave
 ROUNDS = 7
 AGAIN = "tune again: tcl tune --out"
 
 
 @contextmanager
 def tuned_folder(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder to write into, which takes the place of ``out`` when the block ends well.
+    """A folder to write into, which replaces ``out`` when the block ends without an error.
 
-    Made at once, so that one that cannot be written is found before anything is measured.  Raises UsageError: ``out`` is
-    there and must not be overwritten; BusyError: another tuning writes it; PlatformError: the system refuses.
+    It is made at once, so that a place that cannot be written is found before anything is measured.  Raises UsageError where
+    ``out`` exists and must not be overwritten, BusyError while another tuning writes it, PlatformError where the system refuses.
     """
     out = Path(os.path.realpath(out))
     _check_place(out, overwrite)
@@ -55,7 +55,7 @@ def tuned_folder(out: Path, overwrite: bool) -> Iterator[Path]:
         yield aside
         with writing(out):
             write_contents(aside)
-        _check_place(out, overwrite)  # that took its time
+        _check_place(out, overwrite)  # again: the block may have taken hours
 
 
 def _check_place(out: Path, overwrite: bool) -> None:
@@ -79,7 +79,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def fill(aside: Path, measured: Path, report: Mapping[str, Any]) -> None:
-    """Add the database and the report to the library and the example that are there."""
+    """Add the database and the report to a folder that already has the library and the example."""
     if measured.is_dir():
         with writing(aside / DATABASE):
             (aside / DATABASE).mkdir()
@@ -112,7 +112,7 @@ def _as_text(report: Mapping[str, Any]) -> str:
 
 
 def _example_of_use(device: str, threads: int) -> str:
-    """On a CPU with the threads that it was tuned for."""
+    """Markdown that shows how to run the network, on a CPU with the threads that it was tuned for."""
     on_cpu = f"""import os
 os.environ["TVM_NUM_THREADS"] = "{threads}"  # before TVM is imported, which else takes half of an x86 machine's CPUs
 """
@@ -138,8 +138,8 @@ def tasks_ms(times: list[Mapping[str, Any]]) -> float:
 class RunReport:
     """How fast a tuned network runs here, and how far its output is from the reference's.
 
-    rounds_ms   each round's milliseconds;  tuned_ms: when it was tuned
-    difference  largest of the output, as a share of its magnitude
+    rounds_ms   each round's milliseconds;  tuned_ms: its milliseconds when it was tuned
+    difference  largest difference of the output, relative to its magnitude
     """
 
     network: str
@@ -160,10 +160,10 @@ class RunReport:
 
 
 def run_tuned(folder: Path, rounds: int = ROUNDS) -> RunReport:
-    """Run the network of such a folder in a process of its own: check its output, and time it.
+    """Run a tuned folder's network in a process of its own: check its output, and time it.
 
     Raises UsageError for a folder of another kind, DataError for a damaged one, PlatformError where this machine cannot run
-    the network, or computes something else.
+    the network, or computes another output.
     """
     from tcl_core.tuning import latency
 

@@ -1,4 +1,4 @@
-"""What tuning wrote last into a folder of reports.  Whoever shows it need not load what tunes."""
+"""The report of the last tuning, read from a folder of reports; apart from the tuner, so that showing it does not load that."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from tcl_core.checked import damaged, read_json
 
-TUNED = "tuned.json"  # of the reports
+TUNED = "tuned.json"  # in the folder of reports
 
 
 def last_tuned(reports: Path) -> dict[str, Any]:
-    """What tuning wrote last into a folder of reports; empty before the first time.  Raises DataError where it is damaged."""
+    """What the last tuning wrote into a folder of reports; empty before the first.  Raises DataError where it is damaged."""
     again, file = "tune again: tcl tune", reports / TUNED
     try:
         found = read_json(file, again)
@@ -24,7 +24,7 @@ def last_tuned(reports: Path) -> dict[str, Any]:
 
 
 def tuned_text(tuned: Mapping[str, Any]) -> str:
-    """One line; PyTorch's time is unknown for an ONNX file, torch.compile's for any file."""
+    """One line; PyTorch's time is unknown for an ONNX file, torch.compile's for any network file."""
     pytorch = "-" if tuned["pytorch_ms"] is None else ms(tuned["pytorch_ms"])
     compiled = "" if tuned.get("compile_ms") is None else f", torch.compile {ms(tuned['compile_ms'])}"
     by = f", by {tuned['model']}" if "model" in tuned else ""
@@ -35,5 +35,5 @@ def tuned_text(tuned: Mapping[str, Any]) -> str:
 
 
 def ms(milliseconds: float) -> str:
-    """To the hundredth, of less than one to three digits."""
+    """Milliseconds with two decimals, or below 1 with three significant digits."""
     return f"{milliseconds:.2f} ms" if milliseconds >= 1 else f"{milliseconds:.3g} ms"

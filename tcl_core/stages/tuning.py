@@ -1,4 +1,4 @@
-"""What is done with a champion: tune a network.  Leaves history, not reproducible bytes."""
+"""`tcl tune`: tune a network with a champion.  Leaves history, not reproducible bytes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from tcl_core.trained import Trained, find_trained
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What is to be tuned, and how long.
+    """What to tune, and for how long.
 
     network     a name, or a file with fixed shapes; None: params.yaml's
     platform    None: the last of the chain that ran
     trials      programs to measure, or ``minutes`` to spend; neither: params.yaml's trials
-    force       although it was tuned last with the same graph, champion and trials
-    out         a folder that gets the tuned network (``tuned_folder``);  overwrite: overwrite it if ``tcl tune`` wrote it
+    force       tune even if the last tuning had the same graph, champion and trials
+    out         folder for the tuned network (``tuned_folder``);  overwrite: replace it if ``tcl tune`` wrote it
     warm_start  databases of tuned networks, whose programs are tried first
-    model       the folder of a saved model that takes the champion's place
+    model       folder or file of a saved model to use instead of the champion
     """
 
     network: str | None = None
@@ -55,7 +55,7 @@ class TuneRequest:
 
     @property
     def of_the_pipeline(self) -> bool:
-        """Whether nothing was asked for: then it is no failure that there is nothing to tune with, or on."""
+        """Whether nothing in particular was asked for; then having no model to tune with, or platform to tune on, is no failure."""
         return replace(self, force=False) == TuneRequest()
 
     def __post_init__(self) -> None:
@@ -64,8 +64,10 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """``figures`` are those of data/reports/tuned.json; ``unchanged``: they are of an earlier command; ``not_learned``: why what was
-    measured teaches no model, and where it is.
+    """Result of a tuning.
+
+    figures      as in data/reports/tuned.json;  unchanged: they are an earlier command's
+    not_learned  why no model will learn what was measured, and where it lies; empty if one will
     """
 
     figures: Mapping[str, Any]
@@ -89,7 +91,7 @@ class TuneReport:
 
 @dataclass(frozen=True)
 class NotTuned:
-    """The chain's last platform is neither this machine's CPU nor its GPU, or has no champion."""
+    """Nothing was tuned: the chain's last platform is neither this machine's CPU nor its GPU, or has no champion."""
 
     platform: str
     reason: str
@@ -102,13 +104,13 @@ class NotTuned:
 def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     """Tune a network with the platform's champion and compare it with PyTorch -> data/reports/tuned.json.
 
-    Where nothing was promoted yet, the model that comes with TCL takes the champion's place (``shipped_model``).
+    On an x86 CPU without a champion, the model that comes with TCL is used (``shipped_model``).
 
-    What was tuned last with the same graph, champion and trials is said once more, unless ``force`` or ``out`` is given.
+    If the last tuning had the same graph, champion and trials, its report is returned, unless ``force`` or ``out`` is given.
 
-    Raises UsageError for a platform on which this machine tunes nothing, and for ``out`` where it must not be written;
-    RegistryError where there is no champion of a platform that was asked for, and it is no x86; and as ``transfer.Donors`` for the databases, and as ``find_trained`` and
-    ``Trained.check_target`` for a model that cannot be the champion's successor.
+    Raises UsageError for a platform on which this machine tunes nothing, and where ``out`` must not be written; RegistryError
+    for another platform without a champion, unless the request asks for nothing in particular (``NotTuned``); as
+    ``transfer.Donors`` for the databases; as ``find_trained`` and ``Trained.check_target`` for a model that cannot be used.
     """
     platform = request.platform
     if platform is None:
@@ -123,7 +125,7 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     check_there(file)
     try:
         ranking, load = _ranking(workspace, platform, request.model)
-    except NoChampionError as error:  # all its models were kept back
+    except NoChampionError as error:  # none of its models was promoted
         if not request.of_the_pipeline:
             raise
         return NotTuned(platform, str(error))
@@ -138,24 +140,27 @@ def tune(workspace: Workspace, request: TuneRequest) -> TuneReport | NotTuned:
     folder = _unfinished(workspace, asked)
     with ExitStack() as alone:
         with nullcontext() if request.out is None else tuned_folder(request.out, request.overwrite) as aside:
-            alone.enter_context(measuring_alone())  # to the end: nobody else begins with, or removes, what is not kept yet
+            alone.enter_context(measuring_alone())  # to the end: no other process may use or remove what is not kept yet
             if not anew and (last := _told_before(workspace, asked)):  # by another process meanwhile
                 return last
             tuned = _tune(workspace, asked, setup, file, load(), aside, request.warm_start, folder)
         not_kept = _keep(workspace, platform, folder, tuned)
         write_json(workspace.reports / TUNED, tuned)
-        not_learned = _clear(folder, not_kept)  # only now: whatever stops it before, the same command goes on
+        not_learned = _clear(folder, not_kept)  # only now: if it is stopped before, the same command resumes
     return TuneReport(tuned, out=request.out, not_learned=not_learned)
 
 
 def _told_before(workspace: Workspace, asked: Mapping[str, Any]) -> TuneReport | None:
-    """The last tuning's report, if it is of just that."""
+    """The last tuning's report, if exactly this was asked for then; else None."""
     last = kept(workspace.reports / TUNED, "it is tuned anew")
     return TuneReport(last, unchanged=True) if asked.items() <= last.items() else None
 
 
 def _keep(workspace: Workspace, platform: str, measured: Path, tuned: Mapping[str, Any]) -> TclError | None:
-    """Leave what was measured to the platform's next model (``training``), unless all of it is held-out networks'; why that was not done."""
+    """Keep what was measured for the platform's next model (``training``), unless held-out networks have all its tasks.
+
+    Returns the error if that failed.
+    """
     try:
         apart = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
     except DataError:  # no stage has cut any network
@@ -170,7 +175,10 @@ def _keep(workspace: Workspace, platform: str, measured: Path, tuned: Mapping[st
 
 
 def _clear(measured: Path, not_kept: TclError | None) -> str:
-    """Remove what was measured, or where there is no other copy take it out of the next tuning's way, which is to measure anew: what to say."""
+    """Remove what was measured or, if no other copy was kept, move it aside, so that the next tuning measures anew.
+
+    Returns what to tell the user.
+    """
     if not_kept is None:
         shutil.rmtree(measured, ignore_errors=True)
         return ""
@@ -181,7 +189,7 @@ def _clear(measured: Path, not_kept: TclError | None) -> str:
 
 
 def _guessed_text(tuned: Mapping[str, Any]) -> str:
-    """What the library is built of besides measured programs, where trials or minutes did not reach all tasks."""
+    """How many tasks got a guessed program, since measuring found none that is right; empty if no task did."""
     count = sum(task.get("guessed", False) for task in tuned.get("task_times", ()))
     has, it = ("has", "it") if count == 1 else ("have", "them")
     said = f"; {count} of {tuned['tasks']} tasks {has} no program that was found right by measuring, but one that promised most (more trials or minutes may give {it} one)"
@@ -189,7 +197,7 @@ def _guessed_text(tuned: Mapping[str, Any]) -> str:
 
 
 def _donated_text(tuned: Mapping[str, Any]) -> str:
-    """What became of the databases to start from; nothing where there were none."""
+    """How much the warm start's databases gave; empty without any."""
     if not tuned["donors"]:
         return ""
     refused = f" ({tuned['refused']} lines of the databases are no programs)" if tuned["refused"] else ""
@@ -197,7 +205,7 @@ def _donated_text(tuned: Mapping[str, Any]) -> str:
 
 
 def _ranking(workspace: Workspace, platform: str, model: Path | None) -> tuple[dict[str, Any], Callable[[], Trained]]:
-    """Which model is to rank, as the report names it, and what loads it: only if it is needed."""
+    """The report's entries for the model that ranks, and a function that loads it, to be called only if needed."""
     if model is not None:
         trained = find_trained(model)
         digest = store.data_digest(model) if model.is_dir() else hashlib.sha256(model.read_bytes()).hexdigest()
@@ -209,7 +217,7 @@ def _ranking(workspace: Workspace, platform: str, model: Path | None) -> tuple[d
         if not mcpu or shipped_model.why_unknown(mcpu):
             raise
         return {"model": shipped_model.NAME, "model_sha256": shipped_model.digest()}, lambda: shipped_model.pretrained(mcpu)
-    # A version's number alone is another model's in another registry, or in one that was made anew.
+    # The number alone is not enough: in another registry, or in one made anew, it is another model's.
     return {"champion_version": version, "model_sha256": store.data_digest(folder)}, lambda: find_trained(folder)
 
 
@@ -245,7 +253,7 @@ def _tune(
     warm_start: Sequence[Path],
     folder: Path,
 ) -> dict[str, Any]:
-    """Tune, or go on where the same was stopped and left ``folder``; what there is to report."""
+    """Tune, or resume the same tuning from the ``folder`` that it left when stopped; returns the report."""
     from tcl_core.tuning.network import tune_network
     from tcl_core.tuning.transfer import Donors
 
@@ -272,7 +280,7 @@ def _tune(
 
 
 def _circumstances(setup: Setup, result: Any) -> dict[str, Any]:
-    """What else a folder with a tuned network tells: of the machine, the compiler and the way it was measured."""
+    """Further entries of a tuned folder's report: the target, the compiler and how programs were measured."""
     return {
         "tasks_ms": tasks_ms(asdict(result)["task_times"]),
         "target": setup.target,
@@ -284,8 +292,8 @@ def _circumstances(setup: Setup, result: Any) -> dict[str, Any]:
 
 
 def _unfinished(workspace: Workspace, asked: Mapping[str, Any]) -> Path:
-    """The folder of what was measured for just that; however many trials were asked for.
+    """Folder of what was measured for exactly this, whatever the trials or minutes.
 
-    A run that ends well leaves nothing there.
+    A run that succeeds leaves nothing there.
     """
     return workspace.data / "tuning" / folder_of({name: value for name, value in asked.items() if name not in ("trials_asked", "minutes")})

@@ -1,7 +1,7 @@
-"""What a stage of DVC reads must still lie there when it ends: DVC writes into dvc.lock what lies there then, whatever the stage read.
+"""Check that what a DVC stage read is unchanged when it ends: DVC writes into dvc.lock what it finds then, whatever the stage read.
 
-Without that, parameters that somebody edits, records measured anew or a network exported again while a stage is at work would be taken
-for those of what it made, for good.  The project's own code is not watched: who edits it knows what ran.
+Otherwise parameters edited, records measured anew or a network exported again while a stage runs would be recorded for good as what
+its outputs were made from.  The project's own code is not watched: whoever edits it knows what ran.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DATA = "data", "networks"  # where dependencies are data, not code
 
 
 def read_by(root: Path, stage: str) -> dict[str, Any]:
-    """What dvc.yaml lists for a stage: sections of params.yaml, and digests of data, both by name; nothing of a stage that is not
-    the project's.  Raises UsageError for files that are wrong.
+    """What dvc.yaml lists for a stage, by name: sections of params.yaml, and digests of data; empty for a stage that is not the
+    project's.  Raises UsageError for invalid files.
     """
     if not (root / "dvc.yaml").is_file():
         return {}
@@ -39,7 +39,7 @@ def read_by(root: Path, stage: str) -> dict[str, Any]:
 
 
 def check_unchanged(root: Path, stage: str, began: Mapping[str, Any]) -> None:
-    """Raise PlatformError where what the stage reads is not what it was when it ``began``."""
+    """Raise PlatformError where what the stage reads differs from ``began``, what ``read_by`` gave at its start."""
     try:
         now = read_by(root, stage)
         changed = [name for name, value in began.items() if now.get(name) != value]
@@ -53,14 +53,14 @@ def check_unchanged(root: Path, stage: str, began: Mapping[str, Any]) -> None:
 
 
 def _at(values: Any, path: str) -> Any:
-    """What stands at ``a.b`` of nested mappings, None where nothing does."""
+    """Value at a path such as ``a.b`` of nested mappings; None if there is none."""
     for name in path.split("."):
         values = values.get(name) if isinstance(values, dict) else None
     return values
 
 
 def _digest(place: Path) -> str:
-    """Of a folder's data or a file; "" where there is none yet."""
+    """Digest of a file or of a folder's data; "" where there is none yet."""
     try:
         return hashlib.sha256(place.read_bytes()).hexdigest() if place.is_file() else store.data_digest(place)
     except (DataError, OSError):

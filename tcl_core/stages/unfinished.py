@@ -1,4 +1,4 @@
-"""What is asked of a tuning: how long, and what tells it from another, so that what it measured is found again by the same command alone."""
+"""What a tuning is asked for: how long, and what identifies it, so that only the same command finds what it measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tcl_core.tuning.database import database_files
 
 
 def check_length(trials: int | None, minutes: float | None) -> None:
-    """Raises UsageError for what does not say how long to tune: neither is needed, both are too many."""
+    """Raise UsageError where both are given, or one is no possible length; neither is needed."""
     if trials is not None and minutes is not None:
         raise UsageError("trials and minutes both say how long to tune; give one of them")
     if minutes is not None and not 0 < minutes < math.inf:
@@ -30,9 +30,9 @@ def check_length(trials: int | None, minutes: float | None) -> None:
 
 
 def asked_for(network: str, graph: Graph, setup: Setup, seed: int, donors: Sequence[Path]) -> dict[str, Any]:
-    """What tuning depends on beside the model: changed files and another machine are other tunings.
+    """What a tuning depends on beside the model: with changed files or on another machine it is another tuning.
 
-    Raises UsageError where one of the databases is none, DataError for one that is no log.
+    Raises UsageError for a folder of ``donors`` without a database, DataError for one that is no log.
     """
     file = Path(network)
     return {
@@ -47,7 +47,7 @@ def asked_for(network: str, graph: Graph, setup: Setup, seed: int, donors: Seque
 
 
 def folder_of(asked: Mapping[str, Any]) -> str:
-    """Name of the folder in which what was measured lies until the tuning has ended well."""
+    """Name of the folder that holds what was measured until the tuning succeeds."""
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Where things lie in the project's folder, and how what one stage wrote is read by the next."""
+"""Where things lie in a project's folder, and how stages read what earlier ones wrote."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPLITS = ("train", "held_out")
 MEASURED_BY = {"records": "collect", "holdout": "holdout"}  # kind of records -> the stage of each platform that writes them
 ELSEWHERE = "neither a model nor held-out records of it lie here"
 SCRATCH = "scratch"  # below a platform's model: the plain model trained on that platform's records only
-ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # of the catalogue: the chain's models, and chance
+ALWAYS_JUDGED = ("mamba", "lateral-mamba", "random")  # catalogue names: the chain's models, and the random baseline
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def by_stage(stage: str) -> store.Remedy:
 
 
 def by_measuring(platform: str, kind: str = "records") -> store.Remedy:
-    """The same of the records of a platform."""
+    """What to do where a platform's records are missing."""
     return by_stage(f"{MEASURED_BY[kind]}@{platform}")
 
 
@@ -58,7 +58,7 @@ def by_measuring(platform: str, kind: str = "records") -> store.Remedy:
 class Skipped:
     """What a stage did not do for a platform, and why.
 
-    set_aside  where records lie now that a better machine had left in their place
+    set_aside  where records that a more capable machine had left there lie now
     """
 
     platform: str
@@ -71,9 +71,9 @@ class Skipped:
 
 
 class Workspace:
-    """A project's folder: where its data lie, its parameters, and what the stages left there; read when it is first asked for.
+    """A project's folder: where its data lie, its parameters, and what the stages wrote; read when first used.
 
-    root    the folder that has params.yaml; nothing in it depends on the working folder
+    root    the folder that has params.yaml; no path depends on the working folder
     params  None: those of its params.yaml
     """
 
@@ -84,7 +84,7 @@ class Workspace:
 
     @cached_property
     def params(self) -> Params:
-        """As params.yaml has them.  Raises UsageError where it is missing or wrong, and for a baseline that cannot be one: now,
+        """The parameters of params.yaml.  Raises UsageError where it is missing or wrong, or lists an impossible baseline: now,
         not after hours of measuring.
         """
         params = load_params(self.root / PARAMS)
@@ -112,12 +112,12 @@ class Workspace:
 
     @property
     def states(self) -> Path:
-        """A cache: what is missing is replayed."""
+        """Cache of intermediate states; missing ones are replayed."""
         return self.data / "features" / "states"
 
     @property
     def per_store(self) -> Path:
-        """Likewise, of lowered programs."""
+        """Cache of per-store features; programs without them are lowered."""
         return self.data / "features" / "per-store"
 
     @property
@@ -126,7 +126,7 @@ class Workspace:
 
     @property
     def journal(self) -> Path:
-        """What runs keep for themselves: no stage's output."""
+        """Journals, checkpoints and facts of this host; no stage's output."""
         return self.data / "journal"
 
     @property
@@ -149,11 +149,11 @@ class Workspace:
         return self.data / "imported" / f"platform={platform}"
 
     def tuned_folder(self, platform: str) -> Path:
-        """What ``tcl tune`` measured, as imported logs are kept."""
+        """What ``tcl tune`` measured, in the layout of imported logs."""
         return self.data / "tuned" / f"platform={platform}"
 
     def network(self, name: str) -> str:
-        """A network of params.yaml as it is imported: a file's path is relative to the project."""
+        """A network of params.yaml as importers take it: a file's path, relative to the project there, or a name."""
         return str(self.root / name) if is_file_name(name) else name
 
     def check_platform(self, platform: str) -> None:
@@ -191,7 +191,7 @@ class Workspace:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Encodes programs of either split, as far as its sketches are there."""
+        """Encoder for programs of the splits whose sketches have been sampled."""
         files = [self.pool / split / "sketches.parquet" for split in SPLITS]
         rows = [row for file in files if file.exists() for row in store.read_table(file, "sketches")]
         return Encoder(self.tasks, rows)
@@ -222,11 +222,11 @@ class Workspace:
         return frozenset(record.task_key for record in self.records(platform))
 
     def samples_for(self, model: str, platform: str, kind: str = "records") -> Samples:
-        """As ``samples``, in the rows that a model of the catalogue reads."""
+        """As ``samples``, with the features that a model of the catalogue reads."""
         return self.samples_in(catalogue.reads(model), platform, kind)
 
     def samples_in(self, reads: str, platform: str, kind: str = "records") -> Samples:
-        """As ``samples``, as tokens or as per-store features."""
+        """As ``samples``, with the features that ``reads`` names: "tokens" or "per-store features"."""
         samples = self.samples(platform, kind)
         if reads == "tokens":
             return samples
@@ -241,8 +241,8 @@ class Workspace:
     def unlabelled(
         self, tasks: Iterable[int], count: int, platform: str, reads: Sequence[str] = ("tokens", "per-store features")
     ) -> dict[str, Samples]:
-        """Up to ``count`` programs of each of these tasks of the pool that were not measured on a platform, with its hardware
-        row: as tokens and, if they are read and as far as CPUs go, whose programs can be lowered here, as per-store features.
+        """Up to ``count`` programs of each task that were not measured on a platform, with its hardware row: as tokens and, if
+        ``reads`` has them and the pool is a CPU's, whose programs can be lowered here, as per-store features.
         """
         folder = self.records_folder(platform)
         keys = self.unlabelled_keys(tasks, count, (record.key for record in self.records(platform)))
@@ -252,7 +252,7 @@ class Workspace:
         return {"tokens": samples, "per-store features": with_per_store(samples, keys, self.encoder, self.per_store)}
 
     def unlabelled_keys(self, tasks: Iterable[int], count: int, measured: Iterable[ProgramKey]) -> list[ProgramKey]:
-        """Up to ``count`` programs of each of these tasks that are none of ``measured``: the pool's own, then further ones."""
+        """Up to ``count`` programs of each task that are not among ``measured``: the pool's first, then further ones."""
         found: dict[str, list[ProgramKey]] = {self.tasks[task].key: [] for task in tasks} if count else {}
         if not found:
             return []
@@ -264,7 +264,7 @@ class Workspace:
         return [key for keys in found.values() for key in keys]
 
     def _further(self, pool: Sequence[ProgramKey], count: int) -> list[ProgramKey]:
-        """Up to ``count`` programs of each task beyond the pool: drawn once for all platforms, since that takes TVM a while."""
+        """Up to ``count`` programs of each task beyond the pool, drawn once for all platforms, since that takes TVM a while."""
         path, p = self.journal / "further.json", self.params
         about = {
             "pool": store.data_digest(self.pool / "train", by_stage("candidates")),
@@ -285,11 +285,11 @@ class Workspace:
         return [(task, int(sketch), tuple(map(int, decisions))) for task, sketch, *decisions in texts]
 
     def split_by_task(self, samples: Samples, share: float) -> tuple[Samples, Samples | None]:
-        """Training and validation samples: a share of the tasks, drawn with the seed, is kept apart; such as have something to compare,
-        and not all of these.
+        """Training and validation samples, None if empty: a random share of the tasks is kept apart for validation, only tasks of which
+        two programs ran, and never all of these.
 
-        Each task has its place in the draw by itself, so that platforms with other tasks keep the same ones apart: what a chain learns
-        on one must not be what it is judged by on the next.
+        The draw for a task depends on the seed and the task alone, so that platforms with other tasks keep the same ones apart: a chain
+        must not be judged on one platform by what it learned on another.
         """
         tasks, ran = np.unique(samples.tasks[np.isfinite(samples.latencies_s)], return_counts=True)
         comparable = tasks[ran > 1]
@@ -307,19 +307,20 @@ class Workspace:
         return [p for p in self.params.chain_order if self.skipped(p) is None]
 
     def platforms_here(self) -> list[str]:
-        """Of those, the ones from the first on of which a model or held-out records lie here: a chain that goes on from a champion has
-        earlier platforms elsewhere.  All of them where nothing does.
+        """``platforms_that_ran`` from the first with a model or held-out records here; all of them where none has any.
+
+        A chain that continues from a champion has its earlier platforms elsewhere.
         """
         ran = self.platforms_that_ran()
         elsewhere = lambda p: not (self.model_folder(p).exists() or self.records_folder(p, "holdout").exists())  # noqa: E731
         return list(dropwhile(elsewhere, ran)) or ran
 
     def left_out(self, platform: str) -> str | None:
-        """Why there is nothing to say of a platform: it was skipped here, or comes before those of ``platforms_here``; None if there is."""
+        """Why a platform has no figures: it was skipped, or comes before ``platforms_here``; None if it has some."""
         return self.skipped(platform) or (None if platform in self.platforms_here() else ELSEWHERE)
 
     def ran_before(self, platform: str) -> str:
-        """The nearest earlier platform of the chain that was measured; its model is the one to go on from."""
+        """The nearest earlier platform of the chain that ran here, whose model to start from.  Raises DataError if none did."""
         ran, previous = self.platforms_that_ran(), self.params.previous(platform)
         while previous is not None and previous not in ran:
             previous = self.params.previous(previous)
@@ -328,7 +329,7 @@ class Workspace:
         return previous
 
     def judged_now(self, platform: str) -> dict[str, str]:
-        """SHA-256 of a platform's present model and held-out records: to what an evaluation's figures belong."""
+        """SHA-256 of a platform's present model and held-out records, which an evaluation's figures belong to."""
         holdout = store.data_digest(self.records_folder(platform, "holdout"), by_measuring(platform, "holdout"))
         return {"model": store.data_digest(self.model_folder(platform)), "holdout": holdout}
 
@@ -336,7 +337,7 @@ class Workspace:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Remember how long a stage took, for the summary; outside DVC's outputs, where times do not belong."""
+        """Record how long a stage took, for the summary; outside DVC's outputs, since times are not reproducible."""
         start = time.monotonic()
         yield
         write_json(self.journal / "seconds" / f"{stage}.json", {"stage": stage, "seconds": round(time.monotonic() - start, 1)})
@@ -354,7 +355,7 @@ class Workspace:
 def check_lowering(model: str, design_space: str) -> None:
     """Raise UsageError for a model that reads lowered programs, or learns from them, where the pool is not a CPU's."""
     if design_space == "cpu":
-        return  # before the class is asked: whoever reads parameters would wait for torch and the trees' library
+        return  # before loading the class: reading parameters must not load torch and the trees' library
     asked = catalogue.model_class(model)
     if asked.reads != "tokens" or asked.needs_states:
         raise UsageError(
@@ -364,7 +365,7 @@ def check_lowering(model: str, design_space: str) -> None:
 
 
 def with_registry(stage: Callable[Concatenate[Workspace, P], T]) -> Callable[Concatenate[Workspace, P], T]:
-    """A stage whose local model registry is the workspace's, wherever the process works."""
+    """Decorate a stage to use the workspace's local model registry, whatever the working folder is."""
 
     @wraps(stage)
     def run(workspace: Workspace, *given: P.args, **named: P.kwargs) -> T:
@@ -375,7 +376,7 @@ def with_registry(stage: Callable[Concatenate[Workspace, P], T]) -> Callable[Con
 
 
 def learning_curve(folder: Path) -> list[dict]:
-    """What each epoch of a model's training reported."""
+    """What each epoch of a model's training reported.  Raises DataError where the model's folder lacks it."""
     path = folder / "curve.json"
     try:
         return read_json(path, AGAIN)["epochs"]
@@ -384,7 +385,7 @@ def learning_curve(folder: Path) -> list[dict]:
 
 
 def kept(path: Path, remedy: str) -> dict:
-    """A file that costs little to make anew: empty where there is none, and, with a word, where it is damaged."""
+    """Read a JSON file that is cheap to make anew; empty if it is missing or, with a warning, damaged."""
     try:
         return read_json(path, remedy)
     except FileNotFoundError:
@@ -395,6 +396,6 @@ def kept(path: Path, remedy: str) -> dict:
 
 
 def without_tasks(workspace: Workspace, samples: Samples, keys: Collection[str]) -> tuple[Samples, int]:
-    """The samples without the tasks of these keys, and how many of their tasks those are."""
+    """The samples without the tasks of these keys, and the number of tasks removed."""
     numbers = {workspace.encoder.numbers[key] for key in keys if key in workspace.encoder.numbers} & set(samples.tasks.tolist())
     return samples.take(~np.isin(samples.tasks, list(numbers))) if numbers else samples, len(numbers)

@@ -1,12 +1,12 @@
 """The data set on disk: Arrow schemas, whole-file writes, reading back.  The only part that touches Parquet.
 
-Knows nothing of TVM, of how anything is measured, nor of who writes a file: what to do about one that is missing or damaged
-its reader says (``Remedy``).  Files appear whole or not at all (``tcl_core.files``), are compressed with zstd,
-dictionary-encoded where values repeat, and carry a checksum and a schema version.  Records are partitioned by platform only
-(``platform=NAME/``) and sorted by task.
+Knows nothing of TVM, of measuring, or of who writes a file: the reader says what to do about a missing or damaged one
+(``Remedy``).  Files appear whole or not at all (``tcl_core.files``), are compressed with zstd, dictionary-encoded where
+values repeat, and carry a checksum and a schema version.  Records are partitioned by platform only (``platform=NAME/``)
+and sorted by task.
 
-    schemas    the tables            columns  rows as arrays        integrity  seals, checks and what they say
-    reading    what is there         writing  whole files           sorting    records in order, more than fit into memory
+    schemas    the tables            columns  rows as arrays        integrity  seals, checks and their errors
+    reading    reading back          writing  whole files           sorting    records in order, even more than fit into memory
 """
 
 from tcl_core.store.columns import (

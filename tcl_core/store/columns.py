@@ -1,4 +1,4 @@
-"""Rows of a table as NumPy arrays and as Arrow's, and what is worked out for many records at once."""
+"""Rows of a table as NumPy and Arrow arrays, and figures of many records at once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def _spread(values: np.ndarray) -> np.ndarray:
 
 
 def _of_repeats(latencies_s: Ragged, figure: Callable[[np.ndarray], np.ndarray], without: float) -> np.ndarray:
-    """(N,) a figure of each program's repeats: of (n, repeats) float64 for the n programs of a number of repeats."""
+    """(N,) ``figure`` of each program's repeats, ``without`` for a program that has none.
+
+    ``figure`` maps (n, repeats) float64, n programs with equally many repeats, to (n,).
+    """
     starts, repeats = latencies_s.offsets[:-1], np.diff(latencies_s.offsets)
     figures = np.full(len(repeats), without)
     for count in np.unique(repeats[repeats > 0]):
@@ -98,7 +101,7 @@ def _array_of(values: np.ndarray | Ragged | Coded, kind: pa.DataType) -> pa.Arra
 
 
 def coded(table: pa.Table) -> pa.Table:
-    """The table with its texts dictionary-encoded, as they are kept in memory."""
+    """The table with its texts dictionary-encoded, as records are kept in memory."""
     for number, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
             table = table.set_column(number, field.name, table[field.name].dictionary_encode())

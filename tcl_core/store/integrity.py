@@ -1,7 +1,7 @@
-"""What a file of the data set must be to be read, and what a user is told who has another one.
+"""Checks that a file of the data set must pass to be read, and the errors for one that does not.
 
-The seal is the SHA-256 of the file without it, behind the mark SEAL, in the place between the data and Parquet's footer,
-which no reader looks at: pages have checksums of their own, but neither their headers nor the footer.
+The seal is the mark SEAL followed by the SHA-256 of the file without the seal.  It lies between the data and Parquet's
+footer, where no reader looks.  Pages have checksums of their own, but their headers and the footer have none.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tcl_core.store.schemas import MOST_BYTES_PER_GROUP, MOST_ROWS, ROWS_PER_GRO
 
 SEAL = b"TCL-seal"
 SEALED_BYTES = len(SEAL) + 32
-REFUSED = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)  # what Arrow raises of a damaged file
+REFUSED = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)  # what Arrow raises for a damaged file
 
 
 class Remedy(NamedTuple):
-    """What to do about data that is missing, and about data that is damaged; whoever asks for the data knows."""
+    """What a user can do about missing data and about damaged data; only the caller knows."""
 
     missing: str
     damaged: str = AGAIN
@@ -38,7 +38,7 @@ BY_STAGE = Remedy("run the stage that writes it (dvc repro)")
 
 
 class Hashing:
-    """A file that knows the SHA-256 of what was written to it."""
+    """A file that keeps the SHA-256 of what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest, self.closed = file, hashlib.sha256(), False
@@ -54,7 +54,7 @@ class Hashing:
         self.file.flush()
 
     def close(self) -> None:
-        """The file is its opener's to close."""
+        """Do nothing: whoever opened the file closes it."""
 
     def seal(self) -> None:
         """Put the seal between the data and the footer."""
@@ -67,12 +67,12 @@ class Hashing:
 
 
 def _footer_start(tail: bytes, size: int) -> int:
-    """Where the footer starts, of a file whose last eight bytes are ``tail``: its length and Parquet's mark."""
+    """Offset of the footer in a file of ``size`` bytes that ends with ``tail``: the footer's length and Parquet's mark, 8 bytes."""
     return size - 8 - int.from_bytes(tail[:4], "little")
 
 
 def _is_sealed(path: Path, remedy: Remedy) -> bool:
-    """Whether a file has a seal, which files of an earlier version have not; DataError where it does not fit."""
+    """Whether a file has a seal; files of earlier versions have none.  Raises DataError where it does not fit."""
     fits = _seal_fits(path, _state(path))
     if fits is False:
         raise damaged(path, "its checksum does not fit", remedy.damaged)
@@ -80,16 +80,16 @@ def _is_sealed(path: Path, remedy: Remedy) -> bool:
 
 
 def _state(path: Path) -> object:
-    """What differs once a file is another."""
+    """A value that changes when the file does."""
     if is_remote(path):
         return path.fs.ukey(path.path)  # type: ignore[attr-defined]
     facts = path.stat()
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
-@lru_cache(maxsize=4096)  # a file is read for it once
+@lru_cache(maxsize=4096)  # hashes each file once
 def _seal_fits(path: Path, state: object) -> bool | None:
-    """None where there is no seal."""
+    """Whether the seal fits the file; None if there is none.  ``state`` only keys the cache."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         if size < 8:
@@ -111,7 +111,7 @@ def _seal_fits(path: Path, state: object) -> bool | None:
 
 
 def platform_of(path: Path) -> dict[bytes, bytes]:
-    """What a file of records says of its place, so that another platform's is noticed there."""
+    """Metadata in which a file of records names its platform, so that a file of another platform is noticed."""
     folder = path.absolute().parent.name
     return {b"tcl.platform": folder.removeprefix("platform=").encode()} if folder.startswith("platform=") else {}
 
@@ -133,7 +133,7 @@ def open_table(path: Path, table: str, remedy: Remedy) -> pq.ParquetFile:
 
 
 def _parquet(path: Path, **options: Any) -> pq.ParquetFile:
-    """A file of this machine, or one of a URL through pyarrow's bridge to fsspec."""
+    """Open a file of this machine, or one at a URL through pyarrow's bridge to fsspec."""
     where = {"source": path.path, "filesystem": path.fs} if is_remote(path) else {"source": path}  # type: ignore[attr-defined]
     return pq.ParquetFile(**where, page_checksum_verification=True, **options)
 
@@ -144,7 +144,7 @@ def damaged_by(path: Path, error: Exception, remedy: Remedy) -> DataError:
 
 
 def _check_size(path: Path, table: str, metadata: pq.FileMetaData, remedy: Remedy) -> None:
-    """Raise DataError for a file that would take more memory than a file of ours."""
+    """Raise DataError for a file that could take more memory than any that TCL writes."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     rows, most = metadata.num_rows, MOST_ROWS[table]
     if rows > most or any(g.num_rows > ROWS_PER_GROUP or g.total_byte_size > MOST_BYTES_PER_GROUP for g in groups):
@@ -179,7 +179,7 @@ def check_hosts(where: Path, hosts: Iterable[str]) -> None:
 
 
 def data_digest(folder: str | Path, remedy: Remedy = BY_STAGE) -> str:
-    """SHA-256 over names and contents of all files below ``folder`` but hidden ones, those of hidden folders, and words about them (README.md).
+    """SHA-256 over the names and contents of all files below ``folder``, except hidden files, hidden folders and README.md.
 
     Raises DataError where there are none.
     """

@@ -1,4 +1,4 @@
-"""Reading back, a row group in memory at a time.  ``remedy`` says what to do about a file that is missing or damaged."""
+"""Reads tables back, one row group in memory at a time.  ``remedy`` says what to do about a missing or damaged file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tcl_core.store.schemas import ROWS_PER_GROUP, SCHEMAS
 
 
 def read_table(path: str | Path, table: str, columns: Sequence[str] | None = None, remedy: Remedy = BY_STAGE) -> list[dict[str, Any]]:
-    """All rows, as dictionaries.  Raises DataError: file missing, damaged, or of another schema version."""
+    """All rows as dictionaries.  Raises DataError for a missing or damaged file, or another table or schema version."""
     path = place(path)
     return [row for group in _iter_groups(path, table, columns, remedy) for row in group.to_pylist()]
 
 
 def read_records(folder: str | Path, remedy: Remedy = BY_STAGE) -> list[Record]:
-    """The records of one platform as objects; for millions use ``iter_records``.  Errors as there."""
+    """The records of one platform as objects; for millions use ``iter_records``.  Raises as that does."""
     return [record for _, record in read_records_by_file(folder, remedy)]
 
 
 def read_records_by_file(folder: str | Path, remedy: Remedy = BY_STAGE) -> list[tuple[str, Record]]:
-    """The same, each with the name of its file, as of logs that were imported one by one."""
+    """As ``read_records``, each with its file's name without suffix; imported logs have a file each."""
     names = [field.name for field in fields(Record)]
     return [
         (
@@ -53,7 +53,8 @@ def read_records_by_file(folder: str | Path, remedy: Remedy = BY_STAGE) -> list[
 def iter_records(folder: str | Path, columns: Sequence[str] | None = None, remedy: Remedy = BY_STAGE) -> Iterator[dict[str, list]]:
     """The records of one platform, a row group at a time: column name -> values, aligned.
 
-    Raises DataError: no records (names their stage), a damaged file, another schema version, several hosts.
+    Raises DataError for no records (``remedy`` says what to do), a skipped platform, a damaged file, another schema version,
+    or several hosts.
     """
     for _, group in _iter_groups_by_file(folder, columns, remedy):
         yield group
@@ -77,8 +78,8 @@ def iter_columns(
 ) -> Iterator[dict[str, np.ndarray | Ragged | Coded]]:
     """The records of one platform as arrays, at most ``rows`` at a time and sorted by program within each file.
 
-    ``files`` are names without .parquet; none: all.
-    Raises what ``iter_records`` does, before the first block where it can, and UsageError for an unknown file.
+    ``files`` are names without .parquet; None: all.
+    Raises as ``iter_records``, where possible before the first block, and UsageError for an unknown file.
     """
     folder = place(folder)
     paths = _chosen(_record_files(folder, remedy), folder, files)
@@ -100,12 +101,12 @@ def _chosen(paths: Sequence[Path], folder: Path, files: Sequence[str] | None) ->
 
 
 def record_hosts(path: str | Path, remedy: Remedy = BY_STAGE) -> set[str]:
-    """The hosts of a file of records.  Raises DataError where it is missing or damaged."""
+    """The hosts in a file of records.  Raises DataError if it is missing or damaged."""
     return _distinct(Path(path), "host", remedy)
 
 
 def skipped_reason(folder: str | Path, remedy: Remedy = BY_STAGE) -> str | None:
-    """Why the stage that writes ``folder`` left the platform out; None where it did not."""
+    """Why the stage that writes ``folder`` skipped the platform; None if it did not."""
     path = place(folder) / "skipped.json"
     try:
         found = read_json(path, remedy.damaged)
@@ -127,7 +128,7 @@ def _record_files(folder: Path, remedy: Remedy) -> list[Path]:
 
 
 def _distinct(path: Path, column: str, remedy: Remedy) -> set[str]:
-    """The texts that occur in a column of records; a row group with one is told from its statistics alone."""
+    """Distinct texts in a column of records; for a row group with only one, its statistics are enough."""
     file, found = open_table(path, "records", remedy), set()
     place = SCHEMAS["records"].get_field_index(column)
     for number in range(file.num_row_groups):

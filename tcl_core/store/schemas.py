@@ -7,7 +7,7 @@ import pyarrow as pa
 from tcl_core.records import SCHEMA_VERSION
 
 ROWS_PER_GROUP = 65_536  # the unit of streaming: some 10 MB of records in memory
-# A file of a few hundred kilobytes can claim any number of rows: what a stage would not write is not read.
+# A file of a few hundred kilobytes can claim any number of rows: readers refuse more than a stage would write.
 MOST_ROWS = {"tasks": 100_000, "networks": 1_000_000, "sketches": 1_000_000, "programs": 20_000_000, "records": 10**9}
 MOST_BYTES_PER_GROUP = 4 << 30
 
@@ -39,7 +39,7 @@ _REPEATED = {
     "task_key", "op_type", "network", "split", "sketch_id", "decisions", "error", "message", "round",
     "protocol", "host", "tvm_version",
 }  # fmt: skip
-# Of records drawn from ten sketches these save 2 of 31 bytes; programs are in order, latencies are near each other.
+# For programs drawn from ten sketches these save 2 of 31 bytes per record: programs are in order, and latencies near each other.
 _ENCODINGS = {
     "program_id": "DELTA_BINARY_PACKED", "measured_at": "DELTA_BINARY_PACKED", "spread": "BYTE_STREAM_SPLIT",
     "latencies_s": "BYTE_STREAM_SPLIT",

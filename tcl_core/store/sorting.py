@@ -1,6 +1,6 @@
-"""Records in the order of their programs, however many there are and however they come.
+"""Sorts any number of records, in any order, by program.
 
-More than fit into memory are sorted in runs, which wait in files without a name and are then merged.
+More than fit into memory are sorted in runs, which wait in unnamed temporary files and are then merged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def in_order(tables: Iterable[pa.Table], folder: Path, open_files: ExitStack) ->
 
 
 def _sorted_runs(tables: Iterable[pa.Table], folder: Path, open_files: ExitStack) -> list[Iterator[pa.Table]]:
-    """The rows in sorted runs, each an iterator over its blocks; all but the last lie in files without a name."""
+    """The rows in sorted runs, each an iterator over its blocks; full runs lie in unnamed files, a shorter last one in memory."""
     runs, waiting, rows = [], [], 0
     for table in tables:
         waiting.append(table)
@@ -51,7 +51,7 @@ def _spilled(table: pa.Table, file: BinaryIO) -> Iterator[pa.Table]:
 
 
 def _merged(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """The rows of all runs in order: of the blocks at hand, what no block still to come can precede."""
+    """The rows of all runs in order.  Each step yields those rows of the loaded blocks that no later block can precede."""
     heads = {run: next(run) for run in runs}
     while heads:
         bound = min(_sort_key(head, len(head) - 1) for head in heads.values())
@@ -65,7 +65,7 @@ def _merged(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
 
 
 def _regrouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in tables of ROWS_PER_GROUP, so that row groups do not depend on how the rows came."""
+    """The same rows in tables of ROWS_PER_GROUP, so that row groups do not depend on how the rows arrived."""
     waiting, rows = [], 0
     for table in tables:
         waiting.append(table)
@@ -89,7 +89,7 @@ def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """A column that Arrow can sort: texts decoded, lists of integers as bytes that compare alike."""
+    """A column that Arrow can sort: texts decoded, lists of integers as bytes that sort alike."""
     if pa.types.is_dictionary(column.type):
         return column.cast(pa.string())
     if not pa.types.is_list(column.type):

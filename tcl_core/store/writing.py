@@ -1,4 +1,4 @@
-"""Whole files: a table appears when all of it is written, sealed, or not at all."""
+"""Writes whole files: a table appears complete and sealed, or not at all."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from tcl_core.store.sorting import in_order
 
 
 def write_table(path: str | Path, table: str, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write rows as ``table`` (a name in SCHEMAS), a row group in memory at a time; the number of rows.
+    """Write rows as ``table`` (a name in SCHEMAS), one row group in memory at a time; return the number of rows.
 
-    Raises ValueError for a row that lacks a column or has one too many, PlatformError when the disk is full.
+    Raises ValueError for a row that lacks a column or a value, or has a column too many, DataError for more rows than readers
+    take, PlatformError when the disk is full.
     """
     path, rows = Path(path), iter(rows)
     groups = iter(lambda: list(islice(rows, schemas.ROWS_PER_GROUP)), [])
@@ -34,7 +35,7 @@ def write_table(path: str | Path, table: str, rows: Iterable[Mapping[str, Any]])
 
 
 def write_records(folder: str | Path, records: Iterable[Record], remedy: Remedy = BY_STAGE) -> int:
-    """Write a platform's records to ``folder/records.parquet``, sorted by task; their number.
+    """Write a platform's records to ``folder/records.parquet``, sorted by program; return their number.
 
     The same records give the same bytes.  Raises DataError where there are none (``remedy`` says what to do then)
     or the hosts differ, PlatformError when the disk is full.
@@ -50,10 +51,10 @@ def write_records(folder: str | Path, records: Iterable[Record], remedy: Remedy 
 
 
 def write_record_columns(path: str | Path, batches: Iterable[Columns]) -> int:
-    """Write records that come as columns to ``path``, sorted by program; their number.  ``spread`` is worked out here.
+    """Write records that come as columns to ``path``, sorted by program; return their number.  Computes ``spread``.
 
-    In memory are at most ROWS_PER_RUN of them, and while they are merged ROWS_PER_BLOCK of each run: the rest waits in
-    temporary files beside ``path``, which are gone with this process however it ends.
+    About ROWS_PER_RUN of them are in memory at most, and during the merge ROWS_PER_BLOCK of each run; the rest is in
+    temporary files beside ``path``, which vanish with this process however it ends.
     Raises DataError where the hosts differ, PlatformError when the disk is full.
     """
     path = Path(path)
@@ -96,5 +97,5 @@ def _write_groups(file: BinaryIO, path: Path, table: str, groups: Iterable[pa.Ta
 
 
 def write_skipped(folder: str | Path, platform: str, reason: str, **facts: str) -> None:
-    """Say in ``folder/skipped.json`` why a stage wrote no data for a platform, and what else its readers depend on."""
+    """Record in ``folder/skipped.json`` why a stage wrote no data for a platform, and what else its readers depend on."""
     write_json(Path(folder) / "skipped.json", {"platform": platform, "reason": reason, **facts})

@@ -1,11 +1,11 @@
-"""A trained model and the search as parts of MetaSchedule, for any of its entry points, with its own builder and runner:
+"""A trained model and TCL's search as MetaSchedule components, for any of its entry points, with its own builder and runner:
 
     ms.tune_tir(mod, target, ..., cost_model=cost_model("host-avx512"))
     ms.tune_tir(mod, target, ..., strategy=search_strategy("host-avx512"))
 
-Either learns while it tunes.  The first ranks what MetaSchedule's own search finds in whatever design space it was given,
-and replays each program for that; the second proposes programs of the design space that the model was trained in, and
-replays only those.
+Both learn while tuning.  The cost model ranks the candidates of MetaSchedule's own search, in any design space, each of
+which that search must replay first.  The search strategy proposes programs of the design space that the model was trained
+in, and replays only its proposals.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ USUAL = SearchSettings()
 
 
 def cost_model(source: Model) -> Any:
-    """A MetaSchedule ``CostModel`` that ranks candidates with a trained model and what is measured of their task.
+    """Return a MetaSchedule ``CostModel`` that ranks candidates by a trained model and by the measurements of their task.
 
-    source  a platform or its name in the registry, whose champion it is; the folder of a saved model; or the model, with its hardware
+    source  a platform or its name in the registry, for the champion; the folder of a saved model; or a model with its hardware
 
     It reads each candidate's trace literally, whatever search made it.  Raises as ``find_trained``; while tuning, UsageError
-    for a target of other features than the model's hardware.
+    for a target whose features differ from those of the model's hardware.
     """
     trained, ms = _ready(source), meta_schedule()
     from tvm.ir.utils import derived_object
@@ -50,7 +50,7 @@ def cost_model(source: Model) -> Any:
             self.tasks: dict[tuple[str, str], tuple[Workload, TaskRanking]] = {}
 
         def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
-            """(N,) above 0, for MetaSchedule's evolution takes what is below for 0; all alike for a task without loops to schedule."""
+            """(N,) speeds above 0, since MetaSchedule's evolution clips scores at 0; all 1 for a task without loops to schedule."""
             if not has_blocks(context.mod):
                 return np.ones(len(candidates))
             workload, ranking = self._task(context)
@@ -81,13 +81,13 @@ def cost_model(source: Model) -> Any:
 
 
 def workload_of(name: str, module: Any) -> Workload:
-    """What tokens tell of a task: a module before it is scheduled, under whatever name."""
+    """The task's ``Workload``, from which its tokens are made; ``module`` is not scheduled yet, ``name`` may tell its operator."""
     flops = float(load_tvm().s_tir.analysis.estimate_tir_flops(module))
     return read_workload(operator_type(name, module), flops, module)
 
 
 def samples_of_traces(traces: Sequence[Any], workload: Workload, hardware: Sequence[float]) -> Samples:
-    """The programs of one task that these traces make, N of them, each read literally, whatever search made it; not measured."""
+    """``Samples`` of N traces of one task, each read literally, whatever search made it; latencies are inf (not measured)."""
     none = np.zeros((1, 0), dtype=np.int32)
     rows = [program_tokens(trace_primitives(trace, workload), workload, hardware, none)[0] for trace in traces]
     length = max(len(row) for row in rows)
@@ -108,14 +108,15 @@ def _latency_s(result: Any) -> float:
 
 
 def search_strategy(source: Model, settings: SearchSettings = USUAL) -> Any:
-    """A MetaSchedule ``SearchStrategy`` that evolves decision vectors and replays only what it proposes.
+    """Return a MetaSchedule ``SearchStrategy`` that evolves decision vectors and replays only its proposals.
 
     source  as for ``cost_model``
 
-    It learns from what is measured, and from what the database holds of the task when tuning begins.  Its programs are of
-    TCL's design space (``DesignSpace``), whichever one the context has, since its model was trained in that one; the context
-    says the seed.  MetaSchedule's cost model is not asked: give ``cost_model="none"``, lest one be trained for nothing.
-    Raises as ``find_trained``, and UsageError, when tuning begins, for a target of other features than the model's hardware.
+    It learns from measurements, and from the records of the task that the database holds when tuning begins.  It searches
+    TCL's design space (``DesignSpace``), in which its model was trained, and ignores the context's; its seed is the
+    context's.  It never asks MetaSchedule's cost model: pass ``cost_model="none"``, so that none is trained for nothing.
+    Raises as ``find_trained``, and UsageError, when tuning begins, for a target whose features differ from those of the
+    model's hardware.
     """
     trained, ms = _ready(source), meta_schedule()
     from tvm.ir.utils import derived_object
@@ -124,7 +125,7 @@ def search_strategy(source: Model, settings: SearchSettings = USUAL) -> Any:
 
     @derived_object
     class TclSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[name-defined]
-        """One task's search, made when it is tuned: MetaSchedule makes a strategy for each, by ``clone``."""
+        """The search of one task: MetaSchedule calls ``clone`` for each task that it tunes."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -153,7 +154,7 @@ def search_strategy(source: Model, settings: SearchSettings = USUAL) -> Any:
                 self.search.tell(candidate, float(np.median(latencies_s)) if latencies_s else math.inf)
 
         def post_tuning(self) -> None:
-            """What was measured stays with the search object."""
+            """Nothing to do: the search object keeps its measurements."""
 
         def generate_measure_candidates(self) -> list[Any] | None:
             """The next proposals; None when the trials are spent or the design space is exhausted."""
@@ -174,7 +175,7 @@ def search_strategy(source: Model, settings: SearchSettings = USUAL) -> Any:
 
 
 def _ready(source: Model) -> Trained:
-    """The model, with TVM as its programs need it."""
+    """Find the model, and prepare TVM: load the intrinsics that MetaSchedule's rules need, and let our errors pass through."""
     trained = find_trained(source)
     load_intrinsics(trained.hardware.code)
     hand_on_errors()

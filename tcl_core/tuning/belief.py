@@ -1,17 +1,18 @@
-"""What a search believes of programs that nobody measured: the champion's scores, corrected by what this run measured.
+"""A search's belief about unmeasured programs: the champion's scores, corrected by the measurements of this run.
 
-A Gaussian process over the gain of a program, -log(latency) in nats.  Its mean is the champion's score, its covariance
+The belief is a Gaussian process over the gain of a program, -log(latency) in nats.  Its prior mean is the champion's score
+s.  Its covariance
 
     1 + SLOPE * s s' + amplitude * matern(|x - x'| / length)
 
-lets the data shift and stretch the scores s, and depart from them where programs with like features x did.  With no
-record the champion decides alone; each record takes from its weight, and from the uncertainty near the program.
-Without a champion all scores are 0, and the records alone speak.  Length, amplitude and noise are those of a small grid
-that make the records likeliest, so that a champion which is right is left alone (amplitude) and a rough task is not
-believed too well (noise).
+lets the records shift and stretch the scores, and depart from them for programs with similar features x.  Without records
+the champion decides alone; each record reduces its weight, and the uncertainty near the measured program.  Without a
+champion all scores are 0, and the records decide alone.  Length, amplitude and noise are the point of a small grid with
+the greatest marginal likelihood: a small amplitude leaves a champion that is right alone, a large noise distrusts the
+records of a task whose latencies are rough.
 
-Source: GP-BUCB (Desautels et al., JMLR 15, 2014) for batches, where each pick counts as measured for the next one:
-diversity and uncertainty are then one term.
+Source: GP-BUCB (Desautels et al., JMLR 15, 2014) for batches: each pick counts as measured for the next one, so that one
+term serves both diversity and uncertainty.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from itertools import product
 
 import numpy as np
 
-SLOPE = 0.25  # variance of the factor, about 1, by which the champion's scores are stretched
+SLOPE = 0.25  # prior variance of the factor (mean 1) that stretches the champion's scores
 LENGTHS, AMPLITUDES, NOISES = (0.3, 1.0, 3.0), (0.03, 0.3, 1.0), (0.01, 0.03, 0.1, 0.3)
-AT_FIRST = (1.0, 0.3, 0.03)  # length, amplitude and noise where nothing is known
-# Records that are learned from, at most: the fastest ones, and some of all others for contrast.  Cost is their cube.
+AT_FIRST = (1.0, 0.3, 0.03)  # length, amplitude and noise before any record
+# Most records learned from: the fastest ones, and some of the others for contrast.  The cost grows with the cube of their number.
 FASTEST, OTHERS = 192, 64
-FAILED = 1.0  # nats by which a program that failed is taken for slower than the slowest that ran
+FAILED = 1.0  # nats by which a failed program counts as slower than the slowest that ran
 
 
 @dataclass(frozen=True)
 class Views:
-    """N candidates as models see them: scores (N,), higher is better, and blocks of features, each (N, width).
+    """What models make of N candidates: scores (N,), higher is better, and blocks of features, each (N, width).
 
-    The last block is the rows that trees read, whose columns mean the same in all tasks.
+    The last block holds the rows that trees read; its columns mean the same in all tasks.
     """
 
     scores: np.ndarray
@@ -46,7 +47,7 @@ class Views:
 
 @dataclass(frozen=True)
 class Points:
-    """N candidates on the scale of their task: scores (N,) of variance 1, features (N, E) some sqrt(2) apart per block."""
+    """N candidates on the scale of their task: scores (N,) of variance 1; features (N, E), two candidates about sqrt(2) apart per block."""
 
     scores: np.ndarray
     features: np.ndarray
@@ -59,7 +60,7 @@ class Points:
 
 
 def joined(parts: Sequence[Points]) -> Points:
-    """All of them, in order; no points have no features."""
+    """Concatenate points, in order; (0,) scores and (0, 0) features without any."""
     if not parts:
         return Points(np.zeros(0), np.zeros((0, 0)))
     return Points(np.concatenate([part.scores for part in parts]), np.concatenate([part.features for part in parts]))
@@ -79,14 +80,14 @@ class Scale:
 
 
 def _block_scale(block: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns in which the (N, width) sample differs, their means, and divisors that give the block the variance 1."""
+    """Columns that vary over the (N, width) sample, their means, and divisors that give the whole block variance 1."""
     columns = np.flatnonzero(block.max(axis=0, initial=-np.inf) > block.min(axis=0, initial=np.inf))
     differing = block[:, columns].astype(np.float64)
     return columns, differing.mean(axis=0), differing.std(axis=0) * max(1, len(columns)) ** 0.5
 
 
 def gains_of(latencies_s: Sequence[float]) -> np.ndarray:
-    """(N,) -log(latency) around their median; a program that failed (inf) comes after the slowest that ran."""
+    """(N,) -log(latency) less its median over the programs that ran; a failed program (inf) gets ``FAILED`` less than the slowest."""
     seconds = np.asarray(latencies_s, dtype=np.float64)
     ran = np.isfinite(seconds)
     if not ran.any():
@@ -97,14 +98,14 @@ def gains_of(latencies_s: Sequence[float]) -> np.ndarray:
 
 
 def worth_learning(latencies_s: Sequence[float]) -> np.ndarray:
-    """Rows of the fastest programs and of an even choice of the others, ``FASTEST`` + ``OTHERS`` at most."""
+    """Rows of the ``FASTEST`` fastest programs, and of at most ``OTHERS`` others, evenly spaced by rank."""
     order = np.argsort(latencies_s, kind="stable")
     others = order[FASTEST:]
     return np.concatenate([order[:FASTEST], others[:: max(1, -(-len(others) // OTHERS))]])
 
 
 class Belief:
-    """Beliefs from measured programs: their points and (N,) gains."""
+    """The posterior given measured programs: their points and (N,) gains."""
 
     def __init__(self, known: Points, gains: np.ndarray) -> None:
         self.known = known
@@ -115,7 +116,7 @@ class Belief:
         self._residual = np.linalg.solve(self._root, gains - known.scores)
 
     def _likeliest(self, shape: np.ndarray, trend: np.ndarray, gains: np.ndarray) -> tuple[float, float, float]:
-        """Length, amplitude and noise of the greatest marginal likelihood."""
+        """Length, amplitude and noise with the greatest marginal likelihood; ``AT_FIRST`` without records."""
         if not len(gains):
             return AT_FIRST
 
@@ -139,11 +140,11 @@ class Belief:
         return points.scores + reach.T @ self._residual, np.sqrt(np.maximum(variance, 0.0))
 
     def _reach(self, points: Points) -> np.ndarray:
-        """(M, N) how far the M records speak of the points."""
+        """(M, N) covariance of the M records with the points, whitened by the records' Cholesky factor."""
         return np.linalg.solve(self._root, self._covariance(self.known, points))
 
     def has_opinion(self, points: Points) -> bool:
-        """Whether anything tells these points apart: a record or a score."""
+        """Whether anything tells these points apart: there are records, or their scores differ."""
         return bool(len(self.known)) or bool(np.ptp(points.scores) if len(points) else 0.0)
 
     def _covariance(self, left: Points, right: Points) -> np.ndarray:
@@ -151,9 +152,9 @@ class Belief:
 
 
 class Picker:
-    """Picks points one by one; each then counts as measured, at what was expected of it.
+    """Picks points one by one; each pick then counts as measured, with its expected gain.
 
-    So the mean stays, and the deviation falls where points are like it: the next pick is another kind of program.
+    So the means stay, and the deviations of similar points fall: the next pick is another kind of program.
     """
 
     def __init__(self, belief: Belief, points: Points, curiosity: float) -> None:
@@ -162,7 +163,7 @@ class Picker:
         self._open = np.ones(len(points), dtype=bool)
 
     def best(self, allowed: np.ndarray) -> int | None:
-        """The point, of those (N,) ``allowed`` and not taken, that may gain most; None where there is none."""
+        """The point with the greatest upper confidence bound, of those (N,) ``allowed`` and not taken; None if there is none."""
         merits = self._mean + self._curiosity * np.sqrt(np.maximum(np.diag(self._covariance), 0.0))
         merits = np.where(allowed & self._open, merits, -np.inf)
         return int(np.argmax(merits)) if np.isfinite(merits).any() else None
@@ -178,14 +179,14 @@ def _trend(left: Points, right: Points) -> np.ndarray:
 
 
 def _distances(left: Points, right: Points) -> np.ndarray:
-    """(N, M) Euclidean distances; the subtraction of near-equal squares may fall a rounding below 0."""
-    if not len(left) or not len(right):  # no points have no features either
+    """(N, M) Euclidean distances; clipped at 0, since rounding may make the difference of near-equal squares negative."""
+    if not len(left) or not len(right):  # without points there are no features
         return np.zeros((len(left), len(right)))
     a, b = left.features, right.features
     return np.sqrt(np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2.0 * a @ b.T, 0.0))
 
 
 def _matern(distances: np.ndarray, length: float) -> np.ndarray:
-    """Matern's function of smoothness 3/2."""
+    """Matern kernel of smoothness 3/2."""
     scaled = 3.0**0.5 * distances / length
     return (1.0 + scaled) * np.exp(-scaled)

@@ -1,9 +1,9 @@
-"""Which programs of a network find their weights in no cache when their turn comes.
+"""Decides which programs of a network are timed with cold weights, those in no cache.
 
-Timed in a loop of its own, a program finds its weights where its last run left them.  In a network it comes milliseconds later: all
-other weights were read since, and whoever shares a cache of the machine has used it.  What is fastest with warm weights need not be with
-cold ones (docs/experiments.md); so programs with large weights are timed with cold ones, unless the weights of the whole network fit what
-the cores have to themselves.
+Timed in a loop of its own, a program finds its weights where its last run left them.  In a network its next run comes milliseconds
+later: all other weights have been read since, and others on the machine have used the shared caches.  The fastest program with warm
+weights need not be the fastest with cold ones (docs/experiments.md).  So programs with large weights are timed with cold ones, unless
+all weights of the network fit the cores' private caches.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from tcl_core.programs.graph import FREE
 from tcl_core.programs.tasks import argument_types
 
-TIMED = "large weights cold"  # what a database of programs timed otherwise is told apart by
-LARGE = 1 << 16  # bytes of weights; to read fewer from memory takes some microseconds
+TIMED = "large weights cold"  # tells a database of programs timed so from one timed otherwise
+LARGE = 1 << 16  # bytes of weights; reading fewer from memory takes only some microseconds
 
 
 def weight_bytes(module: Any) -> int:
-    """Bytes of those arguments that the graph says may be packed, but the first: a clock leaves that one where it is.
+    """Bytes of the arguments that the graph says may be packed, without argument 0, which cold timing does not evict.
 
-    A graph that is not packed names none.
+    0 for a graph that is not packed: it names none.
     """
     types = argument_types(module)
     places = [int(place) for place in (module["main"].attrs or {}).get(FREE) or () if int(place)]
@@ -32,17 +32,17 @@ def weight_bytes(module: Any) -> int:
 
 
 def is_large(module: Any) -> bool:
-    """Whether a task's weights are worth the trouble."""
+    """Whether a task has ``LARGE`` bytes of weights or more, worth timing cold."""
     return weight_bytes(module) >= LARGE
 
 
 def is_cold(uses: Sequence[tuple[Any, float]], own_bytes: float) -> bool:
-    """Whether a network, of tasks and how often each is run, has more weights than the ``own_bytes`` of caches that no other core uses."""
+    """Whether a network's weights exceed the ``own_bytes`` of private caches; ``uses`` are its tasks, with the runs of each."""
     return sum(times * weight_bytes(module) for module, times in uses) > own_bytes
 
 
 def own_cache_bytes(host: Mapping[str, float]) -> float:
-    """Second-level caches of the cores that the threads run on, from ``platforms.host_fields``; 0 where the machine does not tell.
+    """Bytes of second-level cache of the cores that the threads run on, from ``platforms.host_fields``; 0 if the machine does not tell.
 
     Two threads of one core share its cache.
     """

@@ -1,4 +1,4 @@
-"""What tuning measured, as a MetaSchedule database: in memory, or in a folder from which a later run goes on."""
+"""Tuning's measurements as a MetaSchedule database: in memory, or in a folder from which a later run goes on."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tcl_core.files import shown, writing
 from tcl_core.programs.tuning_logs.metaschedule import FAILED_S, WRITTEN_S
 from tcl_core.programs.tuning_logs.opening import files_of, log_file
 
-GUESSED_S = 2 * FAILED_S  # of a program that nobody measured: TVM applies it where there is no other
+GUESSED_S = 2 * FAILED_S  # stands for a program that nobody measured: TVM applies it where a task has no other
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 
 
 def records_file(folder: Path) -> Path:
-    """The records of a database that is only read.  Raises UsageError where there is none."""
+    """The file with a database's records, for reading only.  Raises UsageError where there is none."""
     if not os.path.lexists(folder):
         raise UsageError(f"there is no {shown(folder)} to start from; give the folder of a tuned network, or of a MetaSchedule database")
     return log_file(folder)
 
 
 def database_files(folder: Path) -> list[Path]:
-    """All files of such a database.  Raises UsageError where one is missing, DataError for what is no log."""
+    """All files of a database that is only read.  Raises UsageError where one is missing, DataError for what is no log."""
     return files_of(records_file(folder))
 
 
 def open_database(folder: Path | None) -> Any:
-    """A ``JSONDatabase`` in the folder, which is made; None: a ``MemoryDatabase``.
+    """Return a ``JSONDatabase`` in the folder, which is made if missing; a ``MemoryDatabase`` for None.
 
-    A kill can tear a file's last line, which is cut off.  Raises DataError where TVM cannot read the rest, and what
+    Cuts off a file's last line where a kill has torn it.  Raises DataError where TVM cannot read the rest, and what
     ``files.writing`` raises where nothing can be written.
     """
     ms = meta_schedule()
@@ -46,7 +46,7 @@ def open_database(folder: Path | None) -> Any:
             _cut_torn_line(folder / name)
     try:
         return ms.database.JSONDatabase(work_dir=str(folder))
-    except Exception as error:  # TVM reports a damaged file by several types
+    except Exception as error:  # TVM raises several types for a damaged file
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise DataError(f"TVM cannot read the database in {folder} ({reason}); remove the folder to begin anew") from error
 
@@ -56,24 +56,24 @@ def _cut_torn_line(path: Path) -> None:
         text = path.read_bytes()
         if whole := text[: text.rfind(b"\n") + 1]:
             if whole != text:
-                os.truncate(path, len(whole))  # never rewritten: a kill between emptying and writing would lose all of it
+                os.truncate(path, len(whole))  # not rewritten: a kill in between would lose the whole file
         else:
             path.unlink()
 
 
 @contextmanager
 def _kept() -> Iterator[None]:
-    """Turn what TVM raises where it cannot write a file, an internal error that names it, into a sentence."""
+    """Turn the internal error that TVM raises for a file that it cannot write into a PlatformError of one sentence."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # TVM reports it by either
+    except (RuntimeError, ValueError) as error:  # TVM raises either
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise PlatformError(f"what was measured cannot be kept ({shown(reason)}); free some space and run again") from error
 
 
 @contextmanager
 def _appended(file: str | None) -> Iterator[None]:
-    """Within, TVM appends a line, and takes no notice of a disk that has no room for it: then PlatformError, the file as it was."""
+    """Check the line that TVM appends within: TVM ignores a full disk.  Restores the file and raises PlatformError if it is not whole."""
     if file is None:  # in memory
         yield
         return
@@ -87,7 +87,10 @@ def _appended(file: str | None) -> Iterator[None]:
 
 
 def in_order(database: Any) -> list[Any]:
-    """All records of a database, in the order in which they were added."""
+    """All records of a database, in the order they were added.
+
+    Of a database in files, records with equal latencies, such as all failed ones, take the place of the last of them.
+    """
     found = list(database.get_all_tuning_records())
     if found and (places := _order(getattr(database, "path_tuning_record", None))):
         found.sort(key=lambda record: places.get(_name(record.run_secs or ()), len(places)))
@@ -95,13 +98,13 @@ def in_order(database: Any) -> list[Any]:
 
 
 def seconds_of(record: Any) -> tuple[float, ...]:
-    """A record's latencies; none: the program failed."""
+    """A record's latencies, seconds; empty if the program failed."""
     seconds = tuple(float(second) for second in record.run_secs or ())
     return () if not seconds or max(seconds) >= FAILED_S else seconds
 
 
 def _order(file: str | None) -> dict[tuple[str, ...], int]:
-    """The latencies of each line of records -> its place: TVM has them in order of their means."""
+    """Each record's latencies -> its line in the file; TVM returns records in the order of their mean latency."""
     if file is None:
         return {}
     with open(file, encoding="utf-8") as lines:
@@ -109,14 +112,14 @@ def _order(file: str | None) -> dict[tuple[str, ...], int]:
 
 
 def _name(latencies_s: Sequence[Any]) -> tuple[str, ...]:
-    """Alike for what the two readers of a file made of the same digits."""
+    """Latencies as text, rounded so that TVM's and Python's parsers agree on the same digits."""
     return tuple(f"{float(seconds):.9e}" for seconds in latencies_s)
 
 
 class Shelf:
-    """One task's records in a database; PlatformError where its files cannot be written.
+    """One task's records in a database.  Raises PlatformError where its files cannot be written.
 
-    module  the task as the compiler asks for it
+    module  the task's module as the compiler will look it up
     """
 
     def __init__(self, database: Any, module: Any, target: Any) -> None:
@@ -127,7 +130,7 @@ class Shelf:
         self._arguments = meta_schedule().arg_info.ArgInfo.from_entry_func(module, remove_preproc=True)
 
     def put(self, trace: Any, latencies_s: Sequence[float]) -> None:
-        """Add a program; no latencies: it failed."""
+        """Add a program; empty latencies if it failed."""
         record = meta_schedule().database.TuningRecord(
             trace, self._workload, list(latencies_s) or [WRITTEN_S], self._target, self._arguments
         )
@@ -135,13 +138,13 @@ class Shelf:
             self._database.commit_tuning_record(record)
 
     def programs(self, records: Sequence[Any] | None = None) -> list[tuple[Any, tuple[float, ...]]]:
-        """Traces and latencies in the order in which they were added; no latencies: it failed.
+        """Traces and latencies of the task's programs, in the order they were added; empty latencies for one that failed.
 
-        ``records`` are those of the whole database, by ``in_order``, where several tasks ask.
+        ``records`` is the whole database's ``in_order``: pass it when several tasks ask, so that it is computed once.
         """
         records = in_order(self._database) if records is None else records
         return [(record.trace, seconds_of(record)) for record in records if record.workload.same_as(self._workload)]
 
     def first(self, records: Sequence[Any]) -> int:
-        """At which place of the ``records`` the first of its own is; their number where there is none."""
+        """Index of the task's first record among ``records``; their number if it has none."""
         return next((place for place, record in enumerate(records) if record.workload.same_as(self._workload)), len(records))

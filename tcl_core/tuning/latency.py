@@ -1,15 +1,15 @@
-"""How fast a network is, honestly: each system in a process of its own, set up as suits it best, all of them by turns.
+"""Times networks fairly: each system in a process of its own, in the setup that suits it best, all of them by turns.
 
-    library   a library that ``library.export`` wrote, in TVM's runtime, its threads as programs were measured
-    eager     PyTorch, with threads that wait asleep and with such that spin for a while: the faster of both counts
-    compile   torch.compile, its compiler's time left out; both ways as well
+    library   a library that ``library.export`` wrote, in TVM's runtime, with the threads that programs were measured with
+    eager     PyTorch, once with threads that wait asleep and once with threads that first spin for a while: the faster counts
+    compile   torch.compile, without its compile time; both ways to wait as well
 
-On a GPU all three keep weights and inputs there, and each inference is waited for; there is one way to wait.
+On a GPU all three keep weights and inputs there, and each inference is synchronised; there is one way to wait.
 
-In each round every system runs for a moment, in another order each time; so what disturbs the machine for longer
-disturbs all of them, and ratios are taken within a round.  Whoever has no turn is stopped, threads and all: waiting
-threads of OpenMP spin on the others' cores.  After half of the rounds all processes are started anew, for where memory
-happens to lie makes one process of a program several times as slow as another.
+In each round every system runs for a moment, in a new random order.  So a longer disturbance of the machine hits all of
+them, and ratios are taken within a round.  All other processes are stopped meanwhile, with all their threads: waiting
+OpenMP threads would spin on cores that are in use.  All processes are restarted after half of the rounds, since chance
+placement in memory can make one process several times as slow as another of the same program.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ DRAWS = 10_000
 
 @dataclass(frozen=True)
 class Timed:
-    """One system.
+    """One system's result.
 
-    median_ms, rounds_ms  milliseconds of one inference: mean of its processes' medians (``typical``), and each round's own median
-    difference            largest of its outputs to the reference's (``difference``)
-    waiting               how its OpenMP's threads wait, which was the faster way; "" without OpenMP
+    median_ms   milliseconds of one inference: mean over its processes of the median of their rounds (``typical``)
+    rounds_ms   milliseconds of one inference: median of each round
+    difference  largest difference of its outputs from the reference's (``difference``)
+    waiting     the faster way for its OpenMP threads to wait; "" for a library, and on a GPU
     """
 
     median_ms: float
@@ -65,12 +66,12 @@ class Timed:
 
 @dataclass(frozen=True)
 class Latencies:
-    """What was timed.
+    """Result of a comparison.
 
-    systems    each library by the name that it was given; eager and compile where they ran
-    missing    eager and compile where they did not: why, in words
-    ratios     "LIBRARY/eager" and "LIBRARY/compile", as ``ratio``; below 1 the library is faster
-    reference  whose output the others are compared with: PyTorch's, else the first library's
+    systems    name -> result of each library, and of eager and compile where they ran
+    missing    eager and compile where they did not run -> why, in words
+    ratios     "LIBRARY/eager" and "LIBRARY/compile" -> ``ratio``; below 1 the library is faster
+    reference  the system whose output the others are compared with: eager, else the first library
     """
 
     systems: Mapping[str, Timed]
@@ -91,10 +92,10 @@ def compare(
     inputs: Sequence[np.ndarray] | None = None,
     device: str = CPU,
 ) -> Latencies:
-    """Time libraries of a network, by the names that are given here, beside PyTorch's, all on ``threads`` threads and the same inputs; none: the network's own.
+    """Time ``libraries`` (name -> path) of a network beside PyTorch, all on ``threads`` threads and the same inputs.
 
-    A file from elsewhere is run by a process of few rights, which may start no compiler: for it torch.compile is missing, and on a
-    ``device`` that is not the CPU eager too.
+    ``inputs`` None: the network's own example inputs.  A network file is run by a process of few rights, which may start no
+    compiler: for it torch.compile is missing, and on a ``device`` other than the CPU eager too.
     Raises UsageError for a bad network, PlatformError for a library that does not run.
     """
     inputs = example_inputs(network) if inputs is None else inputs
@@ -116,14 +117,15 @@ def compare(
 
 @contextmanager
 def running(library: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray], device: str = CPU) -> Iterator[Process]:
-    """A library alone in its process.  Raises PlatformError where it does not run."""
+    """Run one library in a process of its own.  Raises PlatformError where it does not run."""
     with _library(library, _Place(threads, pin, device), inputs) as process:
         yield process
 
 
 def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Largest of a network's outputs, each relative to the magnitude of what is expected; inf for others in number or shape, or where
-    one is no finite number and the other is none like it.
+    """Largest absolute difference over a network's outputs, each relative to its expected output's largest magnitude.
+
+    inf where number or shapes differ, or a value that is not finite is not the same in both; a NaN equals no other.
     """
     if len(found) != len(expected):
         return math.inf
@@ -139,13 +141,14 @@ def _difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def typical(rounds: Sequence[float]) -> float:
-    """Mean over the processes of the medians of their rounds: one of two that is the slower throughout is half of what there is to say."""
+    """Mean over the processes of the median of their rounds, so that each process counts alike, the slower one too."""
     return float(np.mean([np.median(each) for each in _by_process(rounds)]))
 
 
 def ratio(ours_ms: Sequence[float], theirs_ms: Sequence[float], seed: int = 0) -> Interval:
-    """Mean over the processes of the median of their rounds' ratios (geometric), and its 95 % interval over rounds of each drawn with
-    replacement; what other processes would give is not in it.
+    """Geometric mean over the processes of the median of their rounds' ratios, and its 95 % bootstrap interval.
+
+    The bootstrap draws the rounds of each process anew; it does not tell what other processes would give.
     """
     draw, medians, drawn = np.random.default_rng(seed), [], []
     for each in _by_process(np.log(np.asarray(ours_ms) / np.asarray(theirs_ms))):
@@ -156,7 +159,7 @@ def ratio(ours_ms: Sequence[float], theirs_ms: Sequence[float], seed: int = 0) -
 
 
 def _by_process(rounds: Sequence[float] | np.ndarray) -> list[np.ndarray]:
-    """The rounds of each start, as ``compare`` shares them out."""
+    """Split rounds by the process that ran them, as ``compare`` shares them out."""
     shares = [len(range(start, len(rounds), STARTS)) for start in range(STARTS)]
     return [each for each in np.split(np.asarray(rounds), np.cumsum(shares)[:-1]) if len(each)]
 
@@ -167,7 +170,7 @@ Key = tuple[str, str]  # a system's name, and how its threads wait
 class _Place(NamedTuple):
     """Where a process runs its network.
 
-    device  as TVM and PyTorch name it
+    device  its name for TVM and PyTorch
     """
 
     threads: int
@@ -176,16 +179,16 @@ class _Place(NamedTuple):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """How OpenMP's threads may wait there."""
+        """The ways in which OpenMP threads may wait there."""
         return POLICIES if self.device == CPU else ("",)
 
 
 def _both_of_pytorch(
     stack: ExitStack, network: str, place: _Place, scratch: str, inputs: Sequence[np.ndarray], missing: dict[str, str]
 ) -> dict[Key, Process]:
-    """Eager and compile, each with both ways to wait, but for what is missing; whatever fails becomes so.
+    """Start eager and compile unless ``missing``, each with all ways to wait; one that fails is added to ``missing``.
 
-    Eager and compile start side by side: that is one thread's work each, and nothing is timed yet.
+    Eager and compile start side by side: each keeps one thread busy, and nothing is timed yet.
     """
     found: dict[Key, Process] = {}
     for way in place.ways:
@@ -202,7 +205,7 @@ def _both_of_pytorch(
 
 
 def _by_turns(systems: Mapping[Key, Process], rounds: int, missing: dict[str, str], seed: int = 0) -> dict[Key, list[float]]:
-    """Milliseconds of each round.  A way of PyTorch that fails becomes missing; raises PlatformError for a library that does."""
+    """Milliseconds of each round.  Adds eager or compile to ``missing`` if it fails; raises PlatformError for a library that fails."""
     order, found = np.random.default_rng(seed), {key: [] for key in systems}
     for _ in range(rounds):
         for place in order.permutation(len(systems)):
@@ -220,7 +223,7 @@ def _by_turns(systems: Mapping[Key, Process], rounds: int, missing: dict[str, st
 def _summed_up(
     rounds_ms: Mapping[Key, Sequence[float]], outputs: Mapping[Key, Sequence[np.ndarray]], missing: Mapping[str, str]
 ) -> Latencies:
-    best: dict[str, Key] = {}  # of the ways to wait
+    best: dict[str, Key] = {}  # each system's fastest way to wait
     for key in sorted(rounds_ms, key=lambda key: typical(rounds_ms[key])):
         best.setdefault(key[0], key)
     names = list(dict.fromkeys(name for name, _ in rounds_ms))  # as they were given
@@ -242,13 +245,13 @@ def _summed_up(
 
 
 class ProcessFailed(Exception):
-    """What became of a process, as the end of a sentence."""
+    """A process failed; the message says how, as the end of a sentence."""
 
 
 class Process:
-    """A ``timed_process``, stopped whenever it is not asked.
+    """A ``timed_process``, stopped except while it runs a round.
 
-    outputs  what its network returns, once it is ready
+    outputs  its network's outputs, once it is ready
     """
 
     outputs: list[np.ndarray]
@@ -259,7 +262,7 @@ class Process:
             np.savez(given, **{f"input_{number}": array for number, array in enumerate(inputs)})
             given.seek(0)
             files = {"inputs": given.fileno(), "outputs": self._written.fileno()}
-            cores = sorted(USABLE_CORES)  # an OpenMP of this process may have bound it to one meanwhile
+            cores = sorted(USABLE_CORES)  # OpenMP may have bound this process to one core since it started
             self._process = subprocess.Popen(
                 [*command("tcl_core.tuning.timed_process", rights), json.dumps({**order, **files, "cores": cores})],
                 pass_fds=files.values(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
@@ -267,7 +270,7 @@ class Process:
             )  # fmt: skip
 
     def wait_until_ready(self) -> None:
-        """Its outputs are there, and it is warm.  Raises ProcessFailed."""
+        """Wait until it is warm, read its ``outputs``, and stop it.  Raises ProcessFailed."""
         try:
             self._answer(START_S, "ready")
             self._written.seek(0)
@@ -278,13 +281,13 @@ class Process:
         self._signal(signal.SIGSTOP)
 
     def round_ms(self) -> float:
-        """Median milliseconds of a round of runs.  Raises ProcessFailed."""
+        """Let it run one round; median milliseconds of an inference.  Raises ProcessFailed."""
         self._signal(signal.SIGCONT)
         try:
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
             ms = self._answer(ROUND_S, "ms")
-        except (ValueError, BrokenPipeError):  # ValueError: it was closed before
+        except (ValueError, BrokenPipeError):  # ValueError: it is closed already
             raise ProcessFailed(self._death()) from None
         else:
             if type(ms) is not float or not 0 < ms < math.inf:
@@ -317,7 +320,7 @@ class Process:
         return f"ended with {self._process.returncode} ({self._last_words})"
 
     def _signal(self, number: int) -> None:
-        """To it and to whatever it started, as long as its number is not another's."""
+        """Send a signal to its process group, unless it has been waited for: its number may be another's then."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -328,7 +331,7 @@ class Process:
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._process.stdout.close()
-        with suppress(BrokenPipeError):  # a question that it did not read
+        with suppress(BrokenPipeError):  # a request that it did not read
             self._process.stdin.close()
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4096))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
@@ -341,7 +344,7 @@ def _read_arrays(file: Any) -> list[np.ndarray]:
     try:
         with np.load(file, allow_pickle=False) as given:
             found = [given[f"output_{number}"] for number in range(len(given.files))]
-    except Exception:  # whoever made the network may have written it
+    except Exception:  # a network's code may have written anything to the file
         found = []
     if not found or any(array.dtype.kind not in "biuf" for array in found):
         raise ProcessFailed("gave an output that is none")
@@ -386,7 +389,7 @@ def _pytorch(kind: str, waiting: str, network: str, place: _Place, scratch: str,
 
 
 def _why_not(kind: str, network: str, device: str) -> str:
-    """Why PyTorch cannot run a network so; "": it may."""
+    """Why PyTorch cannot run a network in this way; "" if it can."""
     if network.endswith(".onnx"):
         return "an ONNX file is no PyTorch network"
     if kind == "compile" and is_file_name(network):

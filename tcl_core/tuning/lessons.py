@@ -1,13 +1,13 @@
-"""What the tasks of one run tell each other: how much the champion's scores are worth here, and what they miss.
+"""Learns from all tasks of one run how much the champion's scores are worth here, and what they miss.
 
-A champion that was taught by another machine's measurements orders this one's programs less well, and in the same way in
-every task.  A task's own records are too few to see that; those of all tasks of a network are not.  So the expected gain
-of a program, -log(latency) in nats up to a constant of its task, is
+A champion trained on another machine's measurements ranks this machine's programs less well, and errs in the same way in
+every task.  A task has too few records to show that; all tasks of a network together have enough.  So the expected gain
+of a program, -log(latency) in nats up to a constant per task, is
 
-    slope * score + trees(rows)
+    slope * score + trees(rows, score)
 
-with scores of variance 1 within the task.  ``slope`` is the likeliest by the records of all tasks and a normal prior around
-``SLOPE``; the few small trees learn what is left of these records.  Each search's own ``belief`` has this in the
+with scores of variance 1 within the task.  ``slope`` is the maximum a posteriori over the records of all tasks, with a
+normal prior around ``SLOPE``; a few small trees learn the residual.  Each search's own ``belief`` takes this gain in
 place of the score.
 
 Source: AutoTVM's transfer between workloads (arXiv 1805.08166, section 4), global model and local residual, here the other
@@ -20,12 +20,12 @@ import numpy as np
 import torch
 import xgboost
 
-# Nats that a standard deviation of the champion's score is worth before anything is measured: .26, .37 and .50 on three platforms,
-# among programs as a search draws them.
+# Prior nats per standard deviation of the champion's score: measured .26, .37 and .50 on three platforms, among programs
+# as a search draws them.
 SLOPE = 0.4
-PRIOR = 20.0  # 1 / its variance from champion to champion: .22 either way
+PRIOR = 20.0  # 1 / variance of the slope from champion to champion: a deviation of .22
 NOISE = 0.1  # variance of a gain that no score explains, nats squared
-ENOUGH = 24  # records from which trees are grown
+ENOUGH = 24  # fewest records to grow trees from
 TREES = 40
 GROWING = {
     "max_depth": 3,
@@ -41,17 +41,17 @@ GROWING = {
 
 
 class Lessons:
-    """Learned anew when it is asked after more was told."""
+    """The records of a run's tasks, and what they teach; relearned lazily, when asked after new records."""
 
     def __init__(self) -> None:
         self._told: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        self._fresh = True  # whether slope and trees are of all that was told
+        self._fresh = True  # whether slope and trees have learned all records
         self._slope = SLOPE
         self._trees: xgboost.Booster | None = None
 
     def tell(self, task: int, scores: np.ndarray, rows: np.ndarray, gains: np.ndarray) -> None:
-        """All records of a task, in the place of what was told of it: (N,) scores of variance 1, (N, C) rows, (N,) gains."""
-        if len(gains) > 1:  # one alone says nothing of an order
+        """Replace a task's records: (N,) scores of variance 1, (N, C) rows, (N,) gains; a single record is ignored."""
+        if len(gains) > 1:  # a single one has no order
             self._told[task], self._fresh = (scores, rows, gains), False
 
     def gains(self, scores: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A network as a shared library that needs TVM's runtime only, its weights inside; and what to leave out where one cannot be built."""
+"""Builds a network as a shared library that holds its weights and needs only TVM's runtime; finds programs that spoil the build."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from tcl_core.errors import PlatformError
 from tcl_core.files import shown, writing
 from tcl_core.programs.pt2_archive import last_line
 
-LIBRARY, EXAMPLE = "network.so", "example.npz"  # what a folder with a network has: the library; inputs, with the reference's outputs
-TOLERANCE = 1e-3  # of an output, relative to its magnitude: a network that differs by more is refused
+LIBRARY, EXAMPLE = "network.so", "example.npz"  # files of a tuned network's folder: the library; inputs, with the reference's outputs
+TOLERANCE = 1e-3  # largest difference of an output, relative to its magnitude: beyond it a network is refused
 Part = TypeVar("Part")
-ROOM = 16 << 20  # bytes: more than the objects of a network's code take
+ROOM = 16 << 20  # bytes: more than the object files of a network's code take
 
 
 def export(module: Any, target: Any, path: Path) -> None:
-    """Build a Relax module, as ``graph.fuse`` or ``graph.apply_database`` gave it, and write it as a library (``.so``).
+    """Build a Relax module from ``graph.fuse`` or ``graph.apply_database``, and write it as a library (``.so``).
 
-    Raises PlatformError: TVM cannot build it, and of which function, where only one is at fault; no C++ compiler links it; there is no room for it.
+    Raises PlatformError where TVM cannot build it, naming the first function that does not build by itself; where no C++
+    compiler links it; and where there is no room for it.
     """
     tvm = load_tvm()
     with quiet_compiler():
         try:
             with target:  # CUDA's compiler asks for the architecture
                 built = tvm.compile(module, target)
-        except Exception as error:  # TVM raises what its passes raise
+        except Exception as error:  # TVM passes on whatever its passes raise
             raise PlatformError(f"TVM cannot build {_guilty(module, target)} ({last_line(error)}); give another network") from error
         for folder in filter(Path.is_dir, (path.parent, Path(tempfile.gettempdir()))):
             _check_room(folder)
@@ -42,13 +43,13 @@ def export(module: Any, target: Any, path: Path) -> None:
 
 
 def _check_room(folder: Path) -> None:
-    """Asked for beforehand, since LLVM ends the whole process without a word where it cannot write an object."""
+    """Check for ``ROOM`` beforehand, since LLVM silently ends the whole process where it cannot write an object file."""
     with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, ROOM)
 
 
 def _guilty(module: Any, target: Any) -> str:
-    """The first function that cannot be built by itself."""
+    """Name the first function that cannot be built by itself; "the network" if each can."""
     tvm = load_tvm()
     for var, function in module.functions.items():
         if isinstance(function, tvm.tirx.PrimFunc):
@@ -60,9 +61,9 @@ def _guilty(module: Any, target: Any) -> str:
 
 
 def without_spoilers(parts: Sequence[Sequence[Part]], is_sound: Callable[[Sequence[Part]], bool]) -> list[Part]:
-    """One of each part's alternatives, the first where it can be, that are sound together; a part none of whose are is left out.
+    """Pick one alternative per part, the earliest that works, such that all are sound together; drop a part of which none is.
 
-    Whatever spoils the others is found by bisection: adding it makes a sound beginning unsound.
+    Finds a spoiler by bisection: the alternative that makes a sound prefix unsound.
     """
     left = [list(alternatives) for alternatives in parts if alternatives]
     while left and not is_sound([alternatives[0] for alternatives in left]):
@@ -78,7 +79,7 @@ def without_spoilers(parts: Sequence[Sequence[Part]], is_sound: Callable[[Sequen
 
 
 def by_task(records: Sequence[Any]) -> list[list[Any]]:
-    """Tuning records of each workload, in their order."""
+    """Group tuning records by workload, keeping their order."""
     tasks: list[list[Any]] = []
     for record in records:
         mine = next((task for task in tasks if task[0].workload.same_as(record.workload)), None)

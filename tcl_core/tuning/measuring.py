@@ -1,8 +1,8 @@
 """MetaSchedule's builder and runner on top of TCL's worker process.
 
-The builder only writes the scheduled module down; the worker builds and runs it in one go, so that a candidate that
-crashes, hangs or gives wrong results is an error message.  Artifacts lie in fresh directories that bear a marker file,
-and only such directories are ever removed: TVM's stock clean-up deletes whatever folder an artifact is in.
+The builder only writes the scheduled module to a file; the worker builds and runs it in one go, so that a candidate that
+crashes or hangs becomes an error message.  Artifacts lie in fresh directories with a marker file, and only such
+directories are ever removed: TVM's own clean-up deletes whatever folder an artifact is in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODULE = "module.json"
 
 
 def new_artifact(module_json: str, below: str | Path | None = None) -> Path:
-    """The file of a scheduled module in a marked directory of its own, below the system's temporary folder if None."""
+    """Write a scheduled module to a file in a marked directory of its own, below the system's temporary folder if None; its path."""
     folder = Path(tempfile.mkdtemp(prefix="tcl-artifact-", dir=below))
     (folder / MARKER).touch()
     (folder / MODULE).write_text(module_json)
@@ -31,7 +31,7 @@ def new_artifact(module_json: str, below: str | Path | None = None) -> Path:
 
 
 def remove_artifact(path: str | Path) -> bool:
-    """Remove an artifact's directory if ``new_artifact`` made it; returns whether it did."""
+    """Remove an artifact's directory if ``new_artifact`` made it; return whether it was removed."""
     folder = Path(path).parent
     made_here = (folder / MARKER).is_file() and {p.name for p in folder.iterdir()} <= {MARKER, MODULE}
     if made_here:
@@ -40,10 +40,9 @@ def remove_artifact(path: str | Path) -> bool:
 
 
 def module_builder(below: str | Path | None = None) -> Any:
-    """A MetaSchedule ``Builder`` whose artifact is the scheduled module itself.
+    """Return a MetaSchedule ``Builder`` whose artifact is the scheduled module itself.
 
-    below  a folder that outlives the tuning and is removed with all in it: what a stopped run had built and not yet
-           measured goes with it
+    below  the folder for artifacts; the caller removes it after tuning, with any that a stopped run has built and not measured
     """
     tvm, ms = load_tvm(), meta_schedule()
     from tvm.ir.utils import derived_object
@@ -58,9 +57,9 @@ def module_builder(below: str | Path | None = None) -> Any:
 
 
 def worker_runner(runner: Runner, on_outcome: Callable[[Outcome], Any] = lambda outcome: None, cold: bool = False) -> Any:
-    """A MetaSchedule ``Runner`` that measures the artifacts of ``module_builder`` in the worker process.
+    """Return a MetaSchedule ``Runner`` that measures the artifacts of ``module_builder`` in the worker process.
 
-    ``cold``: programs with large weights are timed with cold ones, as in a network of many weights (``coldness``).
+    ``cold``: time programs with large weights with cold ones, as in a network of many weights (``coldness``).
     """
     ms = meta_schedule()
     from tvm.ir.utils import derived_object

@@ -33,22 +33,22 @@ from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import TaskTime, Tunable, Tuner
 
-# Programs of a task that are tried in the network before the task is left to TVM.
+# Programs of a task to try in the network before the task is left to TVM.
 ALTERNATIVES = 3
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Latencies of one inference in milliseconds (medians); difference relative to the reference's magnitude.
+    """A tuned network: median milliseconds of one inference (``*_ms``), and its outputs' difference relative to the reference's magnitude.
 
-    pytorch_ms   PyTorch eager's; None for a network that PyTorch did not export: then the untuned network is the reference
+    pytorch_ms   PyTorch eager's; None where it did not run, as for an ONNX file, whose reference is the untuned network
     compile_ms   torch.compile's; None where it did not run
-    task_times   what each task got
-    left_out     tasks left to TVM, for the network would not be built with their best programs, or computes something else
+    task_times   the result of each task
+    left_out     tasks left to TVM: with their best programs the network could not be built, or computed something else
     compared     ``latency.Latencies`` as plain data
     donated      tasks that programs of other networks fit
-    curve        [programs measured, seconds of the search, milliseconds of the network by its tasks' best programs], each
-                 time that became less; from where each task has a program that ran
+    curve        [programs measured, seconds of the search, milliseconds of the network as the sum of its tasks' best programs],
+                 each time that sum falls; begins when each task has a program that ran
     """
 
     trials: int
@@ -79,13 +79,13 @@ def tune_network(
     minutes: float | None = None,
     donors: Donors | None = None,
 ) -> Tuned:
-    """Spend ``trials`` measured programs on the tasks of the network, its graph so prepared, or ``minutes``, and time the result.
+    """Prepare a network by ``graph``, tune its tasks with ``trials`` measured programs, or for ``minutes``, and time the result.
 
-    With a ``folder`` what is measured is kept there as a MetaSchedule database, round by round, and what it holds of an
-    earlier run counts among the trials.  Without a model the search learns from its own measurements alone.  Programs of
-    ``donors`` that fit a task are its first trials.  ``out`` is a folder that takes the tuned library, and inputs with the
-    reference's outputs.
-    Raises PlatformError, before anything is searched, if TVM cannot build the network or makes something else of it.
+    ``folder`` keeps the measurements as a MetaSchedule database, round by round; those of an earlier run count as trials.
+    Without a model the search learns from its own measurements alone.  Programs of ``donors`` that fit a task are its first
+    trials.  ``out`` is a folder for the tuned library, and for inputs with the reference's outputs.
+    Raises PlatformError before any search if TVM cannot build the network or its outputs differ from the reference's, and
+    UsageError if the reference's are not finite.
     """
     setup.kind.prepare()
     target = make_target(setup.target)
@@ -94,7 +94,7 @@ def tune_network(
         imported = import_network(network, setup.protocol.threads)
         with fixed_shapes(imported.module, network):
             module = fuse(imported.module, target, graph)
-            tunables_of(module, setup.target)  # whose shapes are read here first
+            tunables_of(module, setup.target)  # reads all shapes: one that is not fixed raises here
     with tempfile.TemporaryDirectory(prefix="tcl-tuned-") as scratch:
         workshop = _Workshop(network, module, target, setup, imported.inputs, imported.outputs, Path(scratch))
         workshop.build_untuned()
@@ -118,7 +118,7 @@ def tune_network(
 
 
 def _as_built(times: Sequence[TaskTime], kept: Sequence[Any]) -> list[TaskTime]:
-    """The tasks' latencies by the programs that the network is built of, which may be others than the fastest, or none."""
+    """The task times, with latencies of the programs that the network was built with: not always the fastest, None where none."""
     built = {structural_key(record.workload.mod): float(record.run_secs[0]) * 1e3 for record in kept}
     return [
         replace(time, latency_ms=None if time.guessed else built.get(time.key), guessed=time.guessed and time.key in built)
@@ -127,29 +127,29 @@ def _as_built(times: Sequence[TaskTime], kept: Sequence[Any]) -> list[TaskTime]:
 
 
 class _Curve:
-    """How the network became faster while it was searched."""
+    """Records how the network became faster during the search."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float, float]] = []
         self._began = time.monotonic()
 
     def add(self, trials: int, network_s: float) -> None:
-        """After so many programs the network takes so long by its tasks' best ones; inf while one has none."""
+        """Add a point if the network is faster than at the last one; ``network_s`` is inf while a task has no program that ran."""
         if math.isfinite(network_s) and (not self.points or network_s * 1e3 < self.points[-1][2]):
             self.points.append((trials, time.monotonic() - self._began, network_s * 1e3))
 
 
 class _Workshop:
-    """Builds a network's libraries and sees that they compute what the reference does, each in a process of its own.
+    """Builds a network's libraries and checks their outputs against the reference's, each in a process of its own.
 
-    untuned_ms  of one round: nobody compares systems by it, and it may take seconds a run
-    difference  of the tuned library's outputs to the reference's
-    kept        the tuning records of which the tuned library is built, one of a task
+    untuned_ms  latency of the untuned library from one round alone, since a run may take seconds and no comparison uses it
+    difference  of the tuned library's outputs from the reference's
+    kept        the tuning records that the tuned library is built with, at most one per task
     """
 
     untuned_ms = difference = math.nan
     kept: Sequence[Any] = ()
-    _why = ""  # the latest library could not be built, or did not run
+    _why = ""  # the latest library is not sound
 
     def __init__(
         self,
@@ -165,11 +165,11 @@ class _Workshop:
         self.untuned, self.tuned = folder / "untuned.so", folder / "tuned.so"
 
     def build_untuned(self) -> None:
-        """Before anything is searched, for what cannot be built costs no trials then."""
+        """Build, check and time the untuned network; call it before the search, so that a network that fails costs no trials."""
         export(self.module, self.target, self.untuned)
         with self._running(self.untuned) as process:
             found, self.untuned_ms = process.outputs, process.round_ms()
-        self.expected = found if self.expected is None else self.expected  # nothing else is known of an ONNX file
+        self.expected = found if self.expected is None else self.expected  # an ONNX file has no other reference
         if not np.isfinite(self.expected[0]).all() or any(np.isnan(array).any() for array in self.expected):
             raise UsageError(
                 f"{self.network}'s own output on its example input is not finite, so nothing could be compared with it; give it another input"
@@ -181,9 +181,9 @@ class _Workshop:
             )
 
     def build_tuned(self, database: Any) -> int:
-        """Apply each task's best program with which the network does not fail; how many tasks have none.
+        """Build with each task's best program that keeps the network sound; return the number of tasks left without one.
 
-        Raises PlatformError where it fails without any: no program is to blame for a full disk.
+        Raises PlatformError where the network fails without any program too: then none is to blame (a full disk, say).
         """
         tasks = by_task(database.get_all_tuning_records())
         self.kept = [alternatives[0] for alternatives in tasks]
@@ -233,11 +233,14 @@ def search_tasks(
     searches: bool = True,
     on_trial: Callable[[int, float], Any] = lambda trials, network_s: None,
 ) -> tuple[Any, list[TaskTime], int]:
-    """A MetaSchedule database with the best programs found for each task of a fused module, best first, what each task got, and
-    how many of them programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task that
-    trials or minutes did not reach, or of which nothing ran and was right, has the program that promises most; without a model any that is drawn.
+    """Tune the tasks of a fused module.
 
-    ``on_trial`` is told how many programs were measured and the network's seconds by the best of each task: inf while one has none.
+    Returns a MetaSchedule database with each task's best programs, best first; the result of each task; and the number of tasks
+    that programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task without a program that was
+    measured and found right gets a donated one, or the one that the model ranks first; without a model, a random one.
+
+    ``on_trial`` is called with the number of programs measured, and the network's seconds as the sum of its tasks' best
+    programs: inf while a task has none.
     """
     with quiet_compiler():
         tunables, settings = tunables_of(module, setup.target), SearchSettings(seed=seed)
@@ -259,7 +262,7 @@ def search_tasks(
 
 
 def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:
-    """The tasks of a fused module; ``coldness`` tells which are timed with cold weights: none where they are no CPU's."""
+    """The tasks of a fused module; ``coldness`` decides which are timed with cold weights: none on a device such as a GPU."""
     uses = [(each.task_name, each.dispatched[0], float(each.weight)) for each in fused_tasks(module, make_target(target))]
     near = not kind_measured(target, remote=False).apart
     cold = near and is_cold([(task, times) for _, task, times in uses], own_cache_bytes(host_fields()))

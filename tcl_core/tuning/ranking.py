@@ -1,6 +1,6 @@
-"""The programs of one task, ranked by a trained model as far as what was measured of the task does not know better.
+"""Ranks the programs of one task by a trained model, corrected by the measurements of the task.
 
-For searches that are not ours: they bring programs one by one, and ask for a number each.
+For searches other than TCL's: they bring their own programs, and ask for one number each.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tcl_core.tuning.schedules import views_of
 
 
 class TaskRanking:
-    """What is believed (``belief``) of the programs of one task; the scale is that of the first ones that it meets."""
+    """The ``belief`` about the programs of one task; the first programs that it meets set the scale."""
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
         self._scale: Scale | None = None
         self._measured: list[Points] = []
         self._latencies_s: list[float] = []
-        self._belief: Belief | None = None  # until the next measurement
+        self._belief: Belief | None = None  # reset by each measurement
 
     def speeds(self, samples: Samples) -> np.ndarray:
-        """(N,) float64 expected speeds of the programs, above 0, in units of which only the task's own programs share one.
+        """(N,) float64 expected speeds of the programs, above 0, in a unit of the task's own: comparable within the task only.
 
         Without measurements they rise with the model's scores.
         """
@@ -35,7 +35,7 @@ class TaskRanking:
         return np.exp(self._belief.of(points)[0])
 
     def tell(self, samples: Samples, latencies_s: Sequence[float]) -> None:
-        """Remember measured programs, N of them; inf for one that failed."""
+        """Remember N measured programs and their latencies, inf for a program that failed."""
         self._measured.append(self._points(samples))
         self._latencies_s += latencies_s
         self._belief = None

@@ -1,4 +1,4 @@
-"""The search of one real task: decision vectors in, schedules that can be built out."""
+"""The search of one real task: decision vectors in, buildable schedules out."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tcl_core.tuning.belief import Views
 from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.search import Candidate, DecisionSearch, View
 
-BARREN = 8  # proposals of a batch without one program among them, after which a design space counts as exhausted
+BARREN = 8  # consecutive proposals without a new program, after which a design space counts as exhausted
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How the search of one task goes; see ``DecisionSearch``."""
+    """Settings of the search of one task; see ``DecisionSearch``."""
 
     population: int = 256
     generations: int = 3
@@ -39,10 +39,10 @@ class SearchSettings:
 
 
 class ScheduleSearch(DecisionSearch):
-    """The search of one task: proposals are schedules, results come in their order.
+    """The search of one task: it proposes schedules, whose candidates stand in ``waiting`` in the same order.
 
-    space   replays what is proposed
-    viewed  candidates that were scored so far
+    space   the design space that replays proposals
+    viewed  number of candidates scored so far
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ScheduleSearch(DecisionSearch):
         return counted
 
     def schedules(self, count: int, first: Sequence[Candidate] = ()) -> list[Any]:
-        """Up to ``count`` valid proposals, replayed; none when the design space is exhausted.  ``first`` come before its own."""
+        """Replay up to ``count`` valid proposals, those of ``first`` before its own; empty when the design space is exhausted."""
         self.waiting, found = [], []
         for candidate in first[:count]:
             found += self._replayed(candidate)
@@ -90,17 +90,17 @@ class ScheduleSearch(DecisionSearch):
                 if len(found) < count:
                     found += self._replayed(candidate)
             if (len(self.excluded), len(found)) == before:
-                break  # nothing is left; else what is no program of its own is excluded now, and the next proposals are others
+                break  # nothing is left; otherwise invalid and duplicate candidates are excluded now, and the next proposals differ
             barren = barren + 1 if len(found) == before[1] else 0
         return found
 
     def first_valid(self, candidates: Iterable[Candidate]) -> Any | None:
-        """The schedule of the first of them that is a program; None where none is."""
+        """The schedule of the first valid candidate that is not measured; None if there is none."""
         self.waiting = []
         return next((schedule for candidate in candidates for schedule in self._replayed(candidate)), None)
 
     def _replayed(self, candidate: Candidate) -> list[Any]:
-        """The candidate's schedule, unless it is invalid or the same as another one's."""
+        """The candidate's schedule; none if it is invalid, or a program that is measured or waiting already."""
         sketch = self.sketches[candidate[0]]
         try:
             schedule = self.space.materialise(sketch, candidate[1])
@@ -110,7 +110,7 @@ class ScheduleSearch(DecisionSearch):
             return []
         canonical = (candidate[0], tuple(decisions.tolist()))
         if canonical != candidate:
-            self.exclude(candidate)  # the same program under a name that TVM moves
+            self.exclude(candidate)  # another name of the program: TVM changed an impossible decision
         if canonical in self.measured or canonical in self.waiting:
             return []
         self.waiting.append(canonical)
@@ -118,29 +118,32 @@ class ScheduleSearch(DecisionSearch):
 
     @cached_property
     def traces_json(self) -> list[str]:
-        """Each sketch as text, for the worker that replays its programs."""
+        """Each sketch as JSON, for the worker that replays its programs."""
         return [trace_to_json(sketch.trace) for sketch in self.sketches]
 
     def candidate_of(self, trace: Any) -> Candidate | None:
-        """The candidate that a schedule's trace, such as a database's, is a program of; None for another space's."""
+        """The candidate of a schedule's trace, such as a database's; None for a trace of another design space."""
         bare = trace.simplified(remove_postproc=True)
         for sketch in self.sketches:
             try:
                 decisions = sketch.decisions_of(bare)
             except InvalidProgram:
                 continue
-            if str(sketch.trace_with(decisions)) == str(bare):  # sketches may differ in arguments alone
+            if str(sketch.trace_with(decisions)) == str(bare):  # sketches may differ only in arguments
                 return sketch.index, tuple(decisions.tolist())
         return None
 
 
 def _view(task: Task, encoder: Encoder, model: CostModel | None, hardware: Sequence[float]) -> View:
-    """Candidates as the champion sees them, and as trees would; their tokens come from the decisions alone."""
+    """Return what encodes candidates as tokens, from their decisions alone, and applies ``views_of``."""
     return lambda candidates: views_of(model, encoder.encode([(task.key, *candidate) for candidate in candidates], hardware))
 
 
 def views_of(model: CostModel | None, samples: Samples) -> Views:
-    """Programs as a model sees them, and as trees would; without a model their scores are 0."""
+    """A model's scores and embeddings of programs, and the rows that trees read; without a model the scores are 0.
+
+    Raises DataError for scores that are not finite.
+    """
     rows, _ = TreesModel.rows(samples)
     if model is None:
         return Views(np.zeros(len(samples)), (rows,))

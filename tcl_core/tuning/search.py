@@ -1,6 +1,6 @@
 """Evolutionary search over decision vectors: thousands are scored for each one that is replayed.
 
-Stock MetaSchedule replays a schedule for every candidate it scores; here only the proposals are ever materialised.
+Stock MetaSchedule replays a schedule for every candidate it scores; this search replays only its proposals.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Candidate = tuple[int, tuple[int, ...]]
 """(sketch index, decisions)."""
 View = Callable[[Sequence[Candidate]], Views]
 
-CURIOSITY = 1.0  # standard deviations of a belief that count as gain
-FOUNDERS = 4  # of the fastest measured programs, that have children whatever the others promise
-REDRAWS = 32  # vectors drawn anew for one that was wanted, where some of the first ones are not of the kind
+CURIOSITY = 1.0  # standard deviations of the belief added to the expected gain
+FOUNDERS = 4  # fastest measured programs, which rank first as parents whatever the others promise
+REDRAWS = 32  # further draws per wanted vector, where some of the first draws are not of the kind
 
 
 @dataclass
 class DecisionSearch:
-    """Proposes programs of one task, and learns from what is told of them.
+    """Proposes programs of one task, and learns from their measurements.
 
-    view         what the champion says of candidates, and their features
+    view         gives the champion's scores of candidates, and their features
     population   candidates alive in a generation
     generations  rounds of mutation and crossover per proposal
-    explore      share of proposals that are drawn at random, so that the model's blind spots get measured too
-    unroll       steps that a candidate unrolls: what its build costs
-    fits         tells vectors that may be programs, without a replay; others are never met
-    leans, lean  tells vectors that are more likely to be fast; this share of what is drawn at random is of them, as far as
-                 there are such, and of the children that are not this share goes
-    lessons      what the tasks of a run tell each other, this one among them; None: it is searched for itself
+    explore      share of proposals drawn at random, so that the model's blind spots get measured too
+    unroll       steps that a candidate unrolls, on which the cost of its build depends
+    fits         tells, without a replay, which vectors may be valid programs; others are never considered
+    leans, lean  ``leans`` tells which vectors are likelier to be fast; ``lean`` is their share among random draws, as far as
+                 there are enough, and the probability that a child of the other kind is dropped
+    lessons      what the tasks of a run learn from each other; None: this task learns alone
     measured     candidate -> seconds, inf where it failed
-    excluded     candidates that are no programs, or others' by another name
+    excluded     candidates that are invalid, or other names of programs
     waiting      candidates whose results are due
     """
 
@@ -60,20 +60,20 @@ class DecisionSearch:
     waiting: list[Candidate] = field(default_factory=list)
     _scale: Scale | None = None
     _alive: list[Candidate] = field(default_factory=list)
-    _seen: dict[Candidate, tuple[Points, np.ndarray]] = field(default_factory=dict)  # points and rows of those alive and measured
+    _seen: dict[Candidate, tuple[Points, np.ndarray]] = field(default_factory=dict)  # of those alive, measured or waiting
 
     def propose(self, count: int) -> list[Candidate]:
         """Up to ``count`` distinct candidates that were not measured, the most promising first.
 
-        The random ones stand among the others at even distances, and so do those that cost much to build: any part of the
-        proposals, from the first one on, has its share of both.
+        Random candidates, and those that are costly to build, are spread evenly among the others: any prefix of the proposals
+        has its share of both.
         """
         fresh = self._random(self.population)
         self._measure_scale(fresh)
         if self._scale is None:
             return []
         belief = self._belief()
-        merits: dict[Candidate, float] = {}  # what each candidate met in this proposal may gain
+        merits: dict[Candidate, float] = {}  # upper confidence bound of the gain, for each candidate met in this proposal
         alive = self._best(self._first_generation(fresh), belief, merits)
         for _ in range(self.generations):
             alive = self._best([*alive, *self._children(alive)], belief, merits)
@@ -82,10 +82,9 @@ class DecisionSearch:
         return self._batch([c for c in alive if self._is_new(c)], belief, count)
 
     def guess(self, count: int) -> list[Candidate]:
-        """Up to ``count`` of the candidates of one draw, as the champion ranks them, without any that costs much to build.
+        """Up to ``count`` random candidates, none costly to build, the champion's favourites first; without a champion in random order.
 
-        For a task of which nothing will be measured, or nothing ran; where no champion tells them apart, as they were drawn.  They are
-        not evolved: tried on 58 tasks, that gained nothing.
+        For a task of which nothing will be measured, or nothing ran.  They are not evolved: tried on 58 tasks, that gained nothing.
         """
         drawn = [candidate for candidate in self._random(self.population) if self._is_new(candidate) and not self._is_costly(candidate)]
         self._measure_scale(drawn)
@@ -93,11 +92,11 @@ class DecisionSearch:
         return [drawn[row] for row in np.argsort(-scores, kind="stable")[:count]]
 
     def tell(self, candidate: Candidate, latency_s: float) -> None:
-        """Remember a measurement; inf for a candidate that failed.  The best of several counts."""
+        """Remember a measurement; inf for a candidate that failed.  Of several, the fastest counts."""
         self.measured[candidate] = min(latency_s, self.measured.get(candidate, np.inf))
 
     def share(self) -> None:
-        """Tell the run's other tasks what was measured of this one."""
+        """Tell the run's ``lessons`` the measurements of this task."""
         if self.lessons is not None and self.measured:
             self._measure_scale()
             latencies_s, candidates = list(self.measured.values()), list(self.measured)
@@ -107,48 +106,48 @@ class DecisionSearch:
             self.lessons.tell(id(self), scores, _rows(seen), gains_of(latencies_s)[rows])
 
     def exclude(self, candidate: Candidate) -> None:
-        """Never propose this one, and learn nothing from it."""
+        """Never propose this candidate, nor let it into a generation."""
         self.excluded.add(candidate)
 
     def _is_new(self, candidate: Candidate) -> bool:
         return candidate not in self.measured and candidate not in self.excluded and candidate not in self.waiting
 
     def _measure_scale(self, sample: Sequence[Candidate] = ()) -> None:
-        """The scale is that of the first candidates that are met; without a sample, of some that are drawn for it."""
+        """Set the scale from the first candidates met; without a sample, from a random draw, or else from the measured ones."""
         if self._scale is None:
             if not (sample := sample or self._random(self.population) or list(self.measured)):
-                return  # of nothing there is no scale, and nothing to propose
+                return  # no candidates: no scale, and nothing to propose
             views = self.view(sample)
             self._scale = Scale(views)
             self._remember(sample, views)
 
     def _points(self, candidates: Sequence[Candidate]) -> Points:
-        """With the gains, in the place of scores, that the run's lessons promise."""
+        """Points of candidates; with ``lessons``, their scores are the gains that these expect."""
         seen = self._known(candidates)
         points = joined([points for points, _ in seen])
         return points if self.lessons is None else replace(points, scores=self.lessons.gains(points.scores, _rows(seen)))
 
     def _known(self, candidates: Sequence[Candidate]) -> list[tuple[Points, np.ndarray]]:
-        """Each candidate is viewed once for as long as it lives: that is nearly all of a search's time."""
+        """Points and rows of candidates, each viewed only once while it lives: viewing takes nearly all of a search's time."""
         if unseen := [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._seen]:
             self._remember(unseen, self.view(unseen))
         return [self._seen[candidate] for candidate in candidates]
 
     def _remember(self, candidates: Sequence[Candidate], views: Views) -> None:
         points = self._scale(views)
-        rows = views.blocks[-1] if self.lessons else np.zeros((len(points), 0))  # wide, and for lessons alone
+        rows = views.blocks[-1] if self.lessons else np.zeros((len(points), 0))  # wide; only lessons need them
         self._seen |= {candidate: (points.take([row]), rows[[row]]) for row, candidate in enumerate(candidates)}
 
     def _belief(self) -> Belief:
-        """What the measured programs tell."""
+        """The belief from the measured programs that are ``worth_learning``."""
         latencies_s, candidates = list(self.measured.values()), list(self.measured)
         rows = worth_learning(latencies_s)
         return Belief(self._points([candidates[row] for row in rows]), gains_of(latencies_s)[rows])
 
     def _best(self, candidates: Sequence[Candidate], belief: Belief, merits: dict[Candidate, float]) -> list[Candidate]:
-        """The distinct candidates that promise most, best first; ``merits`` grows by those that are new.
+        """The ``population`` distinct candidates that promise most, best first; adds new ones to ``merits``.
 
-        Excluded ones would promise what the programs do that they are other names of, and crowd these out.
+        Leaves out excluded candidates: other names of a program promise as much as it does, and would crowd it out.
         """
         distinct = [candidate for candidate in dict.fromkeys(candidates) if candidate not in self.excluded]
         new = [candidate for candidate in distinct if candidate not in merits]
@@ -157,7 +156,7 @@ class DecisionSearch:
         return sorted(distinct, key=lambda candidate: -merits[candidate])[: self.population]
 
     def _first_generation(self, fresh: Sequence[Candidate]) -> list[Candidate]:
-        """The fastest measured programs, those that lived on from the last proposal, and fresh ones."""
+        """The fastest measured programs, the best survivors of the last proposal, and fresh ones."""
         return [*self._fastest(self.population // 8), *self._alive[: self.population // 2], *fresh]
 
     def _fastest(self, count: int) -> list[Candidate]:
@@ -166,8 +165,9 @@ class DecisionSearch:
         return [candidate for _, candidate in ran[:count]]
 
     def _batch(self, promising: list[Candidate], belief: Belief, count: int) -> list[Candidate]:
-        """Promising and random candidates by turns, within the quota of costly ones as long as there are others; what waits to be measured
-        counts as if it were.
+        """Pick promising candidates, and random ones by the share ``explore``.
+
+        Keeps to the quota of costly ones while there are others.  Waiting candidates count as measured.
         """
         known = [*self.waiting, *promising]
         picker, places = Picker(belief, self._points(known), CURIOSITY), {c: n for n, c in enumerate(known)}
@@ -213,12 +213,12 @@ class DecisionSearch:
         return [distinct[row] for row in self.rng.permutation(len(distinct))]
 
     def _drawn(self, sketch: Sketch, count: int) -> np.ndarray:
-        """(count, width) vectors that fit, drawn uniformly but for those that are to lean; fewer where few fit."""
+        """(count, width) random vectors that fit, the share ``lean`` among those that also lean; fewer where few fit."""
         leaning = self._of_kind(sketch, round(self.lean * count), lambda *given: self.fits(*given) & self.leans(*given))
         return np.concatenate([leaning, self._of_kind(sketch, count - len(leaning), self.fits)])
 
     def _of_kind(self, sketch: Sketch, count: int, kind: Fits) -> np.ndarray:
-        """Up to (count, width) vectors of a kind, drawn uniformly among these."""
+        """Up to ``count`` vectors (rows) of a kind, drawn uniformly within it."""
         drawn = sketch.sample(count, self.rng)
         found = drawn[kind(sketch, drawn)]
         if len(found) == count:
@@ -227,9 +227,9 @@ class DecisionSearch:
         return np.concatenate([found, more[kind(sketch, more)]])[:count]
 
     def _children(self, alive: Sequence[Candidate]) -> list[Candidate]:
-        """Parents drawn by rank; all children are mutated, half of them after a cross with a parent of their sketch.
+        """Children of parents drawn by rank: all are mutated, half of them after a crossover with a parent of the same sketch.
 
-        The fastest measured programs come first: being known, they promise less than they are worth as parents.
+        The fastest measured programs rank first: being known, they promise less than they are worth as parents.
         """
         ranked = list(dict.fromkeys([*self._fastest(FOUNDERS), *alive]))
         weight = 1.0 / (2.0 + np.arange(len(ranked)))

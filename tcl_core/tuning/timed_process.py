@@ -1,17 +1,17 @@
-"""A process that runs one network for ``latency.compare``: its outputs at once, then a round of runs each time it is asked.
+"""A process that runs one network for ``latency.compare``: it writes the outputs once, then times a round of runs per request.
 
 The command is ``python -m tcl_core.sandbox RIGHTS tcl_core.tuning.timed_process ORDER``, ORDER being JSON:
 
     kind      library, eager or compile
     network   the library's file; else a network's name or .pt2 file
     threads, pin, memory_bytes (0: any)
-    device    cpu or cuda, on which weights and inputs lie
+    device    cpu or cuda, which holds weights and inputs
     cores     those it may run on
     inputs    descriptor of an .npz file with input_0, input_1, ...
-    outputs   descriptor of the file that takes what it returns, as .npz with output_0, output_1, ...
+    outputs   descriptor of the file for the network's outputs, as .npz with output_0, output_1, ...
 
-On its standard output it says, as lines of JSON, {"ready": true} or {"refused": why}; then for each line of its standard
-input {"ms": median of a round}.  It imports nothing that sets OpenMP's policy: whoever starts it does.
+On its standard output it writes, as lines of JSON, {"ready": true} or {"refused": why}; then, for each line of its standard
+input, {"ms": median of a round}.  It imports nothing that sets OpenMP's policy: the process that starts it sets that.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tcl_core.process import die_with_parent
 from tcl_core.programs.network_files import limit_memory, tensors_of
 from tcl_core.programs.pt2_archive import last_line, load_pt2
 
-# A round: as many runs as fit in the time, within bounds; of an untuned network of seconds a single one.
+# A round: FEWEST runs and FOR_S seconds at least, but none starts after MOST_S seconds; a run longer than that is the only one.
 FEWEST, FOR_S, MOST_S = 3, 0.3, 3.0
-WARM_UP, WARM_UP_S = 3, 1.0  # runs before the first round, while they have not lasted so long
+WARM_UP, WARM_UP_S = 3, 1.0  # most runs before the first round; no further one starts after this many seconds
 
 Run = Callable[[], Any]
 
 
 def main() -> None:
-    die_with_parent()  # a stopped process would never see that nobody asks any more
+    die_with_parent()  # while stopped (SIGSTOP) it would never see that its parent is gone
     order = json.loads(sys.argv[1])
     os.sched_setaffinity(0, order["cores"])
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)  # for what libraries print
+        os.dup2(2, 1)  # whatever libraries print goes to standard error
         if order["memory_bytes"]:
             limit_memory(order["memory_bytes"])
         try:
@@ -55,7 +55,7 @@ def main() -> None:
             KINDS[order["kind"]](order, inputs, answers)
         except TclError as error:
             _say(answers, refused=str(error))
-        except Exception as error:  # of a compiler, a runtime or a network: each raises types of its own
+        except Exception as error:  # compilers, runtimes and networks raise types of their own
             _say(answers, refused=last_line(error))
 
 
@@ -76,7 +76,10 @@ def _say(answers: Any, **words: Any) -> None:
 
 
 def round_ms(run: Run) -> float:
-    """Median milliseconds of a round, after one run that wakes threads and fills caches; that is nothing to one of ``FOR_S``, which counts."""
+    """Median milliseconds of a round, after one run that wakes threads and fills caches.
+
+    That first run counts if it takes longer than ``FOR_S``: waking is negligible then.
+    """
     waking_s = _seconds(run)
     seconds = [waking_s] if waking_s > FOR_S else []
     spent_s = sum(seconds)
@@ -93,7 +96,7 @@ def _seconds(run: Run) -> float:
 
 
 def _library(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: Any) -> None:
-    """With the threads that programs were measured with, each on a core of its own where they were."""
+    """Serve a library, with ``threads`` threads; with ``pin`` each on a core of its own, as programs were measured."""
     tvm = load_tvm(without_torch=True)
     set_threads(order["threads"], order["pin"])
     device = tvm.device(order["device"])
@@ -106,7 +109,7 @@ def _library(order: Mapping[str, Any], inputs: Sequence[np.ndarray], answers: An
         return found
 
     def arrays(found: Any) -> list[np.ndarray]:
-        """None, which a network may return too, is left out."""
+        """The outputs that are tensors: a network may return None too."""
         parts = [found] if isinstance(found, tvm.runtime.Tensor) else found
         return [part.numpy() for part in parts if isinstance(part, tvm.runtime.Tensor)]
 

@@ -1,12 +1,12 @@
-"""Transfer-Tuning: a task borrows the schedules of other, tuned networks.
+"""Transfer-Tuning: a task borrows schedules from other, tuned networks.
 
-A donor is a program of a MetaSchedule database that ran.  It fits a task that has a sketch of the same structure: the same
-instructions for the same operator, whatever its extents and whatever is inlined into it.  Its decisions, adapted to the
-task's extents, are a candidate like those of the search.  A database may be anybody's: it is read as ``tcl import`` reads
-it, line by line, and never written to.
+A donor is a program that ran, from a MetaSchedule database or from a task of this run.  It fits a task that has a sketch of
+the same structure: the same instructions for the same operator, whatever the extents and whatever is inlined.  Its
+decisions, adapted to the task's extents, become a candidate of the search.  Databases may come from anywhere: they are read
+as ``tcl import`` reads them, line by line, and never written to.
 
-Source: Transfer-Tuning (PACT 2022, arXiv 2201.05587).  There kernels are of one class where all their operators are the
-same, and all that fit are measured; here what is inlined may differ, and the cost model chooses a few.
+Source: Transfer-Tuning (PACT 2022, arXiv 2201.05587).  There, kernels form one class if all their operators are the same,
+and all that fit are measured; here, inlined operators may differ, and the cost model chooses a few.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tcl_core.tuning.database import records_file
 from tcl_core.tuning.schedules import ScheduleSearch
 from tcl_core.tuning.search import Candidate
 
-FEW = 4  # donors of each task that was tuned, its fastest: slower ones would teach the same, worse
+FEW = 4  # donors per tuned task, its fastest programs: slower ones would teach the same, worse
 INLINING = ("ComputeInline", "ReverseComputeInline")
-TRANSFERRED = 4  # candidates from donors that a task measures: half of its first round, for it may be unlike all donors
+TRANSFERRED = 4  # candidates from donors that a task measures: half of its first round, since it may be unlike all donors
 
 
 _Readings = dict[tuple[bytes, tuple[int, ...]], list[tuple[float, ...]]]
-"""(structure of the sketch, decisions) -> latencies of each time that the program was measured, none where it failed."""
+"""(structure of the sketch, decisions) -> latencies of each measurement of the program, empty where it failed."""
 
 
 class Donor(NamedTuple):
@@ -51,16 +51,16 @@ class Donor(NamedTuple):
 
 
 class Donors:
-    """The fastest programs of each task in some databases, found by the structure of their sketches.
+    """The fastest programs of each task in some databases, looked up by the structure of their sketches.
 
-    most     candidates that a task is given at most
-    refused  lines that are no programs
+    most     the most candidates that a task gets
+    refused  number of lines that are no programs
     """
 
     def __init__(self, folders: Sequence[Path], target: Mapping[str, Any], most: int = TRANSFERRED) -> None:
-        """``folders`` are MetaSchedule databases, or what ``tcl tune`` wrote, measured on the CPU of ``target``.
+        """``folders`` are MetaSchedule databases, or folders that ``tcl tune`` wrote, measured on the hardware of ``target``.
 
-        Raises UsageError for a folder without a database and for one of another CPU, DataError for a damaged one.
+        Raises UsageError for a folder without a database and for one measured on other hardware, DataError for a damaged one.
         """
         self.most, self.refused = most, 0
         readings: dict[str, _Readings] = defaultdict(dict)
@@ -72,14 +72,14 @@ class Donors:
                 self._by_structure[of].append(Donor(task_key, decisions, latency_s))
 
     def lend(self, task_key: str, sketches: Sequence[Sketch], readings: Mapping[Candidate, tuple[float, ...]]) -> None:
-        """Take in the fastest programs of a task that was measured in this run (no latencies: it failed)."""
+        """Add the fastest programs of a task that was measured in this run (empty latencies: it failed)."""
         structures = [structure(trace_to_json(sketch.trace)) for sketch in sketches]
         programs = {(structures[index], decisions): [latencies_s] for (index, decisions), latencies_s in readings.items()}
         for (of, decisions), latency_s in _fastest(programs):
             self._by_structure[of].append(Donor(task_key, decisions, latency_s))
 
     def of(self, sketch: Sketch) -> Sequence[Donor]:
-        """Programs of any task whose sketches have the structure of this one."""
+        """Donors, from any task, whose sketches have the structure of this one."""
         return self._by_structure.get(structure(trace_to_json(sketch.trace)), ())
 
     def _read(self, folder: Path, target: Mapping[str, Any], readings: dict[str, _Readings]) -> None:
@@ -100,9 +100,9 @@ class Donors:
 
 
 def structure(text: str) -> bytes:
-    """What a sketch, given by its ``trace_to_json``, does to the blocks that stay: sketches of one structure have the same slots.
+    """What a sketch (its ``trace_to_json``) does to the blocks that are not inlined; sketches of one structure have the same slots.
 
-    Blocks that are inlined are left out, and variables are numbered anew without theirs.
+    Inlined blocks are left out, and the remaining variables renumbered.
     """
     instructions = blank_instructions(json.loads(text)[0])
     inlined = {inputs[0] for kind, inputs, _, _ in instructions if kind in INLINING}
@@ -149,7 +149,7 @@ def _row(lists: Ragged, n: int) -> tuple[Any, ...]:
 
 
 def _fastest(programs: _Readings) -> list[tuple[tuple[bytes, tuple[int, ...]], float]]:
-    """The few fastest of a task's programs, and their latencies; one that failed once is none."""
+    """The ``FEW`` fastest of a task's programs, and their median latencies; leaves out programs that ever failed."""
     ran = {
         program: statistics.median(seconds for latencies_s in times for seconds in latencies_s)
         for program, times in programs.items()
@@ -161,8 +161,8 @@ def _fastest(programs: _Readings) -> list[tuple[tuple[bytes, tuple[int, ...]], f
 def transferred(search: ScheduleSearch, donors: Donors) -> list[Candidate]:
     """Up to ``donors.most`` valid candidates of a task that come from donors, the most promising first.
 
-    Programs of the very same task come first, the fastest first, for their latencies are known.  The others stand as the
-    champion ranks them; without one they are all alike to it, and those of the most similar extents come first.
+    Programs of the very same task come first, by their known latencies.  The others follow as the champion ranks them; without
+    a champion, those with the most similar extents first.
     """
     offers = _offers(search, donors)
     scores = search.view(list(offers)).scores.tolist() if offers else []
@@ -180,14 +180,14 @@ def transferred(search: ScheduleSearch, donors: Donors) -> list[Candidate]:
 
 
 def _place(search: ScheduleSearch, candidate: Candidate, donor: Donor, score: float) -> tuple[float, ...]:
-    """Sorts the most promising first."""
+    """Sort key that puts the most promising candidates first."""
     if donor.task_key == search.space.task_key:
         return 0, donor.latency_s
     return 1, -score, _distance(donor.decisions, search.sketches[candidate[0]]), donor.latency_s
 
 
 def _offers(search: ScheduleSearch, donors: Donors) -> dict[Candidate, Donor]:
-    """What donors become in the task's sketches, and whose it is; the same task's, where several become one."""
+    """Candidate of the task -> the donor it comes from; if several donors give the same one, the same task's donor."""
     offers: dict[Candidate, Donor] = {}
     for sketch in search.sketches:
         for donor in sorted(donors.of(sketch), key=lambda donor: donor.task_key != search.space.task_key):
@@ -197,10 +197,10 @@ def _offers(search: ScheduleSearch, donors: Donors) -> dict[Candidate, Donor]:
 
 
 def adapted(decisions: Sequence[int], sketch: Sketch) -> list[tuple[int, ...]]:
-    """A donor's decisions for a sketch of the same structure and other extents, in two ways where they differ.
+    """Adapt a donor's decisions to a sketch of the same structure and other extents, in two ways; one result where these agree.
 
-    Tilings are adapted (``retiled``, ``nearest``); all else is kept.  A compute location that cannot be is moved by TVM, as are tilings
-    of loops whose extents hang on other decisions.
+    Adapts tilings (``retiled``, ``nearest``) and keeps all else.  TVM itself corrects impossible compute locations, and tilings
+    of loops whose extents depend on other decisions.
     """
     kept: list[int] = []
     near: list[int] = []
@@ -212,10 +212,10 @@ def adapted(decisions: Sequence[int], sketch: Sketch) -> list[tuple[int, ...]]:
 
 
 def retiled(factors: Sequence[int], extent: int) -> tuple[int, ...]:
-    """Positive factors, outermost first, for a loop of another extent.
+    """Fit positive tile factors, outermost first, to a loop of another extent.
 
-    From the innermost level outwards each keeps of its factor what divides the rest of the extent; what is left goes to the
-    outermost.  So vector lengths and register tiles stay, and the loop over them grows or shrinks.
+    From the innermost level outwards, each factor becomes its greatest common divisor with the rest of the extent; the outermost
+    takes what is left.  So vector lengths and register tiles stay, and the loop over them grows or shrinks.
     """
     inner: list[int] = []
     for factor in reversed(factors[1:]):
@@ -225,19 +225,19 @@ def retiled(factors: Sequence[int], extent: int) -> tuple[int, ...]:
 
 
 def nearest(factors: Sequence[int], choices: np.ndarray) -> tuple[int, ...]:
-    """That tiling of the (C, width) ``choices`` whose levels, from the innermost outwards, are of the sizes most like these factors.
+    """The tiling of the (C, width) ``choices`` whose levels, compared from the innermost outwards, are closest to these factors.
 
-    Of 198 rows no eight divide: where ``retiled`` leaves two of a block of eight, this takes nine.
+    Example: 8 does not divide 198 rows.  Of a block of 8 ``retiled`` leaves 2; this takes 9.
     """
     left = choices
     for level in reversed(range(1, len(factors))):
-        ratios = np.abs(np.log(left[:, level] / max(factors[level], 1)))  # a database may hold any number
+        ratios = np.abs(np.log(left[:, level] / max(factors[level], 1)))  # a database may hold any numbers, 0 too
         left = left[ratios <= ratios.min() + 1e-9]
     return tuple(left[0].tolist())
 
 
 def _extent(slot: Slot) -> int | None:
-    """The extent that a slot tiles; None for slots of other kinds, and where other decisions change it."""
+    """The extent that a slot tiles; None for slots of other kinds, and where it depends on other decisions."""
     if slot.kind != "tile":
         return None
     extents = set(np.prod(slot.choices, axis=1, dtype=np.int64).tolist())
@@ -245,6 +245,6 @@ def _extent(slot: Slot) -> int | None:
 
 
 def _distance(decisions: Sequence[int], sketch: Sketch) -> float:
-    """How unlike the extents of a donor and a task are: the sum of |log ratio| over the loops that both tile."""
+    """Distance between the extents of a donor and a task: the sum of |log ratio| over the loops that both tile."""
     tiled = ((slot, extent) for slot in sketch.slots if (extent := _extent(slot)) is not None)
     return sum(abs(math.log(math.prod(decisions[slot.columns]) / extent)) for slot, extent in tiled)

@@ -1,8 +1,8 @@
-"""The tuner's loop: a budget says which task is next, its search which programs, the runner how fast they are.
+"""The tuner's loop: a budget picks the next task, its search proposes programs, the runner measures them.
 
-Every measured program goes to a MetaSchedule database, and what such a database holds is told to the searches first: a
-run that was stopped goes on.  A trial is one program; what is measured again, because the machine was not quiet or to
-choose among the best, is no trial.  A program that fails is a result like any other.
+Every measured program goes to a MetaSchedule database.  The searches first learn what that database already holds, so that
+a stopped run goes on.  A trial is one program; measuring it again, because the machine was not quiet or to choose among the
+best, is no trial.  A program that fails is a result like any other.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
 from tcl_core.tuning.transfer import TRANSFERRED, Donors, transferred
 
-# Programs measured again because the machine was not quiet: each at most so often, all at most this share of the trials, or of
-# what was measured so far where minutes are given.
+# Programs are measured again where the machine was not quiet: each AGAIN times at most, and in all at most AGAIN_SHARE of the
+# trials, or, without a number of trials, of what was measured so far.
 AGAIN, AGAIN_SHARE = 2, 0.25
-# Programs of a task that are measured again in the end: so many, none slower than this times the fastest.
+# Programs of a task that are measured again at the end: at most FINALISTS, none slower than CLOSE times the fastest.
 FINALISTS, CLOSE = 3, 1.1
-FINALS = 3  # rounds of finals, where all finalists of one fail, or others then seem faster
-AT_ONCE = 32  # finalists: what they are found to be is kept then
-GUESSES = 16  # of the best ranked programs of a task of which none ran, for some are no programs
+FINALS = 3  # most rounds of finals: another follows where all finalists of one fail, or others then seem faster
+AT_ONCE = 32  # finalists measured at once, whose results are then kept
+GUESSES = 16  # best ranked candidates to try for a task without a program found right: some are invalid
 
 
 @dataclass(frozen=True)
 class Tunable:
-    """A task of a network, how often the network runs it, and its module as the compiler will ask the database for it.
+    """A task of a network, how often the network runs it, and its module as the compiler will look it up in the database.
 
-    ``cold`` as of a ``Job``.
+    ``cold``: as in ``Job``.
     """
 
     task: Task
@@ -54,9 +54,12 @@ class Tunable:
 
 @dataclass(frozen=True)
 class TaskTime:
-    """What tuning made of one task: latency of its best program that was found right in milliseconds, None where TVM's own stays.
+    """Tuning's result for one task.
 
-    ``cold``: timed with cold weights (``coldness``);  ``key`` is the task's.  ``guessed``: it has a program that nobody measured.
+    latency_ms  of its best program that was found right; None if it has none: then it has a guessed program, or TVM's own
+    cold        timed with cold weights (``coldness``)
+    key         the task's
+    guessed     it has a program that nobody measured
     """
 
     name: str
@@ -71,7 +74,7 @@ class TaskTime:
 def readings_of(
     search: ScheduleSearch, programs: Iterable[tuple[Any, Sequence[float]]]
 ) -> tuple[dict[Candidate, tuple[float, ...]], dict[Candidate, Any]]:
-    """Of a database's programs of a task: candidate -> all latencies that were measured of it, none where it failed once, and its trace."""
+    """Two dicts of a database's programs of one task: candidate -> all its latencies (empty if it ever failed), and -> its trace."""
     readings: dict[Candidate, tuple[float, ...]] = {}
     traces: dict[Candidate, Any] = {}
     for trace, latencies_s in programs:
@@ -83,9 +86,9 @@ def readings_of(
 
 
 class TaskRun:
-    """One task under way.
+    """The tuning of one task.
 
-    readings  candidate -> all latencies measured of it, seconds, of a finalist those measured again; none: it failed
+    readings  candidate -> its latencies, seconds; for a finalist only those measured again; empty: it failed
     final     candidates that were measured again and found right
     donated   candidates from other tasks, to be measured before the search's own
     """
@@ -93,7 +96,7 @@ class TaskRun:
     def __init__(
         self, tunable: Tunable, search: ScheduleSearch, shelf: Shelf, donated: Sequence[Candidate] = (), searches: bool = True
     ) -> None:
-        """Without ``searches`` nothing but what is donated is proposed."""
+        """Without ``searches`` only ``donated`` candidates are proposed."""
         self.task, self.search, self.donated = tunable.task, search, list(donated)
         self._cold = tunable.cold
         self._searches = searches
@@ -103,14 +106,14 @@ class TaskRun:
         self._shelf = shelf
 
     def recall(self, programs: Iterable[tuple[Any, Sequence[float]]]) -> list[float]:
-        """Learn what the database holds, traces and latencies; the latency of each program (inf: failed)."""
+        """Learn a database's programs, traces and latencies; return the latency of each candidate (inf: failed)."""
         self.readings, self._traces = readings_of(self.search, programs)
         for candidate in self.readings:
             self.search.tell(candidate, self.latency_s(candidate))
         return [self.latency_s(candidate) for candidate in self.readings]
 
     def propose(self, count: int) -> list[Candidate]:
-        """Up to ``count`` programs to measure, those that take long to build first; none when there are no more."""
+        """Up to ``count`` programs to measure, the slowest to build first; empty when there are no more."""
         donated = [candidate for candidate in self.donated if candidate not in self.readings][:count]
         schedules = self.search.schedules(count if self._searches else len(donated), donated)
         proposed = dict(zip(self.search.waiting, schedules, strict=True))
@@ -130,27 +133,28 @@ class TaskRun:
         )
 
     def tell(self, candidate: Candidate, outcome: Outcome) -> float:
-        """Keep a measurement; its latency."""
+        """Keep a measurement; return its latency (inf: failed)."""
         self.readings[candidate] = outcome.latencies_s
         self._shelf.put(self._traces[candidate], outcome.latencies_s)
         self.search.tell(candidate, self.latency_s(candidate))
         return self.latency_s(candidate)
 
     def latency_s(self, candidate: Candidate) -> float:
-        """Median of all that was measured of it."""
+        """Median of the candidate's ``readings``; inf if it failed."""
         readings = self.readings[candidate]
         return statistics.median(readings) if readings else math.inf
 
     def finalists(self) -> list[Candidate]:
-        """The few best, or, once some were found right, those that were read to be faster than all of these."""
+        """The few best candidates, or, once some are in ``final``, the few best of those measured faster than all of these."""
         ran = sorted((self.latency_s(c), c) for c, readings in self.readings.items() if readings)
         if sure := [latency_s for latency_s, candidate in ran if candidate in self.final]:
             return [candidate for latency_s, candidate in ran if candidate not in self.final and latency_s < min(sure)][:FINALISTS]
         return [candidate for latency_s, candidate in ran if latency_s <= CLOSE * ran[0][0]][:FINALISTS]
 
     def confirm(self, candidate: Candidate, outcome: Outcome) -> None:
-        """Keep a finalist's second measurement in the place of the first, which was chosen for being fast, by luck too; one that failed now
-        is none, unless something disturbed it: then it is measured in the next round of finals, if there is one.
+        """Replace a finalist's first measurement, which was selected for being fast and thus partly lucky, by its second.
+
+        A finalist that fails now is out, unless something disturbed it: then the next round of finals, if any, measures it again.
         """
         if outcome.disturbed and not outcome.latencies_s:
             return
@@ -160,16 +164,19 @@ class TaskRun:
             self.final.add(candidate)
 
     def guess(self) -> Any | None:
-        """The trace of a program that nobody measured: a donated one, or what the model ranks first, or without a model any."""
+        """The trace of an unmeasured program: a donated one, else the model's favourite, or a random one without a model."""
         schedule = self.search.first_valid(chain(self.donated, self.search.guess(GUESSES)))
         return None if schedule is None else schedule.trace
 
     def winner(self) -> tuple[Any, float] | None:
-        """The trace and latency of the best program that was found right; None where there is none."""
+        """The trace and latency of the best program that was found right; None if there is none."""
         return next(iter(self.best(1)), None)
 
     def best(self, count: int) -> list[tuple[Any, float]]:
-        """Traces and latencies of the best program that was found right, and of the next fastest: those found right come first."""
+        """Traces and latencies of up to ``count`` programs: those found right, then the others that ran, each fastest first.
+
+        Empty if none was found right.
+        """
         if not self.final:
             return []
         ran = [candidate for candidate, readings in self.readings.items() if readings]
@@ -185,10 +192,10 @@ class Tuner:
     settings   of every task's search
     database   a MetaSchedule database, which gets every measured program
     donors     programs of other networks, which each task measures first, as trials
-    shares     what the first tasks measured is tried by those that come later, as donors' programs are
-    searches   False: nothing else is measured; a task without donors stays untuned (Transfer-Tuning, arXiv 2201.05587)
-    lessons    by which the tasks learn from each other's measurements; None, the default: each learns from its own alone, for
-               on whole networks nothing was gained by it yet (docs/experiments.md)
+    shares     later tasks try the programs of earlier ones, like donors' programs
+    searches   False: only donors' programs are measured; a task without any stays untuned (Transfer-Tuning, arXiv 2201.05587)
+    lessons    let the tasks learn from each other's measurements; None, the default: each learns from its own alone, since
+               lessons have not yet gained anything on whole networks (docs/experiments.md)
     """
 
     def __init__(
@@ -213,15 +220,15 @@ class Tuner:
         self._neighbours = Donors((), target) if shares and searches else None  # tasks of this network
         self._again, self._again_more = (0.0, AGAIN_SHARE) if trials is None else (AGAIN_SHARE * trials, 0.0)
         self._runs: dict[int, TaskRun] = {}
-        self._lent: set[int] = set()  # tasks whose programs those that come later may try
+        self._lent: set[int] = set()  # tasks whose programs later tasks may try
         self._donated: set[int] = set()  # tasks that ``donors`` fit
         self._guessed: set[int] = set()  # tasks with a program that nobody measured
-        self._opened_s: list[float] = []  # what it took to find each task's design space
-        self._gain = 0.0  # share of the network's time that went with the latest turn that made it faster
+        self._opened_s: list[float] = []  # time it took to open each task: its design space, and candidates from donors
+        self._gain = 0.0  # share of the network's time that the latest turn with a gain saved
         if len(database):
-            records = in_order(database)  # read once: there may be thousands, of dozens of tasks
+            records = in_order(database)  # read once: there may be thousands, for dozens of tasks
             shelves = [Shelf(database, tunable.module, self._target) for tunable in self.tunables]
-            for number in sorted(range(len(shelves)), key=lambda number: shelves[number].first(records)):  # who lent to whom
+            for number in sorted(range(len(shelves)), key=lambda number: shelves[number].first(records)):  # lend in the earlier run's order
                 programs = shelves[number].programs(records)
                 if programs and (told := self._run(number).recall(programs)):
                     self.budget.tell(number, told)
@@ -229,7 +236,7 @@ class Tuner:
                     self._runs[number].search.share()
 
     def _run(self, number: int) -> TaskRun:
-        """Made when first needed: finding a design space takes a moment."""
+        """The run of a task, made when first needed: finding a design space takes a moment."""
         if number not in self._runs:
             began, tunable = time.monotonic(), self.tunables[number]
             shelf = Shelf(self._database, tunable.module, self._target)
@@ -241,16 +248,16 @@ class Tuner:
         return self._runs[number]
 
     def _lend(self, number: int) -> None:
-        """What a task's first turn found is tried by the tasks that come later."""
+        """Offer what a task's first turn measured to the tasks that come later."""
         run = self._runs[number]
-        if self._neighbours and number not in self._lent and len(run.readings) > 1:  # one alone was not chosen
+        if self._neighbours and number not in self._lent and len(run.readings) > 1:  # a single one was not selected among others
             self._neighbours.lend(run.task.key, run.search.sketches, run.readings)
             self._lent.add(number)
 
     def run(self, runner: Runner, on_trial: Callable[[Outcome], Any] = lambda outcome: None, seconds: float = math.inf) -> None:
-        """Spend the trials, then measure the best programs of each task again and compare their output.
+        """Spend the trials, then measure the best programs of each task again and check their outputs.
 
-        With ``seconds`` the last turn begins early enough for all that to end in time, as far as the turns before tell.
+        With ``seconds`` the last turn begins early enough for all this to end in time, as estimated from the turns before.
         """
         end, rates_s = time.monotonic() + seconds, []  # seconds per program of each turn
         while turn := self.budget.next():
@@ -284,9 +291,9 @@ class Tuner:
         return sum(len(run.finalists()) for run in self._runs.values())
 
     def _measure(self, runner: Runner, jobs: Sequence[Job], outcomes: list[Outcome]) -> None:
-        """Append their outcomes, in their order; those that were disturbed are measured again, as far as the share for that goes.
+        """Append the jobs' outcomes to ``outcomes``, in order; measure disturbed ones again, within ``AGAIN`` and ``AGAIN_SHARE``.
 
-        Where the runner gives up, ``outcomes`` has what it found before.
+        If the runner raises, ``outcomes`` keeps those it had yielded.
         """
         for outcome in runner.measure(jobs):
             outcomes.append(outcome)
@@ -299,7 +306,7 @@ class Tuner:
                 outcomes[number] = _steadier(outcomes[number], outcome)
 
     def _finals(self, runner: Runner, pairs: Sequence[tuple[TaskRun, Candidate]]) -> None:
-        """One more measurement of the few best of each task, side by side, with a check of their output."""
+        """Measure the finalists of all tasks once more, side by side, and check their outputs."""
         outcomes: list[Outcome] = []
         try:
             self._measure(runner, [run.job(candidate, check=True) for run, candidate in pairs], outcomes)
@@ -308,9 +315,7 @@ class Tuner:
                 run.confirm(candidate, outcome)
 
     def winners(self, count: int = 1) -> Any:
-        """A database of nothing but each task's best program that was found right, for the compiler to apply; or, in this order,
-        of it and the next fastest.
-        """
+        """A database of up to ``count`` programs per task for the compiler to apply, in the order of ``TaskRun.best``."""
         database = meta_schedule().database.MemoryDatabase()
         for number, run in self._runs.items():
             shelf = Shelf(database, self.tunables[number].module, self._target)
@@ -319,25 +324,28 @@ class Tuner:
         return database
 
     def untouched(self) -> list[int]:
-        """Tasks of which no program was found right: there were too few trials or minutes, nothing ran, or no finalist did."""
+        """Tasks without a program found right: trials or minutes were too few, nothing ran, or all finalists failed.
+
+        Empty without ``searches``.
+        """
         won = {number for number, _ in self._won()}
         return [number for number in range(len(self.tunables)) if self._searches and number not in won]
 
     def guess(self, task: int, database: Any) -> None:
-        """Put a program of such a task into the database, for the compiler to apply, where there is one.
+        """Put a guessed program of an ``untouched`` task, if there is one, into the database for the compiler to apply.
 
-        Without any program TVM leaves a task as it is written down, on one thread and unvectorised.
+        Without any program TVM compiles a task as it is written down: on one thread, and not vectorised.
         """
         if (trace := self._run(task).guess()) is not None:
             Shelf(database, self.tunables[task].module, self._target).put(trace, [GUESSED_S])
             self._guessed.add(task)
 
     def donated_tasks(self) -> int:
-        """Tasks that other networks' programs fit, of those that had a turn."""
+        """Number of tasks that other networks' programs fit, among those that had a turn or a guess."""
         return len(self._donated)
 
     def times(self) -> list[TaskTime]:
-        """What each task got, in the order of the tasks."""
+        """The result of each task, in the order of the tasks."""
         won = {number: latency_s * 1e3 for number, (_, latency_s) in self._won()}
         accounts = zip(self.tunables, self.budget.accounts, strict=True)
         return [
@@ -350,7 +358,7 @@ class Tuner:
         return ((number, winner) for number, winner in found if winner is not None)
 
     def said(self) -> str:
-        """How fast the network is as far as it is known, the sum of weight and best latency; and what came last, or is still to come."""
+        """Progress as text: the network's known or estimated time, and the last gain or how many tasks have run."""
         network_s, ran = self.budget.estimate_s(), sum(account.ran for account in self.budget.accounts)
         if ran == len(self.tunables):
             return f"network {network_s * 1e3:.2f} ms, last gain {self._gain:.1%}"
@@ -360,12 +368,12 @@ class Tuner:
 
 
 def _usual(rates_s: Sequence[float]) -> float:
-    """What one usually takes; the first, for which workers start or TVM is loaded, says nothing of it."""
+    """Median without the first value, which includes starting workers or loading TVM; 0 without others."""
     return statistics.median(rates_s[1:]) if rates_s[1:] else 0.0
 
 
 def _steadier(first: Outcome, second: Outcome) -> Outcome:
-    """The undisturbed one; of two disturbed ones the faster, for what disturbs makes nothing faster."""
+    """The second outcome if undisturbed; else the faster of the two, since no disturbance makes a program faster."""
     if not second.disturbed:
         return second
     ran = [outcome for outcome in (first, second) if outcome.latencies_s]

@@ -37,6 +37,15 @@ def test_the_caches_are_flushed_before_each_timed_run(flushing, number):
     assert seen == [(n,) for n in range(1, 2 + number)]
 
 
+def test_arguments_are_evicted_from_all_cores(flushing):
+    """Helper threads have caches of their own."""
+    steps = []
+    flushing._evict = lambda *given: steps.append(given)
+    clock = flushing.clock(lambda *given: steps.append("run"), ["x", "w"])
+    clock.once()
+    assert steps == [("x", "x", "w"), "run"]  # all but the first that it is given
+
+
 def test_nothing_is_kept_where_nobody_flushes(make_setup):
     clock = HostDevice(make_setup()).clock(lambda: None, [])
     assert clock._flushed.nbytes == 0

@@ -1,4 +1,4 @@
-"""What the programs of a log's sketch do, in terms of no dialect: an action per step, of which features make tokens.
+"""What the programs of a log's sketch do, whatever the dialect: one action per step, from which features make tokens.
 
 Programs of a sketch differ in their decisions alone, so a ``Number`` is a constant or (n,), one for each of n programs.
 """
@@ -21,9 +21,9 @@ class Split(NamedTuple):
     factors  (n, f), from the outermost loop to the innermost
     extent   of the axis, 0 where it is not known
     reduces  whether the axis is reduced
-    anchor   whether it is of the stage that does the work
-    axis     its place among the stage's axes
-    knob     its place among a template's knobs
+    anchor   whether the loop belongs to the stage that does the work
+    axis     index among the stage's axes
+    knob     index among a template's knobs
     """
 
     factors: np.ndarray
@@ -35,14 +35,14 @@ class Split(NamedTuple):
 
 
 class ComputeAt(NamedTuple):
-    """A stage is computed inside the loop of this number; ``anchor`` as of a split."""
+    """A stage is computed inside the loop of this number; ``anchor`` as in ``Split``."""
 
     loop: Number
     anchor: bool
 
 
 class Annotate(NamedTuple):
-    """Loops or a stage are annotated: with which values, and whether that makes a loop parallel, vectorised or unrolled.
+    """Loops or a stage are annotated: the values, and whether they make a loop parallel, vectorised or unrolled.
 
     bound  whether the loop is bound to a thread index instead
     """
@@ -55,7 +55,7 @@ class Annotate(NamedTuple):
 
 
 class Other(NamedTuple):
-    """Any other primitive: TVM's name of it (``PRIMITIVES`` of ``features.layout``) and its numbers; ``anchor`` as of a split."""
+    """Any other primitive: TVM's name for it (``PRIMITIVES`` of ``features.layout``) and its numbers; ``anchor`` as in ``Split``."""
 
     kind: str
     numbers: Iterable[Number]
@@ -66,7 +66,7 @@ Action = Split | ComputeAt | Annotate | Other
 
 
 class Programs(NamedTuple):
-    """Programs of one sketch: their actions in order, and the iterations of their anchor, 0 where these are not known."""
+    """Programs of one sketch: their actions in order, and their anchor's spatial and reduced iterations, 0 where unknown."""
 
     actions: list[Action]
     spatial: Number

@@ -5,7 +5,7 @@
 
 The decisions of a program: extent and factors of each split (SP; extents depend on other splits), the loop that a
 stage is computed at (CA), the annotation of a loop (AN), and the number of a pragma (PR, "auto_unroll_max_step$512").
-The rest, which stages and loops a step names and how loops are reordered, is the sketch's.  Of a task only sizes are known.
+The rest (which stages and loops a step names, how loops are reordered) is the sketch.  Of a task, only sizes are known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNDECIDED = {  # kinds that have no decisions -> TVM's name of the primitive
     "RE": "Reorder", "FU": "Fuse", "FSP": "Split", "FFSP": "Split", "CI": "ComputeInline", "CR": "ComputeAt",
     "CHR": "CacheRead", "CHW": "CacheWrite", "RF": "RFactor",
 }  # fmt: skip
-# Annotations of a loop, by number: what is 4 or more binds it to a thread index.
+# Annotations of a loop, by number; 4 and above bind it to a thread index.
 UNROLL, VECTORIZE, PARALLEL, FIRST_THREAD = 1, 2, 3, 4
 
 
@@ -37,7 +37,7 @@ def is_record(entry: Any) -> bool:
 
 
 def parse(entry: dict[str, Any]) -> Line:
-    """Raises Malformed, or what Python raises for missing keys and wrong types."""
+    """The ``Line`` of a line's JSON.  Raises Malformed, or what Python raises for missing keys and wrong types."""
     (task, target, *_), (_, steps) = entry["i"]
     costs, error_no, _, stamp = entry["r"]
     check_result(costs, error_no, stamp)
@@ -81,7 +81,7 @@ def take_apart(steps: list[Any]) -> tuple[Shape, list[int]]:
 
 
 def check_sketch(steps: list[Any]) -> None:
-    """Raise Malformed for a step that has no kind, or no number of a stage or of a loop where its kind has one."""
+    """Raise Malformed for a step without a kind, or without the stage and loop numbers that its kind requires."""
     for step in steps:
         places = step[1:3] if step[0] in ("SP", *LOCATED) else ()
         if not (isinstance(step, list) and isinstance(step[0], str) and all(type(place) is int for place in places)):
@@ -89,7 +89,7 @@ def check_sketch(steps: list[Any]) -> None:
 
 
 def fill(steps: list[Any], decisions: Iterator[int]) -> list[Any]:
-    """The steps with the next decisions in place of theirs."""
+    """The steps with their decisions replaced by the next ones of ``decisions``."""
     return [_filled(step, decisions) for step in steps]
 
 
@@ -116,15 +116,15 @@ def describe(task: bytes) -> dict[str, Any]:
 
 
 def read_workload(about: Mapping[str, Any]) -> LogWorkload:
-    """The workload of a key (``describe``): its first entry has the operator's name or is a hash, the others are sizes."""
+    """The workload of a key (``describe``): its first entry holds the operator's name or a hash, the others are sizes."""
     key = about["workload_key"]
     values = key if isinstance(key, list) and key else [key]
-    sizes = {name: size for name, size in unnamed_axes(values[1:]).items() if size >= 0}  # what is below 0, as an axis, is none
+    sizes = {name: size for name, size in unnamed_axes(values[1:]).items() if size >= 0}  # negative ones, such as an axis -1, are no sizes
     return LogWorkload(" ".join(map(str, values)), operator_in(str(values[0])), axes=sizes)
 
 
 def read_programs(steps: Steps, workload: LogWorkload) -> Programs:
-    """One action per transformation; the splits of the anchor tell how many iterations it has."""
+    """One action per transformation; the anchor's iterations come from the extents of its splits."""
     anchor = _Anchor([step for step, _ in steps])
     spatial: Any = 1.0
     reduced: Any = 1.0
@@ -136,7 +136,7 @@ def read_programs(steps: Steps, workload: LogWorkload) -> Programs:
 
 
 class _Anchor:
-    """The stage with most splits: where the work is.  Its loops with fewer factors than others are the reduced ones."""
+    """The stage with the most splits, where the work is.  Its loops with fewer factors than others count as reduced."""
 
     def __init__(self, steps: list[Any]) -> None:
         splits = [step for step in steps if step[0] == "SP"]

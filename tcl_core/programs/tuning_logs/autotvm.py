@@ -1,10 +1,10 @@
-"""AutoTVM's log lines.  A step is a knob ``[name, kind, value]``; its decisions are all that the value holds.
+"""AutoTVM's log lines.  A step is a knob ``[name, kind, value]``; its decisions are what the value holds.
 
     {"input": [target, task, args, kwargs], "config": {"index": i, "code_hash": c, "entity": [knob, ...]},
      "result": [[seconds, ...], error_no, all_cost, timestamp], "version": 0.2, "tvm_version": "0.10.0"}
 
-Kinds: sp split factors (-1: what is left), re order, an annotations, ot anything else.  A task is a template and its
-arguments; of convolutions and matrix products the axes are worked out, with which knob tiles which, of others only sizes.
+Kinds: sp split factors (-1: inferred), re order, an annotations, ot anything else.  A task is a template and its
+arguments; for convolutions and matrix products the axes and the knob that tiles each are derived, for others only sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tcl_core.programs.tuning_logs.line import Line, Malformed, Shape, check_res
 from tcl_core.programs.tuning_logs.workload import REDUCED, LogWorkload, operator_in, unnamed_axes
 
 NAME = "AutoTVM"
-# Annotations of axes; a decision is the place in this list.  Other words stay in the sketch.
+# Annotations of axes; a decision is an index into this list.  Other words stay in the sketch.
 WORDS = (
     "none", "unroll", "vec", "parallel", "vthread", "blockIdx.x", "blockIdx.y", "blockIdx.z",
     "threadIdx.x", "threadIdx.y", "threadIdx.z",
@@ -45,7 +45,7 @@ def is_record(entry: Any) -> bool:
 
 
 def parse(entry: dict[str, Any]) -> Line:
-    """Raises Malformed, or what Python raises for missing keys and wrong types."""
+    """The ``Line`` of a line's JSON.  Raises Malformed, or what Python raises for missing keys and wrong types."""
     target, task, arguments, keywords = entry["input"]
     costs, error_no, _, stamp = entry["result"]
     check_result(costs, error_no, stamp)
@@ -95,7 +95,7 @@ def check_sketch(steps: list[Any]) -> None:
 
 
 def fill(steps: list[Any], decisions: Iterator[int]) -> list[Any]:
-    """The knobs with the next decisions in place of theirs."""
+    """The knobs with their decisions replaced by the next ones of ``decisions``."""
     return [[name, kind, _filled(value, decisions)] for name, kind, value in steps]
 
 
@@ -145,7 +145,7 @@ def _are_integers(values: Any) -> bool:
 
 
 def _axes(task: str, args: Sequence[Any], shapes: Sequence[Sequence[int]]) -> tuple[dict[str, int], dict[str, str], tuple[int, ...]]:
-    """Axes, knobs and strides of TOPI's templates with channels first; raises where the arguments are of other ones."""
+    """Axes, knobs and strides of TOPI's matrix products and channels-first convolutions; raises what its caller catches for others."""
     if "dense" in task or "matmul" in task:
         (*batch, m, k), (*_, rows, columns) = shapes[:2]
         n = rows if columns == k else columns  # the second matrix may be transposed
@@ -177,7 +177,7 @@ def _bytes_of(dtype: str) -> int:
 
 
 def read_programs(steps: Steps, workload: LogWorkload) -> Programs:
-    """One action per knob; a tile's split has the extent of the axis that it tiles, and -1 becomes what the others leave."""
+    """One action per knob; a tile's split has the extent of the axis that it tiles, and -1 becomes the inferred factor."""
     actions = [_action(place, knob, values, workload) for place, (knob, values) in enumerate(steps)]
     return Programs(actions, workload.spatial, workload.reduced)
 

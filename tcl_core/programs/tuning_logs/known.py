@@ -1,7 +1,7 @@
 """The tasks and sketches of imported logs, as rows of the tables that all programs share.
 
-A sketch's number is made from what the sketch does, so that the same program has the same key whichever log and
-platform it comes from: records of one program on two platforms can be joined.
+A sketch's number is derived from what the sketch does, so that a program has the same key whichever log and platform
+it comes from: records of one program on two platforms can be joined.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Row = dict[str, Any]
 
 
 class Known:
-    """What is known of a platform's programs; grows while logs are read.
+    """Known tasks and sketches of a platform; grows while logs are read.
 
-    ``tasks`` and ``sketches`` are rows of what was imported before; ``pool`` are sketches of the candidate pool, which
-    keep their numbers where a log has them too.
+    ``tasks`` and ``sketches`` are rows imported before; ``pool`` are sketches of the candidate pool, which keep their
+    numbers where a log has them too.
     """
 
     def __init__(self, tasks: Iterable[Row] = (), sketches: Iterable[Row] = (), pool: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -31,11 +31,11 @@ class Known:
         self._wanted = {(row["task_key"], identity(row["trace_json"])): row["sketch_id"] for row in pool}
 
     def add_task(self, row: Row) -> None:
-        """Learn a task; the newest description of a key counts."""
+        """Add a task, or replace the description of a known one."""
         self._tasks[row["task_key"]] = row
 
     def sketch_id(self, task_key: str, text: str) -> int:
-        """The number of a task's sketch: the pool's, or the CRC-32 of its identity, or the next one that is free."""
+        """The number of a task's sketch: the pool's, else the CRC-32 of its identity (31 bits); the next free one if that is taken."""
         named = (task_key, identity(text))
         if named not in self._numbers:
             number = self._wanted.get(named, zlib.crc32(named[1]) & 0x7FFFFFFF)
@@ -55,13 +55,13 @@ class Known:
 
 
 def identity(text: str) -> bytes:
-    """What a sketch's text says whatever its decisions: all of a log's; of a trace the instructions."""
+    """The part of a sketch's text that holds no decisions: all of a log's text, or a trace's instructions."""
     sketch = orjson.loads(text)
     return text.encode() if isinstance(sketch, dict) else orjson.dumps(blank_instructions(sketch[0]))
 
 
 def blank_instructions(instructions: list[Any]) -> list[Any]:
-    """Instructions of a trace's JSON; the constant of ``meta_schedule.parallel``, which is a decision, is 0."""
+    """A trace's instructions with the constant of ``meta_schedule.parallel``, which is a decision, set to 0."""
     return [_blank(instruction) for instruction in instructions]
 
 

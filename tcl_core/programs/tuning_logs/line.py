@@ -1,19 +1,19 @@
 """What one line of a tuning log says, whatever its dialect.
 
-A program of a log has the shape of all programs here: a sketch and decisions.  Its *shape* is the list of its steps
-without the decisions, hashable, equal for all programs of a sketch; its *decisions* are integers.  The sketch's text
-is a list of steps too, with every decision set to zero, so that a program is that text with its decisions put back.
+A program of a log is a sketch and decisions, as all programs here are.  Its *shape* is the list of its steps without
+the decisions, hashable, equal for all programs of a sketch; its *decisions* are integers.  The sketch's text is a list
+of steps too, with every decision set to zero; filling in a program's decisions gives the program.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-LEAST_S, MOST_S = 1e-30, 1e30  # what single precision holds
+LEAST_S, MOST_S = 1e-30, 1e30  # within single precision
 
 Shape = tuple[Any, ...]
 
-# Dialects use TVM's numbers (MeasureErrorNo): error kind of a record, and what TVM calls it.
+# TVM's error number (MeasureErrorNo), which dialects use -> error kind of a record, TVM's name for it.
 ERRORS = {
     0: ("ok", ""),
     1: ("build", "instantiation error"),
@@ -28,7 +28,7 @@ ERRORS = {
 
 
 class Malformed(ValueError):
-    """A line is not what its dialect says; the message is the reason, for the report."""
+    """A line does not follow its dialect; the message is the reason, for the report."""
 
 
 class Line(NamedTuple):

@@ -3,8 +3,8 @@
     database_workload.json       per task [structural hash, the module in base64]
     database_tuning_record.json  per program [its task's line, [[instructions, decisions], seconds, target, arguments]]
 
-A record's trace goes on behind EnterPostproc with what the post-processors did.  Before it stands the sketch; one
-record of each sketch is replayed to read it, of all others the decisions are picked from the text.
+In a record's trace the sketch comes before EnterPostproc, the post-processors' work after it.  One record of each
+sketch is replayed to read the sketch; for all others the decisions are picked from the text.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from tcl_core.records import ProgramKey
 
 NAME = "MetaSchedule"
 POSTPROC = "EnterPostproc"
-WRITTEN_S = 1e10  # what MetaSchedule writes for a program that failed, and never chooses
+WRITTEN_S = 1e10  # latency that MetaSchedule writes for a failed program, and never chooses
 MOST_WORKLOADS = 1 << 30  # bytes of a database's workloads, unpacked
-FAILED_S = 1e9  # no program takes as long, so what says so has failed
-RUN_FAILED = 4  # it does not say how, so: TVM's number of a runtime error
+FAILED_S = 1e9  # no program takes this long: a record that says so is of a failed one
+RUN_FAILED = 4  # TVM's number of a runtime error, since records do not say how a program failed
 
 
 @dataclass(frozen=True)
 class _Template:
-    """A sketch that was met: its number, and where in a record's instructions each of its slots is decided."""
+    """A sketch read so far: its number, and for each slot the index of its instruction in a record."""
 
     sketch_id: int
     slots: tuple[tuple[int, Slot], ...]
@@ -72,8 +72,9 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _workload_lines(workloads: Path) -> list[bytes]:
-    """All of them, for records name them by number.  Raises DataError for more than a database of programs could have: a small file may
-    unpack to any size.
+    """All workloads' lines, since records refer to them by number.
+
+    Raises DataError for more than MOST_WORKLOADS bytes: a small file may unpack to any size.
     """
     lines, size = list[bytes](), 0
     for _, text in text_lines(workloads):
@@ -93,7 +94,7 @@ def open_log(path: Path, known: Known, **about_target: Any) -> DatabaseLog:
 
 
 def has_failed(line: bytes) -> bool:
-    """Whether a line of a database's records is of a program without a latency; of one that is damaged, too."""
+    """Whether a line of a database's records has no latency or is damaged."""
     try:
         return _failed(orjson.loads(line)[1][1])
     except (ValueError, LookupError, TypeError):
@@ -105,7 +106,7 @@ def _failed(seconds: Sequence[float]) -> bool:
 
 
 class DatabaseLog(Log):
-    """A database's records, read with the workloads that lie in ``workloads``."""
+    """A database's records, read with the workloads of the file ``workloads``."""
 
     name = NAME
 
@@ -114,7 +115,7 @@ class DatabaseLog(Log):
         self._lines = _workload_lines(workloads)
         self._modules: dict[int, Any] = {}
         self._places: dict[int, int] = {}
-        self._unread: dict[int, str] = {}  # workload -> why not
+        self._unread: dict[int, str] = {}  # workload -> why it cannot be read
         self._templates: dict[tuple[int, bytes], _Template] = {}
 
     def _parse(self, entry: Any) -> Line:
@@ -146,7 +147,7 @@ class DatabaseLog(Log):
         return place, template.sketch_id, array("i", _picked(template, instructions, decided))
 
     def _place(self, workload: int) -> int:
-        """The place of a workload's task among the keys; reads its module when first asked for, once too where it cannot be read."""
+        """Index of a workload's task among the keys; tries to read the module once, on first use."""
         if workload in self._unread:
             raise Malformed(self._unread[workload])
         if workload not in self._places:
@@ -163,7 +164,7 @@ class DatabaseLog(Log):
             task = describe("", module)
             name = named(task.operator, module)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-            # TVM's of one opaque block, as scattering is; of extents that are no numbers, or of arguments that are no tensors.
+            # From TVM for a single opaque block, such as a scatter; for symbolic extents; for arguments that are no tensors.
             raise Malformed(f"workload {workload} has no blocks that could be scheduled ({last_line(error)})") from None
         self.known.add_task({**task.as_row(), "name": name})
         self._keys.append(task.key)
@@ -205,7 +206,7 @@ def _picked(template: _Template, instructions: list[Any], decided: dict[int, Any
     for place, slot in template.slots:
         if slot.kind == "constant":
             value = instructions[place][1][1]
-            if value < 0:  # -1 would keep TVM's post-processor busy until the memory ends
+            if value < 0:  # with -1 TVM's post-processor would run until memory is exhausted
                 raise Malformed(f"instruction {place} of its trace asks for {value} parallel iterations")
             yield value
             continue
@@ -235,7 +236,7 @@ class Tuned:
 
 @contextmanager
 def _without(path: Path) -> Iterator[None]:
-    """The file that stood there is gone when the block ends well, before what lies beside it is replaced: these two belong together."""
+    """Delete the old file when the block ends well, before the file beside it is replaced: the two belong together."""
     yield
     with writing(path):
         path.unlink(missing_ok=True)
@@ -244,11 +245,12 @@ def _without(path: Path) -> Iterator[None]:
 def write_database(
     folder: Path, tasks: Mapping[str, Task], programs: Iterable[Tuned], on_program: Callable[[], None] = lambda: None
 ) -> tuple[int, int]:
-    """Write a database that ``ms.database.JSONDatabase`` loads; the number of its records, and of programs refused.
+    """Write a database that ``ms.database.JSONDatabase`` loads; return the numbers of records written and programs refused.
 
-    Each program is materialised, some 2 to 10 ms, since a database holds what the post-processors made of it; TVM
-    refuses one that it cannot build any more.  ``programs`` of one task and target that follow each other share a
-    design space.  Raises DataError for an unknown task or another task's sketch, PlatformError when the disk is full.
+    Each program is materialised, which takes some 2 to 10 ms, since a database holds post-processed traces; TVM refuses
+    programs that it can no longer build.  Consecutive ``programs`` of one task and target share a design space.
+
+    Raises DataError for an unknown task or another task's sketch, PlatformError when the disk is full.
     """
     written: dict[str, int] = {}
     counts = Counter()
@@ -273,14 +275,14 @@ def write_database(
                     continue
                 records.write(_line([written[key], _record_json(record)]))
                 counts["written"] += 1
-        for file in (records, workloads):  # a full disk is noticed while what was there before still is
+        for file in (records, workloads):  # a full disk must be noticed while the old files are still there
             file.flush()
             os.fsync(file.fileno())
     return counts["written"], counts["refused"]
 
 
 def _record_json(record: Any) -> Any:
-    """What MetaSchedule writes of a TuningRecord; its own ``as_json`` cannot tell of a weight's new order."""
+    """MetaSchedule's JSON of a TuningRecord; its own ``as_json`` fails on the new order of a weight (an IndexMap)."""
     from tvm.s_tir.meta_schedule import _ffi_api
 
     return _plain(_ffi_api.TuningRecordAsJSON(record))

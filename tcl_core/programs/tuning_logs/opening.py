@@ -1,4 +1,4 @@
-"""From what a user gives to logs: a database's folder to its records, a file's content to its dialect."""
+"""Find and open the log that a user gives: the records of a database's folder, the dialect by a file's content."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tcl_core.programs.tuning_logs.dialects import DIALECTS, dialect_named, dial
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.reading import LineLog, Log, text_lines
 
-LOOKED_AT = 100  # lines of which one must be a record
+LOOKED_AT = 100  # first lines, one of which must be a record
 RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
-INSIDE = "database"  # where a folder of a tuned network has its database
+INSIDE = "database"  # the database's folder in a tuned network's folder
 SUFFIXES = (".gz", ".log", ".json", ".jsonl", ".txt")
 
 
 def log_file(given: Path) -> Path:
-    """The file with a log's records: the file itself, or that of the database which the folder or file is (part of).
+    """The file with a log's records: ``given`` itself, or the records of the database that ``given`` is, holds or belongs to.
 
-    What ``tcl tune --out`` wrote has its database ``INSIDE``.  Raises UsageError for a folder without one.
+    A folder that ``tcl tune --out`` wrote has its database in ``INSIDE``.  Raises UsageError for a folder without one.
     """
     if not os.path.isdir(given):
         return given.with_name(given.name.replace(WORKLOADS, RECORDS))
@@ -37,10 +37,10 @@ def log_file(given: Path) -> Path:
 
 
 def log_name(path: Path) -> str:
-    """What a log's records are filed under: its name without suffixes; of a database, its folder's name, or that of the tuned
-    network's folder which it lies in.
+    """The name that a log's records are filed under: the file's without suffixes; for a database, the name of its folder, or of
+    the tuned network's folder around it.
 
-    Without leading dots too, for hidden files are no records.
+    Leading dots are dropped too, since hidden files do not count as records.
     """
     folder = path.absolute().parent
     folder = folder.parent if folder.name == INSIDE and (folder.parent / "report.json").is_file() else folder
@@ -51,7 +51,7 @@ def log_name(path: Path) -> str:
 
 
 def open_log(path: Path, known: Known, target: str | None = None, wanted: str = "") -> Log:
-    """The log in a file.  Raises UsageError and DataError for what is none or cannot be read."""
+    """Open the log in a file.  Raises UsageError or DataError where it is no log or cannot be read."""
     dialect = _dialect_of(path)
     opened = getattr(dialect, "open_log", partial(LineLog, dialect))
     return opened(path, known, target=target, wanted=wanted)

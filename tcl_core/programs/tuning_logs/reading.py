@@ -1,6 +1,6 @@
-"""Logs as streams: from a file, gzip or plain, to record columns, a block of lines in memory at a time.
+"""Stream a log, gzip or plain, into record columns, with one block of lines in memory at a time.
 
-Nothing is dropped in silence: a line that cannot become a record is refused with its number and a reason, and every
+Nothing is dropped silently: a line that cannot become a record is refused with its number and a reason, and every
 other line becomes one record.  Knows neither where the data set lies nor Parquet.
 """
 
@@ -31,17 +31,17 @@ from tcl_core.programs.tuning_logs.line import ERRORS, Line, Malformed, Shape
 from tcl_core.store import Coded, Columns, Ragged
 
 BLOCK = 65_536  # records
-MOST_NUMBERS = 1 << 24  # decisions and latencies of a block, for one record may have any number of them
+MOST_NUMBERS = 1 << 24  # decisions and latencies of a block, since one record may have many
 MOST_OF_A_LINE = 1 << 14  # decisions or latencies; real programs have some hundreds
 LONGEST = 16 << 20  # bytes of a line; the longest of real logs are some 100 KB
-LARGEST = 1 << 62  # of what is worked out of a task's sizes
+LARGEST = 1 << 62  # bound on the numbers derived from a task's sizes
 NAME = 1_000  # characters of a task's name
 Refuse = Callable[[int, str], None]
 """Takes the number of a line, from 1, and why it cannot become a record."""
 
 
 def open_log_file(path: Path) -> BinaryIO:
-    """A log's bytes, still compressed.  Raises UsageError for what is no file that can be read, and read again."""
+    """Open a log's bytes, still compressed.  Raises UsageError unless it is a readable regular file: a log is read more than once."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
     except OSError as error:
@@ -55,8 +55,8 @@ def open_log_file(path: Path) -> BinaryIO:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines that are not blank; of a longer line the first LONGEST + 1 bytes.  The mark with which some
-    editors begin a file belongs to no line.
+    """The number (from 1) and text of each line that is not blank, cut off after LONGEST + 1 bytes.  A byte-order mark at the start
+    of the file is dropped.
 
     Raises UsageError as ``open_log_file``, DataError where its compression is damaged or cut off.
     """
@@ -79,17 +79,17 @@ def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _skip_line(file: BinaryIO, start: bytes) -> None:
-    """Read on to the end of a line of which ``start`` was read."""
+    """Read on to the end of the line that begins with ``start``."""
     part = start
     while part and not part.endswith(b"\n"):
         part = file.readline(1 << 20)
 
 
 class Log(ABC):
-    """A log while it is read: what every dialect shares.
+    """A log while it is read: what all dialects share.
 
     lines   lines read so far;  errors  error kind -> records so far
-    target  of all its records: the platform's, or else that of the first line with ``wanted`` in it
+    target  of all its records: the platform's, or else the first one that contains ``wanted``
     """
 
     name: str
@@ -102,7 +102,7 @@ class Log(ABC):
         self._versions: dict[str, int] = {}
 
     def columns(self, refuse: Refuse) -> Iterator[Columns]:
-        """The columns of a table of records, a block at a time; tells ``refuse`` of every other line."""
+        """Columns of the records table, a block at a time; calls ``refuse`` for each line that cannot become a record."""
         block = _Block()
         for number, text in text_lines(self.path):
             self.lines += 1
@@ -117,7 +117,7 @@ class Log(ABC):
             yield self._columns(block)
 
     def _read(self, text: bytes) -> tuple[int, int, array, Line]:
-        """A line's task (its place among the keys), sketch id, decisions and what else it says; raises Malformed."""
+        """A line's task (index among the keys), sketch id, decisions and ``Line``; raises Malformed."""
         if len(text) > LONGEST:
             raise Malformed(f"longer than {LONGEST >> 20} MiB")
         try:
@@ -152,7 +152,7 @@ class Log(ABC):
 
     @abstractmethod
     def _program(self, line: Line) -> tuple[int, int, array]:
-        """The line's program: task (its place among the keys), sketch id, decisions; raises as ``_parse``."""
+        """The line's program: task (index among the keys), sketch id, decisions; raises as ``_parse``."""
 
     def _check_target(self, target: str) -> None:
         if self.wanted not in target:
@@ -191,7 +191,7 @@ class Log(ABC):
 
 
 class LineLog(Log):
-    """A log whose lines say all; ``dialect`` is the module (see ``dialects``)."""
+    """A log with self-contained lines; ``dialect`` is its module (see ``dialects``)."""
 
     def __init__(self, dialect: ModuleType, path: Path, known: Known, **about_target: Any) -> None:
         super().__init__(path, known, **about_target)
@@ -233,7 +233,7 @@ class LineLog(Log):
 
 
 class _Block:
-    """Columns in the making, of plain machine numbers."""
+    """Columns under construction, as arrays of machine numbers."""
 
     def __init__(self) -> None:
         self.tasks, self.sketches, self.lines = array("i"), array("i"), array("i")

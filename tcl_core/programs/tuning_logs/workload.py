@@ -1,4 +1,4 @@
-"""What the task of a log computes, as far as the log says: operator, work, and its axes where they are known."""
+"""What a log says that its task computes: operator, work, and axes where they are known."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class LogWorkload:
     """A task of a log.
 
     name            for readers
-    operator        as of a network's task, or "unknown"
-    flops           floating point operations, 0 where they cannot be told
-    argument_bytes  of its tensors, 0 where they are not given
+    operator        as for a network's task, or "unknown"
+    flops           floating point operations, 0 if unknown
+    argument_bytes  bytes of its tensors, 0 if not given
     axes            name -> extent, spatial ones first; or, unnamed, all sizes that the log gives
     knobs           knob of a template -> the axis that it tiles
     strides         of a convolution's window
@@ -48,16 +48,16 @@ class LogWorkload:
 
     @property
     def largest(self) -> int:
-        """The largest of the numbers that are worked out of its sizes; -1 where one of these is negative."""
+        """The largest number derived from its sizes; -1 if a size is negative."""
         sizes = [*self.axes.values(), *self.strides]
         if min(sizes, default=0) < 0:
             return -1
-        # Sizes without names are those of all tensors together, of which nothing is multiplied.
+        # Unnamed sizes are those of all tensors together; they are never multiplied.
         return max(self.argument_bytes, math.prod(size or 1 for size in sizes) if self.knobs else max(sizes, default=0))
 
 
 def operator_in(name: str) -> str:
-    """The operator that a name has a word for, or "unknown"."""
+    """The operator whose word occurs in a name, or "unknown"."""
     for word, operator in (*ALIASES.items(), *((o, o) for o in OPERATORS), *AFTER_OTHERS.items()):
         if word in name.lower():
             return operator
