@@ -47,7 +47,7 @@ def place(path: str | Path) -> Path:
 
 
 def user_cache(kind: str) -> Path:
-    """The user's cache folder for one kind of data; deleting it costs only time.  Raises RuntimeError for a user without a home."""
+    """The user's cache folder for one kind of data; all but ``tuning`` can be recomputed.  Raises RuntimeError for a user without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcl" / kind
 
 

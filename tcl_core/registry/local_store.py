@@ -1,8 +1,8 @@
-"""Where the registry lies: a server's address, or `mlflow.db` with `mlruns/` beside it; its locks, its making, its moving.
+"""Where the registry lies: a server's address, or `mlflow.db` with `mlruns/` beside it; its locks, creation and moves.
 
-A local store may be moved or copied with its folder: whoever opens it there first makes its locations those of the new
-folder.  It is made aside and renamed, so that of a killed one nothing is in the way.  Knows SQLite and files; of MLflow
-only which schema it has and how it makes a database.
+A local store may be moved or copied with its folder: the first process that opens it there changes its locations to the
+new folder.  It is made aside and renamed, so that a kill leaves nothing in the way.  Knows SQLite and files; of MLflow
+only its schema and how it makes a database.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ EXPERIMENT = "tcl"
 _LOCAL = "sqlite:///"
 _FILES = "mlruns"  # beside a local database: its models, its lock
 _ASIDE = ".making-"  # a folder in which a database is made
-TURN = ThreadLock()  # of who is at the store: MLflow puts its address into the environment, where ``uri`` would find another thread's
+TURN = ThreadLock()  # to use the store: MLflow puts its address into the environment, where ``uri`` would find another thread's
 _folder: ContextVar[Path | None] = ContextVar("folder of a local store", default=None)
 
 
 def where() -> str:
-    """The store that everything here reads and writes, as one may print it."""
+    """Address of the store in use, without user and password."""
     with TURN:
         return str(database() or without_password(uri()))
 
 
 def is_there() -> bool:
-    """Whether there is a store to read; to ask a local one that is not there would make it.  A server is taken to be there."""
+    """Whether there is a store to read, without opening it, which would make a local one.  A server counts as there."""
     with TURN:
         file = database()
         return file is None or file.exists()
@@ -46,7 +46,7 @@ def is_there() -> bool:
 
 @contextmanager
 def beside(folder: Path) -> Iterator[None]:
-    """Let a local store lie in ``folder`` instead of the working folder; MLFLOW_TRACKING_URI, where it is set, stays first."""
+    """Let a local store lie in ``folder`` instead of the working folder; MLFLOW_TRACKING_URI, if set, takes precedence."""
     before = _folder.set(Path(os.path.abspath(folder)))
     try:
         yield
@@ -63,25 +63,25 @@ def uri() -> str:
 
 
 def without_password(text: str) -> str:
-    """Addresses without user and password, which may have slashes where its address does not; a port is none."""
+    """The text with user and password removed from its addresses; a password may have slashes, and a port is not taken for one."""
     return re.sub(r"//[^:/@\s]*(?::(?!\d+/)[^@\s]*)?@", "//", text)
 
 
 def database() -> Path | None:
-    """The file of a local store; None for a server."""
+    """The file of a local store; None for a server.  Raises RegistryError where the address names no possible file."""
     if not uri().startswith(_LOCAL):
         return None
     name = uri().removeprefix(_LOCAL).partition("?")[0]
     if name in ("", ":memory:") or Path(name).is_dir():
         raise RegistryError(f"MLFLOW_TRACKING_URI is {uri()}, which names no file; set it as in sqlite:////home/me/mlflow.db")
     file = Path(name).resolve()
-    if os.environ.get("MLFLOW_TRACKING_URI") and not file.parent.is_dir():  # a disk that is away, say: no empty registry
+    if os.environ.get("MLFLOW_TRACKING_URI") and not file.parent.is_dir():  # a disk not mounted, say: begin no empty registry
         raise RegistryError(f"MLFLOW_TRACKING_URI is {uri()}, and there is no folder {file.parent}; make it, or correct the address")
     return file
 
 
 def local_store() -> Path | None:
-    """The folder of a local database, where models and locks are put as well; None for a server."""
+    """The folder of a local database, which also holds its models and locks; None for a server."""
     file = database()
     return file.parent if file else None
 
@@ -97,7 +97,7 @@ def lock_file(name: str) -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One process, or thread, at a time; the lock is freed when its process ends, however it ends."""
+    """Hold the lock at ``path``, one process or thread at a time; it is freed when its process ends, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         wait_for_lock(file)
@@ -115,7 +115,7 @@ def path_of(location: str) -> Path | None:
 
 
 def is_ready(file: Path) -> bool:
-    """Whether a local store is there, of this MLflow's schema, and its files are said to lie beside it."""
+    """Whether a local store exists and its locations are beside it.  Raises RegistryError for another MLflow's schema."""
     locations = experiments(file)
     if locations:
         _check_schema(file)
@@ -123,7 +123,7 @@ def is_ready(file: Path) -> bool:
 
 
 def make_ready(file: Path) -> None:
-    """Make a local store, or let it lie where it lies.  Under the lock: another may have done so meanwhile."""
+    """Make a local store, or rebase a moved one, unless another process just did.  The caller holds the lock."""
     for left_over in (file.parent / _FILES).glob(f"{_ASIDE}*"):
         shutil.rmtree(left_over)
     locations = experiments(file)
@@ -136,7 +136,7 @@ def make_ready(file: Path) -> None:
 
 
 def experiments(file: Path) -> dict[str, str]:
-    """Name -> where its files lie; empty where there is no store yet.  Raises RegistryError for a half-made one."""
+    """Experiment -> location of its files; empty where there is no store yet.  Raises RegistryError for a half-made one."""
     if not file.exists():
         return {}
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True, timeout=60)) as connection:
@@ -154,8 +154,7 @@ def experiments(file: Path) -> dict[str, str]:
 def _check_schema(file: Path) -> None:
     """Raise RegistryError for a database of another MLflow's schema.
 
-    MLflow would bring some older ones up to date by merely opening them, without a copy of what was there: that is left to
-    the user.
+    MLflow would upgrade some older ones just by opening them, without keeping a copy: that is left to the user.
     """
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=60)) as connection:
         found = [number for (number,) in connection.execute("SELECT version_num FROM alembic_version")]
@@ -176,7 +175,7 @@ def _check_schema(file: Path) -> None:
 
 @functools.cache
 def _schemas() -> tuple[str, ...]:
-    """The schemas that this MLflow can read or bring up to date, its own first."""
+    """The schemas that this MLflow can read or upgrade, its own first."""
     import mlflow.store
     from alembic.script import ScriptDirectory
 
@@ -185,18 +184,18 @@ def _schemas() -> tuple[str, ...]:
 
 
 def _make(file: Path) -> None:
-    """Have MLflow make a database aside, which takes its place when it is whole: of a killed one nothing is in the way."""
+    """Have MLflow make a database aside, and move it into place when complete, so that a kill leaves nothing in the way."""
     files = file.parent / _FILES
     with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=files) as aside:
         made = Path(aside) / file.name
         _initialise(made, files)
-        sync_folder(made)  # of a file likewise
+        sync_folder(made)  # it syncs files, too
         os.replace(made, file)
         sync_folder(file.parent)
 
 
 def _initialise(file: Path, files: Path) -> None:
-    """A fresh database, all of whose experiments' files are to lie in ``files``, ours' too."""
+    """Make a fresh database whose experiments, ours included, keep their files in ``files``."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     store = SqlAlchemyStore(f"{_LOCAL}{file}", files.as_uri())
@@ -208,7 +207,7 @@ def _initialise(file: Path, files: Path) -> None:
 
 
 def _moved_from(file: Path, locations: Mapping[str, str]) -> Path | None:
-    """The folder in which a local store lay when its experiment of ours was last given a place; None if it is there still."""
+    """The folder that a local store was in when our experiment's location was last set; None if it is still there."""
     path = path_of(locations.get(EXPERIMENT, ""))
     if path is None or _FILES not in path.parts:
         return None
@@ -217,7 +216,7 @@ def _moved_from(file: Path, locations: Mapping[str, str]) -> Path | None:
 
 
 def rebase(file: Path, former: Path) -> None:
-    """Let every text of a store that names its former folder name its present one; all of them or none."""
+    """Replace a store's ``former`` folder by its present one in every text of the database, in one transaction."""
     olds, new = {str(former), quote(str(former))}, str(file.parent)
     path = re.compile(rf"(file://|sqlite:///|(?<![\w./-]))(?:{'|'.join(map(re.escape, olds))})(?=[/\"'\s]|$)")
 

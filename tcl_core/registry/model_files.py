@@ -1,10 +1,10 @@
 """A version's files, verified: beside a local store, or fetched from a server into the user's cache folder.
 
-    $XDG_CACHE_HOME/tcl/models/STORE/tcl-PLATFORM/      ~/.cache where that is not set; STORE: digits of the server's address
-        VERSION-RUN/                                    what was fetched, whole or not there
-        champion.json, VERSION.json                     which of them the server last said to be the champion, or that version
+    $XDG_CACHE_HOME/tcl/models/STORE/tcl-PLATFORM/      ~/.cache where that is not set; STORE: digest of the server's address
+        VERSION-RUN/                                    what was fetched, complete or not there
+        champion.json, VERSION.json                     which of them the server last gave as the champion, or as that version
 
-So a compiler that has once loaded a champion goes on with it while the server is away.  All of it may be deleted at any
+So a compiler that has once loaded a champion keeps using it while the server is away.  All of it may be deleted at any
 time: what is missing or damaged is fetched again.
 """
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 REMEDY = "it is fetched again when the registry answers"
-MADE = ("provenance.json", "curve.json", "contents.json")  # files of a model that tell how it was made, and what there is
+MADE = ("provenance.json", "curve.json", "contents.json")  # a model's files on how it was made, and the list of files
 _ASIDE = ".fetching-"
-IDENTITY = ("dvc.stage", "data.hash", RUN_KEY)  # tags by which a version's bytes are known
+IDENTITY = ("dvc.stage", "data.hash", RUN_KEY)  # tags that identify a version's bytes
 
 log = logging.getLogger(__name__)
 
 
 def folder_of(client: MlflowClient, platform: str, version: ModelVersion) -> Path:
-    """The model's folder that was registered: in place for a local store, else fetched once and kept.
+    """The model folder of a version: in place for a local store, else fetched once and cached.
 
-    Raises DataError unless it holds the very bytes that were registered, PlatformError where the cache folder takes no file.
+    Raises DataError unless it holds exactly the registered bytes, PlatformError where the cache folder cannot be written.
     """
     location = client.get_model_version_download_uri(version.name, str(version.version))
     in_place = local_store.path_of(location) if local_store.local_store() else None
@@ -58,13 +58,13 @@ def check_tokens(folder: Path, origin: str) -> None:
 
 
 def weights_digest(folder: Path) -> str:
-    """Of the files that a model ranks by: not of how, when and by which code it was made."""
+    """SHA-256 of the files that a model ranks with, not of those on how, when and by which code it was made."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in MADE)
     return hashlib.sha256(b"".join(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 def _checked(platform: str, version: ModelVersion, root: Path) -> Path:
-    """The model's folder below ``root``, if ``run_key`` finds in it what was registered."""
+    """The model folder below ``root``.  Raises DataError unless its ``run_key`` is the registered one."""
     found = list(root.glob("artifacts/*/model.json"))
     if not found:
         raise _lost(version, f"there is no model in {root}")
@@ -85,7 +85,7 @@ def _lost(version: ModelVersion, why: str) -> DataError:
 
 
 def cache_folder() -> Path:
-    """Where versions of the present server are kept.  Raises RegistryError for a user without a home."""
+    """Cache folder for versions of the present server.  Raises RegistryError for a user without a home."""
     try:
         base = user_cache("models")
     except RuntimeError as error:
@@ -99,12 +99,12 @@ def _store_digits() -> str:
 
 
 def _fetched(platform: str, version: ModelVersion) -> Path:
-    """A version's files in the cache, whole or not there; the run's id tells registries at one address apart."""
+    """Model folder of a version, fetched into the cache unless it is there; the run's id tells registries at one address apart."""
     from mlflow.artifacts import download_artifacts
 
     kept = cache_folder() / version.name / f"{version.version}-{version.run_id}"
     with suppress(DataError):
-        return _checked(platform, version, kept)  # without a lock, for the cache may be one that is only read
+        return _checked(platform, version, kept)  # without a lock, since the cache may be read-only
     with ExitStack() as stack:
         with writing(kept):
             stack.enter_context(local_store.alone(kept.parent / "lock"))
@@ -112,7 +112,7 @@ def _fetched(platform: str, version: ModelVersion) -> Path:
                 shutil.rmtree(left_over)
             aside = stack.enter_context(tempfile.TemporaryDirectory(prefix=_ASIDE, dir=kept.parent))
         with suppress(DataError):
-            return _checked(platform, version, kept)  # another one fetched it meanwhile
+            return _checked(platform, version, kept)  # another process fetched it meanwhile
         fetched = download_artifacts(f"models:/{version.name}/{version.version}", dst_path=aside)
         with writing(kept):
             shutil.rmtree(kept, ignore_errors=True)  # damaged since
@@ -124,12 +124,12 @@ def note(version: ModelVersion, pin: int | None) -> None:
     """Remember that the server has just given this version as its champion, or as the one with the number ``pin``."""
     file = _note_file(version.name, pin)
     tags = {name: version.tags.get(name, "") for name in IDENTITY}
-    with suppress(TclError):  # a cache that is only read
+    with suppress(TclError):  # a read-only cache
         write_json(file, {"version": int(version.version), "run_id": version.run_id, "tags": tags, "seen": int(time.time())})
 
 
 def kept(platform: str, pin: int | None, away: RegistryError) -> tuple[int, Path]:
-    """What ``note`` remembers, verified, while the server is ``away``: its number and folder; said with a warning.
+    """Number and verified folder of the version that ``note`` remembered, to use while the server is ``away``; logs a warning.
 
     Raises ``away`` where nothing is remembered, DataError where it is damaged.
     """
@@ -151,7 +151,7 @@ def kept(platform: str, pin: int | None, away: RegistryError) -> tuple[int, Path
 
 
 def platforms_kept() -> list[str]:
-    """The platforms whose champion is kept."""
+    """The platforms whose champion is cached."""
     return sorted(platform_of(file.parent.name) for file in cache_folder().glob(f"*/{CHAMPION}.json"))
 
 
@@ -160,7 +160,7 @@ def _note_file(name: str, pin: int | None) -> Path:
 
 
 def _ago(seen: float) -> str:
-    """``3 days``: how long a moment is past, in the largest unit of which it has more than one."""
+    """How long ago a moment was, such as ``3 days``, in the largest unit of which it is at least two."""
     seconds = max(0.0, time.time() - seen)
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:

@@ -1,4 +1,4 @@
-"""How models, versions and aliases are called, and by which digits the same model is known again."""
+"""Names of models, versions and aliases, and the key that identifies a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tcl_core.errors import UsageError
 from tcl_core.files import shown
 
 CANDIDATE, CHAMPION, PREVIOUS = ALIASES = "candidate", "champion", "previous"
-RUN_KEY = "run_key"  # the tag of a version and its run that says which model it is
+RUN_KEY = "run_key"  # the tag of a version and its run that identifies the model
 _PREFIX = "tcl-"
 
 
@@ -20,12 +20,12 @@ def model_name(platform: str) -> str:
 
 
 def platform_of(name: str) -> str:
-    """The platform of a registered model's name; empty for a model that is not ours."""
+    """The platform that a registered model's name contains; empty for a model that is not ours."""
     return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else ""
 
 
 def pinned(name: str) -> tuple[str, int | None]:
-    """``host-avx2:3`` -> the platform and the version that is meant; without a number the champion is, and None comes back.
+    """Platform and version of a name such as ``host-avx2:3``; the version is None, for the champion, without a number.
 
     Raises UsageError for anything else behind a colon.
     """
@@ -40,7 +40,7 @@ def pinned(name: str) -> tuple[str, int | None]:
 
 
 def run_key(platform: str, model_folder: Path, tags: Mapping[str, str]) -> str:
-    """Sixteen hexadecimal digits that are equal for the same model bytes of the same stage and data."""
+    """Sixteen hexadecimal digits, equal for the same model bytes of the same platform, stage and data."""
     from tcl_core.store import data_digest
 
     facts = [platform, tags.get("dvc.stage", ""), tags.get("data.hash", ""), data_digest(model_folder)]

@@ -1,4 +1,4 @@
-"""Versions of `tcl-PLATFORM`: registering a model as one, finding the one that a model is, and what a registry holds."""
+"""Versions of `tcl-PLATFORM`: registering a model, finding a model's version, and listing what a registry holds."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def register(
     facts        parameters of the run, metrics its final figures, curves one value per epoch (from 1)
     tags         what only the caller knows, such as ``data.hash`` and ``dvc.stage``; the flow run is added
     artifacts    files to keep beside the model, such as plots and reports
-    description  what to tell people of it; how to load it is added
+    description  text for people; how to load the model is added
 
     The same model bytes from the same data are one version, however often they are registered; its metrics, tags,
-    description and artifacts are those of the last time.  Unless it is the champion, it is the `candidate` from now on.
+    description and artifacts are those of the last time.  Unless it is the champion, it becomes the `candidate`.
     """
     if not (Path(model_folder) / "model.json").is_file():
         raise RegistryError(f"there is no model of {platform} in {model_folder} to register; run: make run")
@@ -86,7 +86,7 @@ def register(
 
 
 def attach(platform: str, version: int, file: Path) -> None:
-    """Keep a file beside a version, in the place of one of its name: until the version is corrected, which removes it."""
+    """Attach a file to a version, replacing one of the same name; correcting the version later removes it."""
     with opened(alone=True) as client:
         run_id = client.get_model_version(model_name(platform), str(version)).run_id
         client.log_artifact(run_id, str(file))
@@ -94,9 +94,10 @@ def attach(platform: str, version: int, file: Path) -> None:
 
 
 def version_of(platform: str, model_folder: Path, tags: Mapping[str, str]) -> int:
-    """The version as which exactly this model was registered; ``tags`` as for ``register``.
+    """The version under which exactly this model was registered; ``tags`` as for ``register``.
 
-    Not simply the highest one: after a change of parameters was taken back, the present model is an older version.
+    Not simply the highest one: after a change of parameters was undone, the present model is an older version.  Raises
+    RegistryError where it is not registered.
     """
     with opened() as client:
         version = known(client, model_name(platform), run_key(platform, model_folder, tags))
@@ -114,7 +115,7 @@ def versions(platform: str | None = None) -> list[Version]:
 
 
 def logged(version: Version) -> tuple[dict[str, str], dict[str, float]]:
-    """Parameters and final figures of a version's run; figures that are no more are left out."""
+    """Parameters and final figures of a version's run, without figures that a correction removed."""
     with opened() as client:
         data = client.get_run(version.run_id).data
     return dict(data.params), {name: value for name, value in data.metrics.items() if not math.isnan(value)}
@@ -123,13 +124,13 @@ def logged(version: Version) -> tuple[dict[str, str], dict[str, float]]:
 def _plain(version: ModelVersion, of_model: Mapping[str, str]) -> Version:
     number = int(version.version)
     mine = tuple(sorted(alias for alias, its in of_model.items() if int(its) == number))
-    mine = (CHAMPION,) if CHAMPION in mine else mine  # the others lag behind a promotion that was killed
+    mine = (CHAMPION,) if CHAMPION in mine else mine  # after a killed promotion the other aliases lag behind
     registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).isoformat(timespec="seconds")
     return Version(platform_of(version.name), number, mine, registered, version.run_id, dict(version.tags))
 
 
 def _make_model(client: MlflowClient, name: str, about: str) -> None:
-    """What versions are versions of, if it is not there; one of an older TCL is told what it is."""
+    """Make the registered model that versions belong to, if it is missing; update the description of an older TCL's."""
     found = client.search_registered_models(f"name = '{name}'")
     if not found:
         made_or_found(lambda: client.create_registered_model(name, description=about), lambda: client.get_registered_model(name))
@@ -138,13 +139,13 @@ def _make_model(client: MlflowClient, name: str, about: str) -> None:
 
 
 def known(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
-    """The version of exactly this model; the last one, for one whose files were lost is registered once more."""
+    """The version of exactly this model, or None; the last one, since a model whose files were lost is registered again."""
     found = [version for version in pages(client.search_model_versions, f"name = '{name}'") if version.tags.get(RUN_KEY) == key]
     return max(found, key=lambda version: int(version.version), default=None)
 
 
 def _is_sound(client: MlflowClient, platform: str, version: ModelVersion) -> bool:
-    """Whether its files are those that were registered."""
+    """Whether a version's files are those that were registered."""
     try:
         return bool(folder_of(client, platform, version))
     except DataError:

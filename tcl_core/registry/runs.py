@@ -1,7 +1,7 @@
-"""The run behind a version: everything that is known of a model, on the disk before a version names it.
+"""The run behind a version: everything that is known of a model, on disk before a version names it.
 
-A registration makes a run, then its files, then, with these on the disk, a version: what was killed on the way has no
-version, and the next registration removes it.
+A registration makes a run, then its files and, when these are on disk, a version.  A killed registration has no version,
+and the next one removes what it left.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.models.model import ModelInfo
 
-# Tags of a version and its run: under whose lock it was made, what was logged of it last, how often.
+# Tags of a version and its run: the lock it was made under, the digest of what was logged last, and how often.
 REGISTRAR, LOGGED, TIMES_LOGGED = "registrar", "logged", "times_logged"
-UNDER_WAY = "under way"  # LOGGED, while a version is corrected
+UNDER_WAY = "under way"  # value of LOGGED while a version is corrected
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,19 @@ class Facts:
     description: str = ""
 
     def digest(self) -> str:
-        """SHA-256 of what an evaluation may change: not of parameters and curves, which follow from the model's bytes."""
+        """SHA-256 of what a new evaluation may change; parameters and curves are left out, as they belong to the model's bytes."""
         files = {Path(file).name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in self.artifacts}
         told = [dict(self.metrics), dict(self.tags), files, self.description]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def log_run(client: MlflowClient, platform: str, model_folder: Path, facts: Facts, tags: Mapping[str, str]) -> ModelInfo:
-    """One MLflow run with everything about a model in it, on the disk; returns what MLflow says of the logged model."""
+    """Log everything about a model as one MLflow run, synced to disk; returns MLflow's info on the logged model."""
     import mlflow
 
     title = f"{tags.get('dvc.stage', 'model')} {platform}"
     source = {"mlflow.source.name": "tcl register"}  # MLflow would put a path of this machine there
-    # With its tags from the first: a run that was killed at any moment is known as ours.
+    # Tagged from the start, so that a run killed at any moment is known as ours.
     with mlflow.start_run(experiment_id=_experiment(client), run_name=title, tags={**tags, **source}) as run:
         mlflow.log_params(facts.parameters)
         mlflow.log_metrics(facts.metrics)
@@ -77,10 +77,10 @@ def log_run(client: MlflowClient, platform: str, model_folder: Path, facts: Fact
 
 
 def correct(client: MlflowClient, known: ModelVersion, facts: Facts, tags: Mapping[str, str]) -> None:
-    """Let a version and its run say what is known of the model now, such as another evaluation's figures.
+    """Update a version and its run to what is known of the model now, such as another evaluation's figures.
 
-    MLflow shows the value of a metric's highest step and forgets no metric: one that is no more becomes NaN.  Who dies
-    half-way leaves ``UNDER_WAY`` behind, so that the next registration corrects it once more.
+    MLflow shows the value of a metric's highest step and cannot forget a metric, so a removed one becomes NaN.  A process
+    that dies half-way leaves ``UNDER_WAY`` behind, so that the next registration corrects the version again.
     """
     from mlflow.entities import Metric, RunTag
 
@@ -106,14 +106,14 @@ def correct(client: MlflowClient, known: ModelVersion, facts: Facts, tags: Mappi
 def remove_unfinished(client: MlflowClient) -> None:
     """Remove what killed registrations left: runs of ours without a version, with their models and files.
 
-    Under the store's lock nobody else registers, so a run of ours that runs has died.
+    Under the store's lock nobody else registers, so the process of a run of ours that is still "running" has died.
     """
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if not experiment:
         return
     kept = {version.run_id for version in pages(client.search_model_versions)}
     for run in pages(client.search_runs, [experiment.experiment_id], f"tags.{RUN_KEY} LIKE '%'"):
-        # Runs of older versions of TCL have no registrar; a local store's are its lock's.
+        # Runs of older versions of TCL have no registrar; in a local store they were made under its lock.
         if run.data.tags.get(REGISTRAR, "" if local_store.local_store() is None else registrar()) == registrar():
             if run.info.run_id not in kept:
                 _remove(client, run)
@@ -122,7 +122,7 @@ def remove_unfinished(client: MlflowClient) -> None:
 
 
 def _remove(client: MlflowClient, run: Run) -> None:
-    """Remove a run; itself last, so that a removal which is killed goes on the next time."""
+    """Remove a run's models and files, then the run, so that a killed removal is resumed the next time."""
     experiment, number = run.info.experiment_id, run.info.run_id
     for model in pages(client.search_logged_models, [experiment], f"source_run_id = '{number}'"):
         delete_files(model.artifact_location)
@@ -134,7 +134,7 @@ def _remove(client: MlflowClient, run: Run) -> None:
 
 
 def delete_files(location: str, name: str | None = None) -> None:
-    """Remove a run's or a model's files, or one of them; on this machine only such as lie beside the store."""
+    """Remove the files of a run or a model, or only the one called ``name``; local ones only if they lie beside the store."""
     from mlflow.exceptions import MlflowException
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -146,14 +146,14 @@ def delete_files(location: str, name: str | None = None) -> None:
         if name:
             (folder / name).unlink(missing_ok=True)
         else:
-            with suppress(FileNotFoundError):  # who was killed between two folders made the outer one alone
+            with suppress(FileNotFoundError):  # a process killed between two folders made only the outer one
                 shutil.rmtree(folder)
-            with suppress(OSError):  # MLflow puts them one folder lower, which has no other use
+            with suppress(OSError):  # MLflow makes this outer folder for them alone
                 folder.parent.rmdir()
 
 
 def registrar() -> str:
-    """Under whose lock runs are made: a local store has its own, of a server's store each project on each host has one."""
+    """Name of the lock that runs are made under: a local store's own; for a server's store, one per project and host."""
     if local_store.local_store():
         return "beside the store"
     lock = os.stat(local_store.lock_file("registry"))
@@ -161,11 +161,11 @@ def registrar() -> str:
 
 
 def synced(location: str) -> None:
-    """Bring a run's or a model's files to the disk before a version names them; a server does that itself."""
+    """Sync a run's or a model's files to disk before a version names them; a server does that itself."""
     folder = path_of(location)
     if folder and folder.exists():
         for path in (*folder.rglob("*"), folder, folder.parent, folder.parent.parent):
-            sync_folder(path)  # of a file likewise
+            sync_folder(path)  # it syncs files, too
 
 
 def _log_curves(client: MlflowClient, run_id: str, curves: Mapping[str, Sequence[float]]) -> None:

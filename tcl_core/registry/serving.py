@@ -1,4 +1,4 @@
-"""What a version brings along to be served by MLflow: this package's code, and a file that loads the model with it.
+"""What a version includes so that MLflow can serve it: this package's code, and a file that loads the model with it.
 
 Code, not a pickled object: loading a version runs ``serve`` and reads safetensors.
 """
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
-CODE = Path(__file__).resolve().parents[1]  # tcl_core: what a registered version brings along
-APART = ("package_data", "__pycache__")  # of which a model that ranks needs nothing: megabytes in each version
+CODE = Path(__file__).resolve().parents[1]  # tcl_core, which a registered version includes
+APART = ("package_data", "__pycache__")  # left out: ranking does not need them, and they are megabytes in each version
 NEEDED = ("numpy", "torch", "safetensors", "mlflow")  # to load a model and rank with it
 SERVED = "from tcl_core.registry import serve\n\nserve()\n"  # what MLflow runs to load a version
 
 
 def log_model(model_folder: Path, tags: Mapping[str, str]) -> ModelInfo:
-    """Put a model's folder and what serves it into the run that is active."""
+    """Log a model's folder, and what serves it, into the active MLflow run."""
     import mlflow
 
     with tempfile.TemporaryDirectory() as folder:

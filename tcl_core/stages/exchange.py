@@ -265,7 +265,8 @@ def _batches(folder: Path, logs: Sequence[str] | None, hardware: Sequence[float]
     encoder = None
     for columns in store.iter_columns(folder / "records", COLUMNS, logs, BLOCK, BY_IMPORT):
         if encoder is None:  # read the tables after the records: an import writes them before
-            encoder = encoder_of(*(_rows(folder, table) for table in TABLES), columns["task_key"])
+            tasks, sketches = (_rows(folder, table) for table in TABLES)
+            encoder = encoder_of(tasks, sketches, columns["task_key"])
         yield encoder.encode_columns(columns, hardware)
 
 

@@ -153,7 +153,7 @@ class Workspace:
         return self.data / "tuned" / f"platform={platform}"
 
     def network(self, name: str) -> str:
-        """A network of params.yaml as importers take it: a file's path, relative to the project there, or a name."""
+        """A network of params.yaml as importers take it: a name, or a file's path, which is relative to the project in params.yaml."""
         return str(self.root / name) if is_file_name(name) else name
 
     def check_platform(self, platform: str) -> None:
