@@ -57,20 +57,24 @@ def show() -> None:
     into_document(
         "tune-donors", table_of_donors(last) or table_of_donors(list(found["parts"].values()))
     )  # of before, where none is of today
+    # One machine's, wherever it tuned the network: milliseconds of two do not compare.
+    drawn = {
+        network: next((part for part in reversed(last) if _groups(network, [part], False)), fullest(network, last)) for network in summary
+    }
     curves = {
         network: {
             system: found
             for system in DRAWN
-            if (found := [c for group in _groups(network, [fullest(network, last)], False) if (c := _scaled(system, *group))])
+            if (found := [c for group in _groups(network, [part], False) if (c := _scaled(system, *group))])
         }
-        for network in summary
+        for network, part in drawn.items()
     }
     lines = {
         network: {
             name: found[key][0]
-            for key, name in {"eager_ms": "PyTorch eager", "compile_ms": "torch.compile"}.items() if found[key]
+            for key, name in {"eager_ms": "PyTorch eager", "compile_ms": "torch.compile"}.items() if found and found[key]
         }
-        for network, found in summary.items()
+        for network, part in drawn.items() for found in [figures(network, [part])]
     }  # fmt: skip
     draw({network: found for network, found in curves.items() if found}, lines, result_file("tune_curves.png"))
 

@@ -47,7 +47,9 @@ def test_all_run_though_one_fails_and_only_that_one_runs_again(bench):
 def test_changed_code_and_the_quick_form_are_other_runs(bench):
     assert bench("a") == ["a"] and bench("a") == []
     assert bench("a", "--quick") == ["a --quick"]
-    (bench.folder / "a.py").write_text((bench.folder / "a.py").read_text() + "# another\n")
+    (bench.folder / "a.py").write_text((bench.folder / "a.py").read_text() + "# better words\n")
+    assert bench("a") == []
+    (bench.folder / "a.py").write_text((bench.folder / "a.py").read_text() + "another = 1\n")
     assert bench("a") == ["a"] and _all.known()["a"]["done"]
 
 

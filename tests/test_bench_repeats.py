@@ -20,9 +20,9 @@ def test_figures_by_hand():
     found = figures(seconds, seconds, [2 * s for s in seconds], seconds[::-1])
     assert (found[SAME], found[NEW], found[EACH]) == pytest.approx((1.0, -1.0, 1 / 3))
     assert found[SCATTER] == pytest.approx(0.0)  # twice as slow alike is the task's level
-    assert found[ANEW] == pytest.approx(np.std(np.log([8, 2, 1 / 2, 1 / 8])) / math.sqrt(2))
+    assert found[ANEW] == pytest.approx(np.std(np.log([8, 2, 1 / 2, 1 / 8]), ddof=1) / math.sqrt(2))
     mean = np.log([s * 2 * s * r for s, r in zip(seconds, seconds[::-1], strict=True)]) / 3
-    assert found[SPREAD] == pytest.approx(mean.std()) and found[ORACLE] == pytest.approx(1.0)
+    assert found[SPREAD] == pytest.approx(mean.std(ddof=1)) and found[ORACLE] == pytest.approx(1.0)
 
 
 def test_a_task_of_which_hardly_any_program_ran_has_none():

@@ -30,7 +30,7 @@ def group(network: str, trials: int | None = None, **rounds_ms: list[float]) -> 
     return {"network": network, "seed": 0, "trials": trials, "systems_ms": systems_ms, **others, "rounds_ms": systems}
 
 
-SLOW = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[10.0, 12.0, 10.0], random=[20.0, 24.0, 20.0], eager=[30.0, 36.0, 30.0])}}
+SLOW = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[10.0, 10.0, 10.0], random=[20.0, 20.0, 20.0], eager=[30.0, 30.0, 30.0])}}
 FAST = {
     "units": {},
     "compared": {

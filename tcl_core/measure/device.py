@@ -129,7 +129,13 @@ class HostClock:
     between_s = 0.0
 
     def __init__(
-        self, program: HostProgram, arguments: Sequence[Any], device: Any, flushed: np.ndarray, call_s: float, evict: Callable[..., Any]
+        self,
+        program: HostProgram,
+        arguments: Sequence[Any],
+        device: Any,
+        flushed: np.ndarray,
+        call_s: float,
+        evict: Callable[..., Any] | None = None,
     ) -> None:
         self._program, self._arguments, self._device, self._flushed, self.call_s = program, arguments, device, flushed, call_s
         self._evict = evict
@@ -137,7 +143,7 @@ class HostClock:
     def once(self) -> float:
         if self._flushed.size:
             self._flushed += 1  # touches every line of twice the largest cache of this core
-            if self._arguments:  # EVICT skips its first argument; it evicts the others from the other cores' own caches too
+            if self._arguments and self._evict:  # EVICT skips its first argument; it evicts the others from the other cores' own caches too
                 self._evict(self._arguments[0], *self._arguments)
         start = time.perf_counter()
         self._program(*self._arguments)

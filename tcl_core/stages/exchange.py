@@ -119,7 +119,8 @@ def _named(workspace: Workspace, paths: Sequence[Path], folder: Path, given: str
         if os.path.realpath(logs.get(name, path)) != os.path.realpath(path):
             raise UsageError(f"{path} and {logs[name]} are both named '{name}'; rename one, or import them as two platforms")
         _check_same_log(workspace, folder / "reports" / f"{name}.json", path)
-        _check_no_other_name(workspace, folder / "reports", name, path)
+        if not given:
+            _check_no_other_name(workspace, folder / "reports", name, path)
         logs[name] = path
     return logs
 

@@ -24,6 +24,7 @@ from tcl_core.chain.bridge import (
     teachers_share,
 )
 from tcl_core.chain.state import ChainState
+from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
@@ -73,6 +74,24 @@ def test_few_measurements_carry_the_network_over_and_the_old_platform_is_kept(ba
     assert model.parameter_count() == base.parameter_count()
     forgetful, _ = bridged(base, few, rest, replace(settings, rehearsal=0.0), earlier=[OLD])
     assert pairs(forgetful, old) < pairs(model, old)
+
+
+def test_what_is_no_measurement_is_a_sentence(base):
+    """And a workload's row in the hardware's place is no hardware."""
+    new, settings = programs(NEW), BridgeSettings(replace(FIT, epochs=1))
+    for bad in (0.0, np.nan):
+        with pytest.raises(DataError, match="has a latency that is not positive; make its records again"):
+            bridged(
+                base, replace(new, latencies_s=np.where(np.arange(len(new)) == 3, bad, new.latencies_s)), new.take(np.arange(4)), settings
+            )
+    source_s = np.full(2 * len(new), 1e-3)
+    source_s[5] = 0.0
+    with pytest.raises(DataError, match="a latency of the earlier platform is not positive"):
+        bridged(base, new, new, settings, source_s=source_s)
+    lacking = new.features.copy()
+    lacking[:, 0] = layout.token_row("workload", layout.WORKLOAD.row(), len(new))
+    with pytest.raises(DataError, match="these programs have no hardware row"):
+        bridged(base, replace(new, features=lacking), new, settings)
 
 
 def test_nothing_that_only_the_test_knows_is_read(base):

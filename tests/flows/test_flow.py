@@ -236,7 +236,7 @@ def test_a_run_that_finds_its_place_taken_is_cancelled_with_the_reason(stages):
 
 
 def test_a_collection_by_hand_is_a_reason_to_cancel_and_no_failure(stages):
-    def busy(name, settings, watch, force=False):
+    def busy(name, settings, watch, force=False, anew=False):
         raise StageFailed(
             name, "process 7 is already collecting into data/journal/collect/p; wait for it to end or stop it", BusyError.exit_code
         )

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tcl_core.learning.losses import lambda_rank, score_regression, within_task
+from tcl_core.learning.losses import alike, lambda_rank, score_regression, within_task
 
 
 def literal_lambda_rank(s: list[float], y: list[float], sigma: float) -> float:
@@ -88,3 +88,18 @@ def test_score_regression_is_blind_to_a_tasks_constant_and_to_a_task_of_failures
     mask = torch.ones(2, 3, dtype=torch.bool)
     predicted = torch.log(torch.tensor([[1.0, 0.5, 0.1], [0.3, 0.2, 0.1]])) + 7.0
     torch.testing.assert_close(score_regression(predicted, labels, mask), torch.zeros(2))
+
+
+def test_tasks_of_about_one_size_are_compared_together():
+    """Of one large task and many small ones nearly all pairs would be padding; what comes out is the same."""
+    rng, sizes = torch.Generator().manual_seed(0), [300, *[2, 3] * 40]
+    mask = torch.arange(300) < torch.tensor(sizes)[:, None]
+    predicted, labels = (torch.rand(mask.shape, generator=rng) for _ in range(2))
+    groups = alike(mask)
+    assert sorted(torch.cat([tasks for tasks, _ in groups]).tolist()) == list(range(81))
+    assert sum(len(tasks) * size**2 for tasks, size in groups) < 1.1 * sum(size**2 for size in sizes)
+    apart = torch.cat([lambda_rank(*(part[tasks, :size] for part in (predicted, labels, mask))) for tasks, size in groups])
+    order = torch.cat([tasks for tasks, _ in groups])
+    torch.testing.assert_close(apart, lambda_rank(predicted, labels, mask)[order])
+    together = alike(mask[1:, :3])
+    assert len(together) == 1 and together[0][1] == 3  # little padding: as they are

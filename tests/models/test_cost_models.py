@@ -200,6 +200,9 @@ def test_predicting_nothing_gives_nothing():
 
 def test_embeddings_tell_programs_apart_and_carry_the_score():
     model, data = fitted(), samples()
+    both = model.predict_and_embed(data)  # of one pass
+    np.testing.assert_array_equal(both[0], model.predict(data))
+    np.testing.assert_array_equal(both[1], model.embed(data))
     places = model.embed(data)
     assert places.shape == (24, 32) and len(np.unique(places.round(5), axis=0)) == 24
     head = model.network.decoder[2]

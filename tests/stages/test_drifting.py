@@ -12,6 +12,7 @@ import pytest
 
 from tcl_core import store
 from tcl_core.checked import plain_json
+from tcl_core.compat import TVM_VERSION
 from tcl_core.errors import DRIFT, DataError, PlatformError, RegistryError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.records import Record
@@ -34,7 +35,7 @@ def record(task: int, number: int, latency_s: float = 0.0, **changes) -> Record:
     facts = dict(
         task_key=f"task{task}", sketch_id=0, program_id=number, decisions=(number,), latencies_s=(latency_s or 1e-3 * 2**number,),
         error="ok", message="", round=0, measured_at=datetime(2027, 1, 1, tzinfo=UTC), protocol=SETUP.protocol_json(), host=HOST,
-        tvm_version="0",
+        tvm_version=TVM_VERSION,
     )  # fmt: skip
     return Record(**{**facts, **changes})
 

@@ -247,6 +247,7 @@ def test_what_was_tuned_is_learned_beside_the_first_platform(folder, monkeypatch
         return some[platform]
 
     monkeypatch.setattr(training, "tuned_samples", tuned)
+    monkeypatch.setattr(training, "tuned_keys", lambda workspace, platform, without: {f"tuned on {platform}"})
     for platform in some:
         (chain.tuned_folder(platform) / "records").mkdir(parents=True)
         (chain.tuned_folder(platform) / "records" / "one.parquet").write_text("as records")

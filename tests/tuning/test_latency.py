@@ -290,8 +290,19 @@ def test_ratios_are_taken_within_a_round():
     """One side is twice as fast in every round, however the machine's speed changes between them."""
     found = ratio([1.0, 5.0, 2.0, 8.0], [2.0, 10.0, 4.0, 16.0])
     assert (found.value, found.low, found.high) == (0.5, 0.5, 0.5)
-    spread = ratio([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0])
-    assert (spread.value, spread.low, spread.high) == (0.5, 0.5, 1.0)
+    spread = ratio([1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 2.0, 2.0])
+    assert (spread.low, spread.value, spread.high) == pytest.approx((0.5, 0.5**0.75, 0.5**0.5))
+
+
+def test_both_processes_count_alike():
+    """Of seven rounds the first has four: one that is slower throughout would otherwise decide nothing, or all."""
+    theirs = [4.0, 4.0, 4.0, 9.0, 1.0, 1.0, 1.0]
+    assert latency.typical(theirs) == 2.5 and latency.typical([3.0]) == 3.0
+    assert ratio([1.0] * 7, theirs).value == pytest.approx(0.5)
+    found = latency._summed_up(
+        {("tuned", ""): [1.0] * 7, ("eager", "sleeping"): theirs}, {("tuned", ""): [], ("eager", "sleeping"): []}, {}
+    )
+    assert found.ms("eager") == 2.5
 
 
 def test_the_faster_way_to_wait_counts():

@@ -141,7 +141,7 @@ class Log(ABC):
             raise Malformed("its program is nested too deeply") from None
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise Malformed(f"its program is none of {self.name} ({error})") from None
-        if max(len(decisions), len(line.costs)) > MOST_OF_A_LINE:
+        if max(len(decisions), len(line.costs or ())) > MOST_OF_A_LINE:
             raise Malformed(f"it has more than {MOST_OF_A_LINE:,} decisions or latencies, and no program does")
         self.target = line.target  # of the first program, if the platform had none
         return task, sketch, decisions, line
