@@ -1,4 +1,4 @@
-"""The accuracy comparison's runs that are known, on the disk, and what follows from them: summaries, comparisons, tables."""
+"""Stored runs of the accuracy comparison, and what is derived from them: summaries, comparisons, tables."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ COMMAND = "python bench/accuracy.py"
 DATA = {data: f"accuracy_{data}" for data in (*SETS, "logs")}  # data set -> its table
 CURVE = ("xgboost", "trees", OURS, CHAINED)
 CALIBRATED = ("trees", OURS, CHAINED)
-NEAREST = ("xgboost", "trees", OURS)  # that rank about equally well
-ALL = 10**6  # tasks or programs, when there is no bound
+NEAREST = ("xgboost", "trees", OURS)  # models that rank about equally well
+ALL = 10**6  # sorts last: an unbounded number of tasks or programs
 
 
 class Results:
-    """The runs that are asked for, of which those known already are not made again."""
+    """Runs of the comparison: computes the missing ones and keeps all in the results file."""
 
     def __init__(self, sets: Mapping[str, Reference | Learned], logs: Path, force: bool, room: Path = ROOT / "data" / "bench") -> None:
-        """``sets`` are data sets by name, "reference" among them; ``room`` is a folder for imported logs, scores, and the lock of
+        """``sets``: data sets by name, "reference" included;  ``room``: folder for imported logs, scores, models, and the lock of
         the results.
         """
         self.path, self.sets, self.logs, self.room = result_file("accuracy.json"), sets, logs, room
@@ -55,12 +55,12 @@ class Results:
         return json.loads(self.path.read_text())[part] if self.path.exists() else []
 
     def _stored(self) -> dict[Run, dict[str, Any]]:
-        """Runs of the same code and data that are on the disk."""
+        """Stored runs of the current code and data."""
         runs = ((Run(*row["run"]), row) for row in self._read("runs"))
         return {run: row["figures"] for run, row in runs if row["identity"] == self.identity(run) and "of_tasks" in row["figures"]}
 
     def case(self, run: Run) -> Case:
-        """What a run learns from and ranks; our model's with what its teacher ensemble needs."""
+        """What a run's model learns and ranks; for our models also what the teacher ensemble needs."""
         if run.data == "logs":
             case = self.imported().case(run.platform, run.seed)
             return log_lesson(self.imported(), run.platform, case, run.seed) if run.model == OURS else case
@@ -73,14 +73,14 @@ class Results:
         return reference.case(run.platform, reads_of(run.model), split=split).thinned(*thin)
 
     def _untrue(self) -> list[dict[str, Any]]:
-        """Rows of other code or data, which are shown nowhere but kept until their runs are made again.
+        """Stored rows of other code or data: never shown, but kept until their runs are computed again.
 
-        A machine without the logs, say, cannot tell whether what was computed from them is true.
+        A machine without the logs, for example, cannot verify runs that were computed from them.
         """
         return [row for row in self._read("runs") if Run(*row["run"]) not in self.known]
 
     def compute(self, runs: Sequence[Run]) -> None:
-        """Make what is not known yet; each run is on the disk before the next begins."""
+        """Compute the missing runs (with ``force`` all), saving each before the next begins."""
         todo = [run for run in runs if self.force or run not in self.known]
         with progress("training and ranking", len(todo)) as shown:
             for run in todo:
@@ -90,9 +90,9 @@ class Results:
                 shown.advance(f"{run.model}: top-1 {self.known[run]['top1']:.3f}")
 
     def write(self, calibrated: list[dict[str, Any]] | None = None) -> None:
-        """All runs known, with those that another process has added meanwhile, and what follows from them."""
+        """Save all known runs, those that another process has added meanwhile, and what is derived from them."""
         self.room.mkdir(parents=True, exist_ok=True)
-        with (self.room / "accuracy.lock").open("w") as lock:  # of the results, while they are written
+        with (self.room / "accuracy.lock").open("w") as lock:  # held while the results are written
             wait_for_lock(lock)
             known = self._stored() | self.known
             self.known = {run: known[run] for run in sorted(known, key=self._order)}
@@ -101,24 +101,22 @@ class Results:
             save("accuracy", {"summary": self.summary(), **judged, "runs": rows + self._untrue()}, COMMAND)
 
     def _order(self, run: Run) -> tuple[Any, ...]:
-        """By data set, platform along the chain, model as listed, size, seed."""
+        """Sort key: data set, platform along the chain, size, model as listed, seed."""
         places = {name: number for number, name in enumerate(self.reference.platforms)}
         sizes = (run.tasks or ALL, run.programs or ALL)
         return run.data, places.get(run.platform, ALL), run.platform, *sizes, MODELS.index(run.model), run.seed
 
     def scores_of(self, run: Run) -> Path:
-        """Where a run's scores of the tested programs lie: other code or data, another file."""
+        """File of a run's scores of the tested programs; its name changes with the code and the data."""
         name = f"{run.model}-{run.seed}-{self.identity(run)}.npz"
         return self.room / "scores" / run.data / run.platform / name
 
     def model_of(self, run: Run) -> Path:
-        """Where the trained model lies."""
+        """Folder of a run's trained model."""
         return self.room / "models" / run.data / run.platform / f"{run.model}-{run.seed}-{self.identity(run)}"
 
     def ranked_again(self, run: Run) -> dict[str, Any] | None:
-        """Figures by the model that was trained for the prepared networks, where a run learns the same programs; None where that is not
-        at hand.
-        """
+        """Figures by the stored model of the run's twin (``TWINS``), which learned the same programs; None without a twin or its model."""
         twin = replace(run, data=TWINS.get(run.data, run.data))
         if run.data not in TWINS or twin not in self.known or not self.model_of(twin).exists():
             return None
@@ -128,11 +126,11 @@ class Results:
         return found | {name: self.known[twin][name] for name in ("train_s", "trained_programs")}
 
     def compared(self) -> list[dict[str, Any]]:
-        """Our model against each other one, task by task."""
+        """Our model against every other, task by task."""
         return [{"data": data, **row} for data in DATA for row in compared(self.of_tasks(data), OURS)]
 
     def calibrated(self) -> list[dict[str, Any]]:
-        """How far certainty can be trusted; what an earlier machine found is kept while its runs are true."""
+        """Calibration of each model on each platform; where scores are not here, a stored row of unchanged identity is kept."""
         reference = [run for run in self.known if run.whole and run.data == "reference" and run.model in CALIBRATED]
         found, before = [], self._read("calibration")
         for platform, model in dict.fromkeys((run.platform, run.model) for run in reference):
@@ -151,14 +149,14 @@ class Results:
         return found
 
     def by_operator(self, data: str) -> list[dict[str, Any]]:
-        """Our model against the two that rank with it, the tasks of each operator apart."""
+        """Our model against the other two of ``NEAREST``, separately for the tasks of each operator."""
         folder = getattr(self.sets[data], "ranked", self.sets[data]).folder
         operators = dict(enumerate(Task.from_row(row).operator for row in read_table(folder / "tasks.parquet", "tasks")))
         judged = {of: found for of, found in self.of_tasks(data).items() if of[1] in NEAREST}
         return by_operator(judged, operators, OURS)
 
     def calibration_of(self, seeds: Sequence[Run], named: dict[str, Any]) -> list[dict[str, Any]]:
-        """Of the seeds' runs alone (their mean) and of all as one ensemble; empty where their scores are not here, or of one."""
+        """Calibration of single runs (mean over seeds) and of all seeds as one ensemble; empty for one seed or without their scores."""
         if len(seeds) < 2 or not all(self.scores_of(run).exists() for run in seeds):
             return []
         kept = [dict(np.load(self.scores_of(run))) for run in seeds]
@@ -169,8 +167,9 @@ class Results:
         return [named | {"members": 1} | mean, named | {"members": len(seeds)} | together]
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """platform or device -> model -> figures as [mean, low, high], and parameters; a platform of another data set than the
-        reference has its name behind a comma.
+        """platform or device -> model -> figures as [mean, low, high], and parameters.
+
+        For data sets other than the reference and the logs the key is "platform, data set".
         """
         found: dict[str, dict[str, dict[str, Any]]] = {}
         key = lambda run: (run.data, run.platform, run.model) if run.whole else None  # noqa: E731
@@ -191,22 +190,22 @@ class Results:
         return markdown([*header, "parameters", "training, CPU s", "ranked per CPU s"], rows)
 
     def overview(self) -> str:
-        """Every model of the reference data by platform: means over seeds of the figures that people ask for first."""
+        """Table of all models on the reference data, by platform: means over seeds of pairs, U16 and top-1."""
         key = lambda run: (run.model, run.platform) if run.whole and run.data == "reference" else None  # noqa: E731
         found = dict(grouped(self.known, key))
         return overview_table([model for model in MODELS if model in {m for m, _ in found}], self.reference.platforms, found)
 
     def label(self, place: str, data: str) -> str:
-        """A platform's name, or a device's with a word where a tuner chose the tested programs."""
+        """A platform's or device's name, with "(chosen)" where a tuner chose the tested programs."""
         return f"{place} (chosen)" if data == "logs" and not self.imported().drawn(place) else place
 
     def size(self) -> tuple[int, int]:
-        """How many tasks the reference data trains on, and how many programs the largest of them have."""
+        """Number of the reference data's training tasks, and of programs of the largest."""
         counts = np.bincount(self.reference.case(self.reference.platforms[-1], "tokens").train.tasks)
         return int((counts > 0).sum()), int(counts.max())
 
     def curve(self) -> list[list[Any]]:
-        """[tasks, programs of each, model, its figures of all seeds] of the chain's last platform, by size."""
+        """Rows [tasks, programs of each, model, figures of all seeds] on the chain's last platform, by size."""
         mine = lambda run: run.data == "reference" and run.platform == self.reference.platforms[-1]  # noqa: E731
         key = lambda run: (run.tasks, run.programs, run.model) if mine(run) and run.model in CURVE else None  # noqa: E731
         found = [[*group, runs] for group, runs in grouped(self.known, key)]
@@ -214,12 +213,12 @@ class Results:
 
 
 def _split(run: Run) -> str:
-    """Which networks a run's model ranks."""
+    """Split of the networks that a run's model ranks."""
     return "sealed" if run.data.startswith("sealed") else "held_out"
 
 
 def grouped(known: dict[Run, Any], key: Callable[[Run], Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """What belongs to the runs of each key, in the order in which it first comes; runs whose key is None are left out."""
+    """Yield each key with the values of its runs, keys in order of first appearance; runs whose key is None are left out."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for run, found in known.items():
         if (group := key(run)) is not None:

@@ -1,4 +1,4 @@
-"""One model of the accuracy comparison, trained once, and what it makes of the tested programs."""
+"""One run of the accuracy comparison: a model is trained once and ranks the tested programs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
 from tcl_core.teaching import STUDENT
 
-TWINS = {name: "prepared" for name in ("registers", "sealed", "sealed-registers")}  # learned alike
+TWINS = {name: "prepared" for name in ("registers", "sealed", "sealed-registers")}  # data sets that learn the same programs
 SETS = "reference", "prepared", *TWINS
 OURS, CHAINED = "mamba", "tcl"
 MODELS = ("random", "xgboost", "trees", "tenset-mlp", "tlp", "mtl-tlp", "world-model", "mamba-paper", OURS, CHAINED)
 EPOCHS = {("logs", "tlp"): 4} | {(data, model): epochs for data in SETS for model, epochs in (("tlp", 12), ("mtl-tlp", 6))}
-"""Of their own 50, which would take a day: docs/accuracy.md says what that costs."""
+"""Instead of these models' own 50, which would take a day; docs/accuracy.md says what the shortening costs."""
 TIMED = 512  # programs whose scoring is timed
 DIGITS = 4  # of a task's figures
 
 
 @dataclass(frozen=True)
 class Run:
-    """One model, trained once: on which data set, platform or device, with which seed; None: all tasks, all programs."""
+    """One training of a model: its data set, platform or device, and seed; ``tasks`` and ``programs`` of each are bounds, None for all."""
 
     data: str
     platform: str
@@ -46,12 +46,12 @@ class Run:
 
     @property
     def whole(self) -> bool:
-        """Whether it learned from all that there is; the others are points of a curve."""
+        """Whether it learned all tasks and programs; other runs are points of a learning curve."""
         return self.tasks is None and self.programs is None
 
 
 def own_settings(run: Run) -> object:
-    """What this comparison settles of how a run's model is trained, beside the model's own code."""
+    """Epochs that this comparison sets for a run's model; None for the model's own."""
     return EPOCHS.get((run.data, run.model))
 
 
@@ -63,7 +63,7 @@ def create(run: Run) -> CostModel:
 
 
 def trained(run: Run, case: Any) -> CostModel:
-    """The model, having learned all that a case allows it to."""
+    """The run's model, fitted to all of the case that it can learn from."""
     if run.model == CHAINED:
         return chained(run, case)
     if run.model == OURS:
@@ -82,7 +82,7 @@ def _ours(run: Run, usual: FitSettings) -> FitSettings:
 
 
 def chained(run: Run, case: ChainCase) -> MambaModel:
-    """Our model as the pipeline has it: taught on the chain's first platform, then carried on by what each later one measured."""
+    """Our model along the chain, as in the pipeline: taught on the first platform, then bridged to each later one's measurements."""
     settings = BridgeSettings(_ours(run, BridgeSettings().fit))
     model, platforms = taught(run, case.first), (*case.before, case.train)
     for place in range(1, len(platforms)):
@@ -93,9 +93,9 @@ def chained(run: Run, case: ChainCase) -> MambaModel:
 
 
 def figures(run: Run, case: Case, kept: Path | None = None, folder: Path | None = None) -> dict[str, Any]:
-    """Of one run: how well it ranks, over all and of each of the ``tasks``, how large it is, how long it took.
+    """Train a run's model; its ranking figures (overall, and for each of the ``tasks``), size and times.
 
-    The scores go to ``kept``, the model to ``folder``.
+    The scores are saved to ``kept`` and the model to ``folder``, if given.
     """
     start = time.process_time()
     model = trained(run, case)
@@ -107,7 +107,7 @@ def figures(run: Run, case: Case, kept: Path | None = None, folder: Path | None 
 
 
 def ranked(model: CostModel, case: Case, kept: Path | None) -> dict[str, Any]:
-    """What a trained model makes of the tested programs."""
+    """Ranking figures, size and speed of a trained model on the tested programs; its scores are saved to ``kept``."""
     test = case.test
     measured = model.predict(test), test.latencies_s, test.tasks
     if kept:

@@ -1,9 +1,9 @@
-"""Every comparison, one after the other, as `make bench` runs them; what was done with this code is not done again.
+"""Run every comparison in turn, as `make bench` does; those already done with this code are skipped.
 
     python bench/_all.py [NAME ...] [--quick] [--minutes M] [--force] [--list]
 
-A comparison that is stopped goes on by itself where it says so in its own help, else it begins anew.  How long each took lies in
-bench/results/seconds.json; --list shows it and runs nothing.  Ends with 1 where one failed, after all others.
+A stopped comparison resumes if its own help says so, else it starts over.  The durations are kept in bench/results/seconds.json; --list
+shows them and runs nothing.  Exits with 1 if a comparison failed, after running all others.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tcl_core.platforms import host_fingerprint
 
 BENCH = Path(__file__).resolve().parent
 SECONDS = RESULTS / "seconds.json"
-WITHOUT = ("reference", "searched")  # make the data that others read, in hours
-LAST = ("gate", "scale")  # read what others measured
+WITHOUT = ("reference", "searched")  # not run here: they take hours to measure the data that others read
+LAST = ("gate", "scale")  # these read the others' results
 SHARED = (*BENCH.glob("_*.py"), *(ROOT / "tcl_core").rglob("*.py"))
 
 
 def names() -> list[str]:
-    """In the order in which they run."""
+    """Names of the comparisons, in the order in which they run."""
     found = sorted(path.stem for path in BENCH.glob("[!_]*.py") if path.stem not in (*WITHOUT, *LAST))
     return [*found, *LAST]
 
 
 def code_of(name: str) -> str:
-    """What tells the code of a comparison from that of another day."""
+    """Digest of a comparison's code and of the code that all comparisons share."""
     digest = hashlib.sha256()
     for path in sorted((BENCH / f"{name}.py", *SHARED)):
         digest.update(f"{path.relative_to(ROOT).as_posix()}\0{running_code(path.read_text(encoding='utf-8'))}".encode())
@@ -47,7 +47,7 @@ def code_of(name: str) -> str:
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """Comparison, with `, quick` behind the small form's -> seconds, date, host, code, done.  Raises DataError where it is damaged."""
+    """Comparison (quick form: "NAME, quick") -> seconds, date, host, code, done.  Raises DataError where the file is damaged."""
     try:
         return read_json(SECONDS, AGAIN)["runs"]
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def known() -> dict[str, dict[str, Any]]:
 
 
 def run(name: str, quick: bool) -> bool:
-    """Whether it ended well; either way what it took is kept."""
+    """Run a comparison and record how long it took; return whether it succeeded."""
     start, command = time.monotonic(), [sys.executable, str(BENCH / f"{name}.py"), *["--quick"] * quick]
     print(f"--- {name}{' --quick' * quick}", flush=True)
     ended = subprocess.run(command, cwd=ROOT).returncode
@@ -65,7 +65,7 @@ def run(name: str, quick: bool) -> bool:
 
 
 def is_done(name: str, quick: bool) -> bool:
-    """By this host with this code."""
+    """Whether this host has completed it with this code."""
     entry = known().get(_key(name, quick), {})
     return bool(entry.get("done")) and (entry["host"], entry["code"]) == (host_fingerprint(), code_of(name))
 
@@ -75,7 +75,7 @@ def _key(name: str, quick: bool) -> str:
 
 
 def table(chosen: Iterable[str]) -> str:
-    """A row for each, a dash for what never ran."""
+    """A row for each comparison, a dash where it never ran."""
     runs = known()
 
     def shown(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Programs that do what a candidate must not do, as TVM's JSON: what tests and comparisons inject."""
+"""Misbehaving programs as TVM's JSON, which tests and comparisons inject."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class HasLargeArguments:
                 B[v, w] = A[v, w]
 
 
-# 3.8 GB between input and output, of which eight numbers are touched.
+# A 3.8 GB buffer between input and output, of which eight numbers are touched.
 @I.ir_module
 class NeedsLargeWorkspace:
     @T.prim_func(s_tir=True)
@@ -150,7 +150,7 @@ class NeedsLargeWorkspace:
                 B[v] = C[v * 2**27]
 
 
-# 17 GB between input and output, all of them touched.
+# A 17 GB buffer between input and output, all of it touched.
 @I.ir_module
 class TakesMuchMemory:
     @T.prim_func(s_tir=True)
@@ -170,7 +170,7 @@ class TakesMuchMemory:
                 B[v] = C[v * 5000, v * 6000]
 
 
-# Eight times some memory that is touched and never given back.
+# Allocates and touches memory eight times, and never frees it.
 @I.ir_module
 class Leaks:
     @T.prim_func(s_tir=True)
@@ -220,17 +220,17 @@ def asking(function: str, text: str) -> str:
 
 
 def signalling(process: int) -> str:
-    """A program that asks a process to end."""
+    """A program that sends SIGTERM to a process."""
     return tvm.ir.save_json(Signals).replace("123454321", str(process))
 
 
 def leaking(size: int) -> str:
-    """A program that keeps so many bytes of the worker's memory each time that it runs."""
+    """A program that leaks ``size`` bytes of the worker's memory on every run."""
     return tvm.ir.save_json(Leaks).replace("4194304", str(size // 8))
 
 
 def adding(times: int, doubling: bool) -> str:
-    """A sum that is added to A, or to itself, so many times: a deep expression, or one with 2**times terms."""
+    """A sum to which A, or (``doubling``) the sum itself, is added ``times`` times: a deep expression, or one with 2**times terms."""
     graph = json.loads(tvm.ir.save_json(Adds))
     nodes = graph["nodes"]
     store = next(node for node in nodes if node["type"] == "tirx.BufferStore")["data"]
@@ -248,11 +248,11 @@ CALLS_NOTHING = calling("no_such_function")
 ILLEGAL = tvm.ir.save_json(Traps)  # an instruction that no CPU knows
 WRITES_FAR_AWAY = tvm.ir.save_json(WritesFarAway)
 OVERFLOWS = tvm.ir.save_json(Compiles).replace("PATTERN", "(" * 300_000)  # the C library recurses for each bracket
-HANGS = calling("pause")  # until a signal comes, and none does
+HANGS = calling("pause")  # waits for a signal that never comes
 COUNTS = tvm.ir.save_json(Counts)
 TOO_BIG = tvm.ir.save_json(HasLargeArguments)
 HOG = tvm.ir.save_json(NeedsLargeWorkspace)
 TAKES_MUCH_MEMORY = tvm.ir.save_json(TakesMuchMemory)
 UNROLLS = tvm.ir.save_json(Unrolls)
-NEVER_BUILT = adding(60, doubling=True)  # within years
+NEVER_BUILT = adding(60, doubling=True)  # building it would take years
 TOO_DEEP = adding(100_000, doubling=False)  # for a compiler that recurses

@@ -1,6 +1,6 @@
-"""Comparisons that learn without a group of training networks at a time: their command line, and the units that are kept.
+"""Comparisons by grouped cross-validation, each fold without a group of training networks: command line and stored units.
 
-A *unit* is all rows of one fold and seed.  What was computed with the same code and data is not computed again.
+A *unit* is all rows of one fold and seed.  Units computed with the same code and data are not computed again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tcl_core.reference import Reference
 
 
 def begin(description: str, run: Callable[[Namespace], None], seeds: int, quick: str = "one fold, one seed") -> None:
-    """Read the command line and ``run``; a TclError ends the command with its sentence.
+    """Parse the command line and call ``run``; a TclError exits with its message.
 
-    ``seeds``  of each fold unless told otherwise;  ``quick``  what --quick computes.  The small forms have one fold and one seed.
+    ``seeds``  default number for each fold;  ``quick``  help text of --quick.  The small forms have one fold and one seed.
     """
     parser = arguments(description)
     parser.add_argument("--quick", action=Quick, help=quick)
@@ -51,7 +51,7 @@ def begin(description: str, run: Callable[[Namespace], None], seeds: int, quick:
 
 
 def identity(script: str, modules: Sequence[str], sets: Iterable[Reference], *more: str) -> str:
-    """Of the code of a script and of what it and these modules of tcl_core need, of the data sets, and of whatever ``more`` decides."""
+    """Identity of the code (the script, these tcl_core modules, and what they import), of the data sets, and of ``more``."""
     return "-".join([code_identity(modules, [script]), *(store.data_digest(each.folder)[:12] for each in sets), *more])
 
 
@@ -63,10 +63,11 @@ def compute(
     summary: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     table: Callable[[Mapping[str, Any]], str],
 ) -> None:
-    """Compute the units that are not kept, each for itself, and save after each; then print the table, into the document too where it is of
-    all units: until then the summary that is saved, like the document's table, is that of the last whole run.
+    """Compute the missing units, saving after each, then print the table.
 
-    ``units``  name -> what computes it.  ``summary`` gets what they say by name, as JSON has it, and ``table`` the summary.
+    The table goes into the document only when all units are there; until then the saved summary, too, is that of the last complete run.
+
+    ``units``  name -> its computation;  ``summary``  takes the units' results by name, as read from JSON;  ``table``  takes the summary.
     """
     file, command = result_file(f"{name}.json"), f"python bench/{name}.py" + " --quick" * given.quick
     before = json.loads(file.read_text()) if file.exists() else {}

@@ -1,7 +1,7 @@
-"""How far a model's certainty can be trusted: probabilities that one program beats another, against what was measured.
+"""Calibration of cost models: predicted probabilities that one program beats another, against measurements.
 
-Of two programs with scores s and t a model says p = sigmoid(k (s - t)); an ensemble says the mean of its members' p.  The one
-number k is fitted on half of the tasks, and the figures are those of the other half, both ways.
+For two programs with scores s and t a model predicts p = sigmoid(k (s - t)), an ensemble the mean of its members' p.  The single
+parameter k is fitted on half of the tasks and evaluated on the other half, and vice versa.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ TINY = 1e-6
 def calibration(scores: Sequence[np.ndarray], latencies_s: np.ndarray, tasks: np.ndarray) -> dict[str, float]:
     """Figures of an ensemble (or of a single model) from its members' (N,) scores.
 
-    ece     expected calibration error: |how sure - how often right|, averaged over pairs by ``BINS`` of certainty
-    sharp   area under the ROC curve of certainty as a sign of being right: 0.5 says nothing, 1 all
-    error   Spearman correlation, within tasks, of the members' disagreement about a program and their error; nan for one
+    ece     expected calibration error: |mean certainty - share right|, averaged over pairs by ``BINS`` of certainty
+    sharp   area under the ROC curve of certainty as a predictor of being right: 0.5 is chance, 1 perfect
+    error   Spearman correlation, within tasks, of the members' disagreement about a program with their error; nan for a single model
     """
     left, right = pairs(latencies_s, tasks)
     faster = (latencies_s[left] < latencies_s[right]).astype(float)
@@ -38,7 +38,7 @@ def calibration(scores: Sequence[np.ndarray], latencies_s: np.ndarray, tasks: np
 
 
 def pairs(latencies_s: np.ndarray, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of pairs of programs of one task whose latencies differ; the same ones for every model."""
+    """(P,) rows of either side of program pairs within tasks whose latencies differ; the same pairs for every model."""
     found = []
     for rows in rows_by_task(tasks):
         left, right = (rows[places] for places in np.triu_indices(len(rows), 1))
@@ -66,13 +66,13 @@ def ece(sure: np.ndarray, is_right: np.ndarray) -> float:
 def area(sure: np.ndarray, is_right: np.ndarray) -> float:
     """Probability that a pair ranked right was ranked with more certainty than one ranked wrong."""
     _, place, count = np.unique(sure, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place]  # equal ones share their mean rank
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]  # ties share their mean rank
     right = int(is_right.sum())
     return float((ranks[is_right].sum() - right * (right + 1) / 2) / max(right * (len(sure) - right), 1))
 
 
 def error_known(scores: Sequence[np.ndarray], latencies_s: np.ndarray, tasks: np.ndarray) -> float:
-    """Mean over tasks of the rank correlation of the members' disagreement and the error of their mean, both as places."""
+    """Mean over tasks of the rank correlation of the members' standard deviation with their mean score's error in rank."""
     if len(scores) < 2:
         return float("nan")
     found = []

@@ -1,9 +1,9 @@
-"""Faults injected into real collections: is every candidate recorded once, and does nothing stay behind?
+"""Faults injected into real collections: is every candidate recorded once, and is nothing left behind?
 
 Each fault has a project folder of its own, whose pool mixes sound candidates of BERT-tiny with bad ones; ``tcl
-collect`` measures it while workers or the collector are killed, the disk is full or a second collector comes along.
-A candidate that is lost, recorded twice or blamed for another's fault, and a process or a temporary file that stays,
-is a failure.
+collect`` measures it while workers or the collector are killed, the disk is full or a second collector starts.
+Failures are a candidate that is lost, recorded twice or blamed for another's fault, and a process or temporary file
+that is left.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace
 
 PLATFORM = load_params(ROOT / "params.yaml").chain.first
-# Small numbers, so that the faults and not the timing take the time; several rounds, so that they fall between some.
+# Short timings, so that the faults dominate; several rounds, so that some faults fall between them.
 SETTINGS = {
     "collect": {"sampler": "random", "rounds": 6, "initial_share": 0.3, "first_fraction": 1.0},
     "measure": {"min_repeat_ms": 1, "timeout_s": 3, "build_timeout_s": 8, "check_fraction": 0.2},
@@ -78,10 +78,10 @@ class Fault:
     """What goes wrong in one collection.
 
     bad      modules of the bad candidates, taken in turn
-    kinds    error kinds that are right for them; of sound ones only ok is
-    drive    runs the collection in a project's folder, injects so many faults from outside; how many it did
-    outside  what these are called
-    blames   each of these may be put down to the program that was under way, as a crash
+    kinds    error kinds that are correct for them; for sound candidates only ok is
+    drive    runs the collection in a project's folder and injects up to a number of faults from outside; returns how many
+    outside  name of these faults
+    blames   each of these faults may be recorded as a crash of the program that was running
     """
 
     name: str
@@ -94,7 +94,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one collection: numbers of candidates, faults, candidates that went wrong, and what stayed."""
+    """Outcome of one collection: numbers of candidates, injected faults, candidates that went wrong, and leftovers."""
 
     candidates: int
     bad: int
@@ -169,7 +169,7 @@ def start(folder: Path, temporary: str = "tmp", largest_file: int | None = None)
     """``tcl collect`` in the project; no file of its processes may become larger than ``largest_file`` bytes."""
     (folder / temporary).mkdir(exist_ok=True)
     variables = os.environ | {"TMPDIR": str(folder / temporary), "PYTHONPATH": str(ROOT)}
-    variables["PYTHONDONTWRITEBYTECODE"] = "1"  # under the limit Python would leave cut off files
+    variables["PYTHONDONTWRITEBYTECODE"] = "1"  # under the limit Python would leave truncated files
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file,) * 2) if largest_file else None
     with open(folder / "said.txt", "ab") as said:
         return subprocess.Popen(
@@ -179,7 +179,7 @@ def start(folder: Path, temporary: str = "tmp", largest_file: int | None = None)
 
 
 def end(folder: Path, collector: subprocess.Popen, *codes: int) -> int:
-    """Wait for a collector, which must exit with one of the codes; which one it was."""
+    """Wait for a collector and return its exit code.  Raises RuntimeError where that is none of ``codes``."""
     code = collector.wait(timeout=PATIENCE_S)
     if code not in codes:
         said = (folder / "said.txt").read_text(errors="replace").strip().splitlines()
@@ -188,7 +188,7 @@ def end(folder: Path, collector: subprocess.Popen, *codes: int) -> int:
 
 
 def wait_until(collector: subprocess.Popen, holds: Callable[[], bool]) -> bool:
-    """Whether it held before the collector ended."""
+    """Wait until ``holds`` returns true; False if the collector ends, or ``PATIENCE_S`` pass, first."""
     deadline = time.monotonic() + PATIENCE_S
     while collector.poll() is None and time.monotonic() < deadline:
         if holds():
@@ -198,13 +198,13 @@ def wait_until(collector: subprocess.Popen, holds: Callable[[], bool]) -> bool:
 
 
 def wait_for_records(folder: Path, collector: subprocess.Popen, draw: random.Random) -> bool:
-    """Until up to two seconds after a new record, somewhere in the next round; False if the collector ended first."""
+    """Wait for a new record and then up to two seconds, to hit any point of the next round; False if the collector ends first."""
     before = measured(folder)
     return wait_until(collector, lambda: measured(folder) > before) and not time.sleep(draw.uniform(0, 2))
 
 
 def measured(folder: Path) -> int:
-    """Records in the journal, also while it grows."""
+    """Number of records in the journal, which may be growing."""
     return sum(1 for _ in iter_journal(Workspace(folder).journal_folder(PLATFORM, "collect")))
 
 
@@ -214,7 +214,7 @@ def undisturbed(folder: Path, count: int) -> int:
 
 
 def workers_killed(folder: Path, count: int) -> int:
-    """Kill one worker after another; a collection that could not start one says so and is started again."""
+    """Kill one worker after another; a collection that exits because it cannot start a worker is started again."""
     killed, draw = 0, random.Random(0)
     for _ in range(count):
         collector = start(folder)
@@ -236,7 +236,7 @@ def kill_worker(collector: subprocess.Popen, draw: random.Random) -> int:
 
 
 def collector_killed(folder: Path, count: int) -> int:
-    """Kill -9 the collector, and again the one that goes on from there."""
+    """Kill -9 the collector, and then each one that resumes its work."""
     killed, draw, code = 0, random.Random(0), -signal.SIGKILL
     while code == -signal.SIGKILL:
         collector = start(folder)
@@ -248,7 +248,7 @@ def collector_killed(folder: Path, count: int) -> int:
 
 
 def disk_full(folder: Path, count: int) -> int:
-    """By RLIMIT_FSIZE, which needs no rights: the journal cannot grow, and the collection ends with that sentence."""
+    """Simulate a full disk by RLIMIT_FSIZE, which needs no privileges: the journal cannot grow, and the collection must say so."""
     end(folder, start(folder, largest_file=FULL_DISK_BYTES), PlatformError.exit_code)
     end(folder, start(folder), 0)
     return 1
@@ -262,7 +262,7 @@ def two_collectors(folder: Path, count: int) -> int:
 
 
 def two_collectors_apart(folder: Path, count: int) -> int:
-    """Without a common lock of the machine, as in two containers: the journal's own lock refuses the second one."""
+    """Two collectors without a shared lock of the machine, as in two containers: the journal's own lock refuses the second one."""
     first = start(folder)
     wait_until(first, (Workspace(folder).journal_folder(PLATFORM, "collect") / "records.jsonl").exists)
     end(folder, start(folder, temporary="elsewhere"), BusyError.exit_code)
@@ -299,7 +299,7 @@ def injected(folder: Path, fault: Fault, good: Pool, count: int) -> Verdict:
     rows = store.read_records(Workspace(folder).records_folder(PLATFORM))
     found = Counter(row.key for row in rows)
     journal = iter_journal(Workspace(folder).journal_folder(PLATFORM, "collect"))
-    lasting = Counter(row.key for row in journal if not row.disturbed)  # what was disturbed is measured again
+    lasting = Counter(row.key for row in journal if not row.disturbed)  # disturbed ones are measured again
     return Verdict(
         candidates=len(pool.programs),
         bad=count,
@@ -313,14 +313,14 @@ def injected(folder: Path, fault: Fault, good: Pool, count: int) -> Verdict:
 
 
 def misjudged(rows: Sequence[Record], bad: set[str], fault: Fault, events: int) -> int:
-    """Candidates with an error kind that is not theirs, but for those that had to bear a fault from outside."""
+    """Number of candidates with a wrong error kind, less those that a fault from outside may have crashed."""
     wrong = [row for row in rows if row.error not in (fault.kinds if row.task_key in bad else {"ok"})]
     blamed = sum(row.error == "crash" and row.task_key not in bad for row in wrong)
     return len(wrong) - (min(blamed, events) if fault.blames else 0)
 
 
 def processes_left(folder: Path) -> int:
-    """Processes of the project that are still there after a while; they are ended."""
+    """Number of the project's processes that are still alive after 20 s; they are killed."""
     _, left = psutil.wait_procs([p for p in psutil.process_iter() if _is_of(p, folder)], timeout=20)
     for process in left:
         process.kill()
@@ -334,7 +334,7 @@ def _is_of(process: psutil.Process, folder: Path) -> bool:
 
 
 def files_left(folder: Path) -> int:
-    """Temporary files and folders, but for the empty file by which collections take turns."""
+    """Number of temporary files and folders left, without the lock file by which collections take turns."""
     temporary = [path for name in ("tmp", "elsewhere") for path in (folder / name).glob("*")]
     aside = [path for path in (folder / "data").rglob(".*.tmp")]
     return len([path for path in temporary + aside if path.name != "tcl-measuring.lock"])
@@ -362,7 +362,7 @@ QUICK = ("abort", "run that never ends", "workers killed", "collector killed, st
 
 
 def inject(quick: bool) -> tuple[dict[str, int], dict[str, dict], str]:
-    """Do all faults: totals, figures by fault, and the table.  ``quick``: some faults, half as many of each."""
+    """Inject all faults; return totals, figures by fault, and the table.  ``quick``: some faults, half as many of each."""
     faults, count = (FAULTS, 4) if not quick else ([fault for fault in FAULTS if fault.name in QUICK], 2)
     good, verdicts = good_pool(), []
     with measuring_alone(), tempfile.TemporaryDirectory(prefix="tcl-faults-") as folder:

@@ -26,7 +26,7 @@ class CommandLine:
 
 
 def drawn(shop: Workshop, count: int, seed: int) -> list[CommandLine]:
-    """So many of them, evenly; paths in them are of the first lane's project."""
+    """At most ``count`` command lines, evenly spaced in the list; paths in them are of the first lane's project."""
     try:
         from _wrong_command_lines import wrong_command_lines
     except ImportError:
@@ -38,7 +38,7 @@ def drawn(shop: Workshop, count: int, seed: int) -> list[CommandLine]:
 
 
 def give(shop: Workshop, lane: Lane, wanted: CommandLine) -> Result:
-    """Run one in a project as it was; one that changed it is followed by a fresh copy."""
+    """Run a command line in the lane's unchanged project; one that changes it makes the next trial begin with a fresh copy."""
     if lane.holds != PART:
         tiny.restore(shop.finished, lane.folder)
         lane.holds = PART
@@ -55,7 +55,7 @@ def give(shop: Workshop, lane: Lane, wanted: CommandLine) -> Result:
 
 
 def listing(project: Path) -> set[tuple[str, int, int]]:
-    """Path, bytes and time of every file, but for locks, and for a note that MLflow makes where it reads a model."""
+    """Path, size and modification time of every file, except locks and a file that MLflow writes when it reads a model."""
     found = set()
     for path in project.rglob("*"):
         with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """Corruptions: a file of the data set or of the registry is damaged, then a command reads it.
 
-A command may end with a sentence, may not have needed the damaged place, or may make anew what was a cache and say so.
-Another answer than the undisturbed one's, without a word, is the worst that there is.
+The command may exit with an error message, be unaffected, or rebuild a cache and say so.  The worst outcome is an answer that
+differs from the undisturbed run's without a warning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRAIN, DISTILL, EVALUATE, REGISTER, PROMOTE, TUNE = (
     _BY_NAME[name] for name in ("train", "distill", "evaluate", "register", "promote", "tune")
 )
 
-# Which files a command reads; every kind of file stands here at least once.
+# File patterns and the commands that read them; every kind of file occurs at least once.
 READ = (
     ("data/programs/tasks/tasks.parquet", (EXPORT, EVALUATE)),
     ("data/programs/tasks/networks.parquet", (EVALUATE, PROMOTE)),
@@ -74,7 +74,7 @@ def overwritten(content: bytes, _: bytes, draw: random.Random) -> bytes:
 
 
 def zeroed(content: bytes, _: bytes, draw: random.Random) -> bytes:
-    """A block as a disk loses it."""
+    """One 512-byte block is zero, as a disk loses it."""
     return _put(content, draw.randrange(len(content)) // 512 * 512, bytes(512))
 
 
@@ -91,7 +91,7 @@ def appended(content: bytes, _: bytes, draw: random.Random) -> bytes:
 
 
 def swapped(content: bytes, sibling: bytes, draw: random.Random) -> bytes:
-    """The content of another file of the same kind: whole, and wrong here."""
+    """The content of another file of the same kind: intact, but wrong here."""
     return sibling
 
 
@@ -108,7 +108,7 @@ WEIGHTS = (6, 3, 2, 2, 1, 1, 1)
 
 @dataclass(frozen=True)
 class Corruption:
-    """One damaged file and the command that reads it; its name says all of it."""
+    """One damaged file and the command that reads it; ``name`` holds all fields."""
 
     command: str
     path: str
@@ -129,7 +129,7 @@ class Corruption:
 
 
 def drawn(shop: Workshop, count: int, seed: int) -> list[Corruption]:
-    """So many corruptions, the same number for each kind of file and each command that reads it."""
+    """``count`` corruptions, spread evenly over the pairs of a file pattern and a command that reads it."""
     draw = random.Random(seed)
     pairs = [(pattern, command) for pattern, commands in READ for command in commands]
     files = {pair: _files(shop.ready(pair[1]).snapshot / "project", pair[0]) for pair in pairs}
@@ -151,7 +151,7 @@ def _files(project: Path, pattern: str) -> list[str]:
 
 
 def _sibling(project: Path, path: str) -> bytes:
-    """What another file of the same name or ending, as near as possible, holds."""
+    """Different content of another file of the same name, or else of the same suffix in the folder; b"{}" without one."""
     same = [p for p in project.glob(f"{Path(*Path(path).parts[:2])}/**/{Path(path).name}") if p != project / path]
     alike = [p for p in (project / path).parent.glob(f"*{Path(path).suffix}") if p != project / path]
     here = (project / path).read_bytes()
@@ -181,9 +181,9 @@ def corrupt(shop: Workshop, lane: Lane, wanted: Corruption) -> Result:
 
 
 def answered(lane: Lane, ready: Ready, wanted: Corruption, outcome: Outcome, now: dict[str, str], harmed: set[str]) -> Result:
-    """The command ended well: with the undisturbed answer, or with words on what it made anew or left out.
+    """Judge a command that exited with 0: it must give the undisturbed answer, or say what it rebuilt or left out.
 
-    harmed  what is as the damage left it, and in ``now`` no more
+    harmed  names of what is still as the damage left it; ``now`` is without them
     """
     expected = {name: digest for name, digest in ready.state.items() if name not in harmed}
     other = [line for line in differences(expected, now) if not line.startswith(f"{wanted.path} ")]
@@ -207,6 +207,6 @@ def _answers_differ(words: Sequence[str], usual: Sequence[str]) -> bool:
 
 
 def _words(project: Path, said: str) -> list[str]:
-    """What a command said, without its progress and the lane's name."""
+    """Lines that a command printed, without its progress and the lane's name."""
     text = plain(project, said.encode()).decode()
     return [line for line in text.splitlines() if not re.search(r": \d+ of \d+", line)]

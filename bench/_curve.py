@@ -1,4 +1,4 @@
-"""Accuracy against how much was measured, drawn."""
+"""Plot of accuracy against the amount of measured data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FIGURES = {"pairs": "pairs ranked right", "top1": "top-1"}
 
 
 def draw_curve(rows: Sequence[Sequence[Any]], whole: tuple[int, int], path: Path) -> None:
-    """One column of panels for the number of tasks, one for the programs of each; mean and 95 % interval over seeds.
+    """Draw a column of panels over the number of tasks, and one over the programs of each; mean and 95 % interval over seeds.
 
-    ``rows`` are [tasks or None, programs of each or None, model, figures of all seeds], None for all there are, ``whole``
-    how many that is.
+    rows   [tasks or None, programs of each or None, model, figures of all seeds], where None means all
+    whole  numbers of all tasks and of all programs of each
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What models are compared on: the reference data set, split by network, and imported logs, split by task."""
+"""Data on which models are compared: the reference data set, split by network, and imported logs, split by task."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tcl_core.reference import apart
 from tcl_core.stages import exchange
 from tcl_core.stages.workspace import Workspace
 
-# Training networks whose tasks stand in for the held-out ones while settings are chosen.
+# Training networks whose tasks serve as the validation set while settings are chosen.
 VALIDATION = ("resnet-18", "mobilenet-v1", "electra-small")
-# Networks on which nothing is chosen: what is ranked of theirs is computed once per release, and each time is written down (sealed.md).
+# Networks on which nothing is chosen: they are ranked once per release, and each time is logged in sealed.md.
 SEALED = (
     "regnet-x-8",
     "convnextv2-atto",
@@ -35,31 +35,31 @@ SEALED = (
     "llama-tiny",
 )
 LOG_TASKS_HELD_OUT = 0.25  # of a device's tasks
-LOG_PROGRAMS_PER_TASK = 256  # that are trained on, at most
+LOG_PROGRAMS_PER_TASK = 256  # to train on, at most
 
 
 class Reference(datasets.Reference):
     """The data set that comes with TCL, or another of its form."""
 
     def __init__(self, folder: Path, features: Path, unlabelled: int = 192, lean: float = 0.0) -> None:
-        """``unlabelled`` is how many programs of each task the teacher ensemble labels (192 in params.yaml), of which the share ``lean``
-        is drawn as ``tcl_core.programs.pool`` says.
+        """``unlabelled``: unmeasured programs of each task that the teacher ensemble labels (192 in params.yaml);  ``lean``: share of
+        them that is drawn as in ``tcl_core.programs.pool``.
         """
         super().__init__(folder, features)
         self.unlabelled, self.lean = unlabelled, lean
 
     @property
     def sets(self) -> tuple[Reference, ...]:
-        """Those that are learned."""
+        """The data sets that are learned."""
         return (self,)
 
     def heap(self, of: Callable[[Reference], Samples]) -> Samples:
-        """What each of those has, in one task numbering."""
+        """``of`` each of ``sets`` in one heap, with one task numbering."""
         return of(self)
 
 
 class Learned:
-    """Several data sets of the same platforms that are learned together, one of which is ranked; asked as ``Reference`` is."""
+    """Several data sets of the same platforms that are learned together, one of which is ranked; has ``Reference``'s interface."""
 
     def __init__(self, sets: Sequence[Reference], ranked: Reference) -> None:
         self.sets, self.ranked, self.platforms = tuple(sets), ranked, ranked.platforms
@@ -69,14 +69,14 @@ class Learned:
         return [len(each.encoder.numbers) for each in self.sets]
 
     def heap(self, of: Callable[[Reference], Samples]) -> Samples:
-        """What each has, their tasks numbered apart."""
+        """``of`` each of ``sets`` in one heap, with distinct task numbers."""
         return apart(list(map(of, self.sets)), self._counts)
 
     def hardware(self, platform: str) -> Hardware:
         return self.ranked.hardware(platform)
 
     def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = (), split: str = "held_out") -> Case:
-        """As ``Reference.case``: all sets' training tasks, and of the ranked one what is tested, in its own numbering."""
+        """As ``Reference.case``, with the training tasks of all sets; the tested ones are the ranked set's, in its own numbering."""
         cases = {each: each.case(platform, reads, tested, split) for each in self.sets}
         before = range(self.platforms.index(platform))
         return replace(
@@ -87,10 +87,10 @@ class Learned:
 
 
 class Logs:
-    """Devices whose tuning logs are imported: a folder of logs below ``autotvm``, or a log below ``ansor``."""
+    """Devices with imported tuning logs: each is a folder of logs below ``autotvm``, or a log below ``ansor``."""
 
     def __init__(self, logs: Path, scratch: Path) -> None:
-        """Import what is not yet below ``scratch``."""
+        """Import the logs that are not yet below ``scratch``."""
         self.scratch = scratch
         scratch.mkdir(parents=True, exist_ok=True)
         files = {file: file.parent.name for file in sorted(logs.resolve().glob("autotvm/*/*.log.gz"))}
@@ -102,12 +102,12 @@ class Logs:
                 exchange.import_logs(self.workspace, [file], device)
 
     def drawn(self, device: str) -> list[str] | None:
-        """The log whose programs were drawn uniformly, which alone is tested; without one, all that a tuner chose is."""
+        """The log of uniformly drawn programs, which alone is tested; None without one: all that a tuner chose is tested."""
         there = self.workspace.imported_folder(device) / "records" / "random.parquet"
         return ["random"] if there.exists() else None
 
     def case(self, device: str, seed: int) -> Case:
-        """A quarter of the tasks, drawn with the seed, is ranked; of the others a bounded number of programs is trained on."""
+        """Rank a quarter of the tasks, drawn by the seed; train on at most ``LOG_PROGRAMS_PER_TASK`` programs of each other one."""
         samples = concatenate(list(exchange.imported_batches(self.workspace, device)))
         tested = concatenate(list(exchange.imported_batches(self.workspace, device, self.drawn(device))))
         tasks = np.random.default_rng(seed).permutation(np.unique(tested.tasks)).tolist()
@@ -118,6 +118,6 @@ class Logs:
 
 
 def reads_of(model: str) -> str:
-    """tokens, per-store features or states: what a model of the catalogue is trained on."""
+    """What a model of the catalogue reads: "tokens", "per-store features" or "states"."""
     asked = catalogue.model_class(model)
     return "states" if asked.needs_states else asked.reads

@@ -1,7 +1,7 @@
-"""Full disks at every stage: no file may grow beyond a size (RLIMIT_FSIZE), or no call finds room from the Nth on.
+"""Full disks at every stage: no file may exceed a size (RLIMIT_FSIZE), or every call from the Nth on finds no space.
 
-The command must say so in a sentence that names a file, what was there must still be there, and with room again the
-same command must end with what an undisturbed one makes.
+The command must say so in a message that names a file, and must keep what was there; run again with space, it must
+make what an undisturbed run makes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from _trials import SENTENCES, Finding, Result, Workshop, judged
 
 PART = "full-disk"
 SIZES = (0, 300, 4096, 30_000)  # bytes
-STAGE_FAILED = re.compile("^tcl: |exited with", re.MULTILINE)  # what a stage, or DVC of it, says
+STAGE_FAILED = re.compile("^tcl: |exited with", re.MULTILINE)  # how a stage, or DVC about a stage, reports failure
 NAMES_A_FILE = re.compile(r"\S*[/.]\w+")
 
 
 @dataclass(frozen=True)
 class FullDisk:
-    """``at``: of a file's bytes, or of a call's number."""
+    """``at``: the largest size of a file (kind "bytes"), or the number of the first call that finds no space ("call")."""
 
     command: str
     kind: str
@@ -43,7 +43,7 @@ class FullDisk:
 
 
 def drawn(shop: Workshop, count: int, seed: int) -> list[FullDisk]:
-    """Each size for each command, and so many calls of them, each in its stretch at random."""
+    """Every size for every command, and a stratified random sample of its calls; about ``count`` in all."""
     draw = random.Random(seed)
     commands = [command for command in shop.commands if command.share > 0.1]
     calls = max(1, count // len(commands) - len(SIZES))
@@ -56,7 +56,7 @@ def drawn(shop: Workshop, count: int, seed: int) -> list[FullDisk]:
 
 
 def fill(shop: Workshop, lane: Lane, wanted: FullDisk) -> Result:
-    """Run the command on a full disk, look at what it left, and run it again with room."""
+    """Run the command on a full disk, check what it left, and run it again with space."""
     ready = shop.named(wanted.command)
     tiny.restore(ready.snapshot, lane.folder)
     before = state(lane.project, ready.command.measured)
@@ -81,9 +81,9 @@ def fill(shop: Workshop, lane: Lane, wanted: FullDisk) -> Result:
 
 
 def said_well(full: Outcome, name: str) -> list[Finding]:
-    """DVC has its own words and exit code for it, and its stage's sentence is among them.
+    """Failures in how a command reports the full disk; DVC has its own words and exit code, and repeats its stage's message.
 
-    Where no stage failed, it is DVC itself that found no room, for a lock, a link or its dvc.lock, and it may say nothing of where.
+    If no stage failed, DVC itself found no space (for a lock, a link or dvc.lock), and it need not say where.
     """
     codes = (*SENTENCES, 1, 255) if name.startswith("dvc") else SENTENCES
     findings = judged(full, PART, name, also=codes)

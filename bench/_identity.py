@@ -1,4 +1,4 @@
-"""Which runs of a comparison are still true: each is known by the code and the data that its figures depend on."""
+"""Which stored runs of a comparison are still valid: each is identified by the code and data that its figures depend on."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tcl_core.checked import running_code as code
 from tcl_core.models import catalogue
 from tcl_core.programs.tuning_logs.dialects import DIALECTS
 
-# Of tcl_core: what figures depend on.
+# Parts of tcl_core that figures depend on.
 CODE = (
     "models", "learning", "learning_names.py", "features", "programs", "evaluation", "teaching.py", "chain", "store",
     "reference.py", "datasets.py", "records.py", "platforms", "stages/exchange.py",
 )  # fmt: skip
-NEUTRAL = ("_tables", "_identity", "_smallest")  # what is kept and shown, whatever the figures are
+NEUTRAL = ("_tables", "_identity", "_smallest")  # how figures are kept and shown, which does not change them
 TAUGHT = ("mamba", "tcl")
-TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # what teaches those
+TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # the teachers of ``TAUGHT``
 
 
 def identity(model: str, data: str, settings: object = None) -> str:
-    """Changes with the code, the data (its digest) and the comparison's own ``settings`` that a model's figures depend on."""
+    """Digest of what a model's figures depend on: code, ``data`` (its digest), and the comparison's own ``settings``."""
     digest = hashlib.sha256(repr((data, settings)).encode())
     for path in code_of(model):
         digest.update(_code_in(path).encode())
@@ -41,21 +41,21 @@ def _code_in(path: Path) -> str:
 
 
 def digest_of(function: Callable[..., Any]) -> str:
-    """Of what of a function's source runs."""
+    """Digest of a function's source without docstrings and comments."""
     return hashlib.sha256(code(inspect.getsource(function)).encode()).hexdigest()[:12]
 
 
 def data_identity(reference: Path, logs: Path) -> dict[str, str]:
-    """Part -> digest of what it is computed from."""
+    """Part of a comparison -> identity of its data: the reference data's digest, the logs' names and sizes."""
     files = sorted(logs.rglob("*.log.gz"))
     return {"reference": store.data_digest(reference), "logs": str([(path.name, path.stat().st_size) for path in files])}
 
 
 def code_of(model: str) -> list[Path]:
-    """Files that a model's figures depend on: what its module, the metrics and the data's reading import, directly or not.
+    """Files that a model's figures depend on: its module, the metrics, the code that reads the data, and all that these import.
 
-    The catalogue, which changes with every new model, and the comparison itself are not among them: after a change of how
-    models are trained there, say --force.
+    The catalogue, which changes with every new model, and the comparison itself do not count: after changing how they train
+    models, use --force.
     """
     module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.chain.bridge"
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
@@ -63,18 +63,18 @@ def code_of(model: str) -> list[Path]:
 
 
 def code_identity(modules: Sequence[str], scripts: Sequence[str]) -> str:
-    """Changes with the code of modules of ours, of scripts of this folder, and of what they import."""
+    """Digest of the code of modules of tcl_core, of scripts of this folder, and of what they import."""
     return hashlib.sha256("".join(map(_code_in, reached(modules, scripts))).encode()).hexdigest()[:16]
 
 
 def folder_identity(name: str) -> str:
-    """Changes with the code of a folder of tcl_core of which the other comparisons know nothing."""
+    """Digest of the code in a folder of tcl_core that is not in ``CODE``."""
     files = sorted((ROOT / "tcl_core" / name).glob("*.py"))
     return hashlib.sha256("".join(map(_code_in, files)).encode()).hexdigest()[:16]
 
 
 def reached(modules: Sequence[str], scripts: Sequence[str]) -> list[Path]:
-    """Files of modules of ours, of scripts of this folder, and of what of ``CODE`` they import; and the dialects of logs."""
+    """Files of modules of tcl_core, of scripts of this folder, and of what they import of ``CODE``; always the logs' dialects."""
     found: set[Path] = set()
     waiting = [*map(_file, (*modules, *DIALECTS.values())), *(ROOT / "bench" / f"{name}.py" for name in scripts)]
     while waiting:
@@ -86,7 +86,7 @@ def reached(modules: Sequence[str], scripts: Sequence[str]) -> list[Path]:
 
 @cache
 def imported_names(path: Path) -> list[str]:
-    """Modules that a Python file imports; of ``from a import b`` both a and a.b, which may be one."""
+    """Modules that a Python file imports; for ``from a import b`` both a and a.b, which may be a module."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -97,7 +97,7 @@ def imported_names(path: Path) -> list[str]:
 
 
 def _file(module: str) -> Path | None:
-    """The file of a module of ours, of one of ``CODE``'s packages, or of a script of this folder that figures depend on."""
+    """File of a module of tcl_core, of a package in ``CODE``, or of a script here that figures depend on; None for all else."""
     if not module.startswith("tcl_core."):
         script = ROOT / "bench" / f"{module}.py"
         return script if module.startswith("_") and module not in NEUTRAL and script.exists() else None

@@ -1,6 +1,6 @@
-"""Kills: before the Nth change of a file below the project, and at random moments; then the same command again.
+"""Kills before the Nth change of a file below the project, and at random moments; then the same command runs again.
 
-What an undisturbed run makes must be there afterwards, and nothing else.
+Afterwards the project must hold exactly what an undisturbed run makes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DVC_FAILED = 255
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill of a command; its name says all of it.
+    """One kill of a command; ``name`` holds all fields.
 
-    at      the number of a call, or a moment in shares of the undisturbed duration
-    group   all processes of the command die, not one
-    later   what the dead left running has ended before the command is started again
+    at      number of a call, or a moment as a share of the undisturbed duration
+    group   kill all processes of the command, not one
+    later   wait for surviving processes to end before the command is started again
     """
 
     command: str
@@ -52,7 +52,7 @@ class Kill:
 
 
 def drawn(shop: Workshop, count: int, seed: int) -> list[Kill]:
-    """So many kills, spread over the commands by their shares; calls of a command evenly, each in its stretch at random."""
+    """About ``count`` kills, spread over the commands by their shares; the calls are a stratified random sample of a command's."""
     draw, total = random.Random(seed), sum(command.share for command in shop.commands)
     kills = []
     for command in shop.commands:
@@ -90,7 +90,7 @@ def kill(shop: Workshop, lane: Lane, wanted: Kill) -> Result:
 
 
 def remove_torn_lock(project: Path) -> bool:
-    """Do by hand what the documentation asks for where a kill tore DVC's own list of locks; whether it was torn."""
+    """Delete DVC's own list of locks if a kill tore it, as the documentation tells users to; whether it was torn."""
     path = project / ".dvc/tmp/rwlock"
     try:
         json.loads(path.read_bytes())
@@ -103,7 +103,7 @@ def remove_torn_lock(project: Path) -> bool:
 
 
 def restore_damaged_lock(lane: Lane, snapshot: Path) -> bool:
-    """Take dvc.lock back, as from Git, where a kill left DVC one that it cannot read; whether it was so."""
+    """Restore dvc.lock, as from Git, if a kill left one that DVC cannot read; whether it did."""
     said = lane.run(tiny.DVC, "status").said
     if "dvc.lock' is invalid" not in said and "dvc.lock' validation failed" not in said:
         return False
@@ -118,11 +118,11 @@ def _harm(wanted: Kill, ready: Ready) -> Harm:
 
 
 def compared(lane: Lane, ready: Ready, name: str, part: str) -> list[Finding]:
-    """What differs from the undisturbed project: gone is lost, else it changed in silence; twice; or left."""
+    """Differences from the undisturbed project: lost, silently new or changed, doubled, or left over."""
     findings = []
     now = state(lane.project, ready.command.measured)
     for line in differences(ready.state, now):
-        if ".jsonl.cut-" in line and line.endswith(" is new"):  # the copy of a torn line, which is told
+        if ".jsonl.cut-" in line and line.endswith(" is new"):  # the copy of a torn line, which the command reports
             continue
         findings.append(Finding(part, name, "lost" if line.endswith(" is gone") else "silent", line))
     if twice := doubled(lane.project):

@@ -1,6 +1,6 @@
-"""Kinds of networks that no model was trained on: small ones with random weights, in plain PyTorch or of ``transformers``.
+"""Small networks, with random weights, of kinds that no model was trained on, in plain PyTorch or from ``transformers``.
 
-Each is a function that returns the network and its example inputs; ``KINDS`` names them.
+``KINDS`` maps each name to a function that returns the network and its example inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ IMAGE, TEXT = (1, 3, 96, 96), (1, 64)
 
 
 def export(kind: str, folder: Path) -> str:
-    """Write the network as ``KIND.pt2``; the file's path."""
+    """Export the network to ``KIND.pt2``; return the file's path."""
     torch.manual_seed(0)
     network, inputs = (KINDS | DENSE)[kind]()
     path = folder / f"{kind}.pt2"
@@ -47,7 +47,7 @@ class Residual(nn.Module):
 
 
 class Beside(nn.Module):
-    """The outputs of several parts, one after another along an axis."""
+    """The outputs of several parts, concatenated along an axis."""
 
     def __init__(self, *parts: nn.Module, axis: int = 1) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class UNet(nn.Module):
 
 
 class Excited(nn.Module):
-    """Squeeze and excitation: channels weighted by what is in all of the image."""
+    """Squeeze and excitation: channels weighted by their means over the image."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def conv_1d() -> Built:
 
 
 def conv_3d() -> Built:
-    """A few frames of a film."""
+    """3D convolutions over a few video frames."""
     parts = [nn.Conv3d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool3d((1, 2, 2)), nn.Conv3d(16, 32, 3, padding=1), nn.ReLU()]
     parts += [nn.MaxPool3d(2), nn.Conv3d(32, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 4 * 8 * 8, 10)]
     return nn.Sequential(*parts), (torch.randn(1, 3, 8, 32, 32),)
@@ -208,7 +208,7 @@ class Mamba(nn.Module):
 
 
 class Turned(nn.Module):
-    """The last two axes change places."""
+    """Swaps the last two axes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2)
@@ -280,4 +280,4 @@ KINDS: dict[str, Callable[[], Built]] = {
     "mobilevit": _of_transformers("MobileViTForImageClassification", "MobileViTConfig", (1, 3, 128, 128), image_size=128),
     "segformer": _of_transformers("SegformerForImageClassification", "SegformerConfig", (1, 3, 128, 128), depths=[1, 1, 1, 1]),
 }  # fmt: skip
-DENSE = {"dense": lambda: (nn.Sequential(nn.Linear(16, 8), nn.ReLU()), (torch.randn(4, 16),))}  # the smallest of all, and no kind
+DENSE = {"dense": lambda: (nn.Sequential(nn.Linear(16, 8), nn.ReLU()), (torch.randn(4, 16),))}  # for the smallest form; none of ``KINDS``

@@ -1,8 +1,8 @@
-"""Where trials run: a project's copy that may be spoilt, and a warm process whose forked children are its commands.
+"""Lanes in which trials run: a disposable copy of a project, and a warm process that forks its commands.
 
-Importing torch, TVM and MLflow takes longer than most of the commands on a tiny project.  So each lane has a server
-that has imported them and has no thread yet; a trial is a fork of it, in a session of its own, with an end at a time
-limit.  The server runs with ``_kill_at.c`` loaded before libc, and so does whatever its children start.
+Importing torch, TVM and MLflow takes longer than most commands on a tiny project.  So each lane has a server that has
+imported them and has no further threads yet; a trial is a fork of it, in a session of its own, with a time limit.  The
+server runs with ``_kill_at.c`` loaded before libc, and so does all that its children start.
 
     python bench/_lanes.py      is such a server: requests and replies are lines of JSON
 """
@@ -31,7 +31,7 @@ SOURCE = Path(__file__).with_name("_kill_at.c")
 PATH_MAX = 4096
 TRAP = struct.Struct(f"llii{PATH_MAX}s{PATH_MAX + 64}s")  # struct trap of _kill_at.c
 COUNT, KILL_PROCESS, KILL_GROUP, DISK_FULL = range(4)
-SAID = 20_000  # bytes of a command's words that are kept
+SAID = 20_000  # bytes of a command's output that are kept
 IMPORTED_LATE = ("torch._dynamo", "xgboost", "matplotlib.pyplot", "alembic.command", "tcl_core.models.trees")
 STUCK = None  # the exit code of a command that did not end in time
 
@@ -42,7 +42,7 @@ class Outcome:
 
     code     exit code, the negative signal that killed it, or STUCK
     said     the end of what it printed
-    calls    changes below the project that it was about to make; ``hit``: the one at which the trap sprang
+    calls    number of changes below the project that it attempted; ``hit``: the one at which the trap sprang
     """
 
     code: int | None
@@ -62,7 +62,7 @@ class Harm:
     """What is done to a command while it runs; nothing by default.
 
     at           number of the call below the project at which ``mode`` happens, from 1
-    after_s      kill at this moment instead: the process, or with ``group`` all of its session's
+    after_s      kill after this time instead: the process, or with ``group`` its whole session
     largest_file bytes that no file may exceed (RLIMIT_FSIZE)
     """
 
@@ -74,7 +74,7 @@ class Harm:
 
 
 def build_shim(folder: Path) -> Path:
-    """Compile ``_kill_at.c``; the shared library."""
+    """Compile ``_kill_at.c``; return the shared library."""
     library = folder / "kill_at.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, SOURCE, "-ldl"], check=True)
     return library
@@ -87,11 +87,11 @@ class Lane:
     folder: Path
     server: subprocess.Popen
     trap: mmap.mmap = field(repr=False)
-    holds: str = ""  # whose project lies in it, where one serves many trials
+    holds: str = ""  # the part whose project it holds, where one project serves many trials
 
     @classmethod
     def start(cls, folder: Path, shim: Path, environment: dict[str, str], warm: bool = True) -> Lane:
-        """``warm``: its server imports what commands of `tcl` need; without, it runs programs given by their paths."""
+        """Start a lane and its server.  ``warm``: the server imports what `tcl` needs; else it is for programs given by path."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "project").mkdir(exist_ok=True)
         path = folder / "trap"
@@ -109,13 +109,13 @@ class Lane:
         return self.folder / "project"
 
     def run(self, *argv: str, limit_s: float = 60.0, harm: Harm = Harm()) -> Outcome:
-        """A command in the project: of `tcl` where its name is no program's path."""
+        """Run a command in the project: a `tcl` command, unless its name is a program's path."""
         return self.run_all([argv], [0.0], limit_s, harm)[0]
 
     def run_all(
         self, argvs: Sequence[Sequence[str]], delays_s: Sequence[float], limit_s: float = 60.0, harm: Harm = Harm()
     ) -> list[Outcome]:
-        """Several commands at once, each started so many seconds late."""
+        """Run several commands at once, each started after its delay."""
         self.trap[:] = TRAP.pack(harm.at, 0, harm.mode, 0, f"{self.project}/".encode(), b"")
         request = {"argvs": argvs, "delays_s": delays_s, "limit_s": limit_s, "after_s": harm.after_s}
         request |= {"group": harm.group, "largest_file": harm.largest_file}
@@ -137,11 +137,11 @@ class Lane:
 
 
 def serve() -> None:
-    """Answer requests until there are none; a child that is a command returns from here into the interpreter's end."""
+    """Answer requests until stdin ends; each command runs, and ends, in a forked child (``_become``)."""
     if "--warm" in sys.argv:
         _import_all()
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else prints
+    os.dup2(2, 1)  # for all else that prints
     for line in sys.stdin:
         request = json.loads(line)
         started = []
@@ -158,7 +158,7 @@ def serve() -> None:
 
 
 def _pipe() -> tuple[int, int]:
-    """For what a command says: no file, for files may be limited.  Nobody reads while it runs, so it must hold much."""
+    """A pipe for a command's output (files may be limited); nothing reads it while the command runs, so it must hold much."""
     said, saying = os.pipe()
     fcntl.fcntl(said, fcntl.F_SETPIPE_SZ, 1 << 20)
     os.set_blocking(said, False)
@@ -200,13 +200,13 @@ def _import_all() -> None:
         importlib.import_module(module)
 
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    threads = [name for name in names if not name.startswith("jemalloc")]  # which starts its own again after a fork
+    threads = [name for name in names if not name.startswith("jemalloc")]  # jemalloc restarts its own after a fork
     if len(threads) > 1:
         raise SystemExit(f"the server has the threads {threads}, and a fork would lose them")
 
 
 def _become(request: dict[str, Any], number: int, saying: int) -> None:
-    """The rest of a forked child: the command, until its end."""
+    """Run the command in a forked child and end it."""
     os.setsid()
     os.chdir("project")
     null = os.open(os.devnull, os.O_RDONLY)
@@ -214,7 +214,7 @@ def _become(request: dict[str, Any], number: int, saying: int) -> None:
         os.dup2(there, here)
     sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in ((0, "r"), (1, "w"), (2, "w")))
     if request["largest_file"] is not None:
-        sys.dont_write_bytecode = True  # Python would leave cut off files
+        sys.dont_write_bytecode = True  # Python would leave truncated files
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"],) * 2)
     os.environ["PWD"] = os.getcwd()
     time.sleep(request["delays_s"][number])
@@ -235,7 +235,7 @@ def _become(request: dict[str, Any], number: int, saying: int) -> None:
 
 
 def _finish(code: int) -> None:
-    """End as the interpreter does, without the seconds that it takes to free what was imported."""
+    """Exit as the interpreter does, but without spending seconds on freeing what was imported."""
     import atexit
     import threading
 
@@ -249,7 +249,7 @@ def _finish(code: int) -> None:
 
 
 def _watch(child: int, request: dict[str, Any], said: int) -> dict[str, Any]:
-    """Wait for a child, kill it when that is asked for, and end its whole session at the time limit."""
+    """Wait for a child, kill it at the requested time, and end its whole session at the time limit."""
     start, limit, kill_at = time.monotonic(), request["limit_s"], request["after_s"]
     pidfd = os.pidfd_open(child)
     poll = select.poll()
@@ -268,7 +268,7 @@ def _watch(child: int, request: dict[str, Any], said: int) -> dict[str, Any]:
 
 
 def _all_of(pipe: int) -> str:
-    """What is in it by now; a process that stayed may hold its other end."""
+    """The end of what is in the pipe by now, as text; a process that is left may still hold its other end."""
     found = b""
     with suppress(BlockingIOError):
         while some := os.read(pipe, 1 << 16):

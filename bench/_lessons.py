@@ -1,4 +1,4 @@
-"""What our model is taught with beside the measured programs: per-store features, and programs that nobody measured."""
+"""What teaches our model beside the measured programs' tokens: their per-store features, and unmeasured programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tcl_core.stages import exchange
 from tcl_core.platforms import read_saved_hardware
 from tcl_core.teaching import pseudo_labelled
 
-LOG_SHARE = 1  # as many times more of a log's programs than are trained on stand for unlabelled ones
+LOG_SHARE = 1  # programs of a log that stand for unlabelled ones, as a multiple of those trained on
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Lesson(Case):
     """A case with what a teacher ensemble needs to teach our model (``tcl_core.teaching``).
 
     per_store   the training programs as per-store features, or None where nothing can be lowered
-    unlabelled  further programs of the training tasks, in the same views; what was measured of them, nobody reads
+    unlabelled  further programs of the training tasks, in the same views; their latencies, if any, are not read
     """
 
     per_store: Samples | None = None
     unlabelled: Mapping[str, Samples] = field(default_factory=dict)
 
     def taught(self, seed: int, **teachers: object) -> Samples:
-        """All programs with the labels of a teacher ensemble that learned from the measured ones."""
+        """All programs, labelled by a teacher ensemble that learned the measured ones."""
         measured = {"tokens": self.train} | ({"per-store features": self.per_store} if self.per_store is not None else {})
         return pseudo_labelled(measured, self.unlabelled, seed, **teachers)
 
@@ -50,10 +50,10 @@ Thinned = tuple[int | None, int | None, int]
 
 @dataclass(frozen=True)
 class ChainCase(Case):
-    """A case to be learned along the chain, whose first platform is taught.
+    """A case to be learned along the chain; ``first`` teaches the chain's first platform.
 
-    further   unlabelled programs of the training tasks, the same ones with the row of each platform up to this one, in chain order
-    hardware  the vector of each
+    further   unlabelled programs of the training tasks, once with the hardware row of each platform up to this one, in chain order
+    hardware  the hardware vectors of these platforms
     """
 
     first: Lesson | None = None
@@ -73,7 +73,7 @@ def chain_case(reference: Reference | Learned, platform: str, thin: Thinned, spl
 def lesson(
     reference: Reference | Learned, platform: str, tested: Sequence[str] = (), thin: Thinned = (None, None, 0), split: str = "held_out"
 ) -> Lesson:
-    """A case of the reference data (``Reference.case``, then ``Case.thinned``), its training programs as per-store features too, and
+    """A case of the reference data (``Reference.case``, then ``Case.thinned``) with its training programs as per-store features, and
     unlabelled programs of its training tasks.
     """
     case = reference.case(platform, "tokens", tested, split).thinned(*thin)
@@ -85,7 +85,7 @@ def lesson(
 
 
 def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
-    """A device's case; programs of its log beyond those that are trained on stand for unlabelled ones."""
+    """Lesson of a device's case; further programs of its logs, which are not trained on, stand for unlabelled ones."""
     samples = concatenate(list(exchange.imported_batches(logs.workspace, device)))
     samples = samples.take(np.isin(samples.tasks, np.unique(case.train.tasks)))
     trained, both = (drawn(samples, None, share * LOG_PROGRAMS_PER_TASK, seed) for share in (1, 1 + LOG_SHARE))
@@ -94,7 +94,7 @@ def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
 
 @lru_cache(maxsize=3)
 def unlabelled(reference: Reference, platform: str) -> dict[str, Samples]:
-    """Further programs of each training task of the reference data, which are the same on every platform."""
+    """View -> unmeasured programs of each training task of the reference data, the same on every platform."""
     encoder, keys = reference.encoder, _drawn_keys(reference)
     samples = encoder.encode(keys, read_saved_hardware(reference.folder / f"platform={platform}").vector())
     return {"tokens": samples, "per-store features": with_per_store(samples, keys, encoder, reference.features / "per-store features")}
@@ -102,7 +102,9 @@ def unlabelled(reference: Reference, platform: str) -> dict[str, Samples]:
 
 @lru_cache(maxsize=2)
 def _drawn_keys(reference: Reference) -> list[ProgramKey]:
-    """Drawn once for a data set: finding valid programs takes TVM a minute or two.  All of its programs were measured."""
+    """Keys of unmeasured programs, of which the data set itself has none; drawn once and kept, for TVM takes a minute or two
+    to find valid ones.
+    """
     drawer = hashlib.sha256("".join(code(inspect.getsource(part)) for part in (pool, drawing)).encode()).hexdigest()
     path = (
         reference.features

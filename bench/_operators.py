@@ -1,4 +1,4 @@
-"""One model against another on the tasks of each operator: where it is that one of them ranks better."""
+"""One model against another on the tasks of each operator, to see where it ranks better."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from _tables import markdown
 def by_operator(
     judged: Mapping[tuple[str, str], Mapping[int, Mapping[str, ByTask]]], operators: Mapping[int, str], ours: str
 ) -> list[dict[str, Any]]:
-    """Rows as of ``compared``, the tasks of each operator apart, the commonest first; the platforms' seeds count as seeds do there.
+    """Rows as of ``compared`` for the tasks of each operator, most frequent operator first; seeds of all platforms count as seeds.
 
-    ``operators`` is task -> name.  Only what both models have of a platform counts.
+    ``operators`` maps a task to its operator's name.  Only seeds that both models have on a platform count.
     """
     shared: dict[str, list[tuple[Mapping[str, ByTask], Mapping[str, ByTask]]]] = {}
     for (platform, model), seeds in judged.items():
@@ -38,7 +38,7 @@ def by_operator(
 
 
 def operators_table(ours: str, rows: list[dict[str, Any]], names: Sequence[str] = ("pairs", "u16")) -> str:
-    """Rows of ``by_operator``: each figure's mean over the operator's tasks, and ours less it."""
+    """Table of ``by_operator``'s rows: each figure's mean over the operator's tasks, and our model's difference from it."""
     cells = []
     for row in rows:
         less = ["" if row["model"] == ours else signed(row[f"{name}_ours_less"]) for name in names]

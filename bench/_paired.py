@@ -1,8 +1,8 @@
 """Whether one model ranks better than another, task by task.
 
-Means over seeds and their intervals say how much a model's luck in training counts; whether another choice of networks to
-test on would give the same order of two models, they do not say.  Both models rank the same tasks, so their difference is
-taken in each task and its mean's interval from drawing the tasks again (paired bootstrap).
+Intervals over seeds show the variance of training; they do not show whether other test networks would order two models the
+same way.  Both models rank the same tasks, so the interval given here is that of their mean difference per task, over
+resampled tasks (paired bootstrap).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def task_figures(scores: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray)
 
 
 def against(ours: np.ndarray, theirs: np.ndarray, folds: np.ndarray | None = None) -> list[float | None]:
-    """[mean, low, high] of our (T,) ``task_top1`` less theirs of the same tasks; 95 % over draws of the tasks.
+    """[mean, low, high] of our (T,) figures less theirs, of the same tasks; the 95 % interval is over draws of the tasks.
 
-    (T,) ``folds``: tasks of one share a training and its luck, so folds are drawn first, and then tasks of each.
-    Low and high are None for fewer than ``ENOUGH`` tasks, of which draws say nothing.
+    (T,) ``folds``: tasks of one fold share a trained model, so folds are drawn first, and then tasks of each.
+    Low and high are None for fewer than ``ENOUGH`` tasks, too few for such draws.
     """
     difference = ours - theirs
     if len(difference) < ENOUGH:
@@ -57,9 +57,9 @@ def against(ours: np.ndarray, theirs: np.ndarray, folds: np.ndarray | None = Non
 
 
 def by_fold(mine: ByFold, theirs: ByFold | None = None) -> list[float | None]:
-    """``against`` over the tasks that both have, those of a fold together; theirs None: the mean itself and its interval.
+    """``against``, with folds, over the tasks that both have; without ``theirs`` the mean itself and its interval.
 
-    A task of networks in several folds counts in the first.
+    A task that occurs in several folds counts in the first.
     """
     first: dict[int, str] = {}
     both = [
@@ -72,10 +72,10 @@ def by_fold(mine: ByFold, theirs: ByFold | None = None) -> list[float | None]:
 
 
 def compared(judged: Mapping[tuple[str, str], Mapping[int, Mapping[str, ByTask]]], ours: str) -> list[dict[str, Any]]:
-    """Our model against every other on each platform, by the seeds that both have; left out where there are none.
+    """Our model against every other on each platform, over the seeds that both have; models without such seeds are left out.
 
     ``judged`` is (platform, model) -> seed -> ``task_figures``.  A task counts once, with its mean over the seeds that were
-    tested on it.  Of each figure a row has the mean over tasks, and as ``FIGURE_ours_less`` our difference (``against``).
+    tested on it.  A row has each figure's mean over tasks, and as ``FIGURE_ours_less`` our difference from it (``against``).
     """
     rows = []
     for (platform, model), theirs in judged.items():

@@ -1,4 +1,4 @@
-"""Rows of a comparison that differ in which programs were learned: boosted trees on tokens learn them and rank every data set's tested programs."""
+"""Comparisons of training programs: in each row boosted trees on tokens learn others and rank every data set's tested programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Figures = dict[str, dict[str, dict[str, float]]]
 
 
 def judged(learned: Samples, tests: Mapping[str, Mapping[str, Samples]], seed: int) -> Figures:
-    """``tests`` are each data set's tested programs by platform."""
+    """Figures of trees that learn ``learned`` and rank ``tests``, each data set's tested programs by platform."""
     model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
     model.fit(learned)
     found: Figures = {}
@@ -41,7 +41,7 @@ def judged(learned: Samples, tests: Mapping[str, Mapping[str, Samples]], seed: i
 
 
 def beside_first(units: Mapping[str, Mapping[str, Figures]], first: str) -> dict[str, Any]:
-    """Data set -> row -> figure -> [mean, low, high], and FIGURE_less_FIRST, the figure less that of the first row.
+    """Data set -> row -> figure -> [mean, low, high], and FIGURE_less_FIRST, the difference from the first row.
 
     ``units``  "fold, seed" -> row -> its figures.  A task of a fold counts once, with its mean over platforms and seeds; intervals are over
     draws of the folds and of their tasks.
@@ -58,7 +58,7 @@ def beside_first(units: Mapping[str, Mapping[str, Figures]], first: str) -> dict
 
 
 def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, data: str, name: str) -> dict[tuple[str, int], float]:
-    """Each task's mean over platforms and seeds, fold by fold."""
+    """(fold, task) -> mean over platforms and seeds."""
     values: dict[tuple[str, int], list[float]] = {}
     for unit, rows in units.items():
         for place, value in rows[row][data][name].items():
@@ -67,7 +67,7 @@ def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, data: str, na
 
 
 def table(found: Mapping[str, Any], first: str, said: str, of: str = "") -> str:
-    """``said`` heads the rows' names; ``of`` stands behind the data sets'."""
+    """Table of ``beside_first``; ``said`` is the header of the row names, ``of`` follows the names of the data sets."""
     word = first.split()[0]
 
     def cell(row: str, figures: Mapping[str, Any], name: str) -> str:

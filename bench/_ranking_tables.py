@@ -1,4 +1,4 @@
-"""How the figures of ranking are shown: means over seeds with their intervals, as rows of tables."""
+"""Tables of ranking figures: means over seeds with their intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from _paired import JUDGED
 from _tables import markdown, mean_interval
 
 FIGURES = {"pairs": "pairs ranked right", "u16": "U16", "top1": "top-1", "top5": "top-5", "spearman": "Spearman"}
-LEAST = {"pairs": 0.0, "u16": 0.0, "top1": 0.0, "top5": 0.0, "spearman": -1.0}  # that each can be
+LEAST = {"pairs": 0.0, "u16": 0.0, "top1": 0.0, "top5": 0.0, "spearman": -1.0}  # smallest possible value of each
 
 
 def curve_table(rows: list[list[Any]]) -> str:
@@ -23,7 +23,7 @@ def curve_table(rows: list[list[Any]]) -> str:
 
 
 def overview_table(models: Sequence[str], platforms: Sequence[str], found: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
-    """(model, platform) -> figures of all seeds, as a row for each model; parameters are those on the last platform."""
+    """A row for each model, from (model, platform) -> figures of all seeds; parameters are those on its last platform."""
     names = ("pairs", "u16", "top1")
     cell = lambda runs: " / ".join(f"{np.mean([f[name] for f in runs]):.3f}" for name in names) if runs else ""  # noqa: E731
     rows = []
@@ -35,7 +35,7 @@ def overview_table(models: Sequence[str], platforms: Sequence[str], found: dict[
 
 
 def compared_table(ours: str, rows: list[dict[str, Any]]) -> str:
-    """Each figure's mean over tasks, and ours less it."""
+    """Table of ``compared``'s rows: each figure's mean over tasks, and our model's difference from it."""
     cells = []
     for row in rows:
         less = ["" if row["model"] == ours else signed(row[f"{name}_ours_less"]) for name in JUDGED]
@@ -53,12 +53,12 @@ def calibration_table(rows: list[dict[str, Any]]) -> str:
 
 
 def sizes_and_times(runs: Sequence[dict[str, float]]) -> list[str]:
-    """Parameters, seconds and rate; medians."""
+    """Parameters, training seconds, and programs ranked per second: medians over the runs."""
     return [f"{np.median([f[key] for f in runs]):,.0f}" for key in ("parameters", "train_s", "programs_per_s")]
 
 
 def interval(values: Sequence[float], least: float = 0.0) -> list[float]:
-    """[mean, low, high], within what a figure can be (``least`` to 1); of a single run all three are its value."""
+    """[mean, low, high], clipped to the figure's range (``least`` to 1); for a single run all three are its value."""
     found = mean_interval(values) if len(values) > 1 else (values[0],) * 3
     return [round(min(max(x, least), 1.0), 4) for x in found]
 

@@ -1,4 +1,4 @@
-"""The networks on which nothing is chosen: who ranks them says why, of code that is committed, and it is written down."""
+"""The log of ranking the sealed networks, on which nothing is chosen: it takes committed code and a stated reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FROZEN = "tcl_core", "bench/*.py", "params.yaml"  # what models and their settin
 
 
 def opened(command: str, why: str | None) -> None:
-    """Add a line to the log.  Raises UsageError without a reason, or where what is ranked is of no commit."""
+    """Add a line to the log.  Raises UsageError without a reason, or where the code or settings have uncommitted changes."""
     if not why:
         raise UsageError("the sealed networks are ranked once per release; say why with --why TEXT, which bench/sealed.md keeps")
     if changed := _git("status", "--porcelain", "--", *FROZEN):

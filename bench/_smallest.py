@@ -1,4 +1,4 @@
-"""What the comparisons' smallest forms (``_tables``) learn from and measure: a cut of the reference data, a network of one layer."""
+"""Data of the comparisons' smallest forms (``_tables``): a cut of the reference data, and a network of one layer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from _tables import ROOT
 from tcl_core import store
 from tcl_core.models.trees import SETTINGS, BoostedTrees
 
-TASKS, PROGRAMS = 3, 8  # of each kind of task; of each of them
+TASKS, PROGRAMS = 3, 8  # tasks of each kind; programs of each task
 _room = tempfile.TemporaryDirectory(prefix="tcl-smallest-")
 
 
 @cache
 def scratch() -> Path:
-    """A folder that goes when the process ends."""
+    """A folder that is deleted when the process ends."""
     return Path(_room.name)
 
 
 @cache
 def reference() -> Reference:
-    """Three tasks each of the networks held out, of those that settings are chosen on and of all others, a few programs of each."""
+    """Reference data of a few programs of three tasks each of the held-out, the validation and all other networks."""
     whole, folder = ROOT / "data" / "reference", scratch() / "reference"
     tasks = _tasks(store.read_table(whole / "networks.parquet", "networks"))
     for name in ("tasks", "networks", "sketches", "programs"):
@@ -37,7 +37,7 @@ def reference() -> Reference:
         store.write_records(folder / place.name, kept)
         shutil.copy(place / "hardware.json", folder / place.name)
     (scratch() / "features").mkdir()
-    BoostedTrees.__init__.__defaults__ = (replace(SETTINGS, epochs=1),)  # of the teacher ensemble as well: not the hundreds of trees
+    BoostedTrees.__init__.__defaults__ = (replace(SETTINGS, epochs=1),)  # also in the teacher ensemble: few trees, not hundreds
     return Reference(folder, scratch() / "features", unlabelled=PROGRAMS)
 
 
@@ -55,7 +55,7 @@ def _tasks(uses: list[dict]) -> set[str]:
 
 @cache
 def network(channels: int = 32) -> str:
-    """An ``.onnx`` file: a convolution whose programs take some hundred microseconds."""
+    """Path of an ``.onnx`` file with one convolution, whose programs take some hundred microseconds."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

@@ -1,7 +1,7 @@
-"""What a project holds, so that two can be compared: files, records, and what the registry says.
+"""The state of a project, so that two can be compared: files, records, and the registry's content.
 
-Times differ between runs that are otherwise the same: what only tells when or how fast is left out, and of what is
-measured, on request, the latencies.
+Times differ between otherwise equal runs: files that hold nothing but times are left out, and on request the latencies
+of measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tcl_core.records import Record
 
 TIMES = ("seconds", "features")  # folders of times, and of caches, which may hold more or less
 LOCKS = ("lock", ".lock")
-DVCS = re.compile(r"\.[\w-]{22}\.tmp")  # what a killed DVC leaves of its own; .dvcignore names it, and no command of ours reads it
+DVCS = re.compile(r"\.[\w-]{22}\.tmp")  # temporary files of a killed DVC; .dvcignore names them, and no command of ours reads them
 ASIDE = (".tcl-*.tmp", ".*.new", ".*.old", "*.lock.tmp")
 MEASURED = (
     "rounds.jsonl",
@@ -35,13 +35,13 @@ MEASURED = (
     "report.html",
     "hardware.json",
     "reports/collect/",
-)  # of these only that they are there
+)  # whose presence alone counts
 
 
 def state(project: Path, measured: bool = False) -> dict[str, str]:
     """Name -> digest of everything that should be the same after the same commands.
 
-    measured  records count by their programs, not by their bytes: something was measured anew
+    measured  something was measured anew: records count by their programs, not by their bytes
     """
     found = {str(path): _digest(project, path, measured) for path in files(project)}
     return found | {f"registry: {name}": value for name, value in registry(project).items()}
@@ -64,17 +64,17 @@ def _digest(project: Path, path: Path, measured: bool) -> str:
 
 
 def plain(project: Path, content: bytes) -> bytes:
-    """Without the name of the lane, by which alone two copies' paths differ."""
+    """The content with the lane's name replaced, in which alone two copies' paths differ."""
     return content.replace(project.parent.name.encode(), b"lane")
 
 
 def programs_digest(path: Path) -> str:
-    """Of the programs that are recorded, however often and however quiet the machine was."""
+    """Digest of the set of recorded programs, regardless of repeated and disturbed records."""
     return hashlib.sha256(repr(sorted({record.key for record in _records(path)})).encode()).hexdigest()[:16]
 
 
 def lasting(path: Path) -> Counter:
-    """Program -> how often it is recorded, but for what was disturbed in a journal, which is measured again."""
+    """Program -> number of its records, without a journal's disturbed ones, which are measured again."""
     of_journal = path.suffix == ".jsonl"
     return Counter(record.key for record in _records(path) if not (of_journal and record.disturbed))
 
@@ -84,7 +84,7 @@ def _records(path: Path) -> Iterable[Record]:
 
 
 def doubled(project: Path) -> int:
-    """Programs that are recorded more than once, in journals, records or the registry."""
+    """Number of surplus records of programs, in journals and records, and of surplus versions in the registry."""
     twice = 0
     for path in files(project):
         if path.name in ("records.jsonl", "records.parquet") and "imported" not in path.parts:
@@ -95,7 +95,7 @@ def doubled(project: Path) -> int:
 
 
 def rows(project: Path, query: str) -> list[tuple]:
-    """What the registry's database answers; none where it is not there yet."""
+    """Sorted rows of a query of the registry's database; none where the database or a table is not there yet."""
     path = project / "mlflow.db"
     if not path.exists():
         return []
@@ -109,7 +109,7 @@ def rows(project: Path, query: str) -> list[tuple]:
 
 
 def registry(project: Path) -> dict[str, str]:
-    """Versions with their models' bytes, aliases, and runs by their state."""
+    """Name -> value: digests of the versions' models, the versions' run keys and promotions, and aliases."""
     found = {}
     sources = rows(project, "SELECT v.name, v.version, m.artifact_location FROM model_versions v "
                             "LEFT JOIN logged_models m ON v.source = 'models:/' || m.model_id")  # fmt: skip
@@ -127,7 +127,7 @@ def registry(project: Path) -> dict[str, str]:
 
 
 def leftovers(project: Path) -> list[str]:
-    """What dead processes left: files aside, runs that still run or became no version, models of no version."""
+    """What dead processes left: temporary files, runs that never finished or have no version, models without a version."""
     aside = [path for pattern in ASIDE for path in project.rglob(pattern) if not {".git", ".dvc"} & set(path.parts)]
     running = rows(project, "SELECT run_uuid, status FROM runs WHERE status NOT IN ('FINISHED', 'FAILED', 'KILLED')")
     orphans = rows(project, "SELECT run_uuid FROM runs WHERE lifecycle_stage = 'active' "
@@ -140,7 +140,7 @@ def leftovers(project: Path) -> list[str]:
 
 
 def differences(undisturbed: dict[str, str], now: dict[str, str]) -> list[str]:
-    """One line for each thing that is not as after an undisturbed run: it is gone, new or changed."""
+    """A line for each name that is gone, new or changed compared to an undisturbed run."""
     gone = [f"{name} is gone" for name in sorted(undisturbed.keys() - now.keys())]
     new = [f"{name} is new" for name in sorted(now.keys() - undisturbed.keys())]
     both = sorted(undisturbed.keys() & now.keys())
@@ -148,7 +148,7 @@ def differences(undisturbed: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def processes_left(lane: Path, patience_s: float = 20.0) -> int:
-    """Processes whose temporary folder is the lane's and that are still there after a while; they are ended."""
+    """Number of processes with the lane's temporary folder that are still alive after ``patience_s``; they are killed."""
     deadline = time.monotonic() + patience_s
     while (left := list(_processes(lane))) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -159,7 +159,7 @@ def processes_left(lane: Path, patience_s: float = 20.0) -> int:
 
 
 def _processes(lane: Path) -> Iterator[psutil.Process]:
-    """By their environment, but for the lane's own server, which is no trial's; nor are its forks, which are waited for."""
+    """The lane's processes, by their environment, except its server, which belongs to no trial, and its forks, which are waited for."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get("TMPDIR") == str(lane / "tmp"):

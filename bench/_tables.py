@@ -1,9 +1,8 @@
 """What the comparisons share: results as JSON beside the code, tables on the terminal and in the documents.
 
 Each has a smallest form, ``python bench/NAME.py --smallest``: a few programs, an epoch or two, everything once.  It shows that
-the comparison still runs to its end, and its figures mean nothing; so they go to another folder, and no document is written.
-Where the documents show more than ``--quick`` computes, that form's results are a file of their own and no document is written
-either (``Quick``).
+the comparison runs to its end; its figures mean nothing, so they go to another folder and no document is written.  Where the
+documents show more than ``--quick`` computes, that form, too, has a results file of its own and writes no document (``Quick``).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tcl_core.platforms import host_fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-APART = "TCL_BENCH_RESULTS"  # the variable of the environment that names the folder of the smallest forms' results
+APART = "TCL_BENCH_RESULTS"  # environment variable that names the folder of the smallest forms' results
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -37,8 +36,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-_apart: Path | None = None  # that folder, once --smallest was read
-_quick = False  # once a Quick was read
+_apart: Path | None = None  # that folder, once --smallest is parsed
+_quick = False  # whether a ``Quick`` was parsed
 
 
 class _Smallest(argparse.Action):
@@ -49,7 +48,7 @@ class _Smallest(argparse.Action):
 
 
 class Quick(argparse.Action):
-    """What ``--quick`` does where its results are a file of their own: ``add_argument("--quick", action=Quick, help=...)``."""
+    """Action of a ``--quick`` whose results go to a file of their own: ``add_argument("--quick", action=Quick, help=...)``."""
 
     def __init__(self, *names: Any, **options: Any) -> None:
         super().__init__(*names, nargs=0, default=False, **options)
@@ -60,7 +59,7 @@ class Quick(argparse.Action):
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """A comparison's command line, so far with --smallest alone."""
+    """Parser of a comparison's command line, so far with --smallest only."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     said = f"all of it once, with next to no data, to see that it runs; results go to ${APART} or a temporary folder"
     parser.add_argument("--smallest", action=_Smallest, nargs=0, default=False, help=said)
@@ -68,7 +67,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def result_file(name: str) -> Path:
-    """``bench/results/NAME``, or beside it with ``_quick`` in its name (``Quick``); of the smallest form, NAME in its own folder."""
+    """``bench/results/NAME``, with ``_quick`` added to its stem after ``Quick``; for the smallest form in that form's folder."""
     path = (_apart or RESULTS) / name
     return path.with_stem(f"{path.stem}_quick") if _quick else path
 
@@ -92,9 +91,9 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def into_document(name: str, text: str) -> None:
-    """Put ``text`` between the markers of ``name`` in the README or in a page of docs/, unless it is a small form's.
+    """Put ``text`` between the markers of ``name`` in the README or in a page of docs/, except in the small forms.
 
-    Raises ValueError where no document has them.
+    Raises ValueError where no document has the markers.
     """
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)

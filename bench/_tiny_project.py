@@ -1,7 +1,7 @@
-"""A whole project of two tiny networks, made once, and copied for every trial that may spoil it.
+"""A complete project of two tiny networks, made once and copied for every trial, which may spoil its copy.
 
-MLflow and DVC write absolute paths into their files.  So all copies lie in folders whose names are equally long, and a
-copy is moved by putting its own name in the place of the first one's, also within the database.
+MLflow and DVC write absolute paths into their files.  So all copies lie in folders with names of equal length, and a
+copy is moved by replacing the name in these files, the database included.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ IMPORTED = "elsewhere"
 
 
 def make(lane: Lane) -> None:
-    """Fill the lane's project: every stage, a champion each, an imported log, a tuned network, and DVC's lock of it all."""
+    """Fill the lane's project: every stage's output, a champion per platform, an imported log, a tuned network, and dvc.lock."""
     project = lane.project
     for name in COPIED:
         source, target = ROOT / name, project / name
@@ -77,7 +77,7 @@ STAGES = (
 
 
 def done(lane: Lane, *argv: str, limit_s: float = 300.0) -> Outcome:
-    """A command that must end well."""
+    """Run a command.  Raises RuntimeError unless it exits with 0."""
     outcome = lane.run(*argv, limit_s=limit_s)
     if outcome.code != 0:
         raise RuntimeError(f"{' '.join(argv)} in {lane.project} ended with {outcome.code}: {outcome.said[-2000:]}")
@@ -118,7 +118,7 @@ def _write_params(path: Path) -> None:
 
 
 def environment(lane: Path) -> dict[str, str]:
-    """Nothing below it may write outside of the lane: temporary files, caches and homes lie in it."""
+    """Environment of a lane's processes: temporary files and homes lie in the lane, caches that lanes share beside it."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "TCL_", "DVC_"))}
     places = {"TMPDIR": "tmp", "XDG_CACHE_HOME": "../cache", "HOME": "home", "PREFECT_HOME": "home/.prefect"}
     places["DVC_SITE_CACHE_DIR"] = places["DVC_GLOBAL_CONFIG_DIR"] = "home/dvc"
@@ -137,7 +137,7 @@ def restore(snapshot: Path, lane: Path) -> None:
 
 
 def copy(there: Path, here: Path) -> None:
-    """The project of one lane or snapshot to another, whatever is there."""
+    """Copy the project of one lane or snapshot to another, replacing what is there."""
     shutil.rmtree(here / "project", ignore_errors=True)
     here.mkdir(parents=True, exist_ok=True)
     subprocess.run(["cp", "-a", "--reflink=auto", str(there / "project"), str(here / "project")], check=True)
@@ -145,7 +145,7 @@ def copy(there: Path, here: Path) -> None:
 
 
 def move(project: Path, there: str, here: str) -> None:
-    """Put one lane's name in the place of another's wherever MLflow and DVC wrote it."""
+    """Replace the lane name ``there`` by ``here`` wherever MLflow and DVC wrote it."""
     holders = [*project.glob("mlflow.db*"), *project.glob("mlruns/**/MLmodel"), *project.glob("mlruns/**/meta.yaml")]
     holders += project.glob(".dvc/tmp/rwlock*")
     for path in holders:

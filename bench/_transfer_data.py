@@ -1,4 +1,4 @@
-"""Platforms that one is learned from another of: those of the reference data, and devices whose logs have programs in common."""
+"""Platforms between which knowledge is transferred: those of the reference data, and devices whose logs share programs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FOLDS = (
     ("efficientnet-b0", "swin-tiny", "distilbert"),
     ("convnext-tiny", "wide-resnet-50", "bert-small"),
 )
-# Of the makers' data sheets; what they leave to the board is 0, unknown.
+# From the makers' data sheets; 0 (unknown) for what depends on the board.
 DEVICES = {
     "ryzen-3700x": Hardware(8, 16, 3.6, 4.4, 32, 512, 32_768, 2, 0, 51.2, 32),
     "i5-1035g1": Hardware(4, 8, 1.0, 3.6, 48, 512, 6_144, 2, 0, 51.2, 64),
     "cortex-a72": Hardware(l1_kib=32, simd_bytes=16),
 }
-EACH, TESTED = 64, 256  # programs of a log's task: that are measured, and as many that are not; that are ranked
+EACH, TESTED = 64, 256  # programs of a log's task: measured ones, and as many unmeasured; ranked ones
 
 Key = tuple[str, int, bytes]
 
@@ -37,7 +37,7 @@ class Side:
     """A platform in a fold.  All platforms of a chain have the same programs, in the same order.
 
     train  measured programs of the training tasks; ``test`` those of the tested tasks
-    drawn  further programs of the training tasks, whose latencies nobody reads
+    drawn  further programs of the training tasks, whose latencies are not read
     """
 
     train: Samples
@@ -47,7 +47,7 @@ class Side:
 
 
 class Targets:
-    """The reference data's platforms: three of the training networks are tested at a time."""
+    """The reference data's platforms; each fold tests three of the training networks."""
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference
@@ -57,7 +57,7 @@ class Targets:
         return self.reference.platforms
 
     def known_from(self, chain: Sequence[str]) -> tuple[str, ...]:
-        """What the first platform's network depends on beside the fold."""
+        """What, beside the fold, the first platform's network depends on."""
         return tuple(chain[:1])
 
     def sides(self, chain: Sequence[str], fold: int) -> list[Side]:
@@ -73,10 +73,10 @@ class Targets:
 
 
 class Devices:
-    """Real devices: the programs that all of a chain measured, known by task, sketch and decisions.
+    """Real devices: the programs that all devices of a chain measured, matched by task, sketch and decisions.
 
-    Only programs that were drawn uniformly; what a tuner chose is biased towards fast ones.  A quarter of the tasks is tested at a
-    time; of the others' programs ``EACH`` are measured and as many more stand for those that nobody measured.
+    Only uniformly drawn programs count; a tuner's choice is biased towards fast ones.  Each fold tests a quarter of the tasks; of
+    each other task ``EACH`` programs count as measured, and as many more as unmeasured.
     """
 
     def __init__(self, logs: Logs) -> None:
@@ -97,7 +97,7 @@ class Devices:
 
 
 def _of_device(workspace: Workspace, platform: str) -> tuple[Samples, list[Key]]:
-    """A device's uniformly drawn programs with its hardware row, and what each is known by."""
+    """A device's uniformly drawn programs with its hardware row, and the key of each."""
     samples = concatenate(list(exchange.imported_batches(workspace, platform, ["random"], DEVICES[platform].vector())))
     blocks = store.iter_columns(workspace.imported_folder(platform) / "records", ("task_key", "sketch_id", "decisions"), ["random"])
     return samples, [key for block in blocks for key in _keys(block)]
@@ -110,9 +110,9 @@ def _keys(block: store.Columns) -> list[Key]:
 
 
 def joined(parts: Sequence[tuple[Samples, Sequence[Key]]]) -> list[Samples]:
-    """Each platform's samples of the programs that all have, in one order and with one numbering of tasks.
+    """Each platform's samples of the programs that all platforms have, in the same order and task numbering.
 
-    What a platform measured twice counts by its first measurement.
+    Of a program that a platform measured twice, the first measurement counts.
     """
     rows = [{key: row for row, key in reversed(list(enumerate(keys)))} for _, keys in parts]
     both = sorted(set.intersection(*map(set, rows)))
@@ -123,7 +123,7 @@ def joined(parts: Sequence[tuple[Samples, Sequence[Key]]]) -> list[Samples]:
 
 
 def shared_out(tasks: np.ndarray, fold: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows that are measured, that stand for unlabelled ones, and that are ranked; of (N,) tasks of programs."""
+    """Split programs, given by their (N,) tasks, into rows of measured, unlabelled and ranked ones."""
     tested = set(np.random.default_rng(0).permutation(np.unique(tasks))[fold :: len(FOLDS)].tolist())
     train, drawn, test = [], [], []
     for rows in rows_by_task(tasks):

@@ -1,4 +1,4 @@
-"""Targets of several machines that measured the same programs: what one CPU taught, on another maker's."""
+"""Targets of several machines that measured the same programs: transfer between CPUs of different makers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tcl_core import store
 from tcl_core.features.batches import Samples
 
 FOLDERS = {"xeon": Path("registers"), "epyc": Path("epyc", "registers")}  # in data/, of one pool (``reference.py --like``)
-LEAN = 0.9  # of that pool, and so of the programs that nobody measured
+LEAN = 0.9  # of that pool, and so of the unmeasured programs
 
 
 class Machines:
-    """Platforms "MACHINE-NAME" of data sets of one pool; three of the training networks are tested at a time.
+    """Platforms "MACHINE-NAME" of data sets of one pool; each fold tests three of the training networks.
 
-    Of a chain's platforms those programs count that all of its machines measured.
+    In a chain only the programs that all of its machines measured count.
     """
 
     def __init__(self, features: Path, unlabelled: int) -> None:
@@ -39,7 +39,7 @@ class Machines:
         return [f"{name}-{platform.removeprefix('host-')}" for name, of in self.references.items() for platform in of.platforms]
 
     def known_from(self, chain: Sequence[str]) -> tuple[str, ...]:
-        """What the first platform's network depends on beside the fold: which of its programs count."""
+        """What, beside the fold, the first platform's network depends on: the machines decide which of its programs count."""
         return chain[0], *sorted({machine_of(platform) for platform in chain})
 
     def sides(self, chain: Sequence[str], fold: int) -> list[Side]:

@@ -1,6 +1,6 @@
-"""Ways to learn a platform of which few programs were measured, when others are known: the rows of ``transfer.py``.
+"""The rows of ``transfer.py``: ways to learn a platform with few measurements when other platforms are known.
 
-A row takes a lesson and says which model ranks each platform of the chain afterwards.
+A row takes a lesson and returns which model ranks each platform of the chain afterwards.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tcl_core.teaching import STUDENT, Member, pseudo_labelled
 
 ZERO_SHOT, OURS = "zero-shot", "ours"
 TREES = (Member("trees", 2, 1.0),)
-APART = 1 << 20  # beyond any task's number
+APART = 1 << 20  # larger than any task's number
 MOST_EPOCHS = 1500
 FEW_EPOCHS = 20  # over the measured programs, as params.yaml has it for distillation
-MTL_TLP_PROGRAMS = 60_000  # that MTL-TLP sees in all, instead of 50 epochs: some 90 s of two cores
+MTL_TLP_PROGRAMS = 60_000  # seen by MTL-TLP in all, instead of 50 epochs: some 90 s on two cores
 WHOLE, TENTH, LITTLE = "all steps", "a tenth", f"{FEW_EPOCHS} epochs"
 PRINTED_CL = f"{FEW_EPOCHS} epochs, CL phase as printed"
 BASE_RANKS = ", the knowledge base ranks"
@@ -38,7 +38,7 @@ BASE_RANKS = ", the knowledge base ranks"
 
 @dataclass(frozen=True)
 class Earlier:
-    """What is known of an earlier platform: what it measured, and its hardware vector."""
+    """An earlier platform's measurements and hardware vector."""
 
     measured: Samples
     hardware: tuple[float, ...]
@@ -48,12 +48,12 @@ class Earlier:
 class Lesson:
     """What is known when a platform is to be learned.
 
-    state      that of the platform before
-    few, rest  the platform's measured programs, and all others of the training tasks: those that only others measured, then those
-               that nobody did
-    source_s   seconds of both on the platform before, NaN where it has none
+    state      the chain's state after the platform before
+    few, rest  the platform's measured programs, and all others of the training tasks: first those that only other platforms
+               measured, then the unmeasured ones
+    source_s   seconds of ``few``, then ``rest``, on the platform before; NaN where unmeasured
     earlier    the platforms before, in the chain's order
-    fit        of the bridge, whose steps and schedule the rows share
+    fit        training settings of the bridge, whose steps and schedule the rows share
     """
 
     state: ChainState
@@ -65,7 +65,7 @@ class Lesson:
 
     @cached_property
     def steps(self) -> int:
-        """That the bridge takes."""
+        """Number of optimiser steps that the bridge takes."""
         programs = concatenate([self.few, self.rest])
         parts = rehearsed(self.state.knowledge_base, programs, self.hardware, BridgeSettings().rehearsal, self.fit.seed)
         return passes(self.fit.epochs, self.few) * batches(np.concatenate([programs.tasks, *(part.tasks for part in parts)]), self.fit)
@@ -76,15 +76,15 @@ class Lesson:
 
     @property
     def comparable(self) -> bool:
-        """Whether two of the measured programs are of one task; of others there is no order to learn."""
+        """Whether any two of the measured programs share a task; otherwise there is no order to learn."""
         return bool(np.unique(self.few.tasks, return_counts=True)[1].max(initial=0) > 1)
 
     def taught(self) -> Samples:
-        """All programs with labels of trees that learned the measured few."""
+        """All programs, labelled by trees that learned ``few``."""
         return pseudo_labelled({"tokens": self.few}, {"tokens": self.rest}, self.fit.seed, TREES)
 
     def one_network(self, model: MambaModel, train: Samples, steps: int, loss: str) -> Learned:
-        """``model`` after so many steps; one without a network begins at random, at that beginning's rate."""
+        """Train ``model`` for about ``steps`` steps; without a network it starts at random, with a student's learning rate."""
         rate = STUDENT.learning_rate if model.network is None else self.fit.learning_rate
         epochs = epochs_of(train, self.fit, steps)
         model.settings = replace(self.fit, epochs=epochs, period=epochs, learning_rate=rate, loss=loss)
@@ -92,7 +92,7 @@ class Lesson:
         return self.ranked_by(model, epochs * batches(train.tasks, self.fit))
 
     def ranked_by(self, model: CostModel, steps: int) -> Learned:
-        """One network for all platforms."""
+        """``model`` ranks all platforms."""
         return Learned((model,) * (len(self.earlier) + 1), replace(self.state, model=model, knowledge_base=model), steps)
 
     @property
@@ -102,9 +102,9 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Learned:
-    """models  what ranks each platform of the chain, in its order
-    state   what the next platform goes on from
-    steps   of the optimiser, in all
+    """models  the model that ranks each platform of the chain, in its order
+    state   where the next platform starts from
+    steps   optimiser steps in all
     """
 
     models: tuple[CostModel, ...]
@@ -114,28 +114,28 @@ class Learned:
 
 @dataclass(frozen=True)
 class Row:
-    """``variants`` are ways to learn, of which a development fold says the best.  ``sequential`` rows go on from platform to
-    platform of a chain; the others learn the last one alone."""
+    """``variants`` are alternatives, of which a development fold selects the best.  ``sequential`` rows learn a chain's platforms
+    one after another; the others learn the last one alone."""
 
     variants: dict[str, Callable[[Lesson], Learned]]
     sequential: bool = False
 
 
 class Alike:
-    """Ranks nothing: what a network at random would do, without its luck."""
+    """Scores all programs alike: a network with random weights, without its luck."""
 
     def predict(self, samples: Samples) -> np.ndarray:
         return np.zeros(len(samples), np.float32)
 
 
 def batches(tasks: np.ndarray, settings: FitSettings) -> int:
-    """Of an epoch, the first."""
+    """Number of batches in an epoch, counted in the first."""
     groups = [rows for rows in rows_by_task(tasks) if len(rows) > 1]
     return len(group_tasks(groups, settings.batch_size, np.random.default_rng([settings.seed, 0, 0])))
 
 
 def epochs_of(train: Samples, settings: FitSettings, steps: int) -> int:
-    """Epochs that come nearest to so many steps."""
+    """Number of epochs, 1 to ``MOST_EPOCHS``, that comes nearest to ``steps``."""
     return int(np.clip(round(steps / batches(train.tasks, settings)), 1, MOST_EPOCHS))
 
 
@@ -189,7 +189,7 @@ def _ckd_mended(given: Lesson, steps: int, unlabelled_cl: bool = True, base_rank
 
 
 def _printed(given: Lesson, epochs: int, kd_epochs: int) -> DistillSettings:
-    """The paper's, its schedules stretched from its 50 epochs a phase."""
+    """The paper's settings, with schedules stretched from its 50 epochs per phase."""
     fit = FitSettings(batch_size=given.fit.batch_size, seed=given.fit.seed)
     of = DistillSettings()
     periods = {"cl_period": _stretched(of.cl_period, epochs), "kd_period": _stretched(of.kd_period, kd_epochs)}
@@ -197,7 +197,7 @@ def _printed(given: Lesson, epochs: int, kd_epochs: int) -> DistillSettings:
 
 
 def _stretched(period: int, epochs: int) -> int:
-    """Of a phase of so many epochs, what a printed period is of the printed 50."""
+    """A period of the paper, scaled from its 50 epochs to a phase of ``epochs``."""
     return max(1, round(period * epochs / DistillSettings().epochs))
 
 
@@ -211,7 +211,7 @@ def _replay(given: Lesson, steps: int) -> Learned:
 
 
 def replayed(few: Samples, earlier: Sequence[Samples]) -> Samples:
-    """The few beside what earlier platforms measured, in tasks of their own; repeated until they are about half of all."""
+    """``few``, repeated until they are about half of all, and ``earlier``; each repetition and platform has tasks of its own."""
     copies = max(1, round(sum(map(len, earlier)) / max(1, len(few))))
     parts = [few] * copies + list(earlier)
     room = 1 + max(int(part.tasks.max(initial=0)) for part in parts)
@@ -225,12 +225,12 @@ def _mtl_tlp(given: Lesson) -> Learned:
     settings = replace(settings, epochs=max(1, min(settings.epochs, given.fit.epochs, MTL_TLP_PROGRAMS // programs)))
     model = MtlTlpModel(settings).fit(given.few, sources=sources)
     heads = tuple(_under_head(model, 1 + place) for place in range(len(sources)))
-    own = model if given.comparable else heads[-1]  # where nothing could be compared its head is as it began
+    own = model if given.comparable else heads[-1]  # without comparable programs its own head is untrained
     return Learned((*heads, own), given.state, settings.epochs * -(-programs // settings.batch_size))
 
 
 def _under_head(model: MtlTlpModel, head: int) -> MtlTlpModel:
-    """What the model says of another of its platforms: only its first head predicts."""
+    """A copy that predicts for another of its platforms: ``head`` takes the first place, the one that predicts."""
     other = MtlTlpModel(model.settings)
     other.network = copy.deepcopy(model.network)
     other.network.heads = nn.ModuleList([other.network.heads[head]])
@@ -250,7 +250,7 @@ def _bridged(given: Lesson, source_s: np.ndarray | None) -> Learned:
 
 
 def _by_steps(learn: Callable[[Lesson, int], Learned], phases: int = 1) -> dict[str, Callable[[Lesson], Learned]]:
-    """The same with all steps, and with fewer."""
+    """Variants of ``learn`` with all steps, and with fewer."""
     return {variant: partial(_with_steps, learn, variant, phases) for variant in (WHOLE, TENTH, LITTLE)}
 
 

@@ -1,6 +1,6 @@
-"""What the units of ``transfer.py`` say together: means over tasks, paired differences, and the tables of them.
+"""Summary of the units of ``transfer.py``: means over tasks, paired differences, and the tables of them.
 
-Units are known by pair, labels, method, fold and variant; their figures are lists, task by task.
+A unit is identified by pair, labels, method, fold and variant; its figures are lists with a value per task.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Units = Mapping[Unit, Mapping[str, Any]]
 
 
 def best_variant(units: Units, pair: str, labels: int | str, method: str) -> str | None:
-    """Which ranks most pairs right on the first fold; None while it has none."""
+    """The variant that ranks most pairs right on the first fold; None while that fold has no unit."""
     known = {
         unit.variant: float(np.mean(found["pairs"]))
         for unit, found in units.items()
@@ -46,7 +46,7 @@ def best_variant(units: Units, pair: str, labels: int | str, method: str) -> str
 def summary(units: Units) -> dict[str, Any]:
     """pair -> labels -> method -> figure -> [mean, low, high] over the folds and their tasks, as ``transfer.py`` says.
 
-    Beside them ``on``, platform -> pairs there; ``variant``, ``steps`` and ``folds``.
+    Further keys are ``on`` (platform -> pairs there), ``variant``, ``steps`` and ``folds``.
     """
     found: dict[str, Any] = {}
     for pair, labels in dict.fromkeys((unit.pair, unit.labels) for unit in units):
@@ -72,14 +72,14 @@ def short(pair: str) -> str:
 
 
 def _folds(units: Units, pair: str, labels: int | str, method: str) -> dict[int, Mapping[str, Any]]:
-    """Fold -> figures of the variant that counts."""
+    """Fold -> figures of the best variant."""
     variant = best_variant(units, pair, labels, method)
     named = (pair, labels, method, variant)
     return {unit.fold: found for unit, found in units.items() if (unit.pair, unit.labels, unit.method, unit.variant) == named}
 
 
 def _by_task(folds: Mapping[int, Mapping[str, Any]], name: str) -> dict[tuple[int, int], float]:
-    """(fold, task) -> its figure there.  A task of networks in several folds counts in the first."""
+    """(fold, task) -> figure.  A task that occurs in several folds counts in the first."""
     values: dict[int, tuple[int, float]] = {}
     for fold, found in sorted(folds.items()):
         for task, value in zip(found["tasks"], found[name], strict=True):
@@ -92,14 +92,14 @@ def _over_tasks(folds: Mapping[int, Mapping[str, Any]], name: str) -> list[float
 
 
 def _against(mine: Mapping[tuple[int, int], float], theirs: Mapping[tuple[int, int], float]) -> list[float | None]:
-    """``_paired.against`` of what both have, or of ours alone; of one fold over its tasks."""
+    """``_paired.against`` over what both have, or with empty ``theirs`` of ``mine`` alone; for one fold over its tasks."""
     both = sorted(mine.keys() & theirs.keys()) if theirs else sorted(mine)
     ours, others = (np.array([of.get(key, 0.0) for key in both]) for of in (mine, theirs))
     return against(ours, others, np.array([fold for fold, _ in both]))
 
 
 def _less(folds: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]], name: str) -> list[float | None]:
-    """Task by task, over the folds that both have."""
+    """Difference task by task, over the folds that both have; all None if there are none."""
     if not folds.keys() & other.keys():
         return [None, None, None]
     return _against(_by_task(folds, name), _by_task(other, name))
@@ -111,10 +111,10 @@ def _on(folds: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """Pair by pair at the number of labels that most pairs have, and by number of labels in the mean over the pairs A>B.
+    """Tables by pair, at the number of labels that most pairs have, and by number of labels, as means over the pairs A>B.
 
-    A figure that differs from ours beyond the interval of the difference has a star.  What of a pair was asked of fewer folds than most is
-    left out, number of labels by number.
+    A star marks a figure whose difference from ours has an interval without 0.  A pair's number of labels that was run on fewer folds
+    than others is left out.
     """
     folds = {(pair, n): min(row["folds"] for row in by.values()) for pair, by_labels in found.items() for n, by in by_labels.items()}
     most = max(folds.values(), default=0)
@@ -127,7 +127,7 @@ def tables(found: Mapping[str, Any]) -> str:
     parts = []
     for name, title in TITLES.items():
         parts.append(f"{title}, {usual} labels:\n\n{_of_pairs(found, usual, name)}")
-        if len(found) > 1 or len(set(counts)) > 1:  # else it would say the same once more
+        if len(found) > 1 or len(set(counts)) > 1:  # else it would repeat the one before
             parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=_size), name)}")
     return "\n\n".join(
         [
@@ -164,7 +164,7 @@ def _of_labels(found: Mapping[str, Any], counts: Sequence[str], name: str) -> st
 
 
 def _never_knew(pair: str, method: str) -> bool:
-    """Of the platforms between a chain's first and last: whoever learns the last alone has nothing to forget there."""
+    """Whether a method learns only the last platform of a chain, so that it cannot forget those between first and last."""
     return pair.count(">") > 1 and method in ROWS and not ROWS[method].sequential
 
 

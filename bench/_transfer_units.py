@@ -1,4 +1,4 @@
-"""One unit of ``transfer.py``: a way to learn, on a pair or a chain, with so many labels, in a fold; and how well it then ranks."""
+"""One unit of ``transfer.py``: a way to learn, on a pair or chain, with a number of labels, in a fold; and how well it ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGITS = 5
 
 @dataclass(frozen=True)
 class Unit:
-    """``labels`` 0: of zero-shot, which has none.  ``variant`` None: the one that the first fold says."""
+    """``labels`` is 0 for zero-shot.  ``variant`` None stands for the best one on the first fold."""
 
     pair: str
     labels: int | str
@@ -36,10 +36,10 @@ class Unit:
 
 
 class Learning:
-    """What units learn from: targets of one data set, or devices whose logs are at hand."""
+    """Computes units, on targets of one data set or on devices whose logs are at hand."""
 
     def __init__(self, targets: Targets | Machines, devices: Callable[[], Devices], epochs: int | None = None) -> None:
-        """``epochs`` of all networks, where not their own."""
+        """``epochs``: of all networks; None: their own."""
         self.targets, self._devices, self.epochs = targets, cache(devices), epochs
         self.sides = lru_cache(maxsize=1)(self._sides)
         self._firsts: dict[tuple[tuple[str, ...], int], ChainState] = {}
@@ -64,7 +64,7 @@ class Learning:
         }
 
     def _along(self, unit: Unit, sides: list[Side], state: ChainState) -> tuple[Learned, list[dict[str, dict[int, float]]]]:
-        """What is learned at the end of the chain, and what of each earlier platform was ranked right when that was its end."""
+        """What is learned at the end of the chain, and the figures of each earlier platform when it was the chain's end."""
         row, learned = ROWS.get(unit.method), Learned((state.model,) * len(sides), state, 0)
         when_learned = [judge(state.model, side.test) for side in sides[:-1]]
         for place in range(1, len(sides)):
@@ -78,7 +78,7 @@ class Learning:
         return learned, when_learned
 
     def _first(self, chain: tuple[str, ...], fold: int) -> ChainState:
-        """The network of the chain's first platform, taught from all its programs; the same for all chains that know as much of it."""
+        """State of the chain's first platform, whose network is taught from all its programs; chains with equal ``known_from`` share it."""
         known = self._data(chain).known_from(chain), fold
         if known not in self._firsts:
             side = self.sides(chain, fold)[0]
@@ -100,9 +100,9 @@ def of_devices(pair: str) -> bool:
 
 
 def lesson_of(labels: int | str, sides: Sequence[Side], state: ChainState, fit: FitSettings) -> Lesson:
-    """Of the last of these: of the first platform all is measured, of those between as many programs as of the last, the same ones.
+    """Lesson of the last of ``sides``: the first platform measured all programs, those between the same few as the last.
 
-    What the last one measured of the others no row may learn from: it is not in the lesson.
+    The lesson leaves out what the last platform measured of other programs, so that no row can learn from it.
     """
     *before, target = sides
     count = len(target.train) if labels == ALL else int(labels)

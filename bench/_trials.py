@@ -26,7 +26,7 @@ STAGE_OUTPUTS = ("data/reports/evaluation.json", "data/reports/plots")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that must not be: its kind is of KINDS, ``name`` repeats the trial."""
+    """One failure: ``kind`` is one of KINDS, ``name`` that of the trial, by which it can be repeated."""
 
     part: str
     name: str
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a trial: ``outcome`` in a word or two, and what was wrong about it."""
+    """Result of a trial: ``outcome`` in a word or two, and its failures."""
 
     name: str
     outcome: str
@@ -48,11 +48,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Command:
-    """A command, and how a finished project becomes one in which it has yet to do its work.
+    """A command, and ``undo``, which removes its work from a finished project.
 
-    measured   it measures: only which programs are recorded is the same each time
-    share      how many of the trials it gets, relative to others
-    begun      share of its changes after which it was killed before a trial: what it kept for later is there
+    measured   it measures, so that only the set of recorded programs is the same each time
+    share      its weight in the number of trials
+    begun      share of its changes after which it is killed before a trial, so that what it keeps to resume is there
     """
 
     name: str
@@ -81,14 +81,14 @@ def _remove(project: Path, names: Sequence[str]) -> None:
 
 
 def almost_collected(project: Path) -> None:
-    """All but the last two programs lie in the journal already."""
+    """Leave all but the last two programs in the journal, and no records."""
     _remove(project, (f"data/records/platform={tiny.FIRST}", f"data/reports/collect/{tiny.FIRST}.json"))
     journal = project / "data/journal/collect" / tiny.FIRST / "records.jsonl"
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-2]))
 
 
 def without_last_version(project: Path) -> None:
-    """The second platform's model is not registered yet; the first one's is."""
+    """Unregister the second platform's model, and keep the first one's."""
     name = f"tcl-{tiny.LAST}"
     with closing(sqlite3.connect(project / "mlflow.db")) as database, database:
         [(run, source)] = database.execute("SELECT run_id, source FROM model_versions WHERE name = ?", (name,)).fetchall()
@@ -137,7 +137,7 @@ QUICK = tuple(command for command in COMMANDS if command.share >= 0.5)  # the ot
 
 @dataclass(frozen=True)
 class Ready:
-    """A command's project as it is before, and what an undisturbed run makes of it."""
+    """A command's project before it runs, and the result of an undisturbed run."""
 
     command: Command
     snapshot: Path
@@ -148,19 +148,19 @@ class Ready:
 
 @dataclass
 class Workshop:
-    """The finished project, the lanes, and each command's snapshot, made when it is first asked for."""
+    """The finished project, the lanes, and each command's snapshot, made on first use."""
 
     folder: Path
     finished: Path
     lanes: Sequence[Lane]
     commands: Sequence[Command] = COMMANDS
-    readers: Sequence[Command] = ()  # further ones, which are tried on damaged files only
+    readers: Sequence[Command] = ()  # further commands, tried on damaged files only
 
     def __post_init__(self) -> None:
         self._ready: dict[str, Ready] = {}
 
     def named(self, name: str) -> Ready:
-        """What is ready of the command of that name."""
+        """``Ready`` of the command of that name.  Raises SystemExit for an unknown one."""
         known = {command.name: command for command in (*self.readers, *self.commands)}
         if name not in known:
             raise SystemExit(f"there is no command '{name}' to try; there are: {', '.join(known)}")
@@ -192,12 +192,12 @@ class Workshop:
         lane.run(*command.argv, harm=Harm(KILL_PROCESS, round(command.begun * calls)))
 
     def each(self, part: str, trials: Sequence, work: Callable[[Lane, object], Result]) -> list[Result]:
-        """Do every trial, in as many lanes as there are; failures are said at once."""
+        """Run all trials, in parallel on the lanes; failures are printed at once."""
         waiting: queue.SimpleQueue = queue.SimpleQueue()
         results: list[Result] = []
         for trial in trials:
             if hasattr(trial, "command"):
-                self.named(trial.command)  # now, for it is made ready in a lane, and those are busy later
+                self.named(trial.command)  # now, for making it ready takes a lane, and all are busy later
             waiting.put(trial)
         with progress(part, len(trials)) as shown:
 
@@ -219,7 +219,7 @@ class Workshop:
 
 
 def _tried(part: str, work: Callable, lane: Lane, trial: object) -> Result:
-    """A harness that stumbles has proven nothing: that counts as a failure too."""
+    """Run one trial; an exception in the harness counts as a failure too, for then nothing is proven."""
     try:
         return work(lane, trial)
     except Exception as error:
@@ -239,7 +239,7 @@ def workshop(folder: Path, lanes: int, readers: Sequence[Command] = (), quick: b
             stack.callback(lane.close)
             return lane
 
-        started = [start(number) for number in range(lanes)]  # imports at once
+        started = [start(number) for number in range(lanes)]  # they import in parallel
         tiny.make(started[0])
         finished = folder / "finished" / started[0].folder.name
         finished.mkdir(parents=True)
@@ -251,7 +251,7 @@ def workshop(folder: Path, lanes: int, readers: Sequence[Command] = (), quick: b
 
 
 def judged(outcome: Outcome, part: str, name: str, also: Sequence[int] = ()) -> list[Finding]:
-    """What is wrong about how a command ended, which had to end well or with one of the codes ``also``."""
+    """Failures in how a command ended: it must exit in time, without a traceback, and with 0 or one of the codes ``also``."""
     if outcome.code is STUCK:
         return [Finding(part, name, "stuck", f"no end after {outcome.seconds:.0f} s")]
     if outcome.code not in (0, *also) or "Traceback (most recent call last)" in outcome.said:
@@ -260,6 +260,6 @@ def judged(outcome: Outcome, part: str, name: str, also: Sequence[int] = ()) -> 
 
 
 def totals(results: Sequence[Result]) -> dict[str, int]:
-    """Trials, then findings by their kind."""
+    """Number of trials, then number of findings of each kind."""
     found = Counter(finding.kind for result in results for finding in result.findings)
     return {"trials": len(results), **{kind: found[kind] for kind in KINDS}}

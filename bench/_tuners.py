@@ -1,8 +1,8 @@
-"""The systems that ``bench/tune.py`` compares: each spends so many programs on a network's tasks, and leaves what it found.
+"""The systems that ``bench/tune.py`` compares: each measures a number of programs of a network's tasks and keeps the best.
 
-Ours share the tuner's loop and its budget; what differs is named.  MetaSchedule's are tuned by its own loop and gradient
-scheduler, in rounds of eight like ours (its 64 would give a fourth of the tasks all trials), with its own builder and runner,
-or with our worker in their place.
+Our systems share the tuner's loop and budget; their names say what differs.  MetaSchedule's use its own loop and gradient
+scheduler, in rounds of eight like ours (its 64 would give a fourth of the tasks all trials), with its own builder and runner
+or with our worker.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import Tuner
 
 ROUND = 8
-BUILD_S = 120  # MetaSchedule's own 30 are over, on a slow machine, before its building process has imported TVM
+BUILD_S = 120  # on a slow machine MetaSchedule's own 30 pass before its building process has imported TVM
 CHAMPION = "champion"
-TENSET, WORLD = "tenset-mlp", "world-model"  # its rivals
+TENSET, WORLD = "tenset-mlp", "world-model"  # the champion's rivals
 
 
 @dataclass(frozen=True)
 class Given:
     """What a system gets: the fused network, the champion, its rivals by their names in the catalogue, donors' databases, the machine,
-    and settings of MetaSchedule's evolutionary search where not its own.
+    and settings of MetaSchedule's evolutionary search that differ from its own.
     """
 
     fused: Any
@@ -59,9 +59,9 @@ class Given:
 
 @dataclass
 class Spent:
-    """What a system did.
+    """What a system measured and found.
 
-    curve    [programs measured, seconds since its start, milliseconds of the network as far as it is known]
+    curve    [programs measured, seconds since its start, best known milliseconds of the network]
     failed   programs that did not run
     winners  a database of each task's best program
     """
@@ -71,14 +71,14 @@ class Spent:
     winners: Any = None
 
     def note(self, trials: int, seconds: float, network_s: float) -> None:
-        """One more point of the curve, unless the network's time is as it was, or not known."""
+        """Add a point to the curve if the network's time is known and has improved."""
         if math.isfinite(network_s) and (not self.curve or network_s * 1e3 < self.curve[-1][2]):
             self.curve.append([trials, seconds, network_s * 1e3])
 
 
 @dataclass(frozen=True)
 class System:
-    """How one tunes, how the network's graph is prepared for it, and which of the champion's rivals it needs."""
+    """How a system tunes, how the network's graph is prepared for it, and which of the champion's rivals it needs."""
 
     tune: Callable[[Given], Spent]
     graph: Graph = PREPARED
@@ -97,10 +97,14 @@ def ours(
     cold: bool = True,
     lessons: bool = False,
 ) -> Callable[[Given], Spent]:
-    """TCL's tuner: with the champion, a rival of its or no ``model``, from scratch; by search or at random (``explore`` 1), or with donors' programs alone.
+    """TCL's tuner, with the champion, one of its rivals, or no ``model`` (from scratch).
 
-    ``shares``: tasks of the network lend to one another, but never where programs are drawn at random.  Without ``cold`` all programs are
-    timed with warm weights.  ``lessons``: they learn from each other's measurements too.  ``lean`` 0: draws are uniform over the design space, whatever fits in registers.
+    explore   1 draws all programs at random
+    lean      0 draws uniformly over the design space, whatever fits in registers
+    searches  without it only donors' programs are measured
+    shares    tasks of the network lend programs to one another, but not where ``explore`` is given
+    cold      without it all programs are timed with warm weights
+    lessons   tasks learn from each other's measurements, too
     """
 
     def tune(given: Given) -> Spent:
@@ -125,7 +129,7 @@ def ours(
             )
 
             def note(outcome: Any) -> None:
-                """A turn's programs are told one by one, when all of them are known: the gain is the whole turn's."""
+                """Called for each program once its whole turn is measured, so the network's time includes all of the turn."""
                 spent.failed += not outcome.latencies_s
                 spent.note(given.trials - tuner.budget.left, time.monotonic() - began, tuner.budget.network_s())
 
@@ -137,7 +141,7 @@ def ours(
 
 
 def drawn(lean: float = 0.0) -> Callable[[Given], Spent]:
-    """Programs drawn at random, by our engine and budget."""
+    """Programs drawn at random, with our engine and budget."""
     return ours(model=None, explore=1.0, lean=lean)
 
 
@@ -179,7 +183,7 @@ def stock(tenset: bool = False, our_engine: bool = False) -> Callable[[Given], S
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the compiler's words, and without the table of all tasks that MetaSchedule prints after each round."""
+    """Silence the compiler, and the table of all tasks that MetaSchedule prints after each round."""
     logging.disable(logging.WARNING)
     try:
         with quiet_compiler():
@@ -190,7 +194,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """With these variables, for the processes that are started within."""
+    """Set these environment variables for processes that are started within."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -205,7 +209,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextmanager
 def _engine(given: Given, ours_: bool, below: str) -> Iterator[dict[str, Any]]:
-    """Builder, runner and what removes their files; ``below`` is a folder for what they build."""
+    """Builder, runner and the callbacks that remove their files; ``below`` is a folder for what they build."""
     if not ours_:
         builder = meta_schedule().builder.LocalBuilder(timeout_sec=BUILD_S)
         with _environment(TVM_NUM_THREADS=str(given.setup.protocol.threads)):  # TVM's runner takes half of the CPUs unless told
@@ -241,7 +245,7 @@ class _Curve:
         self._told.append((self._measured, time.monotonic() - self._began, task, min(seconds, default=math.inf)))
 
     def spent(self) -> Spent:
-        """The network's time over the tasks of which a program ever ran: TVM's own take the place of the others all the while."""
+        """A curve whose network time sums the tasks of which any program ever ran; all others keep TVM's own schedules."""
         spent, bests = Spent(failed=self._failed), {task: math.inf for _, _, task, best in self._told if math.isfinite(best)}
         for measured, seconds, task, best in self._told:
             bests |= {task: min(bests[task], best)} if task in bests else {}
@@ -254,7 +258,7 @@ def _seconds(result: Any) -> float:
 
 
 def _best_of_each(database: Any, modules: Sequence[Any], target: dict[str, Any]) -> Any:
-    """A database of the fastest record of each task, by the mean that MetaSchedule itself compares."""
+    """A database of each task's fastest record, by the mean, as MetaSchedule itself compares."""
     best = meta_schedule().database.MemoryDatabase()
     for module in modules:
         programs = [(trace, seconds) for trace, seconds in Shelf(database, module, make_target(target)).programs() if seconds]

@@ -1,4 +1,4 @@
-"""How fast networks became while they were tuned, drawn."""
+"""Plots of networks' latencies while they are tuned."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tcl_core.evaluation.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY,
 
 COLOURS = (BLUE, GREY, GREEN, ORANGE, PINK, SKY, RED, YELLOW)
 Curve = Sequence[Sequence[float]]
-"""[programs, seconds, milliseconds] each."""
+"""Points [programs, seconds, milliseconds]."""
 
 
 def draw(curves: Mapping[str, Mapping[str, Sequence[Curve]]], lines: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """A column of panels for each network: milliseconds against programs above, against seconds below.
+    """Draw a column of panels for each network: milliseconds against programs above, against seconds below.
 
     curves  network -> system -> a curve for each seed; no more systems than ``COLOURS``
-    lines   network -> what was not tuned -> its milliseconds
+    lines   network -> untuned system -> its milliseconds
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter

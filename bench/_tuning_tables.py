@@ -1,4 +1,4 @@
-"""What the tuned networks of tune.py come to: figures over seeds and machines, tables of them, and curves."""
+"""Figures of the networks that tune.py tuned, over seeds and machines, with their tables and curves."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LONG = 1000  # programs
 DRAWN = (OURS, WARM_START, SCRATCH, RANDOM, TENSET, f"{TENSET}, our engine", STOCK, f"{STOCK}, our engine")  # of the curves
 
 Part = dict[str, dict[str, Any]]
-"""``graph``, as params.yaml has it, ``search``, our search's settings, ``units``, how each went, and ``compared``, the milliseconds of
-each group's systems: of one machine, one champion, one graph and one search."""
+"""Results of one machine, champion, graph and search: ``graph`` as in params.yaml, ``search``, our search's settings, ``units``, what
+each did, and ``compared``, the milliseconds of each group's systems."""
 
 Curve = Sequence[Sequence[float]]
-"""Programs measured, seconds, the network's milliseconds."""
+"""Points [programs measured, seconds, the network's milliseconds]."""
 
 Group = tuple[dict[str, Any], dict[str, Curve]]
-"""Systems that were compared on a network, and how each came there."""
+"""Systems that were compared on a network, and the curve of each."""
 
 RIVALS = {"time_to_tenset_x": TENSET, "time_to_tenset_our_engine_x": f"{TENSET}, our engine", "time_to_stock_x": STOCK}
 MEANS = {
@@ -47,7 +47,7 @@ MEANS = {
 
 
 def show() -> None:
-    """The tables, and the curves."""
+    """Print the tables and put them into the documents, and draw the curves."""
     found = json.loads(result_file("tune.json").read_text())
     summary, (present, _) = found["summary"], by_age(found["parts"])
     last = list(present.values())
@@ -56,8 +56,8 @@ def show() -> None:
     into_document("tune-systems", table_of_systems(summary))
     into_document(
         "tune-donors", table_of_donors(last) or table_of_donors(list(found["parts"].values()))
-    )  # of before, where none is of today
-    # One machine's, wherever it tuned the network: milliseconds of two do not compare.
+    )  # of earlier parts, where the present ones have none
+    # Of the last machine that tuned the network: milliseconds of two machines do not compare.
     drawn = {
         network: next((part for part in reversed(last) if _groups(network, [part], False)), fullest(network, last)) for network in summary
     }
@@ -80,13 +80,13 @@ def show() -> None:
 
 
 def by_age(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
-    """Parts of the graph and the search that the last one has, of each machine its last champion's, and all others."""
+    """(present, earlier) parts; present are those with the last part's graph and search, of each machine its last champion's."""
     last = list(parts.values())[-1]
     alike = [here for here, part in parts.items() if all(part.get(key) == last.get(key) for key in ("graph", "search"))]
     latest: dict[str, str] = {}
     for here in alike:
         machine = here.partition(", champion ")[0]
-        latest.pop(machine, None)  # a machine stands where its last champion does
+        latest.pop(machine, None)  # a machine takes the place of its last champion
         latest[machine] = here
     present = latest.values()
     return {here: parts[here] for here in present}, {here: part for here, part in parts.items() if here not in present}
@@ -99,11 +99,12 @@ def summary_of(parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str,
 
 
 def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str, Any] | None:
-    """The network's row of the summary; each figure as [mean, low, high] over the groups, the ends None for a single one.
+    """The network's row of the summary: each figure as [mean, low, high] over the groups, the ends None for a single group; None
+    without a group of TCL.
 
-    Ratios are over ``parts``, those beside a system that none of these has over ``earlier`` ones (``earlier_systems`` names it), which
-    differ in more than the seed, so that no interval says anything; milliseconds are of the part with most systems, for another machine
-    has others.  ``reached``: in how many groups of how many TCL was as fast as a rival at all, whose seconds are then compared.
+    Ratios are over ``parts``.  Those to a system that none of these has (``earlier_systems``) are over ``earlier`` parts, which differ in
+    more than the seed, and so have no interval.  Milliseconds are of the part with most systems, for they differ between machines.
+    ``reached`` is [groups in which TCL became as fast as the rival, all groups]; only in the former are their seconds compared.
     """
     short, long = (_groups(network, parts, is_long) for is_long in (False, True))
     before = _groups(network, earlier, False)
@@ -144,7 +145,7 @@ def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -
 
 
 def fullest(network: str, parts: Sequence[Part]) -> Part:
-    """Where most systems tuned the network, and of equals with most seeds; the last of what is equal in both."""
+    """The part in which most systems tuned the network, of equals the one with most seeds, of equals again the last."""
 
     def full(part: Part) -> tuple[int, int]:
         groups = _groups(network, [part])
@@ -154,7 +155,7 @@ def fullest(network: str, parts: Sequence[Part]) -> Part:
 
 
 def _groups(network: str, parts: Sequence[Part], is_long: bool | None = None) -> list[Group]:
-    """What was compared on a network; None: whatever the number of programs."""
+    """Groups compared on a network: those with ``LONG`` programs (``is_long``), those with others, or (None) all."""
     found = [
         (compared, {system: part["units"].get(f"{name}: {system}", {}).get("curve") or [] for system in compared["systems_ms"]})
         for part in parts
@@ -165,7 +166,7 @@ def _groups(network: str, parts: Sequence[Part], is_long: bool | None = None) ->
 
 
 def _times_ours(other: str, compared: Mapping[str, Any]) -> float | None:
-    """Another's milliseconds by ours, round by round (``tuning.latency.ratio``), for in a round both saw the same machine."""
+    """Another system's milliseconds / ours, paired by rounds, in which both saw the same machine (``tuning.latency.ratio``)."""
     ours, theirs = (compared["rounds_ms"].get(system) for system in (OURS, other))
     return ratio(theirs, ours).value if ours and theirs else None
 
@@ -179,7 +180,7 @@ def _over(values: Iterable[float | None]) -> list[float | None] | None:
 
 
 def _over_ratios(values: Iterable[float | None]) -> list[float | None] | None:
-    """Geometric mean and 95 % interval over groups, that of the logarithms."""
+    """Geometric mean and 95 % interval over groups, both computed on the logarithms."""
     found = _over(math.log(value) if value else None for value in values)
     return found and [None if end is None else math.exp(end) for end in found]
 
@@ -189,7 +190,7 @@ def _mean_alone(found: list[float | None] | None) -> list[float | None] | None:
 
 
 def time_to(rival: str, compared: Mapping[str, Any], curves: Mapping[str, Curve]) -> float | None:
-    """How many times as long a rival took to its best as we to be as fast; None where we never were."""
+    """A rival's seconds to its best latency / our seconds to the same latency; None where we never reached it."""
     ours, theirs = (_scaled(system, compared, curves) for system in (OURS, rival))
     if not ours or not theirs:
         return None
@@ -199,9 +200,9 @@ def time_to(rival: str, compared: Mapping[str, Any], curves: Mapping[str, Curve]
 
 
 def _scaled(system: str, compared: Mapping[str, Any], curves: Mapping[str, Curve]) -> Curve:
-    """A system's curve, so that it ends at the latency of the whole network as measured side by side.
+    """A system's curve, scaled to end at the latency of the whole network as measured side by side.
 
-    What tuning knows of a network is the sum over its tasks.
+    While tuning, only the sum over the network's tasks is known.
     """
     final, curve = compared["systems_ms"].get(system), curves.get(system)
     if final is None or not curve:
@@ -210,9 +211,9 @@ def _scaled(system: str, compared: Mapping[str, Any], curves: Mapping[str, Curve
 
 
 def table(parts: Mapping[str, Part]) -> str:
-    """A row for each network, on each machine where there are several; then the geometric means over a machine's networks.
+    """A row for each network on each machine, then the geometric means over each machine's networks.
 
-    What was measured nowhere has no column.
+    Columns without any figure are left out.
     """
     columns = {"TCL": "ours_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms"}
     ratios = {
@@ -239,7 +240,7 @@ def table(parts: Mapping[str, Part]) -> str:
 
 
 def names_of(parts: Sequence[str]) -> list[str]:
-    """What people call each part's machine, and the platform that it was; of a machine with several champions these too, by their first digits."""
+    """Short name of each part's machine and platform; for a machine with several champions also the champion's first digits."""
     machines = [re.sub(r"\((R|TM)\)| Processor\b| x\d+ [0-9a-f]+|, champion .*", "", here) for here in parts]
     champions = [re.search(r", champion [0-9a-f]{1,4}", here) for here in parts]
     return [
@@ -257,13 +258,11 @@ PYTORCH = {
 TIMES = {
     TENSET: ("seconds to TenSet's best, its / TCL's", "time_to_tenset_x"),
     f"{TENSET}, our engine": ("the same, both on our engine", "time_to_tenset_our_engine_x"),
-}  # whose best
+}  # the rival whose best is to be reached -> name of the row, figure
 
 
 def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many times TCL's milliseconds each other system's are at equal trials, network by network, and in the geometric mean; last how
-    long they took.
-    """
+    """Milliseconds of each other system / TCL's at equal trials, by network and in the geometric mean; last the ratios of tuning times."""
     systems = {system: [row["systems_x"].get(system) for row in summary.values()] for system in SYSTEMS}
     of_pytorch, of_times = ({name: [row[key] for row in summary.values()] for name, key in of} for of in (PYTORCH.items(), TIMES.values()))
     whose, keys, rows = {name: system for system, (name, _) in TIMES.items()}, dict(TIMES.values()), []
@@ -285,7 +284,7 @@ def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def table_of_donors(parts: Sequence[Part]) -> str:
-    """What other networks' schedules are worth on each network: with nothing measured but these, and as a search's first programs."""
+    """What other networks' schedules are worth on each network: alone, and as a search's first programs; "" without any figures."""
     rows = []
     for part in parts:
         for group, compared in part["compared"].items():
@@ -314,7 +313,7 @@ def table_of_donors(parts: Sequence[Part]) -> str:
 
 
 def _mean_over_networks(part: Part, summary: Mapping[str, Mapping[str, Any]], key: str) -> str:
-    """Geometric mean over the networks, or over those that have the figure, which are named; 95 % interval over the seeds that have them all."""
+    """Geometric mean over the networks that have the figure (named if not all), and 95 % interval over the seeds that have all of these."""
     seeds = {compared["seed"] for compared in part["compared"].values()}
     alone = [
         summary_of([part | {"compared": {group: of for group, of in part["compared"].items() if of["seed"] == seed}}]) for seed in seeds
@@ -327,7 +326,7 @@ def _mean_over_networks(part: Part, summary: Mapping[str, Mapping[str, Any]], ke
 
 
 def geometric(summary: Mapping[str, Mapping[str, Any]], key: str) -> float | None:
-    """Geometric mean over the networks of the means of a figure."""
+    """Geometric mean over the networks of a figure's means; None if none has it."""
     found = [row[key][0] for row in summary.values() if row[key]]
     return math.exp(statistics.fmean(map(math.log, found))) if found else None
 

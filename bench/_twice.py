@@ -1,4 +1,4 @@
-"""Two of everything at once, in one project: both end well or one with a sentence, and the result is as of one."""
+"""Every command twice at once in one project: both succeed, or one exits with a message; the result is that of a single run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PART = "twice"
 
 @dataclass(frozen=True)
 class Twice:
-    """``late``: when the second one starts, in shares of the undisturbed duration."""
+    """``late``: delay of the second one, as a share of the undisturbed duration."""
 
     command: str
     late: float
@@ -35,7 +35,7 @@ class Twice:
 
 
 def drawn(shop: Workshop, count: int, seed: int) -> list[Twice]:
-    """Each command with a second one that starts with it, and others that start later."""
+    """Each command with a second one started at the same time, and with ones started later."""
     draw = random.Random(seed)
     commands = [command for command in shop.commands if command.name != "flow" or count >= 2 * len(shop.commands)]
     lates = [0.0, *(round(draw.uniform(0, 0.9), 3) for _ in range(max(0, count // len(commands) - 1)))]
@@ -43,7 +43,7 @@ def drawn(shop: Workshop, count: int, seed: int) -> list[Twice]:
 
 
 def both(shop: Workshop, lane: Lane, wanted: Twice) -> Result:
-    """Run it twice at once; where one was refused, the other one must have done all of the work."""
+    """Run a command twice at once; if one is refused, the other must do all of the work."""
     ready = shop.named(wanted.command)
     tiny.restore(ready.snapshot, lane.folder)
     argv, delay = ready.command.argv, wanted.late * ready.outcome.seconds

@@ -1,9 +1,9 @@
-"""Command lines of `tcl` that cannot be meant: each must end soon, with one sentence and its exit code, and change nothing.
+"""Invalid command lines of `tcl`: each must end soon, with one sentence and its exit code, and change nothing.
 
     for name, argv in wrong_command_lines(Path("project"), Path("scratch")): ...     argv without `tcl` itself
 
-The project is one whose pipeline has run; of the scratch folder the files are made here.  None of these commands
-measures, trains or waits where it is refused as it should be.
+The project's pipeline must have run; the files in the scratch folder are made here.  None of these commands measures,
+trains or waits if it is refused as it should be.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 LONG = "a" * 300
 CODES = (0, 2, 3, 4, 5)
-NAMES = {  # of platforms, models, networks, keys and profiles that nothing has
+NAMES = {  # that no platform, model, network, key or profile has
     "empty": "", "blank": " ", "unknown": "nosuch", "long": LONG, "up": "../up", "root": "/", "dots": "..", "newline": "a\nb",
     "escape": "\x1b[31mred", "formula": "=1+1", "quote": "'\"", "unicode": "höst-é", "no-utf8": "caf\udce9", "glob": "host-*", "null-word": "null",
 }  # fmt: skip
@@ -32,7 +32,7 @@ LOG_LINE = (
 
 
 def wrong_command_lines(project: Path, scratch: Path) -> Iterator[tuple[str, list[str]]]:
-    """Name and words of each."""
+    """Yield the name and the words of each command line."""
     files = _make_files(scratch)
     groups = (
         _words(),
@@ -48,7 +48,7 @@ def wrong_command_lines(project: Path, scratch: Path) -> Iterator[tuple[str, lis
 
 
 def _make_files(scratch: Path) -> dict[str, Path]:
-    """What a user could give instead of a log, by what is wrong with it."""
+    """Files that a user could give by mistake, named by what is wrong with them."""
     scratch.mkdir(parents=True, exist_ok=True)
     contents = {
         "empty.log": b"", "blank.log": b"\n \n\n", "binary.log": bytes(range(256)) * 10, "zeros.log": bytes(1 << 16),
@@ -73,7 +73,7 @@ def _make_files(scratch: Path) -> dict[str, Path]:
 
 
 def _words() -> Iterator[tuple[str, list[str]]]:
-    """Commands and options that there are not, in no order that there is."""
+    """Unknown commands and options, and known ones misplaced or without their arguments."""
     for words in (
         ["trian"], ["--nosuch"], ["-x"], [""], ["\x1b[31m"], [LONG], ["platforms", "extra"], ["platforms", "--nosuch"],
         ["--platform", "host-avx2", "collect"], ["collect", "host-avx2"], ["collect", "--platform"], ["collect", "-p", "a", "-p"],
@@ -86,7 +86,7 @@ def _words() -> Iterator[tuple[str, list[str]]]:
 
 
 def _names() -> Iterator[tuple[str, list[str]]]:
-    """Names that nothing has.  An import may call a platform as it likes, and predict may be told of any."""
+    """Names that nothing has, without `import`, which takes any name for a platform, and `predict`, which takes any platform."""
     commands = {
         "collect": ["collect", "-p"], "holdout": ["holdout", "-p"], "export": ["export", "-p"], "distill": ["distill", "-p"],
         "train": ["train", "--model"], "register": ["register", "-p"], "promote": ["promote", "-p"], "tune": ["tune", "-p"],
@@ -113,14 +113,14 @@ def _logs(files: dict[str, Path]) -> Iterator[tuple[str, list[str]]]:
         yield f"import {Path(log).name[:20]}", ["import", log, "-p", "imported-wrong"]
         yield f"predict {Path(log).name[:20]}", ["predict", log, "-p", "host-avx2"]
     for kind, name in NAMES.items():
-        if kind not in ("unknown", "null-word", "unicode"):  # these are good enough for an import
+        if kind not in ("unknown", "null-word", "unicode"):  # these are valid for an import
             yield f"import as {kind}", ["import", str(files["sound.log"]), "-p", name]
         yield f"predict for {kind}", ["predict", str(files["sound.log"]), "-p", name]
     yield "import of no target", ["import", str(files["sound.log"]), "-p", "imported-wrong", "--target", "nosuch"]
 
 
 def _places(files: dict[str, Path], scratch: Path) -> Iterator[tuple[str, list[str]]]:
-    """Places that take no file, or must keep theirs."""
+    """Paths at which no file can be written, or where one must not be replaced."""
     log = str(files["sound.log"])
     for to in (
         "", "/", ".", LONG, "/proc/scores.csv", "/dev/full", log, f"{log}/below.csv", f"{scratch}/loop", f"{scratch}/taken.csv", "a\nb",
@@ -159,7 +159,7 @@ def _models(files: dict[str, Path], project: Path) -> Iterator[tuple[str, list[s
 
 
 def _runs(files: dict[str, Path], project: Path, scratch: Path) -> Iterator[tuple[str, list[str]]]:
-    """Runs to compare that are none, or not two."""
+    """Runs to compare that are no runs, or not two."""
     for run in ("", "gone", LONG, str(files["sound.log"]), "/dev/null", "/", str(files["loop"]), f"{scratch}/database", f"{scratch}/pipe"):
         yield f"report of {Path(run).name[:20]}", ["report", run, str(project)]
         yield f"report against {Path(run).name[:20]}", ["report", f"{scratch}/database", run]
@@ -173,7 +173,7 @@ def _devices() -> Iterator[tuple[str, list[str]]]:
         yield f"list of {address[:20]!r}", ["device", "list", "--tracker", address]
         yield f"serve with {address[:20]!r}", ["device", "serve", "--key", "a b", "--tracker", address]
     for kind, name in NAMES.items():
-        if kind not in ("unknown", "null-word", "unicode", "dots"):  # these could be keys, and would be served
+        if kind not in ("unknown", "null-word", "unicode", "dots"):  # these are valid keys and would be served
             yield f"serve as {kind}", ["device", "serve", "--key", name, "--tracker", "127.0.0.1:1"]
     for host in ("", LONG, "nosuch.invalid", "a b"):
         yield f"serve at {host[:20]}", ["device", "serve", "--key", "board", "--tracker", "192.0.2.1:1", "--host", host]

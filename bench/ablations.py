@@ -2,11 +2,11 @@
 
     python bench/ablations.py [--quick] [--only TEXT] [--seeds N] [--threads N] [--force]
 
-Trained on the chain's last platform of the reference data, without the tasks of three of its training networks, which are
-ranked (``_datasets.VALIDATION``); the networks that the other tables report take no part, so that what is chosen here is
-judged there.  Two rows are boosted trees as in the teacher ensemble, alone.  A figure is the mean over seeds and its 95 %
-interval.  --quick: some of the rows, one seed, a third of the epochs, a quarter of the unlabelled programs; its results are a file of
-their own.  What was computed with the same code and data is kept.
+Models learn the chain's last platform of the reference data without the tasks of three of its training networks, which they
+rank (``_datasets.VALIDATION``).  The networks that the other tables report take no part, so what is chosen here is judged
+there.  Two rows are boosted trees alone, as in the teacher ensemble.  A figure is the mean over seeds with its 95 % interval.
+--quick: some of the rows, one seed, a third of the epochs, a quarter of the unlabelled programs; it has a results file of its own.
+Runs with the same code and data are kept.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TwoBlocks(MambaNetwork):
         super().__init__(features, len(KINDS), last=True)
         self.first, width = self.block, self.WIDTHS[3]
         self.second, self.norm = MambaBlock(width, 8, 4, 8), nn.RMSNorm(width, eps=1e-5)
-        self.block = nn.Module()  # stands where the column looks for one block
+        self.block = nn.Module()  # takes the place of the one block that ``MambaNetwork`` calls
         self.block.project = lambda x: x
         self.block.mix = self.mix
 
@@ -76,7 +76,7 @@ class TwoBlocks(MambaNetwork):
 
 
 def fitted(train: Samples, settings: FitSettings, build: Callable[..., nn.Module] = network_of_tokens) -> MambaModel:
-    """Our model, or one with another network."""
+    """Our model, or a variant with another network, fitted to ``train``."""
     model = type("Variant", (MambaModel,), {"build": staticmethod(build)})(settings)
     model.fit(train)
     return model
@@ -84,7 +84,7 @@ def fitted(train: Samples, settings: FitSettings, build: Callable[..., nn.Module
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs: how the network is built, what of the tokens it reads, what it learns from and with which loss."""
+    """What differs: how the network is built, what it reads of the tokens, what it learns from and with which loss."""
 
     build: Callable[..., nn.Module] = network_of_tokens
     read: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens
@@ -95,7 +95,7 @@ class Variant:
 
 
 def without(*kinds: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Tokens of some kinds say no more than their kind."""
+    """A reader that zeroes the numbers of tokens of these kinds, which then hold their kind alone."""
     columns = [KINDS.index(kind) for kind in kinds]
 
     def read(tokens: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ def without(*kinds: str) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def unscaled(tokens: np.ndarray) -> np.ndarray:
-    """Sizes as they are and not their logarithms."""
+    """Tokens with sizes instead of their logarithms."""
     plain = tokens.copy()
     numbers_of(plain)[:] = np.exp2(numbers_of(plain)) - 1.0
     return plain
@@ -139,7 +139,7 @@ TREES = {"no network: trees on tokens": "trees", "no network: trees on per-store
 
 
 class Bench:
-    """The lesson of the validation networks, and what its teacher ensembles say, each asked once per seed."""
+    """The lesson that tests the validation networks, and its teacher ensembles' labels, computed once per seed."""
 
     def __init__(self, reference: Reference, epochs: int) -> None:
         self.reference, self.epochs = reference, epochs
@@ -157,13 +157,13 @@ class Bench:
             return self.of_trees(TREES[row], seed)
         variant = VARIANTS[row]
         train = self.taught(seed, variant.teachers, variant.unlabelled) if variant.taught else self.lesson.train
-        epochs = round(self.epochs * (len(self.lesson.train) + len(self.lesson.unlabelled["tokens"])) / len(train))  # as many steps
+        epochs = round(self.epochs * (len(self.lesson.train) + len(self.lesson.unlabelled["tokens"])) / len(train))  # equal steps
         settings = replace(STUDENT, seed=seed, epochs=epochs, period=epochs, loss=variant.loss)
         seen = lambda samples: replace(samples, features=variant.read(samples.features))  # noqa: E731
         return ranked(fitted(seen(train), settings, variant.build), replace(self.lesson, test=seen(self.lesson.test)))
 
     def of_trees(self, name: str, seed: int) -> list[float]:
-        """A member of the teacher ensemble, alone."""
+        """Figures of one member of the teacher ensemble alone."""
         case = self.reference.case(self.platform, reads_of(name), VALIDATION)
         model = catalogue.create(name)
         model.settings = replace(model.settings, seed=seed)
@@ -178,7 +178,7 @@ def ranked(model: CostModel, case: Case) -> list[float]:
 
 
 def _share(tasks: np.ndarray, share: float) -> np.ndarray:
-    """The first programs of each task."""
+    """(N,) mask of the first programs of each task, ``share`` of them."""
     kept = np.zeros(len(tasks), dtype=bool)
     for task in np.unique(tasks):
         rows = np.flatnonzero(tasks == task)
@@ -220,7 +220,7 @@ def bench_of(given: argparse.Namespace) -> Bench:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Compute what is not known, seed by seed; every run is on the disk before the next begins."""
+    """Compute the missing runs, seed by seed, saving each before the next begins."""
     bench, small = bench_of(given), given.quick or given.smallest
     path, seeds = result_file("ablations.json"), given.seeds or (1 if small else 3)
     before = json.loads(path.read_text()) if path.exists() and not given.force else {}

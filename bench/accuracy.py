@@ -6,22 +6,22 @@
 
 reference   the reference data set, platform by platform: trained on the training networks' tasks, tested on the held-out
             networks', which share no task with them
-prepared    the two data sets of networks that were prepared as projects prepare them, learned together; tested on the uniform programs of
-            the one and, as ``registers``, on those of the other, among which a search chooses
-sealed      the same models, tested on both data sets' programs of ten networks on which nothing was ever chosen.  Only when it is asked
-            for, of code that is committed, and each time with a line in bench/sealed.md
-logs        imported AutoTVM and Ansor logs, device by device: trained on three quarters of the tasks, tested on the
-            others' programs that were drawn uniformly, or, where a device has no such log (marked: chosen), on all that a
-            tuner chose.  Logs tell no module to lower: models on per-store features or states are left out
-curve       the chain's last platform with ever more training tasks, and ever more programs of each
+prepared    the two data sets of networks prepared as in projects, learned together; tested on the uniformly drawn programs of one and, as
+            ``registers``, on those of the other, among which a search chooses
+sealed      the same models, tested on both data sets' programs of ten networks on which nothing was ever chosen.  Runs only when asked
+            for, needs committed code, and adds a line to bench/sealed.md each time
+logs        imported AutoTVM and Ansor logs, device by device: trained on three quarters of the tasks, tested on the uniformly
+            drawn programs of the others or, where a device has no such log (marked: chosen), on all that a tuner chose.
+            Logs hold no module to lower, so models on per-store features or states are left out
+curve       the chain's last platform with growing numbers of training tasks, and of programs of each
 
-Every model has the same programs, its own settings, and several seeds; a figure is the mean over seeds and its 95 %
-interval.  ``tcl`` is our model carried along the chain up to the platform (``distill.method: bridge``); what it may learn from
-earlier platforms, ``mtl-tlp`` may too.  Rerun it to resume one that was broken off, and several may run beside each other: what was
-computed with the same code, data and settings stands in bench/results/accuracy.json and is not computed again (--force: it
-is).  Times are processor time, which other work on the machine changes less.
---quick: the last platform and one device, two seeds, a quarter of the unlabelled programs, and none of the slow models, our chain
-among them; its results are a file of their own.
+Every model has the same programs, its own settings, and several seeds; a figure is the mean over seeds with its 95 % interval.
+``tcl`` is our model carried along the chain up to the platform (``distill.method: bridge``); ``mtl-tlp`` may learn from the same
+earlier platforms.  Runs with the same code, data and settings are kept in bench/results/accuracy.json and not repeated (unless
+--force), so an interrupted comparison resumes, and several may run at once.  Times are processor time, which other work on the
+machine changes less.
+--quick: the last platform and one device, two seeds, a quarter of the unlabelled programs, and none of the slow models, of which our
+chain is one; it has a results file of its own.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from tcl_core.teaching import STUDENT
 
 FOLDERS = {name: ROOT / "data" / name for name in ("reference", "prepared", "registers")}
 PARTS = {"reference": ("reference",), "prepared": ("prepared", "registers"), "sealed": ("sealed", "sealed-registers"), "logs": ("logs",)}
-SLOW = ("tlp", "mtl-tlp", "world-model", "mamba-paper", CHAINED)  # minutes each, of each seed
+SLOW = ("tlp", "mtl-tlp", "world-model", "mamba-paper", CHAINED)  # minutes each per seed
 SIZES = (*((n, None) for n in (19, 38, 76)), *((None, p) for p in (8, 16, 32)))  # tasks, or programs of each
 FEW, SMALLEST = ("random", "trees", "mtl-tlp", OURS, CHAINED), ((2, None), (None, 4))  # models and sizes of the smallest form
-UNLABELLED, FEW_UNLABELLED = 192, 48  # for each task; of a quick run
+UNLABELLED, FEW_UNLABELLED = 192, 48  # programs of each task; with --quick
 PICTURE = ROOT / "docs" / "accuracy_curve.png"
 FEATURES = ROOT / "data" / "features"  # caches
 
@@ -61,7 +61,7 @@ FEATURES = ROOT / "data" / "features"  # caches
 def wanted(
     known: Results, part: str | None, models: Sequence[str], seeds: int, quick: bool, sizes: Sequence[tuple[int | None, int | None]]
 ) -> list[Run]:
-    """The runs of all parts but the sealed one, or of one; ``sizes`` are those of the curve."""
+    """Runs of one part, or (None) of all but the sealed one; ``sizes`` are those of the curve."""
     platforms = known.reference.platforms
     last = platforms[-1]
     asked = PARTS.get(part, ()) if part else ("reference", "logs") if quick else ("reference", "prepared", "registers", "logs")
@@ -89,12 +89,12 @@ def wanted(
         for m in (m for m in CURVE if m in models)
         for s in range(seeds)
         if part in (None, "curve")
-        if not (m == CHAINED and size[0])  # what a chain is worth shows where programs of a platform are few
+        if not (m == CHAINED and size[0])  # the worth of a chain shows with few programs per task, not with few tasks
     ]
 
 
 def names(text: str) -> list[str]:
-    """Models of this bench, by commas."""
+    """Parse models of this comparison, separated by commas.  Raises ArgumentTypeError for unknown ones."""
     if unknown := sorted(set(text.split(",")) - set(MODELS)):
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(MODELS)}")
     return text.split(",")
@@ -131,14 +131,14 @@ def results_of(given: argparse.Namespace) -> Results:
     for folder in FOLDERS.values():
         if not (folder / "tasks.parquet").exists():
             raise DataError(f"there is no data set in {folder}; measure one with python bench/reference.py")
-    if given.quick:  # another model of ours, taught by fewer programs in fewer epochs: its scores lie apart
+    if given.quick:  # our model is taught with fewer programs and epochs, so its scores are kept apart
         EPOCHS.update({(data, OURS): STUDENT.epochs // 3 for data in DATA})
         return Results(_sets(FEW_UNLABELLED), given.logs, given.force, ROOT / "data" / "bench" / "quick")
     return Results(_sets(UNLABELLED), given.logs, given.force)
 
 
 def _sets(unlabelled: int) -> dict[str, Reference | Learned]:
-    """By name; of those that are learned together each gives half of the further programs, drawn as its own."""
+    """Data sets by name; of those learned together each gives half of the unlabelled programs, drawn as its own programs are."""
     reference = Reference(FOLDERS["reference"], FEATURES, unlabelled)
     uniform, leaning = (Reference(FOLDERS[name], FEATURES, unlabelled // 2, lean) for name, lean in (("prepared", 0.0), ("registers", 0.9)))
     of = {each: Learned((uniform, leaning), each) for each in (uniform, leaning)}
@@ -150,7 +150,7 @@ def _sets(unlabelled: int) -> dict[str, Reference | Learned]:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Compute what is wanted, and show it: the tables of which there is something."""
+    """Compute the wanted runs, and show the tables that have figures."""
     known, small = results_of(given), given.quick or given.smallest
     if not known.logs.exists():
         print(f"there is no {known.logs}; the part on logs is left out (give their folder with --logs)")

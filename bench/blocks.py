@@ -1,12 +1,12 @@
-"""What does the shape of a block in registers cost?
+"""What the shape of a block in registers costs.
 
     python bench/blocks.py [--quick]
 
-Of the measured programs of data/registers with one tiled nest whose sums fill the registers, the columns of the block are a power of two
-of whole vectors or not, which is the rule of ``programs.registers``, and its rows are too or not.  How much longer a program
-takes than those of its task whose columns are a power of two (their median, of three or more): the mean over a task's programs of
-logarithms, their mean over tasks as a factor, and its 95 % interval over draws of the tasks.  Training networks alone, for the rule is
-made of this.  --quick, --smallest: the same, for it takes half a minute.
+The measured programs of data/registers with one tiled nest whose sums fill the registers are grouped by whether the block's columns are
+a power of two of whole vectors, which is the rule of ``programs.registers``, and whether its rows are a power of two.  The figure is how
+much longer a program takes than the median program of its task with such columns (of three or more): the mean logarithm over a task's
+programs, then over tasks, as a factor, with its 95 % interval over draws of the tasks.  Only training networks count, because the rule
+was derived from this.  --quick, --smallest: the same, for it takes half a minute.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMPARED = 3
 
 
 class Program(NamedTuple):
-    """One of ``KINDS``, and the logarithm of the latency."""
+    """``kind`` is one of ``KINDS``, ``latency`` the logarithm of the seconds."""
 
     kind: str
     latency: float
@@ -73,7 +73,7 @@ class Pool:
 
 
 def factors(tasks: dict[str, list[Program]]) -> dict[str, dict[str, Any]]:
-    """Kind -> how many programs and tasks, and the factor: mean, low, high."""
+    """Kind -> numbers of programs and tasks, and the factor as [mean, low, high]."""
     found = {}
     for kind in KINDS:
         longer, programs = [], 0

@@ -1,10 +1,10 @@
-"""Measuring programs: TCL's workers beside TVM's own LocalBuilder and LocalRunner.
+"""How fast programs are measured: TCL's workers beside TVM's own LocalBuilder and LocalRunner.
 
     python bench/collect.py [--quick]
 
-Both measure the same candidates of three networks for the same target, by the same protocol, with the same limits and
-threads, in batches as a tuner's rounds are, the systems in turns.  Beside the rates: how well the latencies agree,
-where TCL's time goes, and what building during the timing would do to latencies.  --quick: fewer batches, fewer programs.
+Both measure the same candidates of three networks for the same target, with the same protocol, limits and threads, in
+batches like a tuner's rounds, taking turns.  Beside the rates the tables show how well the latencies agree, where the
+time goes, and what building during the timing would do to latencies.  --quick: fewer batches, fewer programs.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from tcl_core.stages.workspace import Workspace
 
 COMMAND = "python bench/collect.py"
 NETWORKS = ("resnet-18", "mobilenet-v2", "bert-tiny")
-# What both systems can do: a repeat lasts 10 ms however many runs that takes, no program is given up early.
+# What both systems support: a repeat lasts 10 ms however many runs that takes, and no program is stopped early.
 PROTOCOL = Protocol(repeats=3, max_repeats=3, min_repeat_ms=10, max_number=10**6, enough_s=math.inf,
                     early_stop_factor=math.inf, threads=threads())  # fmt: skip
-# TVM's own 30 s for a build are over, on a slow machine, before the process that builds has imported TVM.
+# On a slow machine TVM's own 30 s for a build pass before the building process has imported TVM.
 LIMITS = Limits(build_s=120, run_s=30)
 LARGE, SMALL = 64, 8
-COMPARABLE_S = 20e-6  # below, what a call costs is a good part of the latency
+COMPARABLE_S = 20e-6  # below it the overhead of a call is a large part of the latency
 OURS, AGAIN, EARLY, OVERLAPPED, STOCK = "TCL", "TCL again", "TCL, early stop", "TCL, building meanwhile", "TVM"
 
 
@@ -57,10 +57,10 @@ class Size:
     """How much is measured.
 
     tasks, per_task  the pool
-    large, small     batches of the two sizes
-    sizes            programs of these
-    networks         whose tasks they are
-    initializer      of the processes in which TVM builds; none: as they come, 20 s until the first is built
+    large, small     numbers of batches of the two sizes
+    sizes            programs of a large and of a small batch
+    networks         the networks whose tasks these are
+    initializer      of TVM's building processes; None: TVM's own, 20 s until the first program is built
     """
 
     tasks: int
@@ -111,20 +111,20 @@ class Candidates:
         return space.materialise(read_sketch(program.task_key, program.sketch, trace), program.decisions).mod
 
     def batches(self, size: int, count: int, seed: int) -> list[list[Program]]:
-        """``count`` disjoint draws of ``size`` programs, each task by task."""
+        """``count`` disjoint random batches of ``size`` programs, each sorted by task."""
         drawn = np.random.default_rng(seed).permutation(len(self.programs))[: size * count]
         return [[self.programs[number] for number in sorted(batch)] for batch in drawn.reshape(count, size)]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One batch by one system.
+    """One batch, measured by one system.
 
     latencies_s  medians of the repeats, inf for what failed
-    spent_s      of the wall time: building on all workers at once, timing, the sentinel
+    spent_s      parts of the wall time: building on all workers at once, timing, the sentinel
     retimed      programs that were timed once more, because the machine was not quiet
-    disturbed    programs during which it never was
-    build_s      of each program, where that is known
+    disturbed    programs during which it never was quiet
+    build_s      build time of each program, where that is known
     """
 
     seconds: float
@@ -136,9 +136,9 @@ class Measured:
 
 
 class Stock:
-    """TVM's builder and runner as its tuning calls them: one call of each a round, workers of the builder's own making.
+    """TVM's builder and runner as its tuning calls them: one call of each per round, with the builder's own workers.
 
-    The programs' schedules are there before; TCL's workers make them within the time that counts.
+    Its programs are scheduled before the clock starts; TCL's workers schedule them within the measured time.
     """
 
     def __init__(self, candidates: Candidates, target: dict, initializer: Callable[[], Any] | None) -> None:
@@ -171,13 +171,13 @@ def _median(seconds: Sequence[Any] | None) -> float:
 
 
 class Ours:
-    """TCL's runner, its workers alive from batch to batch, with a clock on what they are asked."""
+    """TCL's runner, whose workers stay alive from batch to batch, with a clock on each request to them."""
 
     def __init__(self, candidates: Candidates, runner: Runner) -> None:
         self._candidates, self._runner = candidates, runner
-        self._asked: list[tuple[str, int, float]] = []  # what, of which program, seconds
+        self._asked: list[tuple[str, int, float]] = []  # request, program, seconds
         began = time.perf_counter()
-        deque(runner.measure([Job("none", "{")] * len(runner.workers)), maxlen=0)  # no program: up, and nothing built
+        deque(runner.measure([Job("none", "{")] * len(runner.workers)), maxlen=0)  # no valid program: the workers start and build nothing
         self.start_s = time.perf_counter() - began
         for worker in runner.workers:
             worker.ask = partial(self._clocked, worker.ask)
@@ -207,7 +207,7 @@ class Ours:
         )
 
     def _timings(self) -> int:
-        """Programs that were timed, once for each two readings of the sentinel that they were timed between."""
+        """Number of timings: a program counts once for each interval between two sentinel readings in which it was timed."""
         between: list[set[int]] = [set()]
         for request, number, _ in self._asked:
             if request == "sentinel":
@@ -226,7 +226,7 @@ Found = dict[str, list[Measured]]
 
 
 def in_turns(systems: dict[str, Stock | Ours], batches: Sequence[Sequence[Program]], shown: Progress) -> Found:
-    """Every batch by every system; another one begins each time."""
+    """Measure every batch by every system; each batch begins with another system."""
     found: Found = {name: [] for name in systems}
     names = list(systems)
     for number, batch in enumerate(batches):
@@ -240,7 +240,7 @@ def in_turns(systems: dict[str, Stock | Ours], batches: Sequence[Sequence[Progra
 
 
 def rates(measured: Sequence[Measured], size: int, start_s: float) -> dict[str, float]:
-    """Programs/s: median, slowest and fastest batch, with one start for all batches, and if only builds took time."""
+    """Programs/s: of the median, slowest and fastest batch, with one start for all batches, and if only builds took time."""
     each, programs = [size / m.seconds for m in measured], size * len(measured)
     return {
         "median": statistics.median(each),
@@ -253,7 +253,7 @@ def rates(measured: Sequence[Measured], size: int, start_s: float) -> dict[str, 
 
 
 def shares(measured: Sequence[Measured]) -> dict[str, float]:
-    """Parts of the wall time; how many programs the sentinel had timed again or marked, and how many have no latency."""
+    """Shares of the wall time; numbers of programs that the sentinel had retimed, that it marked, and that have no latency."""
     total_s = math.fsum(m.seconds for m in measured)
     part = {name: math.fsum(m.spent_s[name] for m in measured) / total_s for name in ("build", "time", "sentinel")}
     rest = {"rest": 1 - math.fsum(part.values())}
@@ -262,7 +262,7 @@ def shares(measured: Sequence[Measured]) -> dict[str, float]:
 
 
 def refuse_failures(theirs: Sequence[Measured]) -> None:
-    """Ends the comparison where TVM measured less than half: the rate of failures is no rate."""
+    """Exit if TVM measured less than half of the programs: a rate of failures means nothing."""
     latencies_s = np.concatenate([measured.latencies_s for measured in theirs])
     sound = int(np.isfinite(latencies_s).sum())
     if 2 * sound < len(latencies_s):
@@ -270,9 +270,9 @@ def refuse_failures(theirs: Sequence[Measured]) -> None:
 
 
 def agreement(ours: Sequence[Measured], theirs: Sequence[Measured], tasks: np.ndarray) -> dict[str, float]:
-    """How two measurements of the same programs compare, of programs that take more than ``COMPARABLE_S`` in both.
+    """Agreement of two measurements of the same programs, over those that take more than ``COMPARABLE_S`` in both.
 
-    Without such programs (on a busy machine TVM's builder may be out of time for all) every figure is nan.
+    Without such programs (on a busy machine all of TVM's builds may time out) every figure but their number is nan.
     """
     left, right = (np.concatenate([m.latencies_s for m in found]) for found in (ours, theirs))
     kept = np.isfinite(left) & np.isfinite(right) & (np.minimum(left, right) > COMPARABLE_S)
@@ -332,7 +332,7 @@ def agreement_table(pairs: dict[str, dict[str, float]]) -> str:
 
 
 def best_setup() -> tuple[str, Setup]:
-    """The last of the chain's platforms that this machine can run, and how it is measured here."""
+    """The last of the chain's platforms that this machine can run, and the setup to measure it here."""
     workspace = Workspace()
     specs = {name: workspace.params.platforms[name] for name in workspace.params.chain_order}
     runnable = [name for name, spec in specs.items() if kind_of(spec).name == "local" and why_not(spec.mcpu) is None]

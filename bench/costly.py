@@ -1,20 +1,20 @@
-"""What does a cost model miss that learned few of the programs that take long to build?
+"""What a cost model loses if it learns few of the programs that take long to build.
 
     python bench/costly.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
 
-A quarter of the programs that are drawn unroll 512 steps and take 3.5 times as long to build as the others (docs/measuring.md);
-``candidates.costly`` says how many of such draws a pool keeps.
+A quarter of the drawn programs unroll 512 steps and take 3.5 times as long to build as the others (docs/measuring.md);
+``candidates.costly`` is the share of these costly draws that a pool keeps.
 
-all of them      ten programs of each task, half of them of data/prepared, half of data/registers, at random
-a third          ten, of the costly ones a third as many to others
+all of them      ten random programs of each task, half of them from data/prepared, half from data/registers
+a third          ten, drawn after two thirds of the costly ones were dropped
 none             ten that are not costly
-a third, longer  thirteen, a third as many costly ones to others: by that factor they take as long to build as ten of the first row
+a third, longer  thirteen, drawn as for `a third`: by the factor above they take as long to build as the ten of the first row
 
-Boosted trees on tokens learn these programs of one platform, as a project learns its own, without the tasks of three training networks at
-a time; of these networks they rank every program of either data set, costly or not.
+Boosted trees on tokens learn these programs on one platform, as in a project, without the tasks of three training networks at a time; they
+rank all of these networks' programs in either data set, costly or not.
 
 pairs  share of pairs ranked right; u16  top-1 of sixteen.  Mean over tasks, and the 95 % interval of the difference from the first row
-over draws of the folds and of their tasks.  --quick: one fold, one seed.  What was computed with the same code and data is kept.
+over draws of the folds and of their tasks.  --quick: one fold, one seed.  Units with the same code and data are kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tcl_core.reference import Reference, apart
 PLATFORM = "host-avx2"
 ALL, THIRD, NONE, LONGER = "all of them", "a third", "none", "a third, longer"
 ROWS = {ALL: (1.0, (5, 5)), THIRD: (1 / 3, (5, 5)), NONE: (0.0, (5, 5)), LONGER: (1 / 3, (6, 7))}
-"""Share of the costly programs that stays, and how many programs of each data set's tasks are learned."""
+"""Row -> share of the costly programs that is kept, and programs of each task to learn from either data set."""
 
 
 class Drawn:
@@ -55,7 +55,7 @@ class Drawn:
 
     @cached_property
     def costly(self) -> np.ndarray:
-        """(N,) bool."""
+        """(N,) mask of the costly programs."""
         records, encoder = store.read_records(self.data.folder / f"platform={self.platform}"), self.data.encoder
         steps, places = {}, {}
         for task in {record.task_key for record in records}:
@@ -67,7 +67,7 @@ class Drawn:
         return np.array([steps[task]((places[task][sketch], decisions)) >= COSTLY for task, sketch, decisions in keys])
 
     def learned(self, tasks: set[int], kept: float, count: int, rng: np.random.Generator) -> Samples:
-        """``count`` programs of each of the tasks at random, of the costly ones the share ``kept`` as often as of others."""
+        """Up to ``count`` random programs of each of the tasks, after keeping each costly one with probability ``kept``."""
         rows = []
         for group in rows_by_task(self.samples.tasks):
             if int(self.samples.tasks[group[0]]) in tasks:
@@ -77,7 +77,7 @@ class Drawn:
 
 
 class Bench:
-    """Two data sets whose networks are split alike."""
+    """Two data sets with the same split of networks."""
 
     def __init__(self, sets: Mapping[str, Reference], platform: str, folds: Sequence[Sequence[str]]) -> None:
         self.sets = {name: Drawn(data, platform) for name, data in sets.items()}

@@ -9,9 +9,9 @@ command-lines   wrong ones (_command_lines.py)
 twice           two of everything at once (_twice.py)
 full-disk       no room at every stage (_full_disks.py)
 
-Exits with 1 where anything failed; each failure is a line that says how to repeat it.  Parts may run apart: each puts
-its own figures into bench/results/faults.json.  --quick: a sample of each part, without the commands that
-take long; its results are a file of their own.
+Exits with 1 if anything failed; each failure is printed with the command that repeats it.  Parts may run separately:
+each puts its own figures into bench/results/faults.json.  --quick: a sample of each part, without the commands that
+take long; it has a results file of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from _trials import KINDS, Result, Workshop, totals, workshop
 
 COMMAND = "python bench/faults.py"
 CANDIDATES = "candidates"
-# Part -> module, its trial, trials in all and in a quick run.
+# Part -> module, name of its trial, number of trials in a whole run and in a quick one.
 PARTS: dict[str, tuple[ModuleType, str, int, int]] = {
     _kills.PART: (_kills, "kill", 520, 18),
     _corruptions.PART: (_corruptions, "corrupt", 1040, 60),
@@ -66,7 +66,7 @@ def figures_of(results: list[Result], seed: int, seconds: float) -> dict[str, An
 
 
 def run_parts(parts: list[str], arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Make one tiny project and try the parts in it, one after the other; each one's figures as soon as it is done."""
+    """Make one tiny project and try the parts in it, one after another; yield each one's figures as soon as it is done."""
     if not parts:
         return
     with tempfile.TemporaryDirectory(prefix="tcl-faults-", ignore_cleanup_errors=True) as folder:
@@ -91,23 +91,23 @@ def chosen(part: str, shop: Workshop, arguments: argparse.Namespace) -> list[Any
 
 
 def merged(found: dict[str, Any]) -> dict[str, Any]:
-    """The parts of this run in the place of their former ones."""
+    """All stored parts, with those of this run in the place of their former results."""
     path = result_file("faults.json")
     kept = json.loads(path.read_text()) if path.exists() else {}
-    if kept and "parts" not in kept:  # of before there were others than the candidates
+    if kept and "parts" not in kept:  # written when candidates were the only part
         kept = {"parts": {CANDIDATES: {"totals": kept["summary"], "figures": kept["figures"]}}}
     return {**kept.get("parts", {}), **found}
 
 
 def keep(found: dict[str, Any], quick: bool) -> None:
-    """Write what is known so far: a run may be stopped between two parts."""
+    """Save all parts known so far, for a run may be stopped between two parts."""
     parts = merged(found)
     save("faults", {"summary": summary_of(parts), "parts": parts}, COMMAND + " --quick" * quick)
     into_document("faults-parts", table_of(parts))
 
 
 def summary_of(parts: dict[str, Any]) -> dict[str, int]:
-    """Trials of each part, then what must be nought over all of them."""
+    """Numbers of trials of each part, then the totals over all parts that must be 0."""
     candidates = parts.get(CANDIDATES, {}).get("totals", {})
     trials = {part.replace("-", "_"): parts.get(part, {}).get("trials", 0) for part in PARTS}
     wrong = {kind: sum(parts.get(part, {}).get(kind, 0) for part in PARTS) for kind in KINDS}
@@ -142,7 +142,7 @@ def main() -> None:
     wanted = arguments.part or [CANDIDATES, *PARTS]
     found: dict[str, Any] = {}
     if CANDIDATES in wanted:
-        import _candidates  # brings TVM, which other parts need in their lanes only
+        import _candidates  # imports TVM, which other parts need in their lanes only
 
         candidates, figures, table = _candidates.inject(arguments.quick)
         found[CANDIDATES] = {"totals": candidates, "figures": figures}

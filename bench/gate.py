@@ -2,16 +2,16 @@
 
     python bench/gate.py [--quick] [--draws N]
 
-Champion and candidate are models of which one is known to be better: boosted trees that learned other programs (`bench/pools.py`), two of
-its four rows, judged by 23 to 35 tasks of each of four folds on three platforms.  A gate sees --held-out of a platform's tasks, drawn
-again and again; the candidate's gain is its difference on the others.
+Champion and candidate are boosted trees that learned different programs, two of the four rows of `bench/pools.py`: which one is better is
+known from 23 to 35 tasks of each of four folds on three platforms.  A gate sees --held-out of a platform's tasks, drawn repeatedly; the
+candidate's gain is its difference on the other tasks.
 
 both 95%        the candidate is better in pairs, and in U16, each with that confidence
 together 90%    pairs and U16 are both higher, and the two together better with that confidence (`tcl_core.stages.gate.together`)
 higher          pairs and U16 are both higher
 
-Share of the candidates that pass, by how they differ from the champion on all tasks; and U16 and pairs gained per decision, mean over all.
---quick: a quarter of the draws.  Nothing is learned: bench/results/pools.json has the figures of each task.
+The table has the share of candidates that pass, by how they differ from the champion on all tasks, and the mean gain per decision in pairs
+and U16.  --quick: a quarter of the draws.  Nothing is learned here: bench/results/pools.json has the figures of each task.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tcl_core.progress import progress
 from tcl_core.stages.gate import together
 
 COMMAND = "python bench/gate.py"
-LEVEL = 0.01  # of a figure: such a difference is one
+LEVEL = 0.01  # the smallest difference of a figure that counts
 
 ByTask = Mapping[int, float]
 Figures = tuple[ByTask, ByTask]
@@ -44,10 +44,10 @@ Figures = tuple[ByTask, ByTask]
 
 @dataclass(frozen=True)
 class Decision:
-    """What a gate saw of a candidate, and what is true of it.
+    """What a gate saw of a candidate, and how the candidate truly differs from the champion.
 
-    pairs, u16, together   confidences;  higher: both figures are, on the tasks that were seen
-    differs                (pairs, U16) on all tasks;  gains: on those that were not seen
+    pairs, u16, together   confidences that it is better;  higher: whether both figures are, on the tasks that were seen
+    differs                differences in (pairs, U16) on all tasks;  gains: on those that were not seen
     """
 
     pairs: float
@@ -77,7 +77,7 @@ KINDS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def matches(units: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Figures, Figures]]:
-    """Champion and candidate: two rows of pools.json, of one seed, on one pool and platform."""
+    """Yield champion and candidate: any two rows of pools.json of the same seed, on the same pool and platform."""
     seeds = sorted({name.split(", ")[1] for name in units})
     first = next(iter(units.values()))
     rows, pools = list(first), list(next(iter(first.values())))
@@ -95,7 +95,7 @@ def _by_task(units: list[Mapping[str, Any]], row: str, pool: str, name: str, pla
 
 
 def decision(champion: Figures, candidate: Figures, seen: list[int], seed: int) -> Decision:
-    """What a gate that sees these tasks knows."""
+    """``Decision`` of a gate that sees the tasks ``seen``."""
     unseen = sorted(champion[0].keys() - set(seen))
     (old_pairs, old_u16), (new_pairs, new_u16) = (
         [{task: figure[task] for task in seen} for figure in model] for model in (champion, candidate)
@@ -113,7 +113,7 @@ def _differences(champion: Figures, candidate: Figures, tasks: list[int]) -> tup
 
 
 def summary(decisions: list[Decision]) -> dict[str, Any]:
-    """Rule -> kind of candidate -> share that passes; and what a decision gains."""
+    """Rule -> kind of candidate -> share that passes; also the mean gains per decision."""
     found: dict[str, Any] = {}
     for rule, passes in RULES.items():
         let = np.array([passes(seen) for seen in decisions])

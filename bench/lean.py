@@ -1,18 +1,18 @@
-"""How much narrower are the sampler's strata among fast programs to be, and which program of one is to be taken?  On devices that no
-other table of the sampler knows.
+"""How much narrower the sampler's strata should be among fast programs, and which program of a stratum to take; on devices that no
+other table of the sampler uses.
 
     python bench/lean.py [--quick] [--logs FOLDER] [--seeds N] [--threads N]
 
-`rdu` chooses on a later platform by trees that learned what an earlier one measured (``tcl_core.sampling.rdu``); its ``LEAN`` is set
-here, on imported AutoTVM logs, and reported by ``bench/samplers.py`` on the reference data.  For each pair of devices: trees learn a
-few uniformly drawn programs of every task of the first; of 64 uniformly drawn programs of each of three quarters of the second's
-tasks a tenth is chosen; trees that learned these alone rank the other tasks' programs.
+On a later platform `rdu` chooses by the scores of trees that learned an earlier one's measurements (``tcl_core.sampling.rdu``).  Its
+``LEAN`` is set here, on imported AutoTVM logs, and judged by ``bench/samplers.py`` on the reference data.  For each pair of devices
+trees learn a few uniformly drawn programs of every task of the first; a tenth is chosen of 64 uniformly drawn programs of each of three
+quarters of the second's tasks; trees that learned the chosen ones alone rank the other tasks' programs.
 
 pairs, u16, found   as in ``bench/samplers.py``
-least certain       of each stratum not any program, as `rdu` has it, but that one on whose place the trees disagree most
+least certain       of each stratum the program on whose score the trees disagree most, not any one as with `rdu`
 
-Mean over devices and seeds, and the 95 % interval of the difference from programs drawn at random for the same device and seed: pairs that lead
-to one device share its programs, and count as one.
+Mean over devices and seeds, and the 95 % interval of the difference from programs drawn at random for the same device and seed.  Pairs
+with the same second device share its programs, and count as one.
 --quick: one pair, two seeds.
 """
 
@@ -50,7 +50,7 @@ COMMAND = "python bench/lean.py"
 PAIRS = (("ryzen-3700x", "i5-1035g1"), ("i5-1035g1", "cortex-a72"), ("ryzen-3700x", "cortex-a72"), ("cortex-a72", "ryzen-3700x"))
 LEANS, DOUBTED = (1.0, 1.25, 1.5, 2.0, 3.0), (1.0, 1.5, 2.0)
 RANDOM, PER_TASK = "random", "per-task"
-PROGRAMS, BEFORE, SHARE = 64, 16, 0.1  # of each task in the pool and, of the device before, to learn from; chosen of the pool
+PROGRAMS, BEFORE, SHARE = 64, 16, 0.1  # of each task: in the pool, of the device before; share chosen
 FIGURES = {"pairs": "pairs right", "u16": "U16", "found": "best found"}
 
 
@@ -59,7 +59,7 @@ Drawn = Callable[[str], Samples]
 
 
 def of_logs(folder: Path) -> Drawn:
-    """Those of imported devices."""
+    """``Drawn`` of devices with imported logs."""
     logs = Logs(folder, ROOT / "data" / "bench" / "logs")
     return lru_cache(maxsize=3)(lambda device: concatenate(list(exchange.imported_batches(logs.workspace, device, ["random"]))))
 
@@ -106,8 +106,9 @@ def judged(pool: Samples, chosen: Samples, test: Samples, seed: int) -> dict[str
 
 
 def summary(runs: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, list[float]]]:
-    """Choice -> figure, and figure less random's -> mean, low, high over devices and seeds: pairs that lead to one device share its pool
-    and tested tasks, so they are one.
+    """Choice -> figure, and FIGURE_less_random -> [mean, low, high] over devices and seeds.
+
+    Pairs with the same second device share its pool and tested tasks, so they count as one.
     """
     found: dict[str, dict[str, list[float]]] = {}
     alike: dict[str, list[dict[str, dict[str, float]]]] = {}

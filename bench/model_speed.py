@@ -1,21 +1,21 @@
-"""How fast cost models train and rank: our Mamba, Mamba as one writes it down, and TLP.
+"""How fast cost models train and rank: our Mamba, straightforward Mambas, and TLP.
 
     python bench/model_speed.py [--quick]
 
-Programs are those of convolutions whose sketches have 26 tokens (under a CPU target) and 48 (under a CUDA target),
-with random decisions.
+The programs are of convolutions whose sketches have 26 tokens (under a CPU target) and 48 (under a CUDA target), with
+random decisions.
 
     training    from tokens in memory through the loop of learning/fit.py, LambdaRank, backward and Adam: batches of
                 1024, 64 programs of each of 16 tasks
     inference   from decision vectors to scores, encoder -> tokens -> predict: 1024 programs of one task, as in search
-    naive       every token through every layer, decays and inputs of all steps first, then a Python loop over the steps,
-                differentiated by autograd: the usual PyTorch Mamba
-    reference   the same with the readable scan of models/selective_scan.py, which computes a step's decay in its turn
+    naive       every token passes every layer; the decays and inputs of all steps come first, then a Python loop over the
+                steps, differentiated by autograd: the usual PyTorch Mamba
+    reference   the same with the readable scan of models/selective_scan.py, which computes each step's decay in the loop
 
-All have the same weights where they are the same network, two threads, and take turns; a figure is the median of its
-repeats.  On a machine with a CUDA device the same runs there, in batches up to 65,536.  The cold start is that of a
-fresh process, from a saved model to its first predictions, without the import of torch: with kernels that an earlier
-process compiled, and once without.  --quick: fewer repeats, no cold start.
+Models of the same network share their weights; all use two threads and take turns; a figure is the median of its
+repeats.  On a machine with a CUDA device the same runs there, in batches up to 65,536.  The cold start is the time of a
+fresh process from a saved model to its first predictions, without the import of torch: with kernels that an earlier
+process compiled, and once without them.  --quick: fewer repeats, no cold start.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tcl_core.records import ProgramKey
 
 COMMAND = "python bench/model_speed.py"
 THREADS, TASKS, BATCH = 2, 16, 1024
-PLAIN, LARGEST_NAIVE = ("naive", "reference"), 4096  # whose states of all steps would fill a GPU's memory
+PLAIN, LARGEST_NAIVE = ("naive", "reference"), 4096  # in larger batches their states of all steps fill a GPU's memory
 TRAINING = FitSettings(epochs=1, batch_size=BATCH)
 HARDWARE = [4.0] * 12
 CPU = {"kind": "llvm", "num-cores": 2}
@@ -68,7 +68,7 @@ SPACES = {26: (CPU, 5), 48: (CUDA, 8)}  # tokens: (target, elementwise operation
 
 
 def naive_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-    """y (B, L, D), by what every step needs, (B, L, D, N), and a loop over the steps."""
+    """y (B, L, D): compute the decays and inputs of all steps, (B, L, D, N), then loop over the steps."""
     decays = torch.exp(torch.einsum("bld,dn->bldn", delta, A))
     inputs = torch.einsum("bld,bln,bld->bldn", delta, B, u)
     h, outputs = u.new_zeros(len(u), *A.shape), []
@@ -109,7 +109,7 @@ class NaiveModel(TorchCostModel):
     build = partial(PlainMamba, naive_scan)
 
     def predict(self, samples: Samples) -> np.ndarray:
-        """One pass after the other, with all threads: its large arrays make it slower if passes run side by side."""
+        """Run the chunks one after another with all threads: with its large arrays, chunks in parallel are slower."""
         tokens, lengths = torch.from_numpy(samples.features), torch.from_numpy(samples.lengths.astype(np.int64))
         parts = zip(tokens.split(CHUNK), lengths.split(CHUNK), strict=True)
         with torch.inference_mode():
@@ -138,7 +138,7 @@ def convolution(channels: int, size: int, elementwise: int) -> Any:
 
 
 def programs(length: int, tasks: int, count: int) -> tuple[Encoder, list[ProgramKey]]:
-    """``count`` programs of ``length`` tokens, task after task, and who encodes them."""
+    """Encoder of ``count`` programs of ``length`` tokens, and their keys, task by task."""
     target, elementwise = SPACES[length]
     shapes = [(channels, size) for channels in (32, 48, 64, 96) for size in (14, 20, 28, 56)][:tasks]
     made = [describe("fused_conv2d", convolution(*shape, elementwise)) for shape in shapes]
@@ -160,7 +160,7 @@ def labelled(length: int, count: int) -> Samples:
 
 
 def same_weights(samples: Samples, device: str) -> dict[str, TorchCostModel]:
-    """The models, ready to train and predict; those of one network agree in what they predict."""
+    """The models, ready to train and predict; ``PLAIN`` ones have our Mamba's weights and must predict the same."""
     models = {name: kind(TRAINING, device) for name, kind in MODELS.items()}
     for name, model in models.items():
         model.network = model._seeded(samples.features.shape[2]).to(device)
@@ -228,7 +228,7 @@ COLD_COUNTS = {"mamba": (16, BATCH), "tlp": (16, BATCH)}  # programs that each m
 def cold_starts(samples: Samples, repeats: int, counts: Mapping[str, Sequence[int]]) -> dict[str, dict[str, dict[str, float]]]:
     """Model -> programs -> seconds from the end of torch's import to the first predictions of a fresh process.
 
-    ``first``: of the first process on a machine, which compiles; ``later``: the median of those after it.
+    ``first``: of the first process on a machine, which compiles kernels; ``later``: the median of those after it.
     """
     models = same_weights(samples, "cpu")
     found: dict[str, dict[str, dict[str, float]]] = {}

@@ -1,20 +1,21 @@
-"""What a model should have learned to tell the programs apart that a search meets.
+"""Which programs a model should learn to rank the programs that a search meets.
 
     python bench/near.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
 
-drawn             data/prepared and data/registers: uniform draws and such as a search begins with, which a Xeon measured
-+ draws here      and what data/searched has of draws, measured on the machine of the tested programs
-+ searched alone  and what it has of searched programs, of that machine
+drawn             data/prepared and data/registers: uniform draws, and draws such as a search begins with, measured on a Xeon
++ draws here      and the draws in data/searched that were measured on the machine of the tested programs
++ searched alone  and the searched programs in data/searched of that machine
 + both            and both, in the same tasks
 + elsewhere       drawn, and both of the other platforms, each of another machine
 + all             all of it: what comes with TCL
 
-Boosted trees on tokens learn that in one heap, as what comes with TCL is learned, under this machine's hardware row; without the tasks of three
-training networks at a time, of which they rank the programs that searches met, and those that were drawn on the Xeon.
+Boosted trees on tokens learn each row in one heap, as the data that comes with TCL is learned, under this machine's hardware row, and
+without the tasks of three training networks at a time.  Of these tasks they rank the programs that searches met, and those that were
+drawn on the Xeon.
 
 all   rank correlation of scores with speed;  near   of the programs within 1.6 times the fastest;  pairs   share of pairs ranked right.
-Mean over tasks, and the 95 % interval of the difference from `drawn` over draws of the folds and of their tasks.  --quick: one fold, one seed.  What was
-computed with the same code and data is kept.
+Mean over tasks, and the 95 % interval of the difference from `drawn` over draws of the folds and of their tasks.
+--quick: one fold, one seed.  Units with the same code and data are kept.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tcl_core.stages.training import as_here
 DRAWN, HERE, ALONE, BOTH, ELSEWHERE, ALL = ROWS = "drawn", "+ draws here", "+ searched alone", "+ both", "+ elsewhere", "+ all"
 SETS = "prepared", "registers", "searched"
 DRAWS = {"host-avx2": "epyc/registers", "host-avx512": "registers"}  # of the machines that searched
-NEAR, ENOUGH = 1.6, 8  # times the fastest; programs of which a rank correlation says something
+NEAR, ENOUGH = 1.6, 8  # times the fastest; fewest programs for a rank correlation
 FIGURES = {"all": "searched, all", "near": "searched, near the fastest", "pairs": "drawn, pairs right"}
 DIGITS = 5
 
@@ -57,7 +58,7 @@ Figures = dict[str, dict[str, float]]
 
 
 class Bench:
-    """The data sets of ``SETS``; the last one's programs are what is to be told apart, but for each platform's ``draws``."""
+    """The data sets of ``SETS``; the last one's programs, without each platform's ``draws``, are ranked."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Bench:
         return {row: self._judged(heaps, platform, tested, seed) for row, heaps in learned.items()}
 
     def _heaps(self, platform: str, ranked: Collection[str]) -> dict[str, Samples]:
-        """What each row learns beside `drawn`, none of it of the tasks that are ranked."""
+        """What each row learns in addition to `drawn`, without the tasks that are ranked."""
         pooled, numbers = self.searched.pooled(ranked), len(self.searched.encoder.numbers)
         of_platform = pooled.tasks // numbers == self.searched.platforms.index(platform)
         here, drawn = pooled.take(of_platform), self._drawn(platform)
@@ -90,7 +91,7 @@ class Bench:
         return {row: heap for row, heap in heaps.items() if len(heap)}
 
     def _drawn(self, platform: str) -> np.ndarray:
-        """(N,) which of the platform's programs were drawn."""
+        """(N,) mask of the platform's programs that were drawn, not searched."""
         records = store.read_records(self.searched.folder / f"platform={platform}")
         return np.array([record.key in self.draws[platform] for record in records])
 
@@ -112,7 +113,7 @@ class Bench:
 
 
 def correlations(scores: np.ndarray, samples: Samples, enough: int = ENOUGH) -> dict[str, dict[int, float]]:
-    """Of all, and near the fastest: task -> Spearman's rank correlation of scores and speed, where there are enough programs that differ."""
+    """Figure (all, near) -> task -> Spearman correlation of scores with speed, for tasks with enough programs that differ."""
     found: dict[str, dict[int, float]] = {"all": {}, "near": {}}
     for rows in rows_by_task(samples.tasks):
         ran = rows[np.isfinite(samples.latencies_s[rows])]
@@ -125,7 +126,7 @@ def correlations(scores: np.ndarray, samples: Samples, enough: int = ENOUGH) -> 
 
 
 def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """Platform -> row -> figure -> [mean, low, high], and the figure less that of `drawn`; a task of a fold counts once, with its mean."""
+    """Platform -> row -> figure -> [mean, low, high], and its difference from `drawn`; a task of a fold counts once, with its mean."""
     found: dict[str, Any] = {}
     for platform in dict.fromkeys(unit.split(", ")[0] for unit in units):
         of_platform = {name: unit for name, unit in units.items() if name.split(", ")[0] == platform}
@@ -143,7 +144,7 @@ def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
 
 
 def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, name: str) -> dict[tuple[str, int], float]:
-    """Each task's mean over platforms and seeds, fold by fold."""
+    """(fold, task) -> mean over platforms and seeds."""
     values: dict[tuple[str, int], list[float]] = {}
     for unit, rows in units.items():
         for place, value in rows[row][name].items():

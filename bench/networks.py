@@ -1,13 +1,13 @@
-"""Whole networks of kinds that no model was trained on: how each is tuned, beside PyTorch.
+"""Whole networks of kinds that no model was trained on: their tuned latencies beside PyTorch's.
 
     python bench/networks.py [--quick] [--cut] [--model FOLDER]
 
-Each kind (``_kinds``) is written to a ``.pt2`` file, cut into tasks and tuned as ``tcl tune`` does it, with few trials; its
-row says how many tasks it has, what one inference takes untuned, tuned and in PyTorch, or in one sentence why it could not be
+Each kind (``_kinds``) is exported to a ``.pt2`` file, cut into tasks and tuned as by ``tcl tune``, with few trials.  Its row has
+the number of tasks, and the milliseconds of one inference untuned, tuned and in PyTorch, or in one sentence why it could not be
 tuned.  The model is the one that comes with TCL (``tcl.pretrained``), unless --model names another one.
 
-The table is in docs/tuning.md.  What is finished is kept in the results file, and a run that was stopped goes on with the
-same command.  --quick: four networks.  --cut: the numbers of tasks alone, of all kinds, without tuning; nothing is written.
+The table is in docs/tuning.md.  Finished rows are kept in the results file; the same command resumes a run that was stopped.
+--quick: four networks.  --cut: only the numbers of tasks, of all kinds, without tuning; nothing is written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ QUICK = ("squeezenet", "conv-1d", "lstm", "llama")
 
 @dataclass(frozen=True)
 class Size:
-    """Which networks are tuned, and the programs that are measured of each."""
+    """Which networks are tuned, and the number of programs measured of each."""
 
     networks: Sequence[str] = tuple(KINDS)
     trials: int = 24
@@ -59,7 +59,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning any of the networks takes."""
+    """What tuning needs, the same for all networks."""
 
     graph: Graph
     model: CostModel
@@ -69,7 +69,7 @@ class Tuning:
     seed: int
 
     def row(self, kind: str) -> dict[str, Any]:
-        """The figures of a network; where it cannot be cut or tuned, how far it came and why."""
+        """The figures of a network; if it cannot be cut or tuned, those known by then and the reason."""
         row: dict[str, Any] = {"network": kind}
         with tempfile.TemporaryDirectory(prefix="tcl-networks-") as folder:
             file = export(kind, Path(folder))
@@ -78,7 +78,7 @@ class Tuning:
                 tuned = tune_network(file, self.graph, self.model, self.hardware, self.setup, self.trials, self.seed)
             except TclError as error:
                 return row | {"why": str(error).replace(f"{folder}/", "")}
-            except Exception as error:  # what TVM cannot compile it reports by several types
+            except Exception as error:  # TVM raises several types for what it cannot compile
                 return row | {"why": f"TVM: {str(error).strip().splitlines()[-1]}"}
         figures = {name: getattr(tuned, name) for name in ("untuned_ms", "tuned_ms", "pytorch_ms", "difference", "search_s")}
         return row | figures | {"ratio": tuned.pytorch_ms / tuned.tuned_ms}
@@ -152,7 +152,7 @@ def run(
 
 
 def unfinished(about: Mapping[str, Any], size: Size) -> list[dict[str, Any]]:
-    """Rows of these networks in a run with just these settings, on this host, that was stopped; none of a finished one."""
+    """Rows of these networks in a stopped run with the same settings on this host; none of a finished run."""
     file = result_file("networks.json")
     found = json.loads(file.read_text()) if file.exists() else {}
     same = all(found.get(key) == value for key, value in {**about, "host": host_fingerprint(), "finished": False}.items())
@@ -160,7 +160,7 @@ def unfinished(about: Mapping[str, Any], size: Size) -> list[dict[str, Any]]:
 
 
 def cut_all(kinds: Sequence[str]) -> None:
-    """Print the table as far as cutting fills it."""
+    """Print the table with what is known without tuning."""
     graph, rows = Workspace().params.graph, []
     with tempfile.TemporaryDirectory(prefix="tcl-networks-") as folder, progress("networks", len(kinds)) as shown:
         for kind in kinds:

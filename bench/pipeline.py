@@ -2,8 +2,8 @@
 
     python bench/pipeline.py [--quick]
 
-Brings the pipeline up to date first (nothing to do after `make run`); --quick reports the last run as it is.  The tables are this
-run's; what collecting took is kept of every machine that reported one, for `bench/scale.py` to compare with what it plays.
+Brings the pipeline up to date first (nothing to do after `make run`); --quick reports the last run as it is.  The tables are of this
+run; the times of collecting are kept for every machine that reported any, for `bench/scale.py` to compare with its simulation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def table(summary: dict) -> str:
 
 
 def collected(summary: dict) -> dict[str, float]:
-    """Platform -> seconds that measuring its training programs took."""
+    """Platform -> seconds that collecting its training programs took."""
     return {name.removeprefix(COLLECT): seconds for name, seconds in summary["seconds"].items() if name.startswith(COLLECT)}
 
 

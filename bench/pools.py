@@ -3,14 +3,14 @@
     python bench/pools.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
 
 uniform   data/prepared: programs drawn uniformly over their sketches
-leaning   data/registers: nine in ten add up in registers, as the draws of a search do (``programs.registers``)
+leaning   data/registers: nine in ten accumulate in registers, as the draws of a search do (``programs.registers``)
 half each, both   half of the records of either, and all of both; the first three rows learn equally many
 
-Boosted trees on tokens, those that label what others learn, learn the records of all targets in one heap, without the tasks of three
-training networks at a time; of these networks they rank the programs of either pool, platform by platform.
+Boosted trees on tokens, as in the teacher ensemble, learn the records of all targets in one heap, without the tasks of three training
+networks at a time; they rank these networks' programs of either pool, platform by platform.
 
 pairs  share of pairs ranked right; u16  top-1 of sixteen.  Mean over tasks, and the 95 % interval of the difference from `uniform` over
-draws of the folds and of their tasks.  --quick: one fold, one seed.  What was computed with the same code and data is kept.
+draws of the folds and of their tasks.  --quick: one fold, one seed.  Units with the same code and data are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNIFORM, LEANING, HALVES, BOTH = "uniform", "leaning", "half each", "both"
 
 
 class Bench:
-    """Two pools whose networks are split alike."""
+    """Two pools with the same split of networks."""
 
     def __init__(self, pools: Mapping[str, Reference], folds: Sequence[Sequence[str]]) -> None:
         self.pools, self.folds = pools, folds

@@ -3,10 +3,10 @@
     python bench/reference.py [--edition reference|prepared|registers] [--minutes M] [--to data/EDITION] [--like FOLDER]
 
 The networks, sizes and protocol are those of bench/EDITION.yaml over params.yaml.  Programs are measured in passes over
-all tasks, a few programs of each on every platform; so a run that is stopped, or ends with its minutes, has as large a
-share of each task as of any other, and the same command goes on from there.  Tables hold the programs that were measured
-everywhere.  What another machine or checkout measured is never replaced: give another folder with --to.  With --like the programs
-are those of another data set of the edition, in the same order: so two machines measure the same ones.
+all tasks, a few programs of each on every platform; so a run that is stopped, or whose minutes are over, has measured the
+same share of every task, and the same command resumes it.  The tables hold the programs that were measured on all platforms.
+Measurements of another machine or checkout are never replaced: give another folder with --to.  With --like the programs are
+those of another data set of the edition, in the same order, so that two machines measure the same ones.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from tcl_core.stages.machine import hardware_here, measuring_alone
 from tcl_core.stages.workspace import Workspace
 
 BENCH = Path(__file__).parent
-EDITIONS = ("reference", "prepared", "registers")  # as networks' authors wrote them, as params.yaml prepares them, and programs as searched
+EDITIONS = ("reference", "prepared", "registers")  # networks as written, as params.yaml prepares them, and with programs as a search draws
 SPLITS = ("train", "held_out", "sealed")
-SEALED_TASKS = 80  # in all; of the other splits params.yaml says how many
-PASS = 16  # programs of a task that are measured before those of the next; to turn to a task costs as much as some of its builds
+SEALED_TASKS = 80  # in all; params.yaml has the numbers of the other splits
+PASS = 16  # programs of a task that are measured before the next task's; switching to a task costs as much as some of its builds
 BATCH = 64  # programs of one platform before the next platform's turn
 
 
@@ -60,11 +60,11 @@ def tasks_of(params: Params) -> dict[str, dict[str, list[tuple[Task, int]]]]:
 
 
 def write_pool(params: Params, folder: Path) -> None:
-    """Sample the programs of all splits and write what they are made of: tasks, networks, sketches, programs."""
+    """Sample the programs of all splits and write their tables: tasks, networks, sketches, programs."""
     split_tasks = tasks_of(params)
     held_out, sealed = ({t.key for tasks in split_tasks[s].values() for t, _ in tasks} for s in ("held_out", "sealed"))
     others = {"train": held_out | sealed, "held_out": set[str](), "sealed": held_out}
-    tasks: dict[str, Task] = {}  # those from which sketches were drawn: another network's, of the same key, may name its blocks otherwise
+    tasks: dict[str, Task] = {}  # those whose sketches were drawn: another network's task of the same key may name its blocks otherwise
     sketches: list[dict[str, Any]] = []
     programs: list[dict[str, Any]] = []
     c = params.candidates
@@ -91,11 +91,11 @@ def write_pool(params: Params, folder: Path) -> None:
     store.write_table(folder / "tasks.parquet", "tasks", [task.as_row() for task in tasks.values()])
     store.write_table(folder / "networks.parquet", "networks", uses)
     store.write_table(folder / "sketches.parquet", "sketches", sketches)
-    store.write_table(folder / "programs.parquet", "programs", programs)  # last: its presence says that all are there
+    store.write_table(folder / "programs.parquet", "programs", programs)  # last: its presence tells that all are there
 
 
 def copy_pool(like: Path, folder: Path) -> None:
-    """Take over what programs are made of, and none of their measurements."""
+    """Copy the tables of another data set's programs, but no measurements.  Raises DataError where different tables are there."""
     if not (like / "programs.parquet").exists():
         raise DataError(f"{like} is no data set: it has no programs.parquet; give --like the folder of one, such as data/registers")
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def copy_pool(like: Path, folder: Path) -> None:
 
 
 def collections_of(workspace: Workspace, folder: Path) -> dict[str, Collection]:
-    """platform -> all programs, with what its journal knows of them."""
+    """platform that this machine can run -> collection of all programs, with its journal's records of them."""
     rows = store.read_table(folder / "tasks.parquet", "tasks")
     tasks = [Task.from_row(row) for row in rows]
     encoder = Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches"))
@@ -135,10 +135,11 @@ def hardware_of(workspace: Workspace, name: str) -> Hardware:
 
 
 def turns_of(programs: Sequence[Program]) -> list[list[int]]:
-    """Rows of the programs in the order of their turns: a few of each task, drawn anew (a task's programs lie by sketch), then further ones.
+    """Batches of the programs' rows in the order of measuring: passes over all tasks, ``PASS`` programs of each.
 
-    Where tasks have more programs than others, so have their turns: the same share of every task is measured.  Tasks come in an
-    order of their own, so that half a pass is over half of each network's and each split's.
+    A task's programs, which are sorted by sketch, are shuffled.  Passes are ordered by the share of a task that is already measured, so
+    that tasks with more programs keep up.  Tasks follow a hash of their keys, so that half a pass is over half of each network's and
+    each split's.
     """
     rows: dict[str, list[int]] = {}
     for row, program in enumerate(programs):
@@ -153,7 +154,7 @@ def turns_of(programs: Sequence[Program]) -> list[list[int]]:
 
 
 def measure(collections: Mapping[str, Collection], check_fraction: float, minutes: float) -> list[int]:
-    """The rows that are measured on every platform when the minutes are over, those of earlier runs among them."""
+    """Measure until the minutes are over; return the rows that are measured on every platform, those of earlier runs included."""
     turns, end, done = turns_of(next(iter(collections.values())).programs), time.monotonic() + 60 * minutes, list[int]()
     with ExitStack() as stack, progress(f"measuring batches of {BATCH} programs", len(turns)) as shown:
         measuring = [stack.enter_context(collection.measuring()) for collection in collections.values()]
@@ -168,7 +169,7 @@ def measure(collections: Mapping[str, Collection], check_fraction: float, minute
 
 
 def write_records(workspace: Workspace, collections: Mapping[str, Collection], done: Iterable[int], folder: Path) -> Iterator[str]:
-    """Each platform's records of the rows that are done; says how many."""
+    """Write each platform's records of the rows in ``done``; yield a line on each.  Raises DataError where more are there already."""
     keep = sorted(done)
     for name, collection in collections.items():
         records = [collection.records[row] for row in keep]
@@ -185,7 +186,7 @@ def write_records(workspace: Workspace, collections: Mapping[str, Collection], d
 
 
 def check_folder(workspace: Workspace, folder: Path, platform: str = "*") -> None:
-    """Raise DataError where the folder holds another machine's measurements of the platform ("*": of any), or some of which there is no journal."""
+    """Raise DataError where the folder has measurements of the platform ("*": of any) by another machine, or without a journal here."""
     for place in folder.glob(f"platform={platform}"):
         others = {host for file in place.glob("*.parquet") for host in store.record_hosts(file)} - {host_fingerprint()}
         if others:
@@ -227,7 +228,7 @@ def main() -> None:
             copy_pool(given.like, given.to)
         elif not (given.to / "programs.parquet").exists():
             write_pool(params, given.to)
-        with measuring_alone():  # which another run may hold: what it measures is known to this one afterwards
+        with measuring_alone():  # waits for another run, whose measurements are then known here
             collections = collections_of(workspace, given.to)
             done = measure(collections, params.measure.check_fraction, given.minutes)
         if not done:

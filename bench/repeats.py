@@ -1,18 +1,18 @@
-"""How far do two measurements of the programs that a search meets agree?  What no model can be asked to exceed.
+"""How well repeated measurements of the programs that a search meets agree, which no model can exceed.
 
     python bench/repeats.py [--quick] [--tasks N] [--programs N] [--minutes M]
 
-Of tasks of data/searched, drawn at random, the programs within 1.6 times the fastest (as bench/near.py counts them), measured three times more on
-this machine: two passes over all tasks by the same worker processes, the second in the reverse order, and a third one by new ones.  All numbers are
-of a task's programs, means over the tasks with their 95 % interval over draws of the tasks:
+The programs within 1.6 times the fastest (as in bench/near.py) of random tasks of data/searched are measured three times more on this
+machine: in two passes over all tasks by the same worker processes, the second in reverse order, and in a third one by new processes.  All
+numbers are over a task's programs; the table has their means over tasks, with the 95 % interval over draws of the tasks:
 
 same processes     rank correlation of the first two passes
-new processes      of these two's mean with the third
+new processes      of the mean of these two with the third
 a pass, the data   of each pass with the data set's record, which may be of another day, or of another machine
-all, the data      of the three's mean with the record: what who knew the speeds would reach where bench/near.py judges
-scatter            deviation of the logarithm of the ratio of the first two passes, less the task's mean, over the root of two: of one measurement
+all, the data      of the mean of the three with the record: what perfect knowledge of the speeds would reach in bench/near.py
+scatter            standard deviation of a single measurement: that of the log ratio of the first two passes, over the root of two
 in new processes   likewise, of the ratio of the third to the first
-spread             deviation of the logarithms of the passes' means: how far apart the programs are
+spread             standard deviation of the programs' mean logarithms over the passes: how far apart the programs are
 
 --quick: ten tasks.  With --minutes no task of the first pass begins after a third of them.
 """
@@ -63,7 +63,7 @@ class Task:
 
 
 def chosen(data: Reference, platform: str, tasks: int, programs: int, enough: int = ENOUGH) -> list[Task]:
-    """So many tasks, drawn with a seed, of which enough programs are near the fastest, and at most so many of these each."""
+    """``tasks`` random tasks, by a fixed seed, with enough programs near the fastest, and at most ``programs`` of these of each."""
     by_task: dict[str, list[Record]] = {}
     for record in store.read_records(data.folder / f"platform={platform}"):
         if math.isfinite(record.latency_s):
@@ -78,14 +78,14 @@ def chosen(data: Reference, platform: str, tasks: int, programs: int, enough: in
 
 
 def measured(data: Reference, runner: Runner, task: Task) -> list[float]:
-    """Seconds of each of its programs; inf for one that failed."""
+    """Median seconds of each of the task's programs; inf for one that failed."""
     module = data.encoder.tasks[task.key].module_json
     jobs = [Job(task.key, module, data.encoder.trace_json(task.key, record.sketch_id), record.decisions) for record in task.records]
     return [float(np.median(outcome.latencies_s)) if outcome.latencies_s else math.inf for outcome in runner.measure(jobs)]
 
 
 def figures(record_s: Sequence[float], *passes_s: Sequence[float]) -> dict[str, float] | None:
-    """``FIGURES`` of a task by the logarithms of the seconds of three passes; None where fewer than three of its programs ran each time."""
+    """``FIGURES`` of a task, on the logarithms of its records and three passes; None where fewer than three programs ran every time."""
     logs = np.log([record_s, *passes_s])
     data, *passes = logs[:, np.isfinite(logs).all(axis=0)]
     if len(data) < 3:

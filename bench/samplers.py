@@ -1,24 +1,24 @@
-"""Samplers at equal budgets: what is a choice of programs worth, to a model that learns from it, and by the best program in it?
+"""Samplers at equal budgets: what their choice of programs is worth to a model that learns it, and by its best programs.
 
     python bench/samplers.py [--quick] [--pool NAME ...] [--platform NAME ...] [--share S ...] [--seeds N] [--threads N] [--minutes M] [--force]
 
-Plays each sampler's collection over a data set of which every program's latency is known, as the pipeline does it: the rounds of
-params.yaml, and for `rdu` what the platform before measured, here a quarter of its programs, drawn uniformly.  The chain's first
-platform has none before it.  The pool are the training networks' programs but for three networks, which are ranked; each of four
+Simulates each sampler's collection, as in the pipeline, over a data set in which every program's latency is known: with the rounds of
+params.yaml, and for `rdu` with the measurements of the platform before, here a uniformly drawn quarter of its programs (the chain's
+first platform has none).  The pool is the training networks' programs except those of three networks, which are ranked: each of four
 groups of three in turn (grouped cross-validation; the networks that other tables report take no part).
 
 uniform     data/reference: programs drawn evenly from the design space, 64 of most tasks
-leaning     data/registers: nine in ten add up in registers, as the draws of a search do (``programs.registers``), 16 of each task
+leaning     data/registers: nine in ten accumulate in registers, as a search's draws do (``programs.registers``), 16 of each task
 pairs, u16  of boosted trees on tokens that learned from the measured programs alone, on unseen tasks
-found       fastest of all the task's programs / fastest of those chosen, mean over the pool's tasks; a task without any counts 0
-labels      on later platforms: pairs of the programs that were not chosen, ordered right by the labels that the chain's next step
-            learns from (``tcl_core.chain.completion``: the platform before, corrected by the chosen ones)
+found       seconds of the task's fastest program / of its fastest chosen one, mean over the pool's tasks; 0 for a task without one
+labels      on later platforms: share of pairs of unchosen programs that are ordered right by the labels that the chain's next step
+            learns from (``tcl_core.chain.completion``: the platform before, corrected by the chosen programs)
 
-at scale    seconds that a tenth of a million made-up candidates of 2,000 tasks takes to pick, and the most memory that it took
+at scale    seconds to pick a tenth of a million synthetic candidates of 2,000 tasks, and the peak memory
 
-Mean over platforms, groups and seeds, and the 95 % interval over the four groups of the difference from random with the same group and seed.
---quick: the uniform pool's last platform, a tenth, one seed; its results are a file of their own.  What was computed with the same code and data is
-kept: a comparison that was stopped goes on with the same command.
+Mean over platforms, groups and seeds, and the 95 % interval over the four groups of the difference from random with the same group
+and seed.  --quick: the uniform pool's last platform, a tenth, one seed; it has a results file of its own.  Collections with the same
+code and data are kept, so that the same command resumes a stopped comparison.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from tcl_core.stages.workspace import Workspace
 COMMAND = "python bench/samplers.py"
 SAMPLERS = ("random", "per-task", "rdu-paper", "rdu")
 SHARES = (0.05, 0.1, 0.2)
-MEASURED_BEFORE = 0.25  # of the platform before, of its programs
+MEASURED_BEFORE = 0.25  # share of the programs of the platform before
 TREES = 20  # tens of trees of the model that judges; a third of its own, to save time
 FIGURES = {"pairs": "pairs right", "u16": "U16", "found": "best found", "labels": "labels for the next step"}
 POOLS = {"uniform": "reference", "leaning": "registers"}  # folders of data/
@@ -90,7 +90,7 @@ class Unit:
 
 
 class Bench:
-    """Plays units, and keeps what each found."""
+    """Simulates units, and keeps the figures of each."""
 
     def __init__(self, pools: Mapping[str, Reference], workspace: Workspace, force: bool = False, trees: int = TREES) -> None:
         self.pools, self.workspace, self.trees = pools, workspace, trees
@@ -124,7 +124,7 @@ class Bench:
         c = replace(self.workspace.params.collect, sampler=unit.sampler)
         workspace = Workspace(params=replace(self.workspace.params, collect=c, seed=unit.seed))
         budget = round(unit.share * len(pool.programs))
-        # Another draw on each platform: their pools are one, and a sampler that knows no platform would choose the same on all.
+        # Another seed on each platform: they share a pool, and a sampler that ignores the platform would choose the same on all.
         draw = unit.seed * len(reference.platforms) + reference.platforms.index(unit.platform)
         plan = Plan(unit.sampler, budget, round(c.initial_share * budget), c.rounds, 0.0, draw)
         models = [member(workspace, number) for number in range(c.ensemble)]
@@ -133,7 +133,7 @@ class Bench:
         return self.judged(unit, pool, case)
 
     def before(self, unit: Unit) -> Samples | None:
-        """What the platform before measured."""
+        """Measurements of the platform before; None on the first."""
         if (earlier := self.earlier(unit)) is None:
             return None
         train = self.pools[unit.pool].case(earlier, "tokens", FOLDS[unit.fold]).train
@@ -158,7 +158,7 @@ class Bench:
         }
 
     def labels(self, unit: Unit, pool: Collection, case: Case) -> dict[str, float]:
-        """How well the labels that the chosen programs give all others order these."""
+        """How well the labels that follow from the chosen programs order all others; empty on the first platform."""
         if (earlier := self.earlier(unit)) is None:
             return {}
         everything = pool.encoder.encode(pool.keys, pool.hardware, [pool.known[row].latency_s for row in range(len(pool.keys))])
@@ -172,7 +172,7 @@ class Bench:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Pool, and pool on a platform -> budget -> sampler -> figures, and what they are ahead of random's: mean, low, high."""
+        """POOL, and "POOL, PLATFORM" -> budget -> sampler -> figure, and its difference from random's -> [mean, low, high]."""
         units = [
             Unit(pool, platform, float(share), sampler, int(fold), int(seed))
             for pool, platform, share, sampler, fold, seed in (name.split(" ") for name in self.runs)
@@ -208,15 +208,16 @@ class Bench:
 
 
 def _over_folds(values: Sequence[tuple[int, float]]) -> list[float]:
-    """Mean and 95 % interval over the groups of networks, each with its mean: seeds and platforms rank the same tested tasks of a group, and
-    are no draws of their own.  Over the values themselves where there is one group.
+    """Mean and 95 % interval over the means of the groups of networks; with one group, over the values themselves.
+
+    Seeds and platforms rank the same tested tasks of a group, and so are not independent.
     """
     folds = {fold: [value for of, value in values if of == fold] for fold, _ in values}
     return list(mean_interval([fmean(each) for each in folds.values()] if len(folds) > 1 else [value for _, value in values]))
 
 
 def at_scale(programs: int, tasks: int) -> dict[str, dict[str, float]]:
-    """Sampler -> seconds to pick a tenth, and the most GiB that its process held; each in a process of its own."""
+    """Sampler -> seconds to pick a tenth, and peak GiB of its process; each runs in a process of its own."""
     found = {}
     for sampler in SAMPLERS:
         with ProcessPoolExecutor(1, get_context("spawn")) as alone:
@@ -247,7 +248,7 @@ def best_found(pool: Samples, chosen: Samples) -> float:
 
 
 def measured_pool(reference: Reference, workspace: Workspace, platform: str, case: Case, journal: Path) -> Collection:
-    """The programs of the case's training tasks and what was measured of them."""
+    """The measured programs of the case's training tasks, with their records."""
     place = reference.folder / f"platform={platform}"
     records = {record.key: record for record in store.read_records(place)}
     rows, trained = store.read_table(reference.folder / "programs.parquet", "programs"), set(case.train.tasks.tolist())
@@ -265,7 +266,7 @@ def measured_pool(reference: Reference, workspace: Workspace, platform: str, cas
 
 
 def planned(pools: Sequence[str], platforms: Sequence[str], shares: Sequence[float], folds: int, seeds: int) -> list[Unit]:
-    """Seed by seed, so that what a stopped comparison has is complete up to a seed."""
+    """Units, seed by seed, so that a stopped comparison is complete up to a seed."""
     order = product(range(seeds), pools, range(folds), shares, platforms, SAMPLERS)
     return [Unit(pool, platform, share, sampler, fold, seed) for seed, pool, fold, share, platform, sampler in order]
 

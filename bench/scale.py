@@ -1,16 +1,17 @@
-"""How long many platforms, devices and records would take: an extrapolation of measured rates, nothing of it was run.
+"""How long many platforms, devices and records would take: extrapolated from measured rates, not run.
 
     python bench/scale.py [--quick] [--core-price X] [--device-price X]
 
 Every rate is read from bench/results/*.json (``Rates.measured`` says which), the rounds and epochs from params.yaml.  With them the
-schedule of today's code is played: a machine that coordinates collects one platform after another (its lock), with as many
-workers as it has cores but at most four for each device; refitting and choosing stop the measuring; the chain learns one
-platform after another, on one machine, as soon as its records are there.
+schedule of the current code is simulated: a coordinating machine collects one platform after another (it has one lock), with as many
+workers as cores, but at most four for each device; measuring stops while models are refitted and programs chosen; one machine learns
+the chain, one platform after another, each as soon as its records are there.
 
-The same arithmetic for collections by the machine whose rates these are stands beside what they took (bench/results/pipeline.json):
-that tells how far to trust it.  Refitting and choosing are at the network's rate, also where trees do it.  Left out, for nothing has measured them: what the network between a coordinator and its devices takes, how long
-the sampler itself picks, and the memory, which is given as bytes.  --quick: the reference data's first hundred records stand for
-a journal's line.  Prices are a core's and a device's for an hour, in any currency: assumptions of whoever asks.
+As a check, the same arithmetic for collections by the machine that gave the rates stands beside the times they took
+(bench/results/pipeline.json).  Refitting and choosing count at the network's rate, even where trees do it.  Left out, because
+unmeasured, are the network between a coordinator and its devices, the sampler's own time, and the memory, which is given in bytes.
+--quick: the reference data's first hundred records stand for a journal's line.  Prices are for an hour of a core and of a device, in
+any currency; they are the user's assumptions.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from tcl_core.sampler_names import LEARNED_ELSEWHERE
 
 COMMAND = "python bench/scale.py"
 SYSTEM, LENGTH = "TCL, early stop", "48"  # what `tcl collect` does; tokens of the longest programs
-RECORDS = 1_000  # that stand for a journal's line
+RECORDS = 1_000  # whose mean stands for a journal's line
 HOUR = 3600.0
 PARTS = ("measure", "refit", "choose", "write", "learn the chain")
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What was measured.
+    """The measured rates.
 
-    build_core_s  of a core, to build a program;  device_s: of a device, to time it and all that is not building
-    start_s       of the workers
+    build_core_s  core seconds to build a program;  device_s: device seconds to time it, and for all else that is not building
+    start_s       seconds to start the workers
     learned_per_s, scored_per_s  programs that one machine of the measured kind trains on, and ranks, with ``cores`` threads
     """
 
@@ -83,7 +84,7 @@ class Rates:
 
 
 def line_bytes(records: int) -> float:
-    """Bytes of a journal's line, the mean over so many records of the reference data."""
+    """Bytes of a journal's line: the mean over the first ``records`` of the reference data."""
     some = list(islice(store.read_records(ROOT / "data" / "reference" / "platform=host-avx512"), records))
     return sum(len(line_of(vars(record))) for record in some) / len(some)
 
@@ -105,7 +106,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Played:
-    """Seconds: until the last record and the last model; of the coordinators' cores, the devices, and the chain's machine."""
+    """Seconds until the last record and the last model; core seconds of coordinators and the chain's machine; device seconds."""
 
     collected_s: float
     ended_s: float
@@ -115,12 +116,12 @@ class Played:
 
 
 def shares(params: Params, platforms: int) -> list[float]:
-    """What of the pool each platform measures: the chain's first more than the others."""
+    """Share of the pool that each platform measures: the chain's first measures more than the others."""
     return [params.collect.first_fraction, *[params.collect.fraction] * (platforms - 1)]
 
 
 def collection_s(rates: Rates, params: Params, fleet: Fleet, pool: float, share: float, before: float = 0.0) -> dict[str, float]:
-    """Seconds of a platform's collection by what is done: measure, refit, choose, write.
+    """Seconds of a platform's collection by part: measure, refit, choose, write.
 
     ``before`` is the share that the platform before measured, 0 for the first: a sampler that learns from it fits once and chooses once.
     """
@@ -141,12 +142,14 @@ def collection_s(rates: Rates, params: Params, fleet: Fleet, pool: float, share:
 
 
 def learning_s(rates: Rates, params: Params, records: float, others: float, first: bool) -> float:
-    """Seconds of the chain's machine for a platform's model: epochs over its records; for later platforms over ``others`` too, which the
-    platform before measured alone, and over rehearsed ones, twice as many epochs where teachers say nearly all (``bridge.passes``), and then
-    those of the network that it is compared with.
+    """Seconds of the chain's machine to learn a platform's model.
 
-    As if ``train.steps``, which bounds the first platform's, were raised with the records.  Without the teachers and without programs that
-    nobody measured: so many for each task, however many are measured.
+    The first platform's takes ``train.epochs`` over its records; so does the network with which a later one's is compared.  A later one's
+    own epochs also go over ``others``, which only the platform before measured, and over rehearsed programs, and are up to twice as many
+    as teachers say nearly all (``bridge.passes``).
+
+    Assumes that ``train.steps``, which bounds the first platform's, is raised with the records.  Leaves out the teachers and the unmeasured
+    programs, whose number per task is fixed.
     """
     seen = params.train.epochs * records
     if not first:
@@ -156,7 +159,7 @@ def learning_s(rates: Rates, params: Params, records: float, others: float, firs
 
 
 def play(rates: Rates, params: Params, fleet: Fleet) -> Played:
-    """The schedule: each platform takes the coordinator that is free first; a model waits for its records and the one before."""
+    """Simulate the schedule: a platform takes the coordinator that is free first; a model waits for its records and the one before."""
     pool = fleet.records / sum(shares(params, fleet.platforms))
     free, learned_at, collected_at = [0.0] * fleet.coordinators, 0.0, []
     parts = dict.fromkeys(PARTS, 0.0)
@@ -176,7 +179,7 @@ def play(rates: Rates, params: Params, fleet: Fleet) -> Played:
 
 
 def added(rates: Rates, params: Params, fleet: Fleet) -> tuple[float, float, float]:
-    """Hours that one more platform takes with the same pool: until the last model, of cores, of devices."""
+    """Additional hours for one more platform with the same pool: until the last model, of cores, of devices."""
     per_share = fleet.records / sum(shares(params, fleet.platforms))
     more = replace(fleet, platforms=fleet.platforms + 1, records=per_share * sum(shares(params, fleet.platforms + 1)))
     before, after = play(rates, params, fleet), play(rates, params, more)
@@ -218,7 +221,7 @@ def told(rates: Rates, params: Params, fleet: Fleet, prices: tuple[float, float]
 
 
 def hours_table(found: list[dict[str, Any]]) -> str:
-    """What takes how much is the share of all parts' hours, of which some run side by side."""
+    """A row for each fleet; a part's cell is its share of the sum of all parts' hours, though some run side by side."""
     header = [
         "platforms",
         "devices each",
@@ -244,7 +247,7 @@ def hours_table(found: list[dict[str, Any]]) -> str:
 def bytes_table(found: list[dict[str, Any]]) -> str:
     header = ["records", "platforms", "Parquet", "journal", "tokens of the pool", "tokens of the first's records",
               "a platform more", "core-hours", "device-hours", "price"]  # fmt: skip
-    rows = {}  # of the fleets with the same records the last
+    rows = {}  # the last of the fleets with the same records
     for one in found:
         more, fleet = one["added"], one["fleet"]
         sizes = [_gigabytes(one[name]) for name in ("parquet_gb", "journal_gb", "pool_tokens_gb", "training_tokens_gb")]
@@ -257,9 +260,9 @@ def bytes_table(found: list[dict[str, Any]]) -> str:
 
 
 def compared(rates: Rates, params: Params, results: Path = RESULTS) -> Iterator[tuple[str, int, float, float]]:
-    """Collections by the machine of ``rates``, one device that builds for itself: name, programs, seconds measured and played.
+    """Yield platform, programs, measured and simulated seconds of collections by the machine of ``rates``, which builds for itself.
 
-    Nothing where that machine has run no pipeline: what another one took says nothing of these rates.
+    Yields nothing if that machine has run no pipeline: another one's times say nothing about these rates.
     """
     machine = json.loads((results / "collect.json").read_text())["host"]
     took = json.loads((results / "pipeline.json").read_text())["collected_s"].get(machine, {})

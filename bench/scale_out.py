@@ -1,10 +1,10 @@
-"""What a second worker is worth: lowering programs on Dask, and training on processes of torchrun.
+"""What a second worker is worth: in lowering programs on Dask, and in training with torchrun.
 
     python bench/scale_out.py [--quick]
 
-One worker and two take turns, so that both meet the same machine, and the figures are medians of each turn's ratio.  Lowering is of
-all programs of one task after the other, as the stages ask for it, and is timed when each worker has loaded its compiler; of training
-the first epoch, which compiles kernels, is left out.
+One worker and two take turns, so that both meet the same machine; the figures are medians of the turns' ratios.  Programs are lowered
+task by task, as the stages request it, and timed once each worker has loaded its compiler.  Training is timed without its first epoch,
+which compiles kernels.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""Measure what searches meet: programs that a search proposes for the tasks of a data set, told what it measured before.
+"""Measure what searches meet: the programs that a search proposes for the tasks of a data set, given its earlier measurements.
 
     python bench/searched.py [--minutes M] [--platform host-avx2] [--like data/registers] [--draws FOLDER] [--to data/searched] [--again]
 
-The model of the search is the one that comes with TCL.  Passes go over all training and held-out tasks of the data set, ``EACH`` programs
-of a task in each; so a run that is stopped, or ends with its minutes, has as many of each task, and the same command goes on
-from there.  Further programs, which nobody measured, are the next ones that each search would have asked for.
+The search's model is the one that comes with TCL.  Each pass measures ``EACH`` programs of every training and held-out task of the data
+set; so a run that is stopped, or whose minutes are over, has equally many of each task, and the same command resumes it.  Unmeasured
+programs are added: the next ones that each search would propose.
 
-The passes over a task are minutes apart, and a task's level moves by some hundredths from one to the next, as far as programs near the
-fastest are (bench/repeats.py): orders of programs of two passes are those of the passes, too.  With --again all programs of a platform that
-are in the data set, draws too, are measured once more, each task's in one go, and take the records' place when the last one is done.
+The passes over a task are minutes apart, and its latencies shift by some hundredths from one to the next, as much as programs near the
+fastest differ (bench/repeats.py): the order of two programs of different passes also reflects the passes.  With --again all programs of
+a platform in the data set, draws included, are measured once more, each task's in one go; the new records replace the old ones when the
+last one is done.
 
-Further platforms join a data set that is there, each measured by a machine of its own: programs keep their numbers, and new ones follow.
+Further platforms can join a data set, each measured by a machine of its own: programs keep their numbers, and new ones follow.
 
-A search meets no programs but those that its model likes.  Who learns these alone learns to like the opposite: of two programs of which one
-lacks what the model likes, it was measured for being good otherwise.  So with --draws what this machine measured of draws joins them, in the same tasks.
+A search meets only programs that its model prefers.  A model that learns these alone learns the opposite preference: a program that
+lacks what the model prefers was only measured because it is good otherwise.  So with --draws this machine's measurements of drawn
+programs are added, in the same tasks.
 """
 
 from __future__ import annotations
@@ -52,11 +54,11 @@ from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 
 SPLITS = ("train", "held_out")
 EACH = 8  # programs of a task in a pass: a search's batch
-FURTHER = 48  # programs of a task that are written beside the measured ones
+FURTHER = 48  # unmeasured programs of a task that are written too
 
 
 class Searches:
-    """The search of every task, and what was measured of all."""
+    """The search of every task, and all measurements."""
 
     def __init__(self, workspace: Workspace, platform: str, tasks: Sequence[Task], journal: Path, model: CostModel | None) -> None:
         self.workspace, self.platform, self.tasks, self.journal = workspace, platform, tasks, journal
@@ -86,7 +88,7 @@ class Searches:
             self._of[record.task_key].tell(record.key[1:], record.latency_s)
 
     def proposed(self, count: int) -> list[Program]:
-        """So many further programs of each task, none of which was measured."""
+        """Unmeasured programs that each task's search proposes, up to ``count`` of each."""
         found = []
         numbers = defaultdict(int)
         for program in self.programs:
@@ -100,7 +102,7 @@ class Searches:
         return found
 
     def measure(self, programs: Sequence[Program]) -> None:
-        """Measure these, beside what is known of others of their tasks."""
+        """Measure these programs, beside the known records of their tasks, and tell the searches."""
         collection = Collection(
             programs=[*self.programs, *programs],
             encoder=Encoder(self.tasks, self.sketches),
@@ -119,9 +121,9 @@ class Searches:
 
 
 def tasks_of(like: Path) -> tuple[dict[str, str], list[Task], list[dict]]:
-    """The split of each task that is searched, these tasks, and which networks have them.
+    """The split of each task to search, these tasks, and the networks' uses of them.
 
-    As in ``Reference``: what a held-out or sealed network has is none of the training networks', and sealed tasks stay so.
+    As in ``Reference``, a task of a held-out or sealed network is no training task, and sealed tasks are left out.
     """
     if not (like / "tasks.parquet").exists():
         raise DataError(f"{like} is no data set: it has no tasks.parquet; give --like the folder of one, such as data/registers")
@@ -133,7 +135,10 @@ def tasks_of(like: Path) -> tuple[dict[str, str], list[Task], list[dict]]:
 
 
 def draws_of(folder: Path, platform: str, tasks: Container[str], sketches: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """What this machine measured of draws of these tasks, of the very sketches that are searched."""
+    """This machine's records of drawn programs of the tasks, of sketches identical to the searched ones.
+
+    Raises DataError where another machine measured them.
+    """
     texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
     theirs = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in store.read_table(folder / "sketches.parquet", "sketches")}
     records = [record for record in store.read_records(folder / f"platform={platform}") if record.task_key in tasks]
@@ -143,7 +148,7 @@ def draws_of(folder: Path, platform: str, tasks: Container[str], sketches: Seque
 
 
 def write(searches: Searches, draws: Sequence[Record], splits: Mapping[str, str], uses: Sequence[dict], folder: Path) -> str:
-    """The platform's records and all programs of the data set, those that were there first; says what the platform has."""
+    """Write the platform's records and all programs of the data set, existing ones first; return a line on the platform."""
     searched = [searches.records[p.task_key, p.sketch, p.decisions] for p in searches.programs]
     measured = sorted({record.key: record for record in (*draws, *searched)}.values(), key=lambda record: record.task_key)
     further = sorted((p.task_key, p.sketch, p.decisions) for p in searches.proposed(FURTHER))
@@ -171,7 +176,7 @@ def write(searches: Searches, draws: Sequence[Record], splits: Mapping[str, str]
 
 
 def again(workspace: Workspace, platform: str, folder: Path) -> str:
-    """Measure each program that the platform has there once more, task by task, and write these records when all are measured."""
+    """Measure each of the platform's programs in the folder once more, task by task, and write the records when all are measured."""
     tasks = [Task.from_row(row) for row in store.read_table(folder / "tasks.parquet", "tasks")]
     place = folder / f"platform={platform}"
     records = sorted(store.read_records(place), key=lambda record: (record.task_key, record.program_id))
@@ -192,7 +197,7 @@ def again(workspace: Workspace, platform: str, folder: Path) -> str:
 
 
 def table(folder: Path, name: str, rows: list[dict]) -> None:
-    """Write it, or raise DataError where another is there: the programs of other platforms are made of that."""
+    """Write a table.  Raises DataError where a different one is there, on which other platforms' programs depend."""
     place = folder / f"{name}.parquet"
     if not place.exists():
         store.write_table(place, name, rows)

@@ -2,23 +2,23 @@
 
     python bench/shipped.py [--quick] [--folds N] [--seeds N] [--threads N] [--minutes M]
 
-Played on the training networks of data/registers, which a Xeon measured, and of data/epyc/registers, the same programs on an EPYC.
-Three networks are tested at a time; five of the others, drawn with the seed, are a project's, which measures 160 of their programs on one
-of the EPYC's targets; what all the rest measured is what comes with TCL.  Each row ranks the tested networks' programs on that target,
-sixteen of each task:
+Simulated on the training networks of data/registers, measured on a Xeon, and of data/epyc/registers, the same programs on an EPYC.
+Three networks are tested at a time; five of the others, drawn by the seed, are a project's, which measures 160 of their programs on one of
+the EPYC's targets; measurements of the remaining networks are what comes with TCL.  Each row ranks the tested networks' programs on that
+target, sixteen of each task:
 
     own               learned the project's 160 programs alone
-    Xeon              learned what the Xeon measured on all of its targets, AVX-512 too, and nothing of the project's
-    Xeon, EPYC        and what the EPYC did, of other networks than the project's and the tested ones
-    ..., and own      learned both in one heap
+    Xeon              learned the Xeon's measurements on all of its targets, AVX-512 included, and none of the project's
+    Xeon, EPYC        and the EPYC's, of networks other than the project's and the tested ones
+    ..., and own      learned these and the project's in one heap
 
 trees    boosted trees on tokens, the mean of two
-network  the Mamba cost model, taught by these trees what they say of the same programs, of some thirty more of each task, and of those
-         of the project's that it did not measure (``tcl_core.teaching``), as ``train.shipped`` has it
+network  the Mamba cost model, taught with these trees' labels of the same programs, of some thirty more of each task, and of the project's
+         unmeasured ones (``tcl_core.teaching``), as with ``train.shipped``
 
 pairs  share of pairs ranked right; u16  top-1 of the sixteen.  Mean over targets, tasks and seeds, and the 95 % interval of the
 difference from `own` over draws of the folds and of their tasks.
---quick: one fold, one seed, one target, a third of the epochs.  What was computed with the same code and data is kept.
+--quick: one fold, one seed, one target, a third of the epochs.  Units with the same code and data are kept.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ Figures = dict[str, dict[str, dict[int, float]]]
 
 
 class Bench:
-    """Two machines' measurements of the same programs, and how long a network learns them."""
+    """Two machines' measurements of the same programs, and for how many epochs a network learns them."""
 
     def __init__(self, machines: Mapping[str, Reference], folds: Sequence[Sequence[str]], epochs: int = STUDENT.epochs) -> None:
         self.machines, self.folds, self.epochs = machines, folds, epochs
         self.reference = machines[HERE]
         self.count = len(self.reference.encoder.numbers)
-        self.room = self.count * max(len(reference.platforms) for reference in machines.values())  # for a machine's numbers of tasks
+        self.room = self.count * max(len(reference.platforms) for reference in machines.values())  # task numbers of a machine
         self.measured = {name: reference.pooled() for name, reference in machines.items()}
         self.further = {name: reference.unmeasured() for name, reference in machines.items()}
 
@@ -101,11 +101,11 @@ class Bench:
         return set().union(*(by_network[name] for name in networks))
 
     def _of(self, heap: Samples, machine: str, tasks: set[int]) -> Samples:
-        """What a machine's heap has of these tasks, in numbers of that machine."""
+        """A machine's samples of these tasks, with task numbers of that machine's own."""
         return _apart(heap.take(np.isin(heap.tasks % self.count, list(tasks))), self.room * list(self.machines).index(machine))
 
     def _judged(self, known: Samples, more: Samples, test: Samples, seed: int) -> Figures:
-        """The trees label the tested programs among all others, in tasks that nothing else has: their scores."""
+        """Figures of both learners; the trees' scores are their labels of the tested programs, in tasks that nothing else has."""
         labelled = pseudo_labelled({"tokens": known}, {"tokens": concatenate([more, test])}, seed, TEACHERS)
         lesson = labelled.take(np.arange(len(labelled) - len(test)))
         scores = -np.log(labelled.latencies_s[len(lesson) :])
@@ -127,7 +127,7 @@ def figures(scores: np.ndarray, test: Samples) -> dict[str, dict[int, float]]:
 
 
 def summary(units: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Platform ("all": their mean) -> row -> learner -> figure -> [mean, low, high], and the figure less that of `own`."""
+    """Platform ("all": their mean) -> row -> learner -> figure -> [mean, low, high], and its difference from `own`."""
     platforms = list(dict.fromkeys(name.split(", ")[1] for name in units))
     found: dict[str, Any] = {}
     for platform in [*platforms, "all"]:
@@ -145,7 +145,7 @@ def _compared(units: Mapping[str, Mapping[str, Any]], row: str, learner: str) ->
 
 
 def _by_task(units: Mapping[str, Mapping[str, Any]], row: str, learner: str, name: str) -> dict[tuple[str, int], float]:
-    """Each task's mean over platforms and seeds, fold by fold."""
+    """(fold, task) -> mean over platforms and seeds."""
     values: dict[tuple[str, int], list[float]] = {}
     for unit, rows in units.items():
         for task, value in rows[row][learner][name].items():

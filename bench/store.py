@@ -3,8 +3,8 @@
     python bench/store.py [--quick] [--logs ../shared/bench]
 
 The records are of real sketches of real tasks with distinct drawn decisions (repeated rows would compress to nothing);
-their latencies are drawn from real records: those measured here, or else those of the logs, with the noise between
-repeats that was measured.  Each phase runs in a process of its own, whose peak memory is given.  --quick: a million.
+their latencies are drawn from real records, those measured here or else those of the logs, with the measured noise
+between repeats.  Each phase runs in a process of its own, whose peak memory is given.  --quick: a million.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tcl_core.stages.workspace import Workspace
 from tcl_core.store import Coded, Columns, Ragged
 
 COMMAND = "python bench/store.py"
-NETWORK = "resnet-18"  # its tasks stand in where no pool has been made
+NETWORK = "resnet-18"  # its tasks are used where no pool has been made
 TASKS, BATCH = 12, 50_000
 LARGE = 10**6  # programs that a sketch must have, so that draws hardly repeat
-ENCODED = 500_000  # of the records, for encoding is the same for all
+ENCODED = 500_000  # of the records, for their rate is the same for all
 PROTOCOL = json.dumps({"repeats": 3, "min_repeat_ms": 10.0, "max_number": 200, "target": EXTRACTION_TARGET})
 
 
@@ -47,7 +47,7 @@ PROTOCOL = json.dumps({"repeats": 3, "min_repeat_ms": 10.0, "max_number": 200, "
 class Source:
     """What records are drawn from; plain data, for it goes to other processes.
 
-    sketches   without their traces, which ``rows`` of the sketches table have
+    sketches   without their traces, which are in ``rows``, those of the sketches table
     medians_s  (n,) latencies of programs;  repeats: (m, 3) repeats of a program / their median
     """
 
@@ -59,7 +59,7 @@ class Source:
 
 
 def real_tasks() -> list[Task]:
-    """Those of the project, or of a network."""
+    """Tasks of the project, or of ``NETWORK`` if it has none."""
     try:
         return Workspace().tasks
     except DataError:
@@ -67,7 +67,7 @@ def real_tasks() -> list[Task]:
 
 
 def real_sketches(candidates: Sequence[Task], count: int = TASKS) -> tuple[list[Task], list[Sketch], list[dict[str, Any]]]:
-    """The first ``count`` tasks with sketches of many programs; these sketches, their rows."""
+    """The first ``count`` tasks with sketches of ``LARGE`` or more programs; these sketches; their rows."""
     tasks, sketches = [], []
     for task in candidates:
         found = DesignSpace(task.key, task.module(), EXTRACTION_TARGET).sketches()
@@ -81,7 +81,10 @@ def real_sketches(candidates: Sequence[Task], count: int = TASKS) -> tuple[list[
 
 
 def real_latencies(logs: Path) -> tuple[str, np.ndarray, np.ndarray]:
-    """Where they are from, (n,) medians in seconds, and (m, 3) repeats / median of programs with three repeats."""
+    """Origin of the latencies, (n,) medians in seconds, and (m, 3) repeats / median of programs with three repeats.
+
+    Raises DataError where there are neither measured records nor the log.
+    """
     measured = [path.parent for path in sorted((Workspace().data / "records").glob("platform=*/records.parquet"))]
     if measured:
         return f"measured here ({len(measured)} platforms)", *_latencies(measured)
@@ -108,7 +111,7 @@ def _latencies(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def drawn_records(source: Source, count: int) -> Iterator[Columns]:
-    """``count`` records in the order of a collection: of any task at any time."""
+    """``count`` records in the order of a collection: tasks alternate at random."""
     rng = np.random.default_rng(0)
     keys = sorted({sketch.task_key for sketch in source.sketches})
     next_id, clock = np.zeros(len(keys), dtype=np.int64), 1.75e15
@@ -146,7 +149,7 @@ def _constant(text: str, count: int) -> Coded:
 
 
 def _numbered(codes: np.ndarray, next_id: np.ndarray) -> np.ndarray:
-    """(n,) the next numbers within each record's task; moves ``next_id`` (tasks,) on."""
+    """(n,) consecutive numbers within each record's task, from ``next_id`` (tasks,), which is advanced."""
     order = np.argsort(codes, kind="stable")
     counts = np.bincount(codes, minlength=len(next_id))
     numbers = np.empty(len(codes), dtype=np.int32)
@@ -166,7 +169,7 @@ def _drawn(sketches: Sequence[Sketch], which: np.ndarray, rng: np.random.Generat
 
 
 def _timed(source: Source, count: int, rng: np.random.Generator) -> Ragged:
-    medians = rng.choice(source.medians_s, count) * rng.uniform(0.98, 1.02, count)  # else the same numbers come again
+    medians = rng.choice(source.medians_s, count) * rng.uniform(0.98, 1.02, count)  # else the same values would recur
     values = medians[:, None] * source.repeats[rng.integers(len(source.repeats), size=count)]
     return Ragged(values.astype(np.float32).ravel(), np.arange(count + 1) * 3)
 
@@ -189,7 +192,7 @@ def write(source: Source, folder: Path, count: int) -> dict[str, float]:
 
     path = folder / "records.parquet"
     written = store.write_record_columns(path, batches())
-    seconds = time.perf_counter() - start - drawing  # making the records up is no part of writing them
+    seconds = time.perf_counter() - start - drawing  # drawing the records is no part of writing them
     return {"write_records_per_s": written / seconds, "bytes_per_record": path.stat().st_size / written}
 
 
@@ -221,7 +224,7 @@ def encode(source: Source, folder: Path) -> dict[str, float]:
 
 
 def import_all(logs: Path) -> dict[str, float]:
-    """Every log below ``logs``, a platform for each folder of logs and each log beside others of its dialect."""
+    """Import every log below ``logs``; each folder of logs, and each log that lies in its dialect's folder, is a platform."""
     files = sorted(logs.rglob("*.log.gz"))
     start, lines, records = time.perf_counter(), 0, 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -250,19 +253,19 @@ def _by_platform(files: Sequence[Path], logs: Path) -> dict[str, list[Path]]:
 
 
 def phase(work: Callable[..., dict[str, float]], *arguments: Any) -> tuple[dict[str, float], float]:
-    """What a phase says, and the peak memory of its process in MB."""
+    """Run a phase in a process of its own; its figures, and its peak memory in MB."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_measured, work, arguments).result()
 
 
 def _measured(work: Callable[..., dict[str, float]], arguments: Sequence[Any]) -> tuple[dict[str, float], float]:
     found = work(*arguments)
-    status = Path("/proc/self/status").read_text()  # getrusage would tell of the parent, too
+    status = Path("/proc/self/status").read_text()  # getrusage would count the parent, too
     return found, int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1e3
 
 
 def smallest() -> tuple[Path, int, Source, str]:
-    """A folder without logs, how many records, and from where: the reference data's latencies, one of its tasks."""
+    """A folder without logs, the number of records, their source (a task and latencies of the reference data), and its origin."""
     from _smallest import reference, scratch
 
     data = reference()

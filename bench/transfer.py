@@ -1,54 +1,54 @@
-"""What one platform's knowledge is worth on another that few programs were measured on.
+"""What one platform's knowledge is worth on another with few measurements.
 
     python bench/transfer.py [--quick] [--data NAME] [--pair A>B ...] [--labels N|all ...] [--method NAME ...]
                              [--folds N] [--threads N] [--minutes M] [--logs FOLDER] [--force]
 
-Platform A is learned from all its programs, platform B from so many of its own, drawn uniformly: only the target is thinned.
+Platform A is learned from all its programs, platform B from a number of its own (--labels), drawn uniformly: only the target is thinned.
 
-    zero-shot      A's network under B's hardware row
+    zero-shot      A's network with B's hardware row
     own            a network that learned B's programs by LambdaRank
-    own-taught     one taught by trees that learned them (as the chain's first platform is)
-    fine-tuned     A's network that went on with B's programs by LambdaRank
+    own-taught     a network taught by trees that learned them, as on the chain's first platform
+    fine-tuned     A's network, trained further on B's programs by LambdaRank
     ckd            the paper's continuous knowledge distillation
     ckd-mended     the same with its terms mended (``tcl_core.chain.ckd.mended``)
-    replay         A's network that went on with B's programs, repeated until they are half, beside A's
+    replay         A's network, trained further on A's programs and B's, which are repeated until they are half
     mtl-tlp        MTL-TLP, a head for B and one for A, with its own settings
-    pooled         taught by trees that learned B's programs and all of A's in one heap
+    pooled         a network taught by trees that learned B's programs and all of A's in one heap
     bridge-alone   ours, without A's measurements: A's network alone, corrected
-    ours           the default (tcl_core.chain.bridge): what A measured and A's network says, corrected
+    ours           the default (tcl_core.chain.bridge): A's measurements and A's network's predictions, corrected
 
-What they have in common: the optimiser's steps, within half an epoch, are those that the bridge takes there, half of which rehearse
-A; batches of 512 programs; a cosine down to 0, from .002 in networks that begin at random and from .001 in those that go on.  Who
-has fewer programs than a batch makes more epochs, at most 1,500.  All networks but ckd's two columns and MTL-TLP are of one kind and
-size.  Three exceptions:
+In common they have: as many optimiser steps, to half an epoch, as the bridge takes there (half of its steps rehearse A); batches of 512
+programs; a cosine schedule to 0, from .002 for networks that start at random and from .001 for those trained further.  Rows with fewer
+programs than a batch make more epochs, at most 1,500.  All networks but ckd's two columns and MTL-TLP are of one kind and size.  Three
+exceptions:
 
-- Rows that learn B's measured programs alone, or beside A's, can be harmed by so many steps.  own, fine-tuned, ckd, ckd-mended and
-  replay also run with a tenth of them, and with as many as 20 epochs over B's programs have (ckd and ckd-mended in each phase);
-  ckd-mended with these also where its active column learns as printed, for a teacher ensemble that learned few labels knows little, and
-  with either where its knowledge base ranks B too.  Which of these counts is told, for each pair and number of labels, by pairs on
-  the first fold, where ours was developed too.  That fold counts in the mean.
-- ckd splits its steps evenly over its two phases, and has the printed rates and schedules, stretched from 50 epochs to its own.  The
-  active column ranks B, the knowledge base after its KD phase the platforms before.  The columns from which ckd-mended learns phi
-  are not counted among its steps.
-- mtl-tlp makes as many of its own 50 epochs as 60,000 programs are, six for 160 labels: its transformer is slow, and more would take
-  most of the time of all.  Each platform is ranked by its own head.
+- So many steps can harm rows that learn B's measured programs alone, or with A's.  own, fine-tuned, ckd, ckd-mended and replay also run
+  with a tenth of them, and with those of 20 epochs over B's programs (for ckd and ckd-mended in each phase).  ckd-mended also runs with
+  the latter while its active column learns as in the paper, for a teacher ensemble that learned few labels knows little; and with this,
+  or with a tenth, while its knowledge base ranks B too.  For each pair and number of labels the variant is selected by pairs on the first
+  fold, on which ours was developed too.  That fold counts in the mean.
+- ckd splits its steps evenly over its two phases, and has the paper's rates and schedules, stretched from 50 epochs to its own.  Its
+  active column ranks B; its knowledge base, after the KD phase, ranks the platforms before.  Steps of the columns from which ckd-mended
+  learns phi are not counted.
+- mtl-tlp makes as many of its own 50 epochs as fit into 60,000 programs, six for 160 labels: its transformer is slow, and more would
+  take most of the comparison's time.  Each platform is ranked by its own head.
 
-Where no two of B's programs are of one task, own and own-taught rank nothing, and fine-tuned and ckd stay A's network.  Where fewer
-were measured than the labels asked for, all are taken.  Trees read tokens, on every row.
+Where no two of B's programs share a task, own and own-taught score all programs alike, and fine-tuned, ckd and ckd-mended stay A's
+network.  Where fewer programs were measured than the labels asked for, all are taken.  Trees read tokens in every row.
 
-Pairs A>B of the three platforms of the reference data: grouped cross-validation over its training networks, three held out in turn.
-With --data prepared of the data set of prepared networks, with --data machines of those that a Xeon and an EPYC measured, programs as
-a search draws them; their results and tables are their own.
-A chain A>B>C goes on so, with the same programs measured on B and C, and is judged on all its platforms; rows that cannot go on learn
-C alone.  Pairs of real devices are of imported logs: programs that both measured, drawn uniformly, known by task and decisions; a
-quarter of the tasks is held out in turn.
+Pairs A>B are of the reference data's three platforms, by grouped cross-validation over its training networks, three held out in turn.
+--data prepared takes the data set of prepared networks, --data machines those that a Xeon and an EPYC measured, with programs as a search
+draws them; each has its own results and tables.
+A chain A>B>C continues likewise, with the same programs measured on B and C, and is judged on all its platforms; rows that are not
+sequential learn C alone.  Pairs of real devices are of imported logs: uniformly drawn programs that both measured, matched by task and
+decisions; a quarter of the tasks is held out in turn.
 
 pairs  share of pairs ranked right; u16  top-1 over subsets of 16 programs (``evaluation.metrics.subset_top_1``); top1  best /
-chosen latency; each on the last platform, mean over the tasks of all folds, with the 95 % interval of drawing the tasks again.
-X_less_zero_shot and X_less_ours are differences task by task.  forgetting  pairs of the earlier platforms that were ranked right
-when they were learned, and no longer.
---quick: one pair, 160 labels, one fold, a quarter of the unlabelled programs, fewer epochs; its results are a file of their own.
-What was computed with the same code and data is kept.
+chosen latency; each on the last platform, mean over the tasks of all folds, with the 95 % interval over draws of the folds and of their
+tasks.  X_less_zero_shot and X_less_ours are differences task by task.  forgetting  share of pairs of the earlier platforms ranked right
+when these were learned, less the share at the end.
+--quick: one pair, 160 labels, one fold, a quarter of the unlabelled programs, fewer epochs; it has a results file of its own.
+Units with the same code and data are kept.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ QUICK_EPOCHS = 8  # of all networks
 
 
 class Bench:
-    """The units known, in the results file, and the platforms' lessons."""
+    """The units in the results file, and what computes further ones."""
 
     def __init__(
         self, targets: Targets | Machines, logs: Path, room: Path, *, name: str = "transfer", epochs: int | None = None, force: bool = False
     ) -> None:
-        """``room`` is a folder for imported logs; ``epochs`` of all networks, where not their own."""
+        """``room``: folder for imported logs;  ``epochs``: of all networks; None: their own."""
         self.logs, self.name = logs, name
         code = code_identity(
             [f"tcl_core.{module}" for module in ("chain.bridge", "chain.ckd", "teaching", "models.mtl_tlp", "evaluation.metrics")],
@@ -124,7 +124,7 @@ class Bench:
         self.learning = Learning(targets, lambda: Devices(Logs(logs, room / "logs")), epochs)
 
     def _still_true(self, unit: Unit, told: dict[str, str], code: str) -> bool:
-        """A machine without the logs cannot tell whether they have changed."""
+        """Whether a stored unit is of this code and data; without the logs, a machine trusts that they have not changed."""
         kind = "logs" if of_devices(unit.pair) else "reference"
         if kind == "logs" and not self.logs.exists():
             self.identity["logs"] = told.get("logs", "")
@@ -132,7 +132,7 @@ class Bench:
         return told.get(kind) == self.identity[kind]
 
     def run(self, units: Sequence[Unit], until: float) -> None:
-        """What of the units is not known yet.  Each is saved when it ends; the summary, whose many intervals take a minute, at the end."""
+        """Compute the missing units.  Each is saved when it ends; the summary, whose many intervals take a minute, at the end."""
         try:
             self._run([unit for unit in units if self.resolved(unit) not in self.units], until)
         finally:
@@ -154,7 +154,7 @@ class Bench:
                 shown.advance(f"{unit.pair}, {unit.labels} labels, {unit.method} ({unit.variant}): {right:.3f}")
 
     def resolved(self, unit: Unit) -> Unit:
-        """With the variant that the first fold says; as it is while that does not."""
+        """The unit with the best variant on the first fold for None; still None while that is unknown."""
         if unit.variant is not None:
             return unit
         return replace(unit, variant=best_variant(self.units, unit.pair, unit.labels, unit.method))
@@ -166,7 +166,7 @@ class Bench:
 
 
 def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int, methods: Sequence[str] = tuple(ROWS)) -> list[Unit]:
-    """Number of labels by number of labels, of each pair fold by fold, so that a table is filled from its most telling column on."""
+    """Units by number of labels, then pair, then fold, so that a table's most telling column is filled first."""
     units = []
     for count in labels:
         for pair in pairs:

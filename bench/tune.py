@@ -2,28 +2,30 @@
 
     python bench/tune.py [--quick] [--part NAME ...] [--network NAME ...] [--system NAME ...] [--minutes M] [--force]
 
-Parts, or what of them is asked for, each of them resumable, and stopped before the unit that would begin after --minutes:
+Runs these parts, or what of them is asked for; each is resumable, and no unit begins after --minutes:
 
     resnet-18, mobilenet-v2, bert-tiny, deit-small
                TCL, random programs and the search from scratch on that network, at 16 programs per task
     long       TCL with 1,000 programs on all four
-    stock      MetaSchedule with its XGBoost and with a pretrained TenSet MLP, on its own engine and on ours, one seed, for each takes
-               up to an hour
-    factors    on resnet-18 and deit-small, where the gain comes from, one thing at a time: what is done to the graph, packing, tasks
+    stock      MetaSchedule with its XGBoost and with a pretrained TenSet MLP, on its own engine and on ours; one seed, as each takes up
+               to an hour
+    factors    where the gain comes from on resnet-18 and deit-small, one thing at a time: what is done to the graph, packing, tasks
                that lend to one another
-    registers  all four, with draws that are uniform over the design space, and random programs that add up in registers
+    registers  all four, by TCL with uniform draws from the design space, and by random programs that accumulate in registers
     lessons    all four, with tasks that learn from each other's measurements, with and without the champion
     world      all four, with the world model in the champion's place
     warm       all four, timed with warm weights
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
 
-All four networks must be held out in params.yaml, so the champion of `make run`, which TCL searches with, has not seen them; the
-TenSet MLP and the world model learn what the platform measured of the champion's programs, own ones and those that come with TCL.  A unit is one system on one network with one seed.  When a network's units of a
-seed are done, what each found is built, and runs in processes of its own beside PyTorch's, in turns.  On another machine, with
-another champion, graph or search, all begin anew beside what was found before: README's table has a row for each machine with the last
-graph, search and champion; the results file keeps those of the others.  Ratios of the summary are geometric means over these machines and their
-seeds, or, of a system that was not run there, over what was found before; its milliseconds are of the machine with most systems.  --quick: bert-tiny with 32 programs, four systems, one seed; its results are
-a file of their own.
+All four networks must be held out in params.yaml, so that the champion of `make run`, which TCL searches with, has not seen them.  The
+TenSet MLP and the world model learn the platform's measurements that the champion learned, the project's and those that come with TCL.
+
+A unit is one system on one network with one seed.  When a network's units of a seed are done, what each found is built and runs in
+processes of its own, in turns with PyTorch's.  With another machine, champion, graph or search, all units start over beside the earlier
+results: README's table has a row for each machine with the last graph, search and champion; the results file keeps the others.  The
+summary's ratios are geometric means over these machines and their seeds or, for a system that was not run there, over earlier results;
+its milliseconds are of the machine with most systems.
+--quick: bert-tiny with 32 programs, four systems, one seed; it has a results file of its own.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ TUNED = ROOT / "data" / "tuning" / "bench"  # what each unit found
 
 @dataclass(frozen=True)
 class Unit:
-    """``trials`` None: 16 for each task.  ``group``: what is run side by side, unless its networks only lend (``lends``)."""
+    """``trials`` None: 16 for each task.  Units of one ``group`` are run side by side, unless their network only lends (``lends``)."""
 
     network: str
     system: str
@@ -106,13 +108,13 @@ class Unit:
 
     @property
     def place(self) -> Path:
-        """Where in a part's folder its database lies."""
+        """Path of its database in a part's folder."""
         name = "-".join(self.system.lower().replace(",", "").split())
         return Path(Path(self.network).stem, f"{name}-{self.seed}{f'-{self.trials}' if self.trials else ''}")
 
 
 def units_of(part: str, training: Sequence[str]) -> list[Unit]:
-    """What belongs to a part."""
+    """Units of a part."""
     if part in NETWORKS:
         return [Unit(part, system, seed) for seed in range(SEEDS) for system in PLAIN]
     if part == "stock":
@@ -134,12 +136,12 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
 
 
 def wanted(parts: Sequence[str], training: Sequence[str]) -> list[Unit]:
-    """All of these parts, the first seed of each before the second of any: a table of one seed is one."""
+    """Units of these parts, the first seed of each before the second of any, for a table of one seed is of use already."""
     return sorted((unit for part in parts for unit in units_of(part, training)), key=lambda unit: unit.seed)
 
 
 def chosen(units: Sequence[Unit], networks: Collection[str], systems: Collection[str]) -> list[Unit]:
-    """Those of some networks and systems, where any are named; donors stay, for others need them."""
+    """Units of the named networks and systems, or of all if none are named; donors stay, for others need them."""
     of = lambda name, named: not named or name in named  # noqa: E731
     return [unit for unit in units if unit.lends or (of(unit.network, networks) and of(unit.system, systems))]
 
@@ -155,7 +157,7 @@ QUICK = [Unit("bert-tiny", system, 0, 32) for system in (OURS, RANDOM, SCRATCH, 
 
 @dataclass(frozen=True)
 class Machine:
-    """What all units share.  ``lenders`` are networks whose programs are lent; ``evolution``: as ``Given`` has it."""
+    """What all units share.  ``lenders`` are networks whose programs are lent; ``evolution`` is as in ``Given``."""
 
     setup: Setup
     hardware: Sequence[float]
@@ -167,13 +169,13 @@ class Machine:
 
 
 class Bench:
-    """The units done so far, in the results file; what they found lies below ``TUNED``, that of each part in a folder of its own."""
+    """The units done so far, in the results file; their databases are below ``TUNED``, those of each part in a folder of their own."""
 
     def __init__(
         self, machine: Machine, here: str, choices: Mapping[str, Any], about: Mapping[str, Any], name: str, command: str, force: bool
     ) -> None:
-        """``here`` names machine, champion and ``choices``, those of the graph and of the search; ``about`` is what must be one and the
-        same in all of the results file ``name``.
+        """``here`` names machine, champion and ``choices``, those of the graph and of the search; ``about`` must be the same for all of
+        the results file ``name``, or DataError is raised.
         """
         self.machine, self.about, self.name, self.command = machine, dict(about), name, command
         file = result_file(f"{name}.json")
@@ -187,7 +189,7 @@ class Bench:
         self.folder = (TUNED if beside.is_relative_to(ROOT) else beside) / hashlib.sha256(here.encode()).hexdigest()[:12]
 
     def run(self, units: Sequence[Unit], until: float) -> None:
-        """Do what is not done, group by group, as far as the time goes."""
+        """Run the missing units until the time is over, and compare each group when its units are done."""
         todo, compared = [unit for unit in units if _name(unit) not in self.units], set[str]()
         with progress("tuning networks", len(todo)) as shown:
             for place, unit in enumerate(todo):
@@ -199,7 +201,7 @@ class Bench:
                 if not unit.lends and unit.group not in {later.group for later in todo[place + 1 :]}:
                     self._compare(unit)
                     compared.add(unit.group)
-        for unit in units:  # of groups that an earlier run left in the middle, or of which something was missing
+        for unit in units:  # of groups that an earlier run left unfinished, or in which something was missing
             if unit.group not in compared and _name(unit) in self.units and not self._is_compared(unit):
                 self._compare(unit)
                 compared.add(unit.group)
@@ -220,7 +222,7 @@ class Bench:
         self.save()
 
     def _donors(self, unit: Unit) -> Donors | None:
-        """What was found for the lenders, if the system takes it."""
+        """The lenders' databases, for a system that uses them."""
         if unit.system not in DONATED:
             return None
         return Donors(
@@ -239,8 +241,10 @@ class Bench:
         return unit.lends or {each.system for each in self._in_group(unit)} <= set(there)
 
     def _compare(self, unit: Unit) -> None:
-        """Build what each system of the group found, and run all side by side; one whose library does not run, or computes something else,
-        is missing, with the reason, and is tried again by the next run.
+        """Build what each system of the group found, and run all side by side.
+
+        A system whose library does not run, or computes something else, is recorded as missing with the reason; the next run tries it
+        again.
         """
         target, protocol = make_target(self.machine.setup.target), self.machine.setup.protocol
         place, inputs = (protocol.threads, protocol.pin_threads), example_inputs(unit.network)
@@ -264,15 +268,15 @@ class Bench:
         self.save()
 
     def _found(self, unit: Unit) -> Any:
-        """The database that a unit left.  Raises DataError where it is gone, or is of a network that was prepared otherwise: TVM's own
-        schedules would be timed in its place.
+        """The database that a unit left.  Raises DataError where it is gone, or is of a network that was prepared otherwise, for which
+        TVM's own schedules would be timed.
         """
         folder = self.folder / unit.place
         if not folder.exists():
             raise DataError(f"{folder}, what {_name(unit)} found, is gone; give --force to begin anew")
         found, known = open_database(folder), meta_schedule().database.MemoryDatabase()
         for each in meta_schedule().relax_integration.extract_tasks(self._fused(unit), make_target(self.machine.setup.target), {}):
-            known.commit_workload(each.dispatched[0])  # MetaSchedule tunes what is one reshape, too
+            known.commit_workload(each.dispatched[0])  # MetaSchedule tunes tasks of a single reshape, too
         if any(not known.has_workload(record.workload.mod) for record in found.get_all_tuning_records()):
             raise DataError(f"{folder} has programs of tasks that {unit.network} no longer has; give --force to begin anew")
         return found
@@ -287,7 +291,7 @@ class Bench:
 
 @cache
 def _fused(network: str, graph: Graph, target: str) -> Any:
-    """Importing a large network takes longer than a round of tuning it."""
+    """Import and fuse a network; cached, since importing a large one takes longer than a round of tuning it."""
     with quiet_compiler():
         return fuse(import_network(network).module, make_target(json.loads(target)), graph)
 
@@ -297,7 +301,7 @@ def _name(unit: Unit) -> str:
 
 
 def _keep(spent: Spent, folder: Path) -> None:
-    """The winners as a database in the folder, whatever was there."""
+    """Save the winners as a database in the folder, replacing what was there."""
     for old in folder.glob("*.json"):
         old.unlink()
     database = open_database(folder)
@@ -310,7 +314,7 @@ def _keep(spent: Spent, folder: Path) -> None:
 
 
 def _row(found: Latencies, libraries: Mapping[str, Path], failed: Mapping[str, str]) -> dict[str, Any]:
-    """Medians of all rounds, ms, what did not run and why, and the rounds themselves for whoever would look closer."""
+    """Typical milliseconds of each system (``tuning.latency.typical``), what did not run and why, and the rounds themselves."""
     return {
         "systems_ms": {system: found.ms(system) for system in libraries},
         **{f"{kind}_ms": found.ms(kind) for kind in PYTORCH},
@@ -324,8 +328,8 @@ def _row(found: Latencies, libraries: Mapping[str, Path], failed: Mapping[str, s
 
 
 def machine_of(workspace: Workspace, rivals: Collection[str]) -> tuple[Machine, str, dict[str, Any], dict[str, Any]]:
-    """The best platform's champion and its rivals of these names; a name of machine, platform, champion and choices; the choices; what all
-    results share: how they were timed.
+    """The machine, with the last platform's champion and its rivals of these names; a name of machine, platform, champion and choices;
+    the choices; and how results are timed, which all share.
     """
     params = workspace.params
     if unseen := [network for network in NETWORKS if network not in params.networks.held_out]:
@@ -342,10 +346,10 @@ def machine_of(workspace: Workspace, rivals: Collection[str]) -> tuple[Machine, 
 
 
 def rival_of(workspace: Workspace, platform: str, name: str) -> CostModel:
-    """The champion's rival: it learns from lowered programs, or from all states on the way to them, which takes minutes to make.
+    """A trained rival of the champion; the lowered programs that it learns, or all states on the way to them, take minutes to make.
 
-    It knows of the platform what the champion does, but for what was measured when networks were tuned here (``train.tuned``), and none
-    of the held-out networks' tasks.  It is kept below data/bench, so that a run in parts has the same one at once.
+    It learns what the champion learned of the platform, without measurements from tuning networks here (``train.tuned``) and without
+    the held-out networks' tasks.  It is kept below data/bench, so that further runs load the same one.
     """
     sets = [each for each in learned_sets() if platform in each.platforms]
     held_out = {row["task_key"] for row in workspace.networks if row["split"] == "held_out"}
@@ -364,7 +368,7 @@ def rival_of(workspace: Workspace, platform: str, name: str) -> CostModel:
 
 
 def _without(samples: Samples, of: Reference, keys: Collection[str]) -> Samples:
-    """Those of a data set's tasks that have none of these keys."""
+    """Samples of a data set without the tasks of these keys."""
     return samples.take(~np.isin(samples.tasks, [of.encoder.numbers[key] for key in keys if key in of.encoder.numbers]))
 
 
@@ -401,7 +405,7 @@ def main() -> None:
 
 
 def run_smallest() -> None:
-    """The kinds of systems once, on a network of one convolution; MetaSchedule's builder takes minutes, so not with that."""
+    """Run each kind of system once, on a network of one convolution, but none with MetaSchedule's builder, which takes minutes."""
     import _smallest
 
     reference, workspace = _smallest.reference(), Workspace()

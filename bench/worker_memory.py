@@ -1,11 +1,11 @@
-"""The memory of a worker process over thousands of programs, with and without being replaced.
+"""The memory of a worker process over thousands of programs, with and without replacing the worker.
 
     python bench/worker_memory.py [--quick]
 
 A worker builds and runs distinct programs of the reference data set (data/reference), the quickest of those that ran, one
-after the other: sound ones, which must leave nothing behind, then sound ones among which some leak on purpose, once with a
-worker that is never replaced and once as collections replace it.  What is known so far is in bench/results/ while it runs.
---quick: 300 sound programs for 10,000, 200 of the others for 1,000.
+after another: first sound ones, which must leave nothing behind, then sound ones among which some leak on purpose, once with
+a worker that is never replaced and once with replacement as in collections.  The results so far are in bench/results/ while
+it runs.  --quick: 300 sound programs instead of 10,000, and 200 of the others instead of 1,000.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tcl_core.progress import progress
 from tcl_core.stages.machine import measuring_alone
 
 COMMAND = "python bench/worker_memory.py"
-# Timing nearly nothing, on one thread: only the memory counts.
+# Minimal timing on one thread, for only the memory counts.
 GLANCE = replace(PROTOCOL, repeats=1, max_repeats=1, min_repeat_ms=0, threads=1)
 REFERENCE = ROOT / "data" / "reference"
-LEAKY = 20  # every so many programs one leaks
+LEAKY = 20  # one of so many programs leaks
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many sound programs are measured and how many among which some leak (so many bytes in all, were the worker not
-    replaced), and after how many the memory is read.
+    """Numbers of sound programs, of programs among which some leak, and of programs between two readings of the memory; bytes
+    leaked in all if the worker is not replaced.
     """
 
     sound: int
@@ -65,7 +65,7 @@ def quick_programs(platform: str, count: int) -> list[Job]:
 
 
 def memory(setup: Setup, jobs: Sequence[Job], size: Size, on_more: Callable[[dict[str, Any]], None]) -> dict[str, dict[str, Any]]:
-    """Resident MiB and process of the worker after every chunk of programs, and how many programs failed."""
+    """Resident MiB and process of the worker after every chunk of programs, and the number of programs that failed."""
     leaks = size.leaky // LEAKY
     leaky = with_leaks(jobs[: size.leaky - leaks], size.leaked_bytes // leaks)
     wanted = {
@@ -91,19 +91,19 @@ def memory(setup: Setup, jobs: Sequence[Job], size: Size, on_more: Callable[[dic
 
 
 def with_leaks(jobs: Sequence[Job], leaked_bytes: int) -> list[Job]:
-    """After every few jobs one that leaks; it runs twice, once to warm up and once for its time."""
+    """Jobs with one that leaks after every few; it runs twice, once to warm up and once for its time."""
     leak, rest = Job("leaks", leaking(leaked_bytes // 2)), LEAKY - 1
     return [job for start in range(0, len(jobs), rest) for job in (*jobs[start : start + rest], leak)]
 
 
 def longest_lived(workers: Sequence[int], mib: Sequence[int]) -> list[int]:
-    """What the process that stayed longest held after each chunk of its programs."""
+    """MiB that the longest-lived process held after each chunk of its programs."""
     pid = max(workers, key=workers.count)
     return [held for worker, held in zip(workers, mib, strict=True) if worker == pid]
 
 
 def table(found: dict[str, dict[str, Any]], chunk: int = FULL.chunk) -> str:
-    """``the one that stayed`` is the process that measured most of them: a program that is out of time ends its worker."""
+    """``the one that stayed`` is the process that measured most of them: a program that times out ends its worker."""
     header = ("memory of a worker", "programs", "failed", "workers", "most", "the one that stayed",
               f"after {chunk}", "half-way", "at the end")  # fmt: skip
     rows = []
