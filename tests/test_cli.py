@@ -153,6 +153,16 @@ def test_what_was_done_before_a_failure_is_said(tcl, monkeypatch, words, stage, 
     assert tcl(*words) == (4, lost, "tcl: the disk is full; free some\n")
 
 
+def test_an_output_that_takes_nothing_hides_no_failure(tcl, monkeypatch):
+    def full(*_, **__):
+        raise PlatformError("cannot write to the standard output")
+
+    app = sys.modules["tcl_core.cli.app"]  # the package's attribute of that name is the application in it
+    monkeypatch.setattr(app, "say", full)
+    with pytest.raises(PlatformError, match="the board is gone"), app.told_first(["host-sse42: done"]):
+        raise PlatformError("the board is gone")
+
+
 @pytest.mark.parametrize("words", [["rollback", "-p", A, "--reason", "-h"], ["lineage", "--json", "--", "-h"]])
 def test_what_asks_for_help_may_be_an_options_value(tcl, monkeypatch, words):
     for name in ("roll_back", "lineage"):

@@ -135,12 +135,13 @@ def each_platform(workspace: Workspace, platform: str | None, stage: Callable[[s
 
 @contextmanager
 def told_first(said: Sequence[str]) -> Iterator[None]:
-    """Whatever ends the block: what was done before is said."""
+    """Print what was ``said`` so far if the block ends with an error, which goes on."""
     try:
         yield
     except BaseException:
         if said and ANSWER_FILE not in os.environ:  # whose one answer is why it failed
-            say("\n".join(said))
+            with suppress(TclError):  # an output that takes nothing must not hide why it failed
+                say("\n".join(said))
         raise
 
 

@@ -140,7 +140,8 @@ def _check_no_other_name(workspace: Workspace, reports: Path, name: str, path: P
     for report in sorted(reports.glob("*.json")):
         before = workspace.root / read_json(report, BY_IMPORT.damaged)["log"]
         if report.stem != name and os.path.realpath(before) == os.path.realpath(path):
-            raise UsageError(f"{shown(path)} was imported as '{shown(report.stem)}' before; delete {report} and its records first")
+            records = reports.with_name("records") / f"{report.stem}.parquet"
+            raise UsageError(f"{shown(path)} was imported as '{shown(report.stem)}' before; delete {records} and {report} first")
 
 
 def _rows(folder: Path, table: str, remedy: store.Remedy = BY_IMPORT) -> list[dict[str, Any]]:

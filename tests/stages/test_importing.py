@@ -328,7 +328,7 @@ def test_a_log_that_was_renamed_is_not_there_twice(here):
     report = FOLDER / "reports" / "a.json"
     (FOLDER / "reports" / "b.json").write_bytes(report.read_bytes())
     report.unlink()
-    with pytest.raises(UsageError, match="a.log was imported as 'b' before; delete .*b.json and its records first"):
+    with pytest.raises(UsageError, match="a.log was imported as 'b' before; delete .*records/b.parquet and .*b.json first"):
         import_logs([Path("logs/a.log")], "p")
 
 
