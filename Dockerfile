@@ -1,6 +1,7 @@
 # Runtime for collection, training and orchestration: the same steps as `make setup`, then the whole pipeline.
 #   docker build -t tcl .
-#   docker run --name tcl -v tcl-data:/tcl/data -v tcl-cache:/tcl/.dvc/cache -v tcl-registry:/tcl/registry tcl
+#   docker run --name tcl -v tcl-data:/tcl/data -v tcl-cache:/tcl/.dvc/cache -v tcl-registry:/tcl/registry -v tcl-measuring:/tmp tcl
+#                                   (the last volume has the lock by which one of this machine's containers measures at a time)
 #   docker start -a tcl             once more: dvc.lock and params.yaml lie in the container, which should therefore stay
 FROM python:3.11-slim
 

@@ -73,11 +73,15 @@ class Results:
         return reference.case(run.platform, reads_of(run.model), split=split).thinned(*thin)
 
     def _untrue(self) -> list[dict[str, Any]]:
-        """Stored rows of other code or data: never shown, but kept until their runs are computed again.
+        """Stored rows of other code or data: kept until their runs are computed again.
 
         A machine without the logs, for example, cannot verify runs that were computed from them.
         """
         return [row for row in self._read("runs") if Run(*row["run"]) not in self.known]
+
+    def outdated(self) -> set[str]:
+        """Data sets of which a stored run is of other code or data: what is published of them stays until all are computed again."""
+        return {Run(*row["run"]).data for row in self._untrue()}
 
     def compute(self, runs: Sequence[Run]) -> None:
         """Compute the missing runs (with ``force`` all), saving each before the next begins."""
@@ -97,8 +101,16 @@ class Results:
             known = self._stored() | self.known
             self.known = {run: known[run] for run in sorted(known, key=self._order)}
             rows = [{"run": astuple(run), "identity": self.identity(run), "figures": found} for run, found in self.known.items()]
-            judged = {"calibration": self._read("calibration") if calibrated is None else calibrated, "compared": self.compared()}
-            save("accuracy", {"summary": self.summary(), **judged, "runs": rows + self._untrue()}, COMMAND)
+            old, before, after = self.outdated(), self._read("summary") or {}, self.summary()
+            shown = {place: of for place, of in before.items() if _data(place, self.sets) in old}
+            shown |= {place: of for place, of in after.items() if _data(place, self.sets) not in old}
+            compared = [row for row in self._read("compared") if row["data"] in old] + [r for r in self.compared() if r["data"] not in old]
+            calibration = self._read("calibration") if calibrated is None else calibrated
+            save(
+                "accuracy",
+                {"summary": shown, "calibration": calibration, "compared": compared, "runs": rows + self._untrue()},
+                COMMAND,
+            )
 
     def _order(self, run: Run) -> tuple[Any, ...]:
         """Sort key: data set, platform along the chain, size, model as listed, seed."""
@@ -210,6 +222,12 @@ class Results:
         key = lambda run: (run.tasks, run.programs, run.model) if mine(run) and run.model in CURVE else None  # noqa: E731
         found = [[*group, runs] for group, runs in grouped(self.known, key)]
         return sorted(found, key=lambda row: (row[0] or ALL, row[1] or ALL))
+
+
+def _data(place: str, sets: Mapping[str, Reference | Learned]) -> str:
+    """Data set of a key of the summary."""
+    platform, _, data = place.partition(", ")
+    return data or ("reference" if platform in sets["reference"].platforms else "logs")
 
 
 def _split(run: Run) -> str:

@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from _tables import Quick, arguments, into_document, result_file, save
+from _tables import Quick, Results, arguments, into_document
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -43,6 +43,8 @@ def begin(description: str, run: Callable[[Namespace], None], seeds: int, quick:
     given = parser.parse_args()
     if given.quick or given.smallest:
         given.folds = given.seeds = 1
+    usual = {"folds": len(FOLDS), "seeds": seeds}
+    given.sizes = "" if given.quick else "".join(f" --{name} {getattr(given, name)}" for name in usual if getattr(given, name) != usual[name])
     torch.set_num_threads(given.threads)
     try:
         run(given)
@@ -65,26 +67,26 @@ def compute(
 ) -> None:
     """Compute the missing units, saving after each, then print the table.
 
-    The table goes into the document only when all units are there; until then the saved summary, too, is that of the last complete run.
+    Results are published, and the table goes into the document, once all units are there (``Results``).
 
     ``units``  name -> its computation;  ``summary``  takes the units' results by name, as read from JSON;  ``table``  takes the summary.
     """
-    file, command = result_file(f"{name}.json"), f"python bench/{name}.py" + " --quick" * given.quick
-    before = json.loads(file.read_text()) if file.exists() else {}
-    known = before["units"] if before.get("identity") == identity and not given.force else {}
-    until = time.monotonic() + 60 * given.minutes
-    whole = lambda: units.keys() <= known.keys()  # noqa: E731
+    results, command = Results(name, lambda found: found["units"]), f"python bench/{name}.py{' --quick' * given.quick}{given.sizes}"
+    known = {} if given.force else results.of(identity).get("units", {})
+    until, whole = time.monotonic() + 60 * given.minutes, lambda: units.keys() <= known.keys()
+    published = whole() and results.published().get("identity") == identity
     with progress("learning", len(units)) as shown:
         for unit, made in units.items():
             if unit not in known and time.monotonic() < until:
                 known[unit] = json.loads(json.dumps(made()))
-                said = summary(known) if whole() or not before.get("summary") else before["summary"]
-                save(name, {"identity": identity, "summary": said, "units": known}, command)
+                published = results.save({"identity": identity, "summary": summary(known), "units": known}, command, whole())
             shown.advance(unit)
     if known:  # --minutes 0 begins none
         text = table(summary(known))
         print(text)
-        if whole():
+        if published:
             into_document(name, text)
+        elif whole():
+            print("not published, for what is published has more units")
         else:
             print(f"of {len(known)} of {len(units)} units; rerun the same command for the others")

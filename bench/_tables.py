@@ -14,7 +14,7 @@ import platform
 import re
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,51 @@ def save(name: str, result: dict[str, Any], command: str) -> None:
     text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # innermost lists on one line each
     with replacing(path) as file:
         file.write((text + "\n").encode())
+
+
+class Results:
+    """Published results of a comparison, and those that a run with other code or data has begun.
+
+    What is begun lies beside them, in ``NAME_begun.json``, until it has every unit that is published; then it takes their place.  So
+    a run that ends early replaces no table.
+    """
+
+    def __init__(self, name: str, units: Callable[[Mapping[str, Any]], Collection[Any]]) -> None:
+        """``units`` gives the names of the units in results."""
+        self._name, self._units = name, units
+
+    def of(self, identity: object) -> dict[str, Any]:
+        """What is begun or published with this ``identity`` (a key of results); {} if nothing is."""
+        return next((found for found in (self.begun(), self.published()) if found.get("identity") == identity), {})
+
+    def published(self) -> dict[str, Any]:
+        return self._read(self._name)
+
+    def begun(self) -> dict[str, Any]:
+        return self._read(self._begun)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        file = result_file(f"{name}.json")
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def save(self, result: dict[str, Any], command: str, complete: bool | None = None) -> bool:
+        """Publish results if they have all published units, else keep them as begun; return whether they are published.
+
+        ``complete``: whether all units of a plan are there; until then nothing is published, and then also what has units of other
+        names, if those are no fewer.
+        """
+        shown, mine = self.published(), self._units(result)
+        theirs = self._units(shown) if shown else ()
+        covers = set(theirs) <= set(mine)
+        publishes = covers if complete is None else complete and (covers or len(mine) >= len(theirs))
+        save(self._name if publishes else self._begun, result, command)
+        if publishes:
+            result_file(f"{self._begun}.json").unlink(missing_ok=True)
+        return publishes
+
+    @property
+    def _begun(self) -> str:
+        return f"{self._name}_begun"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -80,16 +80,32 @@ def show() -> None:
 
 
 def by_age(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
-    """(present, earlier) parts; present are those with the last part's graph and search, of each machine its last champion's."""
-    last = list(parts.values())[-1]
-    alike = [here for here, part in parts.items() if all(part.get(key) == last.get(key) for key in ("graph", "search"))]
+    """(present, earlier) parts; present are those with the last part's graph and search, of each machine its last champion's.
+
+    A part that lacks a network of its machine's part before has only begun, and is neither.
+    """
+    shown: dict[str, Part] = {}
+    before: dict[str, Part] = {}  # machine -> its last part
+    for here, part in parts.items():
+        if _tuned(before.get(_machine(here), {"compared": {}})) <= _tuned(part):
+            before[_machine(here)] = shown[here] = part
+    last = list(shown.values())[-1]
+    alike = [here for here, part in shown.items() if all(part.get(key) == last.get(key) for key in ("graph", "search"))]
     latest: dict[str, str] = {}
     for here in alike:
-        machine = here.partition(", champion ")[0]
-        latest.pop(machine, None)  # a machine takes the place of its last champion
-        latest[machine] = here
+        latest.pop(_machine(here), None)  # a machine takes the place of its last champion
+        latest[_machine(here)] = here
     present = latest.values()
-    return {here: parts[here] for here in present}, {here: part for here, part in parts.items() if here not in present}
+    return {here: parts[here] for here in present}, {here: part for here, part in shown.items() if here not in present}
+
+
+def _machine(here: str) -> str:
+    return here.partition(", champion ")[0]
+
+
+def _tuned(part: Part) -> set[str]:
+    """Networks that TCL tuned."""
+    return {compared["network"] for compared in part["compared"].values() if OURS in compared["systems_ms"]}
 
 
 def summary_of(parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str, dict[str, Any]]:
@@ -99,12 +115,12 @@ def summary_of(parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str,
 
 
 def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -> dict[str, Any] | None:
-    """The network's row of the summary: each figure as [mean, low, high] over the groups, the ends None for a single group; None
-    without a group of TCL.
+    """The network's row of the summary: each figure as [mean, low, high] over the seeds of the fullest part, the ends None for a single
+    seed; None without a group of TCL.
 
-    Ratios are over ``parts``.  Those to a system that none of these has (``earlier_systems``) are over ``earlier`` parts, which differ in
-    more than the seed, and so have no interval.  Milliseconds are of the part with most systems, for they differ between machines.
-    ``reached`` is [groups in which TCL became as fast as the rival, all groups]; only in the former are their seconds compared.
+    What another system is compared with in other parts alone (``earlier_systems`` if only in ``earlier`` ones) is the mean of what there
+    is, without an interval: these differ in more than the seed.  ``reached`` is [groups in which TCL became as fast as the rival, all
+    groups]; only in the former are their seconds compared.
     """
     short, long = (_groups(network, parts, is_long) for is_long in (False, True))
     before = _groups(network, earlier, False)
@@ -112,14 +128,15 @@ def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -
         return None
     here, here_long = (_groups(network, [fullest(network, parts)], is_long) for is_long in (False, True))
     ms = lambda system: _over(typical(compared["rounds_ms"][system]) for compared, _ in here if system in compared["rounds_ms"])  # noqa: E731
-    has = lambda system: any(system in compared["rounds_ms"] for compared, _ in short)  # noqa: E731
-    of = lambda system: short if has(system) else before  # noqa: E731
-    over = lambda other, values: _over_ratios(values) if has(other) else _mean_alone(_over_ratios(values))  # noqa: E731
+    has = lambda system, groups: any(system in compared["rounds_ms"] for compared, _ in groups)  # noqa: E731
+    of = lambda system: next((groups for groups in (here, short, before) if has(system, groups)), [])  # noqa: E731
+    over = lambda other, values: _over_ratios(values) if has(other, here) else _mean_alone(_over_ratios(values))  # noqa: E731
     times = lambda other: over(other, (_times_ours(other, compared) for compared, _ in of(other)))  # noqa: E731
+    times_long = lambda other: _over_ratios(_times_ours(other, compared) for compared, _ in here_long or long)  # noqa: E731
     seconds = {key: [time_to(rival, *group) for group in of(rival) if rival in group[0]["rounds_ms"]] for key, rival in RIVALS.items()}
     systems_x = {system: found for system in SYSTEMS if system != OURS and (found := times(system))}
     return {
-        "groups": len(short),
+        "groups": len(here),
         "ours_ms": ms(OURS),
         "eager_ms": ms("eager"),
         "compile_ms": ms("compile"),
@@ -135,12 +152,12 @@ def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -
         "equal_trials_random_x": times(RANDOM),
         "equal_trials_scratch_x": times(SCRATCH),
         "systems_x": systems_x,
-        "earlier_systems": [system for system in systems_x if not has(system)],
+        "earlier_systems": [system for system in systems_x if not has(system, short)],
         **{key: over(RIVALS[key], found) for key, found in seconds.items()},
         "reached": {key: [sum(each is not None for each in found), len(found)] for key, found in seconds.items() if found},
         "long_ms": _over(typical(compared["rounds_ms"][OURS]) for compared, _ in here_long if OURS in compared["rounds_ms"]),
-        "long_speedup_over_eager": _over_ratios(_times_ours("eager", compared) for compared, _ in long),
-        "long_speedup_over_compile": _over_ratios(_times_ours("compile", compared) for compared, _ in long),
+        "long_speedup_over_eager": times_long("eager"),
+        "long_speedup_over_compile": times_long("compile"),
     }
 
 

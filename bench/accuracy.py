@@ -161,18 +161,19 @@ def run(given: argparse.Namespace) -> None:
     known.compute(wanted(known, given.part, models, given.seeds or (2 if small else 3), small, sizes))
     calibrated = known.calibrated()
     known.write(calibrated)
+    if old := known.outdated():
+        print(f"not published until all of it is computed again: {', '.join(sorted(old))}")
     for data, name in DATA.items():
-        if known.of_tasks(data):
+        if known.of_tasks(data) and data not in old:
             _show(name, known.table(data))
             _show(f"{name}_compared", compared_table(OURS, compared(known.of_tasks(data), OURS)))
             if data not in ("reference", "logs"):
                 _show(f"{name}_operators", operators_table(OURS, known.by_operator(data)))
-    if known.of_tasks("reference"):
-        into_document("accuracy", known.overview())
-        print(known.overview())
-    if calibrated:
+    if known.of_tasks("reference") and "reference" not in old:
+        _show("accuracy", known.overview())
+    if calibrated and "reference" not in old:
         _show("calibration", calibration_table(calibrated))
-    if not all(run.whole for run in known.known):
+    if not all(run.whole for run in known.known) and "reference" not in old:
         draw_curve(known.curve(), known.size(), result_file(PICTURE.name) if small else PICTURE)
         picture = f"![Accuracy against the number of training tasks and programs]({PICTURE.name})"
         _show("accuracy_curve", f"{picture}\n\n{curve_table(known.curve())}")

@@ -3,7 +3,8 @@
     python bench/collect.py [--quick]
 
 Both measure the same candidates of three networks for the same target, with the same protocol, limits and threads, in
-batches like a tuner's rounds, taking turns.  Beside the rates the tables show how well the latencies agree, where the
+batches like a tuner's rounds, taking turns; TVM's builder once as it is, and once with TCL's way to import TVM, which most of
+its time goes into.  Beside the rates the tables show how well the latencies agree, where the
 time goes, and what building during the timing would do to latencies.  --quick: fewer batches, fewer programs.
 """
 
@@ -50,6 +51,7 @@ LIMITS = Limits(build_s=120, run_s=30)
 LARGE, SMALL = 64, 8
 COMPARABLE_S = 20e-6  # below it the overhead of a call is a large part of the latency
 OURS, AGAIN, EARLY, OVERLAPPED, STOCK = "TCL", "TCL again", "TCL, early stop", "TCL, building meanwhile", "TVM"
+LIGHT = "TVM, initializer=load_tvm"  # its building processes import TVM as TCL's workers do, in a second or two
 
 
 @dataclass(frozen=True)
@@ -348,17 +350,18 @@ def compare(setup: Setup, size: Size) -> dict[str, Any]:
     large, small = candidates.batches(of_large, size.large, 0), candidates.batches(of_small, size.small, 1)
     tasks = np.array([candidates.numbers[program.task_key] for batch in large for program in batch])
     early = replace(setup, protocol=replace(PROTOCOL, early_stop_factor=Protocol().early_stop_factor))
-    with ExitStack() as stack, progress("measuring batches", 5 * len(large) + 3 * len(small)) as shown:
+    with ExitStack() as stack, progress("measuring batches", 6 * len(large) + 4 * len(small)) as shown:
         runners = {OURS: Runner(setup), EARLY: Runner(early), OVERLAPPED: Runner(setup, overlap=True)}
         ours: dict[str, Any] = {name: Ours(candidates, stack.enter_context(runner)) for name, runner in runners.items()}
-        systems: dict[str, Any] = {STOCK: Stock(candidates, setup.target, size.initializer), **ours}
+        stock = {STOCK: Stock(candidates, setup.target, size.initializer), LIGHT: Stock(candidates, setup.target, load_tvm)}
+        systems: dict[str, Any] = {**stock, **ours}
         at_large = in_turns({**systems, AGAIN: ours[OURS]}, large, shown)
         refuse_failures(at_large[STOCK])
-        at_small = in_turns({name: systems[name] for name in (STOCK, OURS, EARLY)}, small, shown)
+        at_small = in_turns({name: systems[name] for name in (STOCK, LIGHT, OURS, EARLY)}, small, shown)
         refuse_failures(at_small[STOCK])
     pairs = ((OURS, STOCK), (AGAIN, OURS), (OVERLAPPED, OURS))
     sizes = {of_large: at_large, of_small: at_small}
-    exclusive = (STOCK, OURS, EARLY)  # phases that follow each other, so that their parts add up
+    exclusive = (STOCK, LIGHT, OURS, EARLY)  # phases that follow each other, so that their parts add up
     return {
         "rates": {n: {name: rates(found[name], n, systems[name].start_s) for name in systems if name in found}
                   for n, found in sizes.items()},
@@ -373,6 +376,8 @@ def summary_of(found: dict[str, Any]) -> dict[str, float]:
     return {
         f"ratio_batch{of_large}": large[OURS]["median"] / large[STOCK]["median"],
         f"ratio_batch{of_small}": small[OURS]["median"] / small[STOCK]["median"],
+        f"light_ratio_batch{of_large}": large[OURS]["median"] / large[LIGHT]["median"],
+        f"light_ratio_batch{of_small}": small[OURS]["median"] / small[LIGHT]["median"],
         "spearman": agreed["spearman"],
         "median_latency_ratio": agreed["median_ratio"],
         "programs_per_s": large[OURS]["median"],

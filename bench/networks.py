@@ -12,7 +12,8 @@ The table is in docs/tuning.md.  Finished rows are kept in the results file; the
 
 from __future__ import annotations
 
-import json
+import math
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _tables import Quick, arguments, into_document, markdown, result_file, save
+from _tables import Quick, Results, arguments, into_document, markdown
 
 from tcl_core import environment  # noqa: F401  (before torch is imported)
 
@@ -93,8 +94,11 @@ def cut(file: str, graph: Graph) -> dict[str, int]:
 # --- figures ---
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts, and ``times_pytorch``, the geometric mean of the ratios; None without any."""
+    ratios = [row["ratio"] for row in rows if "ratio" in row]
     return {
+        "times_pytorch": statistics.geometric_mean(ratios) if ratios else None,
         "networks": len(rows),
         "cut": sum("tasks" in row for row in rows),
         "tuned": sum("tuned_ms" in row for row in rows),
@@ -122,6 +126,7 @@ def run(
     reference: Reference,
     learned: Callable[[], Samples],
     setup: Callable[[Setup], Setup],
+    force: bool = False,
 ) -> None:
     workspace = Workspace()
     platform = best_platform(workspace, reference)
@@ -134,8 +139,10 @@ def run(
         "trials": size.trials,
         "protocol": setting.protocol_json(),
         "graph": asdict(workspace.params.graph),
+        "host": host_fingerprint(),
     }
-    rows = unfinished(about, size)
+    results = Results("networks", lambda found: [row["network"] for row in found["rows"]])
+    rows = [] if force else results.of(about).get("rows", [])
     done = {row["network"] for row in rows}
     left = [kind for kind in size.networks if kind not in done]
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
@@ -144,19 +151,16 @@ def run(
     with measuring_alone(), progress("networks", len(left)) as shown, quiet_compiler():
         for kind in left:
             rows.append(tuning.row(kind))
-            finished = len(rows) == len(size.networks)
-            save("networks", {**about, "finished": finished, "summary": summary(rows), "rows": rows}, command)
+            results.save({"identity": about, "summary": summary(rows), "rows": rows}, command, _has_all(rows, size))
             shown.advance(kind)
-    into_document("networks", table(rows))
     print(table(rows))
+    print(f"times PyTorch's speed, geometric mean: {summary(rows)['times_pytorch'] or math.nan:.2f}")
+    if results.published().get("identity") == about:
+        into_document("networks", table(rows))
 
 
-def unfinished(about: Mapping[str, Any], size: Size) -> list[dict[str, Any]]:
-    """Rows of these networks in a stopped run with the same settings on this host; none of a finished run."""
-    file = result_file("networks.json")
-    found = json.loads(file.read_text()) if file.exists() else {}
-    same = all(found.get(key) == value for key, value in {**about, "host": host_fingerprint(), "finished": False}.items())
-    return [row for row in found["rows"] if row["network"] in size.networks] if same else []
+def _has_all(rows: Sequence[Mapping[str, Any]], size: Size) -> bool:
+    return set(size.networks) <= {row["network"] for row in rows}
 
 
 def cut_all(kinds: Sequence[str]) -> None:
@@ -176,6 +180,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="four networks")
     parser.add_argument("--cut", action="store_true", help="only the number of tasks of each network")
+    parser.add_argument("--force", action="store_true", help="tune all anew")
     parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else the one that comes with TCL")
     given = parser.parse_args()
     size = Size(QUICK) if given.quick else Size()
@@ -186,7 +191,7 @@ def main() -> None:
             run_smallest()
         else:
             options = " --quick" * given.quick + (f" --model {given.model}" if given.model else "")
-            run(size, COMMAND + options, given.model, datasets.prepared(), lambda: shipped(Reference.pooled), lambda setup: setup)
+            run(size, COMMAND + options, given.model, datasets.prepared(), lambda: shipped(Reference.pooled), lambda setup: setup, given.force)
     except TclError as error:
         sys.exit(f"networks: {error}")
 

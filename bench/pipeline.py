@@ -8,11 +8,12 @@ run; the times of collecting are kept for every machine that reported any, for `
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 
-from _tables import RESULTS, ROOT, arguments, into_document, markdown, save
+from _tables import RESULTS, ROOT, into_document, markdown, save
 
 from tcl_core.platforms import host_fingerprint
 
@@ -48,15 +49,11 @@ def collected(summary: dict) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="report the last run as it is")
-    given = parser.parse_args()
-    if given.smallest:  # the run that was reported last
-        summary = json.loads((RESULTS / "pipeline.json").read_text())["summary"]
-    else:
-        if not given.quick:
-            subprocess.run([sys.executable, "-m", "flows.pipeline"], cwd=ROOT, check=True)
-        summary = json.loads((ROOT / "data" / "reports" / "summary.json").read_text())
+    if not parser.parse_args().quick:
+        subprocess.run([sys.executable, "-m", "flows.pipeline"], cwd=ROOT, check=True)
+    summary = json.loads((ROOT / "data" / "reports" / "summary.json").read_text())
     kept = RESULTS / "pipeline.json"
     before = json.loads(kept.read_text())["collected_s"] if kept.exists() else {}
     save("pipeline", {"summary": summary, "collected_s": {**before, host_fingerprint(): collected(summary)}}, "python bench/pipeline.py")

@@ -24,7 +24,6 @@ code and data are kept, so that the same command resumes a stopped comparison.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import resource
 import sys
@@ -39,7 +38,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from _tables import ROOT, Quick, arguments, into_document, markdown, mean_interval, result_file, save
+from _tables import ROOT, Quick, Results, arguments, into_document, markdown, mean_interval
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -102,9 +101,8 @@ class Bench:
         settings = repr((c.rounds, c.initial_share, c.epochs, c.ensemble, trees))
         data = {pool: store.data_digest(reference.folder) for pool, reference in pools.items()}
         self.identity = [code_identity(modules, ["samplers", "_datasets"]), data, settings, hash_of(about)]
-        path = result_file("samplers.json")
-        kept = json.loads(path.read_text()) if path.exists() and not force else {}
-        self.runs: dict[str, dict[str, float]] = kept.get("runs", {}) if kept.get("identity") == self.identity else {}
+        self.results, self.published = Results("samplers", lambda found: found["runs"]), False
+        self.runs: dict[str, dict[str, float]] = {} if force else self.results.of(self.identity).get("runs", {})
 
     def run(self, units: Sequence[Unit], until: float) -> None:
         todo = [unit for unit in units if unit.name not in self.runs]
@@ -204,7 +202,7 @@ class Bench:
 
     def save(self, **more: Any) -> None:
         about = {"measured_before": MEASURED_BEFORE, "identity": self.identity, "summary": self.summary}
-        save("samplers", {**about, **more, "runs": self.runs}, COMMAND)
+        self.published = self.results.save({**about, **more, "runs": self.runs}, COMMAND)
 
 
 def _over_folds(values: Sequence[tuple[int, float]]) -> list[float]:
@@ -331,7 +329,9 @@ def run(given: Any) -> None:
     bench.save(at_scale=scale)
     print(table(bench.summary))
     print(markdown(["sampler", "seconds", "GiB"], [[sampler, *figures.values()] for sampler, figures in scale.items()]))
-    if not (given.quick or given.smallest):
+    if not bench.published:
+        print("not published: what is published has collections that are not played again")
+    elif not (given.quick or given.smallest):
         note = (
             "Mean over platforms, four groups of tested networks and seeds; in brackets the 95 % interval over the groups of the difference from `random`.\n"
             "Platform by platform: `bench/results/samplers.json`."

@@ -9,9 +9,9 @@ the best programs of all four are measured once more, side by side, twice, and t
 best that each had found on the way, as it was read then.
 
 The model is the one that comes with TCL (``tcl.pretrained``: boosted trees), unless --model names another one; the tasks are of
-networks that it has not seen.  Each task and seed is a unit, of which none begins after --minutes; what is finished is kept in the results file, and a run that was stopped
-goes on with the same command, a finished one with more --seeds, also on another machine: ratios are within a unit.  --quick: four tasks,
-one seed, 16 programs; its results are a file of their own.
+networks that it has not seen.  Each task and seed is a unit, of which none begins after --minutes.  A run that was stopped goes on with
+the same command, a finished one with more --seeds, also on another machine: ratios are within a unit.  Results are published once all
+units are there.  --quick: four tasks, one seed, 16 programs; its results are a file of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from _identity import code_identity, folder_identity
-from _tables import Quick, arguments, into_document, markdown, result_file, save
+from _paired import against
+from _tables import Quick, Results, arguments, into_document, markdown
 
 from tcl_core import environment, store  # noqa: F401  (before torch is imported)
 
@@ -57,7 +58,6 @@ from tcl_core.tuning.search import Candidate
 COMMAND = "python bench/search.py"
 RANDOM, OURS, SCRATCH, STOCK = SYSTEMS = ("random", "ours", "ours from scratch", "MetaSchedule")
 OPERATORS = ("conv2d", "depthwise_conv2d", "matmul", "softmax", "norm")
-DRAWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,10 @@ def _counting_xgboost() -> Any:
 # --- figures ---
 
 
-def ratio(units: Sequence[Mapping[str, Any]], ours: str, other: str) -> list[float] | None:
-    """[geometric mean, low, high] of our best latency / theirs; 95 % over draws of tasks, each with its mean over the seeds."""
+def ratio(units: Sequence[Mapping[str, Any]], ours: str, other: str) -> list[float | None] | None:
+    """[geometric mean, low, high] of our best latency / theirs; the 95 % interval is over draws of tasks, each with its mean over the
+    seeds, and None where they are too few for that (``_paired.ENOUGH``).
+    """
     by_task: dict[str, list[float]] = {}
     for unit in units:
         mine, theirs = unit["best_s"][ours], unit["best_s"][other]
@@ -244,8 +246,7 @@ def ratio(units: Sequence[Mapping[str, Any]], ours: str, other: str) -> list[flo
     if not by_task:
         return None
     means = np.array([statistics.fmean(values) for values in by_task.values()])
-    draws = np.random.default_rng(0).integers(0, len(means), (DRAWS, len(means)))
-    return [math.exp(x) for x in (means.mean(), *np.quantile(means[draws].mean(axis=1), [0.025, 0.975]))]
+    return [None if end is None else math.exp(end) for end in against(means, np.zeros(len(means)))]
 
 
 def rate(units: Sequence[Mapping[str, Any]], system: str) -> float:
@@ -304,11 +305,11 @@ def table_after(found: Mapping[str, Any]) -> str:
     return markdown(["fastest after", *(f"{count} programs" for count in after[RANDOM])], rows)
 
 
-def _interval(found: Sequence[float] | None) -> str:
+def _interval(found: Sequence[float | None] | None) -> str:
     if found is None:
         return "-"
     mean, low, high = found
-    return f"{mean:.3f}" + (f" ({low:.3f} to {high:.3f})" if low < high else "")  # of one task alone there is no interval
+    return f"{mean:.3f}" + ("" if low is None else f" ({low:.3f} to {high:.3f})")
 
 
 # --- the whole comparison ---
@@ -346,6 +347,7 @@ def run(
     learned: Callable[[], Samples],
     setup: Callable[[Setup], Setup],
     minutes: float = math.inf,
+    force: bool = False,
 ) -> None:
     """``reference`` has the tasks; the model is of ``folder``, or of what ``learned`` gives trees to learn."""
     until = time.monotonic() + 60 * minutes
@@ -361,10 +363,12 @@ def run(
         "protocol": setting.protocol_json(),
         "code": folder_identity("tuning") + code_identity(["tcl_core.models.trees"], ["search"]),
     }
-    units = unfinished(about, size.seeds)
-    done = {(unit["task"], unit["seed"]) for unit in units}
+    results = Results("search", lambda found: [_name(unit) for unit in found["units"]])
+    units = [] if force else results.of(about).get("units", [])
     todo = [(task, seed) for seed in range(size.seeds) for task in tasks_of(reference, size)]
-    left = [(task, seed) for task, seed in todo if (task.key, seed) not in done]
+    left = [(task, seed) for task, seed in todo if (task.key, seed) not in {_name(unit) for unit in units}]
+    whole = lambda: {(task.key, seed) for task, seed in todo} <= {_name(unit) for unit in units}  # noqa: E731
+    published = whole() and results.published().get("identity") == about
     hardware = read_saved_hardware(reference.folder / f"platform={platform}").vector()
     model = model_of(folder, learned)
     with measuring_alone(), Runner(setting) as runner, progress("searching", len(left)) as shown, quiet_compiler():
@@ -373,8 +377,7 @@ def run(
             if time.monotonic() > until:
                 break
             units.append(bench.unit(task, seed))
-            state = {"seeds": size.seeds, "finished": len(units) == len(todo)}
-            save("search", {**about, **state, **figures(units), "units": units}, command)
+            published = results.save({"identity": about, **figures(units), "units": units}, command, whole())
             shown.advance(f"{task.operator}, seed {seed}")
     if not units:
         sys.exit(f"search: no task was begun within {minutes:g} minutes; give more --minutes")
@@ -382,17 +385,15 @@ def run(
     summary = found["summary"]
     rates = f"Candidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's."
     text = f"{table(found)}\n\n{rates}\n\n{table_after(found)}"
-    into_document("search", text)
     print(text)
+    if published:
+        into_document("search", text)
+    elif not whole():
+        print(f"of {len(units)} units; rerun the same command for the other {len(todo) - len(units)}")
 
 
-def unfinished(about: Mapping[str, Any], seeds: int) -> list[dict[str, Any]]:
-    """Units of a run with just these settings that was stopped or had fewer seeds; none of a finished one."""
-    file = result_file("search.json")
-    found = json.loads(file.read_text()) if file.exists() else {}
-    if any(found.get(key) != value for key, value in about.items()) or (found["finished"] and found["seeds"] >= seeds):
-        return []
-    return [unit for unit in found["units"] if unit["seed"] < seeds]
+def _name(unit: Mapping[str, Any]) -> tuple[str, int]:
+    return unit["task"], unit["seed"]
 
 
 def main() -> None:
@@ -416,6 +417,7 @@ def main() -> None:
         help=f"measured by each system for each task ({FULL.trials})",
     )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no task after that; rerun for the others")
+    parser.add_argument("--force", action="store_true", help="measure all anew")
     parser.add_argument("--model", type=Path, help="the folder of a model that reads tokens; else the one that comes with TCL")
     given = parser.parse_args()
     try:
@@ -424,7 +426,7 @@ def main() -> None:
             return
         size = QUICK if given.quick else replace(FULL, per_operator=given.tasks, seeds=given.seeds, trials=given.programs)
         command = " ".join([COMMAND, *sys.argv[1:]])
-        run(size, command, given.model, datasets.prepared(), lambda: shipped(Reference.pooled), lambda setup: setup, given.minutes)
+        run(size, command, given.model, datasets.prepared(), lambda: shipped(Reference.pooled), lambda setup: setup, given.minutes, given.force)
     except TclError as error:
         sys.exit(f"search: {error}")
 

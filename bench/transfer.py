@@ -54,19 +54,19 @@ Units with the same code and data are kept.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _datasets import Logs, Reference
 from _identity import code_identity, data_identity
-from _tables import ROOT, Quick, arguments, into_document, result_file, save
+from _tables import ROOT, Quick, Results, arguments, into_document
 from _transfer_data import DEVICES, FOLDS, Devices, Targets
 from _transfer_machines import Machines
 from _transfer_rows import ROWS, ZERO_SHOT
@@ -112,15 +112,16 @@ class Bench:
             "reference": f"{code}-{measured[:12]}-{targets.reference.unlabelled}",
             "logs": f"{code}-{hashlib.sha256(data['logs'].encode()).hexdigest()[:12]}",
         }
-        file = result_file(f"{name}.json")
-        found = json.loads(file.read_text()) if file.exists() and not force else {}
-        told = found.get("identity", {})
-        self.units = {
-            unit: row["figures"]
-            for row in found.get("units", ())
-            if isinstance(told, dict) and self._still_true(unit := Unit(*row["unit"]), told, code)
-        }
-        self.summary = found.get("summary", {}) if self.units else {}
+        self.results, self.published = Results(name, lambda found: [tuple(row["unit"]) for row in found["units"]]), False
+        self.units: dict[Unit, dict[str, Any]] = {}
+        for found in () if force else (self.results.published(), self.results.begun()):
+            told = found.get("identity", {})
+            self.units |= {
+                unit: row["figures"]
+                for row in found.get("units", ())
+                if isinstance(told, dict) and self._still_true(unit := Unit(*row["unit"]), told, code)
+            }
+        self.summary = self.results.published().get("summary", {})  # until there is a new one
         self.learning = Learning(targets, lambda: Devices(Logs(logs, room / "logs")), epochs)
 
     def _still_true(self, unit: Unit, told: dict[str, str], code: str) -> bool:
@@ -162,7 +163,7 @@ class Bench:
     def save(self) -> None:
         rows = [{"unit": astuple(unit), "figures": found} for unit, found in self.units.items()]
         command = COMMAND + "".join(f" --data {data}" for data in DATA if self.name.endswith(f"_{data}"))
-        save(self.name, {"identity": self.identity, "summary": self.summary, "units": rows}, command)
+        self.published = self.results.save({"identity": self.identity, "summary": self.summary, "units": rows}, command)
 
 
 def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int, methods: Sequence[str] = tuple(ROWS)) -> list[Unit]:
@@ -221,7 +222,9 @@ def main() -> None:
     asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}
     known = {pair: {n: row for n, row in by.items() if n in counts} for pair, by in bench.summary.items() if pair in asked}
     print(tables(known))
-    if bench.units and not (given.quick or given.smallest):
+    if not bench.published:
+        print("not published: what is published has units that are not computed again")
+    elif not (given.quick or given.smallest):
         into_document(name, tables(bench.summary))
 
 

@@ -20,7 +20,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows import report
-from flows.dvc_stage import Busy, StageFailed, only_run, reproduce, run_command
+from flows.dvc_stage import StageFailed, only_run, reproduce, run_command
 from flows.features import lower_programs
 from flows.server import begun, prefect_api, wait_until_recorded
 from tcl_core import store
@@ -32,8 +32,10 @@ from tcl_core.registry import FLOW_RUN_ID
 from tcl_core.stages.collecting import reason_to_skip
 from tcl_core.stages.diagram import OUTPUTS, diagram
 from tcl_core.stages.overview import summarise, summary_text
+from tcl_core.stages.starting import outdated
 
 RETRY_DELAY_S = 10
+BUSY = "Busy"  # final state of a run that another process, at work in the same folder, kept from its work
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,17 @@ def pipeline(force_collect: tuple[str, ...] = (), force_holdout: tuple[str, ...]
     Args:
         force_collect: Platforms whose training programs are all measured again, although nothing changed.
         force_holdout: Platforms whose held-out programs are all measured again, although nothing changed.
-        wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
+        wait_minutes: How long to wait for another run in this folder, before this one ends as Busy.
     """
     return alone(lambda: whole_pipeline(force_collect, force_holdout), wait_minutes)
 
 
 def whole_pipeline(force_collect: tuple[str, ...], force_holdout: tuple[str, ...]) -> None:
+    if names := outdated(report.HERE.root):
+        get_run_logger().warning(
+            f"dvc.yaml has not this TCL's {', '.join(names)}: it was changed, or written by another version; copy dvc.yaml and flows/ "
+            "from a fresh project (tcl init NAME), and run: dvc repro --force"
+        )
     params = load_params()
     for platform in (*force_collect, *force_holdout):
         if platform not in params.platforms:
@@ -79,15 +86,16 @@ def whole_pipeline(force_collect: tuple[str, ...], force_holdout: tuple[str, ...
 def alone(work: Callable[[], State | None], wait_minutes: float) -> State | None:
     """Do a flow's work while no other run is at work in this folder.  A TclError becomes a state with its sentence as message.
 
-    A run that waited in vain for another one ends as Cancelled: nothing is wrong, and the next scheduled one does the work.
+    A run that waited in vain for another process ends as ``BUSY``, a kind of Cancelled: the next scheduled one does the work.  The
+    name is an alert's: the other process may have been stopped, and would then hold up every later run.
     """
     try:
         with only_run(wait_minutes * 60, get_run_logger().info):
             return work()
-    except Busy as busy:
-        return Cancelled(message=str(busy), data=busy)
     except TclError as error:
-        return (Cancelled if is_busy(error) else Failed)(message=str(error), data=error)
+        if is_busy(error):
+            return Cancelled(name=BUSY, message=str(error), data=error)
+        return Failed(message=str(error), data=error)
 
 
 def is_busy(error: TclError) -> bool:

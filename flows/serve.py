@@ -13,12 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
-from flows import pipeline, stages
+from flows import pipeline, report, stages
 from flows.server import refusals_told
+from tcl_core.checked import read_json, write_json
 from tcl_core.crontab import next_time
 from tcl_core.errors import PlatformError, TclError, UsageError
+from tcl_core.files import shown
 from tcl_core.params import OF_A_PLATFORM, Params, Schedule, load_params
 from tcl_core.progress import say
 from tcl_core.stages.diagram import stage_names
@@ -28,17 +32,19 @@ if TYPE_CHECKING:
 
     from prefect import Flow
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
     from prefect.events.schemas.automations import AutomationCore, EventTrigger
 
 POOL = "tcl"  # work pool of runs that measure nothing; those that measure a platform have tcl-PLATFORM
 TAG = "tcl"  # on everything that is made here, and on its runs
+PROJECT = "tcl-project:"  # how the tag begins that tells whose a deployment is
 MEASURING = ("collect", "holdout", "drift")
 HEARTBEAT_S = 30  # flows.heartbeat_frequency in pyproject.toml
 SILENT_S = 5 * HEARTBEAT_S  # seconds without a heartbeat after which a run counts as crashed
 MOST_STARTS = 5  # of one run: after these somebody must see what kills it each time
 ALERTS = "tcl-alerts"  # name of the notification block that, if saved, is told of runs that need a look
-NEEDS_A_LOOK = ("Failed", "Crashed", "Drift", stages.UNDECIDED, "Late")  # Late: no worker took the run when it was due
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Skipped", "Drift", stages.UNDECIDED)  # names of a run's final state
+NEEDS_A_LOOK = ("Failed", "Crashed", "Drift", stages.UNDECIDED, pipeline.BUSY, "Late")  # Late: no worker took the run when it was due
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Skipped", "Drift", stages.UNDECIDED, pipeline.BUSY)  # names of a run's final state
 LONG_H = 24  # hours after which an unfinished run needs a look: it may be waiting for a process that somebody stopped
 # A worker is started in the project's folder, wherever that lies on its machine; a run works there.
 HERE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
@@ -191,17 +197,23 @@ def alerts(block: UUID) -> list[AutomationCore]:
     ]
 
 
-def serve(params: Params) -> str:
+def serve(params: Params, replace: bool = False) -> str:
     """Make the server's deployments, pools and automations those of ``params``; what there is to say about it.
 
-    Raises UsageError where no server is named, PlatformError where it does not answer or refuses.
+    replace  another project's deployments too
+
+    Raises UsageError where no server is named or it has another project's deployments, PlatformError where it does not answer
+    or refuses.
     """
     deployments = plan(params)
     pools = list(dict.fromkeys(deployment.pool for deployment in deployments))
     with _server() as client:
+        mine = _project()
+        if not replace:
+            _check_project(client, mine)
         made = _make_pools(client, pools)
         for deployment in deployments:
-            _deploy(client, deployment)
+            _deploy(client, deployment, mine)
         removed = _remove_others(client, {deployment.full_name for deployment in deployments})
         blocks = [block.id for block in client.read_block_documents(include_secrets=False) if block.name == ALERTS]
         for automation in (*automations(), *(alerts(blocks[0]) if blocks else ())):
@@ -224,6 +236,34 @@ def _server() -> Iterator[SyncPrefectClient]:
             yield client
 
 
+def _project() -> str:
+    """The tag of this project: a name kept beside its measurements, so that it moves and is copied with the folder."""
+    file = report.HERE.journal / "project.json"
+    try:
+        return PROJECT + read_json(file, "delete it, and run: python -m flows.serve --replace")["name"]
+    except FileNotFoundError:
+        name = f"{Path.cwd().name}-{uuid4().hex[:8]}"
+        write_json(file, {"name": name})
+        return PROJECT + name
+
+
+def _check_project(client: SyncPrefectClient, mine: str) -> None:
+    """Raise UsageError where the server has another project's deployments, whose names are the same as this one's."""
+    others = {tag.removeprefix(PROJECT) for one in _deployed(client) for tag in one.tags if tag.startswith(PROJECT) and tag != mine}
+    if others:
+        raise UsageError(
+            f"the Prefect server at {client.api_url} has the deployments of another project ({shown(', '.join(sorted(others)))}); "
+            "let PREFECT_API_URL name a server of this project's own, or replace them by its deployments: python -m flows.serve --replace"
+        )
+
+
+def _deployed(client: SyncPrefectClient) -> list[DeploymentResponse]:
+    """The server's deployments that were made here, in whichever project."""
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+
+    return client.read_deployments(deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])))
+
+
 def _make_pools(client: SyncPrefectClient, pools: Iterable[str]) -> list[str]:
     """Create the missing pools and return their names; existing ones stay as they are, since somebody may have changed them."""
     from prefect.client.schemas.actions import WorkPoolCreate
@@ -244,7 +284,7 @@ def _make_pools(client: SyncPrefectClient, pools: Iterable[str]) -> list[str]:
     return made
 
 
-def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
+def _deploy(client: SyncPrefectClient, deployment: Deployment, project: str) -> None:
     """Create a deployment or replace the one of its name; its runs stay, and a schedule that somebody paused stays paused."""
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
@@ -260,7 +300,7 @@ def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
         flow_id=client.create_flow_from_name(deployment.flow.name),
         name=deployment.name,
         description=deployment.description,
-        tags=[TAG],
+        tags=[TAG, project],
         parameters=dict(deployment.parameters),
         parameter_openapi_schema=parameter_schema(deployment.flow).model_dump(exclude_unset=True),
         enforce_parameter_schema=True,
@@ -280,11 +320,8 @@ def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
 
 def _remove_others(client: SyncPrefectClient, kept: set[str]) -> list[str]:
     """Delete our deployments of an earlier params.yaml that are not ``kept``; return their names."""
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
-
     removed = []
-    found = client.read_deployments(deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])))
-    for deployment in found:
+    for deployment in _deployed(client):
         name = f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
         if name not in kept:
             client.delete_deployment(deployment.id)
@@ -318,9 +355,11 @@ def _told(deployments: list[Deployment], pools: list[str], made: list[str], remo
 
 
 def main() -> int:
-    argparse.ArgumentParser(prog="python -m flows.serve", description=serve.__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m flows.serve", description=serve.__doc__.splitlines()[0])
+    parser.add_argument("--replace", action="store_true", help="replace another project's deployments, such as those of a former clone")
+    arguments = parser.parse_args()
     try:
-        say(serve(load_params()), sys.stdout)
+        say(serve(load_params(), arguments.replace), sys.stdout)
     except TclError as error:
         say(f"tcl: {error}")
         return error.exit_code

@@ -29,7 +29,7 @@ def stage(name: str, force: bool = False, wait_minutes: float = WAIT_MINUTES) ->
     Args:
         name: The stage as DVC calls it, such as collect@host-avx2.
         force: Run it although nothing changed; a stage that measures then measures everything anew.
-        wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
+        wait_minutes: How long to wait for another run in this folder, before this one ends as Busy.
     """
     return alone(lambda: _last(run_stage(name, force=force)), wait_minutes)
 
@@ -41,7 +41,7 @@ def registry(action: Literal["register", "promote"], platform: str = "", wait_mi
     Args:
         action: register or promote.
         platform: A platform of params.yaml; empty: each of the chain.
-        wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
+        wait_minutes: How long to wait for another run in this folder, before this one ends as Busy.
     """
     return alone(lambda: _command(action, ["--platform", platform] if platform else []), wait_minutes)
 
@@ -55,7 +55,7 @@ def tune(network: str = "", platform: str = "", trials: int = 0, force: bool = F
         platform: A platform of params.yaml; empty: the chain's last.
         trials: Programs to measure; 0: as many as params.yaml says.
         force: Tune anew what was tuned with this champion.
-        wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
+        wait_minutes: How long to wait for another run in this folder, before this one ends as Busy.
     """
     given = {"--platform": platform, "--trials": str(trials) if trials else ""}
     words = [network] * bool(network) + [word for option, value in given.items() if value for word in (option, value)]
@@ -71,7 +71,7 @@ def drift(
     Args:
         platform: A platform of params.yaml.
         then: What to do about drift: report it, or also collect (measure all of the platform again, here, and retrain).
-        wait_minutes: How long to wait for another run in this folder, before this one ends as Cancelled.
+        wait_minutes: How long to wait for another run in this folder, before this one ends as Busy.
     """
     return alone(lambda: _check(platform, then), wait_minutes)
 

@@ -6,7 +6,8 @@ independent, and each goes as far as the kernel supports it; ``barriers`` tells 
     user      root becomes nobody; any other user stays, and reaches its files only as far as the other barriers allow
     files     Landlock: nothing is written but the scratch folder, nothing read but Python, libraries and named paths
     network   an empty network namespace (with a user namespace, if the user is not root); no sockets (seccomp)
-    programs  no other program can be started (seccomp), no process outside signalled or traced (Landlock)
+    programs  no program or process can be started, no file's mode, owner, times or extended attributes changed (seccomp);
+              no process outside signalled or traced (Landlock)
 
 Code that needs a compiler, a device or the network (CUDA, RPC) keeps these and all that its user may read: it loses only
 root's user and capabilities, and the rights to write and to signal or trace processes outside.  No barrier covers what the
@@ -16,20 +17,25 @@ caller does with the answer, which it must treat as data.  ``TCL_SANDBOX=off`` i
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import platform
 import resource
 import runpy
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tcl_core.errors import UsageError
+from tcl_core.locks import lock_if_there, try_lock
 from tcl_core.process import die_with_parent
 
 VARIABLE = "TCL_SANDBOX"
@@ -37,6 +43,7 @@ BARRIERS = ("user", "files", "network", "programs")
 NOBODY = 65534
 # Far more than a worker's log or a linker's output.
 FILE_BYTES = 1 << 30
+SCRATCH, NEW_S = "tcl-scratch-", 3600  # how names of scratch folders begin; seconds for which one may be there without a lock
 
 PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 8, 38
 CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SETGID, CAP_SETUID = 2, 5, 6, 7
@@ -52,8 +59,21 @@ SYSTEM = (
     "/usr", "/lib", "/lib64", "/proc", "/sys", "/dev/urandom", "/dev/random", "/dev/zero", "/etc/ld.so.cache",
     "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
 )  # fmt: skip
-# Architecture -> its number for seccomp, and the numbers of (socket, execve, execveat, ptrace, io_uring_setup).
-CALLS = {"x86_64": (0xC000003E, (41, 59, 322, 101, 425)), "aarch64": (0xC00000B7, (198, 221, 281, 117, 425))}
+# System calls that are refused -> their numbers on x86-64 and on 64-bit Arm; None: there is none.  A child could leave the group of
+# processes that is killed with this one; and of the files' modes, owners, times and extended attributes Landlock knows nothing.
+REFUSED: dict[str, tuple[int | None, int | None]] = {
+    "socket": (41, 198), "socketpair": (53, 199),
+    "execve": (59, 221), "execveat": (322, 281), "ptrace": (101, 117), "io_uring_setup": (425, 425),
+    "fork": (57, None), "vfork": (58, None), "setpgid": (109, 154), "setsid": (112, 157),
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
+    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
+}  # fmt: skip
+# Architecture -> its column above, its number for seccomp, and the numbers of the calls seccomp and clone.
+ARCHITECTURES = {"x86_64": (0, 0xC000003E, 317, 56), "aarch64": (1, 0xC00000B7, 277, 220)}
+CLONE3, CLONE_THREAD = 435, 0x00010000
 X32 = 0x40000000  # from this number on, the same calls again (x32 ABI)
 
 
@@ -224,6 +244,8 @@ def _allowed(rights: Rights) -> Iterator[tuple[str, int]]:
         return
     yield str(package.parent), READ_DIR
     modules = set(sys.path) - {"", os.getcwd(), str(package.parent)}  # the project's folder holds more than modules
+    if not (package.parent / "pyproject.toml").exists():  # but the package may be installed, beside those that it needs
+        modules.add(str(package.parent))
     for path in sorted({str(package), sys.prefix, sys.base_prefix, *SYSTEM, *rights.readable} | modules):
         yield path, READ
 
@@ -247,25 +269,71 @@ def _restrict(ruleset: int) -> bool:
     return held
 
 
-# --- programs, and sockets ---
+# --- programs, sockets, and attributes of files ---
 
 
 def _forbid_calls() -> bool:
-    """Make the system calls of ``CALLS`` fail with "operation not permitted" (seccomp); return whether that worked."""
-    if platform.machine() not in CALLS or sys.maxsize < 1 << 32:
+    """Make the calls of ``REFUSED``, and each clone that starts no thread, fail with "operation not permitted" (seccomp).
+
+    Return whether that worked.  The C library starts threads with clone3, whose flags a filter cannot read: it is said to be
+    missing, so that clone is used.
+    """
+    if platform.machine() not in ARCHITECTURES or sys.maxsize < 1 << 32:
         return False
-    arch, numbers = CALLS[platform.machine()]
-    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
-    allow, refuse = 0x7FFF0000, 0x00050001  # errno 1
-    last = len(numbers) + 2  # jump from the load of the call number to the refusal
-    program = [(load, 0, 0, 4), (equal, 0, last + 1, arch), (load, 0, 0, 0), (at_least, last - 1, 0, X32)]
-    program += [(equal, last - 2 - n, 0, number) for n, number in enumerate(numbers)]
-    program += [(end, 0, 0, allow), (end, 0, 0, refuse)]
+    column, arch, seccomp, clone = ARCHITECTURES[platform.machine()]
+    numbers = [number for call in REFUSED.values() if (number := call[column]) is not None]
+    # A line: operation, its operand, and before that where to go on if it holds and if it does not ("": to the next line).
+    load, equal, at_least, has_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
+    lines = [(load, "", "", 4), (equal, "", "refuse", arch), (load, "", "", 0), (at_least, "refuse", "", X32)]
+    lines += [(equal, "refuse", "", number) for number in numbers]
+    lines += [(equal, "missing", "", CLONE3), (equal, "", "allow", clone)]
+    lines += [(load, "", "", 16), (has_bit, "allow", "refuse", CLONE_THREAD)]  # the lower half of the first argument
+    answers = {"allow": 0x7FFF0000, "refuse": 0x00050000 | errno.EPERM, "missing": 0x00050000 | errno.ENOSYS}
+    places = {label: len(lines) + number for number, label in enumerate(answers)}
+
+    def jump(place: int, label: str) -> int:
+        return places[label] - place - 1 if label else 0
+
+    program = [(operation, jump(n, yes), jump(n, no), operand) for n, (operation, yes, no, operand) in enumerate(lines)]
+    program += [(end, 0, 0, answer) for answer in answers.values()]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     filters = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
     # 1: set a filter; 4: allow speculative memory accesses, since without them latencies would change
-    call = {"x86_64": 317, "aarch64": 277}[platform.machine()]
-    return _libc().syscall(call, 1, 4, filters) == 0
+    return _libc().syscall(seccomp, 1, 4, filters) == 0
+
+
+# --- scratch folders ---
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[str]:
+    """Yield a new folder in the temporary one, which is removed at the end of the block.
+
+    It is locked while this process lives; those that killed processes of this user left behind are removed first.
+    """
+    _remove_left_over()
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{kind}-", ignore_cleanup_errors=True) as folder:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # a file system without locks, on which none is taken for left over either
+                try_lock(descriptor)
+            yield folder
+        finally:
+            os.close(descriptor)
+
+
+def _remove_left_over() -> None:
+    """Remove this user's scratch folders that no process has locked, but for new ones, which are about to be."""
+    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with suppress(OSError):  # another user's, or gone meanwhile
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                there = os.fstat(descriptor)
+                ours = there.st_uid in (os.geteuid(), NOBODY)  # root has given nobody those of confined processes
+                if ours and time.time() - there.st_mtime > NEW_S and lock_if_there(path, descriptor):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def _parse_section(kind: type, value: Any, key: str, source: str) -> Any:
             raise unknown_name("key" if key else "section", str(name), known, where)
     for field in fields(kind):
         if field.name not in tree and field.default is MISSING and field.default_factory is MISSING:
-            raise UsageError(f"{where} lacks '{field.name}'; add it, or restore the file ({restored(source)})")
+            raise UsageError(f"{where} lacks '{field.name}'; add it as it stands in the file that tcl init NAME writes")
     return kind(**{name: parse(known[name], tree[name], f"{key}.{name}".lstrip("."), source) for name in tree})
 
 

@@ -78,7 +78,7 @@ def test_a_comparison_that_is_broken_off_goes_on(made, monkeypatch):
     assert made == RUNS
 
 
-def test_runs_of_other_code_or_data_are_kept_but_not_shown(made, monkeypatch):
+def test_runs_of_other_code_or_data_stay_published_until_all_are_made_again(made, monkeypatch):
     bench().compute([*RUNS, LOG])
     monkeypatch.setattr(results, "data_identity", lambda *_: {"reference": "1", "logs": "none here"})
     elsewhere = bench()
@@ -86,13 +86,18 @@ def test_runs_of_other_code_or_data_are_kept_but_not_shown(made, monkeypatch):
     assert made == [*RUNS, LOG] and LOG not in elsewhere.known
     assert astuple(LOG) in [tuple(row["run"]) for row in stored()["runs"]]
     elsewhere.write()
-    assert set(stored()["summary"]) == {"a", "b"}
+    before = stored()["summary"]
+    assert set(before) == {"a", "b", LOG.platform} and elsewhere.outdated() == {"logs"}
     monkeypatch.setattr(results, "identity", lambda *_: "new code")
     changed = bench()
     assert not changed.known
+    shifted = results.figures
+    monkeypatch.setattr(results, "figures", lambda *given: shifted(*given) | {"top1": 1.0})
     changed.compute(RUNS[:1])
-    assert set(stored()["summary"]) == {"a"} and len(stored()["runs"]) == len(RUNS) + 1
+    assert stored()["summary"] == before and changed.outdated() == {"reference", "logs"} and len(stored()["runs"]) == len(RUNS) + 1
     assert made[-1] == RUNS[0]
+    changed.compute(RUNS)
+    assert stored()["summary"]["a"]["trees"]["top1"][0] == 1.0 and stored()["summary"][LOG.platform] == before[LOG.platform]
 
 
 def test_two_at_once_lose_nothing_of_each_other(made):

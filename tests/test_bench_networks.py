@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import _kinds
-import _tables
 import networks
 import pytest
 import torch
-from networks import QUICK, Size, Tuning, summary, table, unfinished
+from networks import QUICK, Tuning, summary, table
 
 from tcl_core.errors import PlatformError
 from tcl_core.network_names import NETWORKS
@@ -43,7 +41,9 @@ def test_what_is_exported_is_read_again(tmp_path):
 
 
 def test_a_summary_by_hand():
-    assert summary([FAST, SLOW, UNTUNED, REFUSED]) == {"networks": 4, "cut": 3, "tuned": 2, "faster_than_pytorch": 1}
+    mean = pytest.approx(0.75**0.5)
+    assert summary([FAST, SLOW, UNTUNED, REFUSED]) == {"times_pytorch": mean, "networks": 4, "cut": 3, "tuned": 2, "faster_than_pytorch": 1}
+    assert summary([REFUSED])["times_pytorch"] is None
 
 
 def test_the_table_says_why_not():
@@ -82,16 +82,3 @@ def test_a_row_of_a_tuned_network(monkeypatch):
     monkeypatch.setattr(networks, "cut", lambda file, graph: {"tasks": 1, "runs": 1})
     monkeypatch.setattr(networks, "tune_network", lambda *_: tuned)
     assert tuning().row("dense") == {"network": "dense", "tasks": 1, "runs": 1, **vars(tuned), "ratio": 2.0}
-
-
-def test_only_a_stopped_run_of_the_same_settings_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(networks, "result_file", lambda name: tmp_path / name)
-    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
-    about, size = {"platform": "host-avx2", "trials": 24}, Size(("lstm", "llama", "levit"))
-    assert unfinished(about, size) == []
-    for finished, wanted in ((False, [FAST, SLOW]), (True, [])):
-        _tables.save("networks", {**about, "finished": finished, "rows": [FAST, SLOW]}, "python bench/networks.py")
-        assert unfinished(about, size) == wanted
-    kept = json.loads((tmp_path / "networks.json").read_text()) | {"finished": False}
-    (tmp_path / "networks.json").write_text(json.dumps(kept))
-    assert unfinished(about, Size(("lstm",))) == [FAST] and unfinished({**about, "trials": 8}, size) == []

@@ -37,10 +37,7 @@ TABLES = {
         for row in ("all of them", "a third", "none", "a third, longer")
         for figure in ("pairs", "u16", "pairs_less_all")
     ),
-    "faults": (
-        *(f"summary.{key}" for key in ("injected", "recorded", "candidates", "lost", "doubled", "misjudged", "leftovers")),
-        *(f"figures.*.{key}" for key in ("candidates", "bad", "events", "recorded", "lost", "doubled", "misjudged", "leftovers")),
-    ),
+    "faults": (),
     "gate": tuple(f"summary.{rule}.{key}" for rule in ("both 95%", "together 90%", "all") for key in ("better in both", "u16_gained")),
     "lean": tuple(f"summary.*.{key}" for key in ("pairs", "u16", "found", "pairs_less_random", "u16_less_random", "found_less_random")),
     "model_speed": ("programs_per_s.*.*.train", "programs_per_s.*.*.infer", "cold_start_s.mamba.*.first", "cold_start_s.mamba.*.later"),
@@ -54,11 +51,7 @@ TABLES = {
         for figure in ("all", "near", "pairs_less_drawn")
     ),
     "repeats": tuple(f"summary.{figure}" for figure in ("same processes", "new processes", "all, the data", "scatter", "spread")),
-    "pipeline": (
-        *(f"summary.platforms.*.{key}" for key in ("programs_measured", "top1", "top5", "random_top1", "pairwise_accuracy")),
-        *(f"summary.tuned.{key}" for key in ("network", "platform", "trials", "untuned_ms", "tuned_ms", "pytorch_ms")),
-        "summary.seconds.*",
-    ),
+    "pipeline": (),  # tests/test_end_to_end.py shows a run
     "reference": (),
     "searched": (),
     "samplers": tuple(f"summary.*.*.*.{key}" for key in ("pairs", "u16", "found", "labels", "pairs_less_random", "u16_less_random")),
@@ -147,6 +140,7 @@ def runs(request, before, tmp_path_factory):
     tested = [item.callspec.params["script"] for item in here]
     with ThreadPoolExecutor(2) as pool:
         yield {script: pool.submit(run_smallest, script, tmp_path_factory.mktemp(script)) for script in tested}
+        pool.shutdown(cancel_futures=True)  # what nobody waits for any more, after a failure with -x
 
 
 def documents() -> dict[Path, bytes]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import _tables
 import _transfer_machines as machines
 import _transfer_rows as rows
 import numpy as np
@@ -272,26 +273,34 @@ def test_the_plan_asks_for_variants_on_the_first_fold_alone():
     assert is_chain("a>b>c", "abc") and not is_chain("a>a", "abc") and not is_chain("a", "abc") and not is_chain("a>x", "abc")
 
 
-def test_units_of_other_code_are_forgotten_and_those_of_this_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(transfer, "result_file", lambda name: tmp_path / name)
+def test_units_of_other_code_are_published_until_all_are_computed_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
     targets = Targets(Reference(ROOT / "data" / "reference", tmp_path, 8))
     new = lambda: Bench(targets, tmp_path / "none", tmp_path)  # noqa: E731
     row = {"unit": ["host-avx2>host-avx512", "all", "own", 1, TENTH], "figures": of({1: 0.5})}
     device = {"unit": ["ryzen-3700x>i5-1035g1", 16, OURS, 0, WHOLE], "figures": of({1: 0.5})}
-    (tmp_path / "transfer.json").write_text(json.dumps({"identity": new().identity, "units": [row, device]}))
+    shown, begun = tmp_path / "transfer.json", tmp_path / "transfer_begun.json"
+    shown.write_text(json.dumps({"identity": new().identity, "units": [row, device]}))
     bench = new()
     assert bench.units == {Unit(*row["unit"]): row["figures"], Unit(*device["unit"]): device["figures"]}
     assert bench.resolved(Unit(*row["unit"][:4], None)).variant is None  # the first fold has said nothing yet
     for other in ("before there were two", {"reference": "x", "logs": "x"}):
-        (tmp_path / "transfer.json").write_text(json.dumps({"identity": other, "units": [row, device]}))
-        assert new().units == {}
+        shown.write_text(json.dumps({"identity": other, "units": [row, device]}))
+        bench = new()
+        assert bench.units == {}
+        bench.units[Unit(*row["unit"])] = of({1: 0.7})
+        bench.save()
+        assert json.loads(shown.read_text())["units"] == [row, device] and new().units == bench.units
+        bench.units[Unit(*device["unit"])] = of({1: 0.7})
+        bench.save()
+        assert len(json.loads(shown.read_text())["units"]) == 2 and new().units == bench.units and not begun.exists()
 
 
 def test_each_unit_is_saved_when_it_ends_and_what_a_fold_said_is_followed(tmp_path, monkeypatch):
     """Killed in the third unit: two are in the file, and with them the summary of what there is."""
-    monkeypatch.setattr(transfer, "result_file", lambda name: tmp_path / name)
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
     written = []
-    monkeypatch.setattr(transfer, "save", lambda name, result, command: written.append(result))
+    monkeypatch.setattr(_tables, "save", lambda name, result, command: written.append(result))
     bench = Bench(Targets(Reference(ROOT / "data" / "reference", tmp_path, 8)), tmp_path / "none", tmp_path)
     figures = {0: of({1: 0.4}), 1: of({1: 0.6}), 2: KeyboardInterrupt()}
 

@@ -40,11 +40,16 @@ FAST = {
 }
 
 
-def test_ratios_are_over_machines_and_milliseconds_of_the_one_with_most_systems():
+def test_figures_are_of_the_machine_with_most_systems_and_what_it_lacks_of_others():
     found = tables.figures("net", [SLOW, FAST])
-    assert found["groups"] == 2 and found["ours_ms"] == [10.0, None, None] and found["random_ms"] == [20.0, None, None]
-    mean, low, high = found["speedup_over_eager"]
+    assert found["groups"] == 1 and found["ours_ms"] == [10.0, None, None] and found["random_ms"] == [20.0, None, None]
+    assert found["speedup_over_eager"] == [pytest.approx(3.0), None, None]  # machines are no seeds
+    twice = SLOW["compared"] | {"net, seed 1": group("net", TCL=[10.0], random=[20.0], eager=[20.0]) | {"seed": 1}}
+    other = {"units": {}, "compared": {"net, seed 0": group("net", TCL=[1.0], MetaSchedule=[1.5], eager=[2.0])}}
+    found_twice = tables.figures("net", [{"units": {}, "compared": twice}, other])
+    mean, low, high = found_twice["speedup_over_eager"]
     assert mean == pytest.approx(6.0**0.5) and 0 < low < mean < high  # of 3 and 2
+    assert found_twice["equal_trials_stock_x"] == [pytest.approx(1.5), None, None] and found_twice["earlier_systems"] == []
     assert found["equal_trials_random_x"] == [pytest.approx(2.0), None, None] and found["compile_ms"] is None
     assert found["long_ms"] is None and found["long_speedup_over_eager"] == [pytest.approx(4.0), None, None]  # measured elsewhere
 
@@ -225,6 +230,14 @@ def test_graphs_and_searches_of_before_are_told_apart():
     assert (list(present), list(earlier)) == (["Xeon, champion 2", "EPYC, champion 3"], ["Xeon, champion 1"])
     present, _ = tables.by_age(champions | {"Xeon, champion 4": FAST})
     assert list(present) == ["EPYC, champion 3", "Xeon, champion 4"]  # the last one's machine comes last
+
+
+def test_a_part_that_has_only_begun_takes_no_place():
+    both = {"units": {}, "compared": {name: group(name, TCL=[1.0], eager=[2.0]) for name in ("net", "other")}}
+    parts = {"Xeon, champion 1": both, "Xeon, champion 2": FAST, "EPYC, champion 2": FAST}
+    assert [list(each) for each in tables.by_age(parts)] == [["Xeon, champion 1", "EPYC, champion 2"], []]
+    present, earlier = tables.by_age(parts | {"Xeon, champion 3": both})
+    assert (list(present), list(earlier)) == (["EPYC, champion 2", "Xeon, champion 3"], ["Xeon, champion 1"])
 
 
 def test_a_mean_over_networks_has_an_interval_over_the_seeds_that_have_them_all():

@@ -10,7 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pipeline
 import pytest
+from _tiny_project import CHAMPION
 from ruamel.yaml import YAML
 
 from tcl_core.platforms import why_not
@@ -121,6 +123,14 @@ def test_the_summary_holds_real_figures(project, platforms):
     assert min(summary["tuned_ms"], summary["untuned_ms"], summary["pytorch_ms"]) > 0
 
 
+def test_the_benchmark_shows_this_run(project, platforms):
+    summary = json.loads((project / "data/reports/summary.json").read_text())
+    text, known = pipeline.table(summary), summary["platforms"][platforms[-1]]
+    assert f"| {platforms[-1]} | {known['programs_measured']} | {known['pairwise_accuracy']:.3f} |" in text
+    assert f"| {summary['tuned']['tuned_ms']:.2f} ms |" in text and "Time in stages: " in text
+    assert set(pipeline.collected(summary)) == set(platforms)
+
+
 def test_the_page_of_the_run_is_there_and_beside_each_version(project, platforms):
     page = (project / "data/reports/report.html").read_text()
     evaluation = json.loads((project / "data/reports/evaluation.json").read_text())
@@ -185,3 +195,12 @@ def test_a_stage_made_again_gives_the_same_bytes(project, stage):
     run(project, sys.executable, "-m", "dvc", "repro", "--force", "--no-run-cache", "--single-item", stage)
     again = YAML(typ="safe").load((project / "dvc.lock").read_text())["stages"][stage]
     assert again["outs"] == lock["outs"]
+
+
+def test_the_champion_tunes(project, platforms):
+    """Two epochs on a dozen programs may have ranked worse than chance; here there is a champion all the same."""
+    run(project, sys.executable, "-c", CHAMPION, platforms[-1])
+    said = run(project, sys.executable, "-m", "tcl_core.cli", "tune", "--force")
+    tuned = json.loads((project / "data/reports/tuned.json").read_text())
+    assert tuned["champion_version"] == 1 and "8 programs measured" in said
+    assert all(task["checked"] for task in tuned["task_times"] if task["latency_ms"] is not None)

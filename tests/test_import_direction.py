@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors locks files process side_by_side checked sandbox environment settings progress network_names sampler_names learning_names gpu compat platforms crontab params profiles "
+    "errors locks files process side_by_side checked sandbox environment settings progress outputs network_names sampler_names learning_names gpu compat platforms crontab params profiles "
     "records journal store provenance programs measure features "
     "learning models teaching chain sampling collect evaluation report registry trained samplers reference shipped_model tuning stages datasets library "
     "cli __main__ flows"

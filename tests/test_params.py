@@ -52,7 +52,11 @@ def test_every_number_has_a_comment():
             "unknown key 'repeat' in section 'measure' of {file}; did you mean 'repeats'?",
         ),
         ("\nmeasure:", "\nmeasuer:", "unknown section 'measuer' in {file}; did you mean 'measure'?"),
-        ("  warmup: 1 ", "  # warmup: 1 ", "section 'measure' of {file} lacks 'warmup'"),
+        (
+            "  warmup: 1 ",
+            "  # warmup: 1 ",
+            "section 'measure' of {file} lacks 'warmup'; add it as it stands in the file that tcl init NAME writes",
+        ),
         ("  repeats: 3 ", "  repeats: 0 ", "measure.repeats is 0; it must be an integer of at least 1"),
         ("  repeats: 3 ", "  repeats: 2.5 ", "measure.repeats is 2.5; it must be an integer of at least 1"),
         ("  repeats: 3 ", "  repeats: true ", "measure.repeats is True; it must be an integer"),

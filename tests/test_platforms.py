@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from tcl_core.platforms import (
     target_of,
     why_not,
 )
+from tcl_core.platforms.cpus import Cpu
 
 EVERY_FLAG = frozenset().union(*(cpu.features for cpu in CPUS.values()))
 XEON = """processor	: 0
@@ -143,6 +145,23 @@ def test_flags_that_no_platform_needs_do_not_count(monkeypatch):
     assert len(prints) == 1
 
 
+def test_a_host_stays_the_same_whatever_cpus_the_table_has(monkeypatch):
+    """Records of it would be another host's else: what is hashed is what was hashed when the first ones were made."""
+    flags = [
+        "amx_tile", "asimd", "asimddp", "avx", "avx2", "avx512_bf16", "avx512_fp16", "avx512bw", "avx512cd", "avx512dq", "avx512f",
+        "avx512vl", "bmi2", "fma", "sha_ni", "sse4_2", "sve",
+    ]  # fmt: skip
+    monkeypatch.setattr(here, "_cpuinfo", lambda: {"model name": "A CPU", "stepping": "1"})
+    monkeypatch.setattr(here, "_caches_kib", lambda: {1: 32.0})
+    monkeypatch.setattr(here, "cpu_flags", lambda: frozenset({*flags, "avx512_vnni", "sse4a"}))
+    monkeypatch.setattr(here, "threads", lambda: 4)
+    details = repr(("A CPU", "1", flags, [(1, 32.0)]))
+    first = f"A CPU x4 {hashlib.sha256(details.encode()).hexdigest()[:8]}"
+    assert host_fingerprint() == first
+    monkeypatch.setitem(CPUS, "icelake-server", Cpu("x86_64", frozenset({"avx512_vnni"}), 64))
+    assert host_fingerprint() == first
+
+
 def test_a_pinned_thread_changes_neither_threads_nor_fingerprint():
     """TVM's runtime pins whoever runs programs; what is measured after is still of the same host."""
     code = """
@@ -164,7 +183,6 @@ print(len(os.sched_getaffinity(0)), facts() == before)
 @pytest.mark.parametrize(
     ("quota", "wanted"),
     [
-        (None, 8),  # no cgroup
         ("max 100000", 8),
         ("max", 8),
         ("300000 100000", 3),
@@ -174,12 +192,34 @@ print(len(os.sched_getaffinity(0)), facts() == before)
         ("rubbish", 8),
     ],
 )
-def test_threads_are_the_usable_cpus_that_the_quota_grants(monkeypatch, quota, wanted):
-    asked = []
+def test_threads_are_the_usable_cpus_that_the_quota_grants(monkeypatch, linux, quota, wanted):
     monkeypatch.setattr(here, "USABLE_CORES", set(range(8)))
-    monkeypatch.setattr(here, "_read_text", lambda path: asked.append(path) or quota)
+    linux({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": f"{quota}\n"})
     assert here.threads() == wanted
-    assert asked == ["/sys/fs/cgroup/cpu.max"]
+
+
+SERVICE, DOCKER = "/sys/fs/cgroup/system.slice", "/sys/fs/cgroup/cpu"
+BELOW = {"/proc/self/cgroup": "0::/system.slice/a.service\n"}
+OF_V1 = {"/proc/self/cgroup": "5:pids:/docker/1f\n4:cpu,cpuacct:/docker/1f\n0::/\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({}, 8),  # no control groups
+        (BELOW, 8),
+        (BELOW | {f"{SERVICE}/a.service/cpu.max": "200000 100000"}, 2),
+        (BELOW | {f"{SERVICE}/a.service/cpu.max": "600000 100000", f"{SERVICE}/cpu.max": "300000 100000"}, 3),
+        (BELOW | {f"{SERVICE}/b.service/cpu.max": "200000 100000"}, 8),  # another's
+        (OF_V1 | {f"{DOCKER}/cpu.cfs_quota_us": "-1", f"{DOCKER}/cpu.cfs_period_us": "100000"}, 8),
+        (OF_V1 | {f"{DOCKER}/cpu.cfs_quota_us": "200000", f"{DOCKER}/cpu.cfs_period_us": "100000"}, 2),  # as a container sees its own
+        (OF_V1 | {f"{DOCKER}/docker/1f/cpu.cfs_quota_us": "50000", f"{DOCKER}/docker/1f/cpu.cfs_period_us": "10000"}, 5),
+    ],
+)
+def test_the_least_quota_of_all_control_groups_above_counts(monkeypatch, linux, files, wanted):
+    monkeypatch.setattr(here, "USABLE_CORES", set(range(8)))
+    linux(files)
+    assert here.threads() == wanted
 
 
 # --- hardware ---

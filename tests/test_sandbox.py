@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ from tcl_core.sandbox import Rights
 ROOT = Path(__file__).parents[1]
 # Runs one expression and says what came of it: its value, or the kind of its error.
 PROBE = """
-import ctypes, json, os, resource, signal, socket, subprocess, sys
+import ctypes, json, os, resource, signal, socket, subprocess, sys, threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 try:
     said = eval(sys.argv[1])
@@ -105,6 +107,17 @@ def test_what_is_not_named_is_not_read(tmp_path_factory, place):
     assert ask(place, f"Path({str(place / 'secret')!r}).read_text()") == "secret"
 
 
+def test_packages_that_it_is_installed_beside_are_read(tmp_path, monkeypatch):
+    """As pip does with --user and --target; the folder of a checkout holds more than packages."""
+    monkeypatch.setattr(sandbox, "__file__", str(tmp_path / "tcl_core" / "sandbox.py"))
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), "/elsewhere"])
+    monkeypatch.chdir(tmp_path)  # as its processes do
+    allowed = dict(sandbox._allowed(Rights()))
+    assert allowed[str(tmp_path)] == allowed["/elsewhere"] == sandbox.READ
+    (tmp_path / "pyproject.toml").touch()
+    assert dict(sandbox._allowed(Rights()))[str(tmp_path)] == sandbox.READ_DIR
+
+
 @needs["network"]
 @pytest.mark.parametrize("family", ["AF_INET", "AF_INET6", "AF_UNIX"])
 def test_there_is_no_network(place, family):
@@ -112,8 +125,61 @@ def test_there_is_no_network(place, family):
 
 
 @needs["programs"]
-def test_no_program_is_started(place):
-    assert ask(place, "os.execv('/bin/true', ['true'])") == "PermissionError"
+def test_not_even_two_ends_of_one_process_are_sockets(place):
+    """A datagram could be sent from one to a service of the system."""
+    assert ask(place, "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)") == "PermissionError"
+
+
+@needs["programs"]
+@pytest.mark.parametrize(
+    "call", ["os.execv('/bin/true', ['true'])", "subprocess.run(['true'])", "os.fork()", "os.setsid()", "os.setpgid(0, 0)"]
+)
+def test_no_program_or_process_is_started_and_no_group_is_left(place, call):
+    """A child in a group of its own would outlive its worker, and every time limit."""
+    assert ask(place, call) == "PermissionError"
+
+
+@needs["programs"]
+def test_threads_are_started(place):
+    """With clone, since clone3 is said to be missing (ENOSYS)."""
+    assert ask(place, "ThreadPoolExecutor(1).submit(threading.get_native_id).result(20) != os.getpid()") is True
+    clone3 = f"ctypes.CDLL(None, use_errno=True).syscall({sandbox.CLONE3}, None, ctypes.c_size_t(0))"
+    assert ask(place, f"({clone3}, ctypes.get_errno())") == [-1, 38]
+
+
+@needs["programs"]
+@pytest.mark.parametrize(
+    "call",
+    [
+        "os.chmod({0!r}, 0o777)",
+        "os.fchmod(os.open({0!r}, os.O_RDONLY), 0o777)",
+        "os.chmod('.', 0o777, dir_fd=os.open({0!r}, os.O_RDONLY))",
+        "os.chown({0!r}, -1, -1)",
+        "os.lchown({0!r}, -1, -1)",
+        "os.fchown(os.open({0!r}, os.O_RDONLY), -1, -1)",
+        "os.chown('.', -1, -1, dir_fd=os.open({0!r}, os.O_RDONLY))",
+        "os.utime({0!r})",
+        "os.setxattr({0!r}, 'user.x', b'x')",
+        "os.removexattr({0!r}, 'user.x')",
+    ],
+)
+def test_files_keep_mode_owner_times_and_attributes(place, call):
+    """Of which Landlock knows nothing; even those that a process owns, which its user's are."""
+    scratch = str(place / "scratch")
+    assert ask(place, call.format(scratch), Rights(scratch=scratch, readable=(str(place),))) == "PermissionError"
+
+
+@pytest.mark.parametrize(("machine", "header"), [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")])
+def test_calls_have_the_kernels_numbers(machine, header):
+    """As far as this system's headers know them; those of 64-bit Arm are the generic ones."""
+    path, (column, _, seccomp, clone) = Path("/usr/include", header), sandbox.ARCHITECTURES[machine]
+    if not path.exists():
+        pytest.skip("the kernel's headers are not installed")
+    known = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+)\s+(\d+)", path.read_text())}
+    ours = {name: numbers[column] for name, numbers in sandbox.REFUSED.items()}
+    ours |= {"seccomp": seccomp, "clone": clone, "clone3": sandbox.CLONE3}
+    assert {name: number for name, number in ours.items() if known.get(name, number) != number} == {}
+    assert len(ours.keys() & known.keys()) > 15
 
 
 @needs["user"]
@@ -162,6 +228,25 @@ def alive(process):
         return [psutil.Process(process)]
     except psutil.NoSuchProcess:
         return []
+
+
+# --- scratch folders ---
+
+
+def test_a_scratch_folder_lasts_for_its_block_and_longer_than_others_that_nobody_holds(tmp_path, monkeypatch):
+    """What a killed process left goes with the next one; but neither what a living one holds or has just made, nor anything else."""
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    names = ("tcl-scratch-worker-old", "tcl-scratch-worker-new", "tcl-tuned-old")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    with sandbox.scratch_folder("worker") as held:
+        for old in (tmp_path / "tcl-scratch-worker-old", tmp_path / "tcl-tuned-old", held):
+            os.utime(old, (0, 0))
+        with sandbox.scratch_folder("serving") as another:
+            assert {path.name for path in tmp_path.iterdir()} == {*names[1:], Path(held).name, Path(another).name}
+            assert Path(another).name.startswith("tcl-scratch-serving-") and os.listdir(another) == []
+    assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
 
 
 def test_it_can_be_switched_off_but_not_by_accident(place, monkeypatch):

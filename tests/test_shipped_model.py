@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import onnx_model
 
 import tcl_core as tcl
 from tcl_core import reference, shipped_model
@@ -62,6 +65,16 @@ def test_it_ranks_networks_that_it_never_saw(few_trees, data):
         case = data.case(platform)
         right = tcl.figures(tcl.pretrained().predict(case.test), case.test)
         assert len(case.test) >= 16 * 30 and right["pairs"] > 0.7 and right["u16"] > 0.7
+
+
+def test_a_call_as_in_the_readme_tunes_a_network(few_trees, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the lock of measuring is: other tests measure too
+    weight = {"w": np.random.default_rng(0).standard_normal((64, 32), dtype=np.float32)}
+    file = onnx_model(tmp_path / "net.onnx", [("MatMul", ["x", "w"], ["y"])], {"x": (16, 64), "w": (64, 32)}, {"y": (16, 32)}, weight)
+    tuned = tcl.tune(file, tcl.pretrained(), minutes=0.1, out=tmp_path / "fast")
+    assert tuned.trials >= 8 and tuned.reference == "ONNX's reference evaluator" and tuned.difference < 1e-5
+    assert [task.checked for task in tuned.task_times if task.latency_ms is not None] == [True]
+    assert {"network.so", "example.npz", "report.json", "report.md", "database"} <= {path.name for path in (tmp_path / "fast").iterdir()}
 
 
 def test_it_is_grown_once_and_each_has_it_for_himself(few_trees, data):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tcl_core.sandbox import Rights, command
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "params.yaml", "dvc.yaml", ".dvcignore", "constraints.txt")
 LIMIT_S = 300
@@ -89,6 +91,14 @@ def test_a_project_begins_and_works_outside_the_checkout(installed, tmp_path):
     assert said.returncode == 0 and "--force-collect" in said.stdout
     said = run(["-m", "dvc", "stage", "list", "--name-only"], mine, installed)
     assert said.returncode == 0 and "distill@host-avx512" in said.stdout.split()
+
+
+def test_a_confined_process_reads_the_packages_beside_it(installed):
+    """Where pip puts them with --user and --target, and where such a process begins."""
+    place = Path(installed["PYTHONPATH"])
+    (place / "beside.py").write_text("print('read')")
+    said = run(command("beside", Rights())[1:], place, installed)
+    assert (said.returncode, said.stdout) == (0, "read\n"), said.stderr
 
 
 def test_the_reference_data_comes_along(installed, tmp_path):

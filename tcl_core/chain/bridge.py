@@ -127,10 +127,10 @@ def bridged(
     labels_s = _on_one_scale(labelled.latencies_s, programs.tasks)
     if trust:
         labels_s = _mixed(labels_s, teach(measured, unlabelled, settings.fit.seed).latencies_s, trust, programs.tasks)
-    lesson = replace(programs, latencies_s=slowest_where_failed(labels_s, programs.tasks))
     fit = settings.fit
     model.settings = replace(fit, epochs=passes(fit.epochs, measured), period=passes(fit.period, measured))
-    train = concatenate([lesson, *rehearsed(base, programs, earlier, settings.rehearsal, settings.fit.seed)])
+    old = rehearsed(base, programs, earlier, settings.rehearsal, settings.fit.seed)
+    train = concatenate([replace(programs, latencies_s=labels_s), *old])
     model.fit(train, None, on_epoch, checkpoint=checkpoint)
     return model, labelled
 
@@ -202,11 +202,14 @@ def rehearsed(base: MambaModel, programs: Samples, earlier: Sequence[Sequence[fl
     if not earlier or not share:
         return []
     draw, count = np.random.default_rng([seed, 2]), int(share * len(programs) / len(earlier))
-    first, parts = int(programs.tasks.max(initial=-1)) + 1, []
-    for number, hardware in enumerate(earlier):
+    # Beyond all names: those of tasks that these programs lack would be taken for the rehearsed ones'.
+    room, parts = max(int(programs.tasks.max(initial=-1)) + 1, len(programs.task_names)), []
+    names = tuple(programs.task_name(task) for task in range(room))
+    for number, hardware in enumerate(earlier, start=1):
         part = with_hardware(programs.take(np.sort(_by_whole_tasks(programs.tasks, count, draw))), hardware)
         scores = standardised(base.predict(part), part.tasks)
-        parts.append(replace(part, tasks=part.tasks + np.int32(first * (number + 1)), latencies_s=np.exp(-scores)))
+        tasks, numbered = part.tasks + np.int32(room * number), names * (number + 1)
+        parts.append(replace(part, tasks=tasks, latencies_s=np.exp(-scores), task_names=numbered))
     return parts
 
 
@@ -215,19 +218,6 @@ def _by_whole_tasks(tasks: np.ndarray, count: int, draw: np.random.Generator) ->
     groups = list(rows_by_task(tasks))
     each = max(2, round(count / len(groups)))
     return np.concatenate([draw.permutation(rows)[:each] for rows in groups])
-
-
-def slowest_where_failed(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """(N,) latencies with failed programs given their task's slowest label.
-
-    Regression leaves out programs without a label, so it would go on ranking programs like them as fast.
-    """
-    found = latencies_s.copy()
-    for task in rows_by_task(tasks):
-        ran = np.isfinite(latencies_s[task])
-        if ran.any():
-            found[task[~ran]] = latencies_s[task[ran]].max()
-    return found
 
 
 def _on_one_scale(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:

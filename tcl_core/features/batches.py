@@ -67,6 +67,19 @@ def latency_scores(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
     return scores
 
 
+def slowest_where_failed(latencies_s: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+    """(N,) latencies with failed programs (inf) given their task's slowest one; inf stays where none of the task ran.
+
+    Regression leaves out programs without a label, so it would go on ranking programs like them as fast.
+    """
+    found = latencies_s.copy()
+    for rows in rows_by_task(tasks):
+        ran = np.isfinite(latencies_s[rows])
+        if ran.any():
+            found[rows[latencies_s[rows] == np.inf]] = latencies_s[rows[ran]].max()
+    return found
+
+
 def rows_by_task(tasks: np.ndarray) -> Iterator[np.ndarray]:
     """Row numbers of each task that occurs, in ascending task order."""
     order = np.argsort(tasks, kind="stable")
@@ -77,7 +90,7 @@ def rows_by_task(tasks: np.ndarray) -> Iterator[np.ndarray]:
 def concatenate(parts: Sequence[Samples]) -> Samples:
     """Stack parts that share one task numbering; shorter programs are padded with zero rows.
 
-    Raises ValueError where the parts' rows are of different kinds, UsageError where the task names show that each part
+    Raises ValueError where the parts' rows are of different kinds or widths, UsageError where the task names show that each part
     numbers its tasks for itself, as two logs do.
     """
     holds = {p.holds for p in parts}
@@ -86,10 +99,13 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
     names = max((p.task_names for p in parts), key=len)
     if any(p.task_names != names[: len(p.task_names)] for p in parts):
         raise UsageError("samples that number their tasks each for itself cannot be put together; read them in one project (tcl import)")
-    length = max(p.features.shape[1] for p in parts)
-    features = [np.pad(p.features, ((0, 0), (0, length - p.features.shape[1]), (0, 0))) for p in parts]
+    (width,) = {p.features.shape[2] for p in parts}
+    shape = sum(map(len, parts)), max(p.features.shape[1] for p in parts), width
+    features = np.zeros(shape, np.result_type(*{p.features.dtype for p in parts}))  # the largest array by far: no second copy of it
+    for part, rows in zip(parts, np.split(features, np.cumsum([len(p) for p in parts])[:-1]), strict=True):
+        rows[:, : part.features.shape[1]] = part.features
     return Samples(
-        features=np.concatenate(features),
+        features=features,
         lengths=np.concatenate([p.lengths for p in parts]),
         tasks=np.concatenate([p.tasks for p in parts]),
         latencies_s=np.concatenate([p.latencies_s for p in parts]),

@@ -17,7 +17,7 @@ from tcl_core.programs.tasks import OPERATORS
 
 Row = list[np.ndarray | float]
 
-VERSION = 2
+VERSION = 3
 
 BESIDE = ("workload", "hardware", "level")  # kinds of rows other than primitives
 PRIMITIVES = (

@@ -32,7 +32,7 @@ from tcl_core.features.layout import (
     log2p,
     token_row,
 )
-from tcl_core.programs.tuning_logs.actions import Action, ComputeAt, Other, Programs, Split
+from tcl_core.programs.tuning_logs.actions import AT_ROOT, Action, ComputeAt, Other, Programs, Split
 from tcl_core.programs.tuning_logs.dialects import dialect_named
 from tcl_core.programs.tuning_logs.workload import LogWorkload
 from tcl_core.store import Columns
@@ -106,7 +106,8 @@ def _row(action: Action, count: int) -> np.ndarray:
     if isinstance(action, Split):
         return token_row("Split", _split_numbers(action), count)
     if isinstance(action, ComputeAt):
-        return token_row("ComputeAt", LOCATION.row(loop=action.loop / LOOPS, inside=action.anchor), count)
+        numbers = LOCATION.row(loop=action.loop / LOOPS, at_root=action.loop == AT_ROOT, inside=action.anchor)
+        return token_row("ComputeAt", numbers, count)
     if isinstance(action, Other):
         return token_row(action.kind, _all(PRIMITIVE.row(anchor=action.anchor), PRIMITIVE.numbers, action.numbers), count)
     flags = ANNOTATE.row(key=[action.parallel, action.vectorize, action.unroll])

@@ -18,7 +18,7 @@ from tcl_core.programs.primitives import Hole, Loop, Number, Primitive
 from tcl_core.programs.workload import Workload
 
 LINE_BYTES = 64
-VECTORIZE = "vectorize"
+PARALLEL, VECTORIZE = "parallel", "vectorize"
 INLINED = ("ComputeInline", "ReverseComputeInline")
 
 
@@ -175,17 +175,26 @@ class Nest:
 
     def reach(self, key: str, limit: np.ndarray) -> np.ndarray:
         """(N,) iterations that a root annotation of value ``limit`` (N,) applies to, as TVM rewrites it."""
-        if key.endswith("parallel"):
+        if key.endswith(PARALLEL):
             return self._parallel(limit)
         if key.endswith(VECTORIZE):
-            return _products(self.extents[:, ::-1])[np.arange(len(limit)), self._fused]
+            return self._vector
         return self._unrolled(limit)
 
     def _parallel(self, limit: np.ndarray) -> np.ndarray:
-        """Iterations of the outermost spatial loops, up to and including the first that passes the limit or that another block is
-        computed under, without the vector's loops.
+        """Iterations of the loops that run in parallel.
 
         Where all loops could become one vector, the iterations of all of them over the vector's limit, rounded up.
+        """
+        turns = _products(self.outer)[np.arange(len(limit)), self._taken(limit)]
+        if self.workload.anchor.reduces.any():
+            return turns
+        whole = (self._vector > 1) & (turns > 1) & (self.shared < 0).all(axis=1) & (self._contiguous == len(self.axes))
+        return np.where(whole, -(-self.extents.prod(axis=1) // np.maximum(self._limit(VECTORIZE), 1)), turns)
+
+    def _taken(self, limit: np.ndarray) -> np.ndarray:
+        """(N,) number of outermost loops that run in parallel within a limit: spatial ones, up to and including the first that passes
+        it or that another block is computed under, without the vector's.
         """
         loops, reduces = len(self.axes), self.workload.anchor.reduces
         spatial = int(reduces[self.axes].argmax()) if reduces.any() else loops
@@ -193,19 +202,15 @@ class Nest:
         beyond = turns > limit[:, None]
         passing = np.where(beyond.any(axis=1), beyond.argmax(axis=1), spatial)
         alone = np.where(self.shared < 0, loops, self.shared).min(axis=1) + 1
-        taken, rows = np.minimum(np.minimum(passing, alone), spatial), np.arange(len(turns))
-        vector = _products(self.extents[:, ::-1])[rows, self._fused]
-        both = (vector > 1) & (turns[rows, taken] > 1)
-        taken = np.where(both, np.minimum(taken, loops - self._fused), taken)
-        if reduces.any():
-            return turns[rows, taken]
-        whole = both & (self.shared < 0).all(axis=1) & (self._contiguous == loops)
-        return np.where(whole, -(-self.extents.prod(axis=1) // np.maximum(self._vectors, 1)), turns[rows, taken])
+        taken = np.minimum(np.minimum(passing, alone), spatial)
+        both = (self._vector > 1) & (turns[np.arange(len(turns)), taken] > 1)
+        return np.where(both, np.minimum(taken, loops - self._fused), taken)
 
     def _unrolled(self, limit: np.ndarray) -> np.ndarray:
         """Iterations of the innermost loops outside the vector whose statements stay within the limit; 1 without a reduction.
 
-        In loops around the outermost reduction loop, the statements that initialise the sums count too.
+        Loops that run in parallel or are bound to threads stay, and so do those around them.  In loops around the outermost reduction
+        loop, the statements that initialise the sums count too; a GPU's virtual threads and copies to shared memory never do.
         """
         reduces, loops = self.workload.anchor.reduces[self.axes], len(self.axes)
         if not reduces.any():
@@ -213,14 +218,26 @@ class Nest:
         in_vector = np.arange(loops) >= (loops - self._fused)[:, None]
         turns = np.where(in_vector, 1, self.extents)[:, ::-1]
         iterations, zeros = _products(turns), _products(np.where(reduces[::-1], 1, turns))
-        around = np.arange(loops + 1) > loops - int(reduces.argmax())
-        return np.where(iterations + zeros * around <= np.maximum(limit, 1)[:, None], iterations, 1).max(axis=1)
+        inner = np.arange(loops + 1)
+        serial = inner <= (loops - np.maximum(self._taken(self._limit(PARALLEL)), self._bound))[:, None]
+        around = inner > loops - int(reduces.argmax())
+        return np.where(serial & (iterations + zeros * around <= np.maximum(limit, 1)[:, None]), iterations, 1).max(axis=1)
+
+    def _limit(self, name: str) -> np.ndarray:
+        """(N,) limit that the root's annotation of this name states; 0 without it."""
+        numbers = [p.numbers[0] for p in self.primitives if p.kind == "Annotate" and p.key.endswith(name) and p.numbers]
+        return values_of(numbers[0] if numbers else 0, self.decisions)
 
     @cached_property
-    def _vectors(self) -> np.ndarray:
-        """(N,) limit on the iterations that become a vector; 0 without the annotation."""
-        numbers = [p.numbers[0] for p in self.primitives if p.kind == "Annotate" and p.key.endswith(VECTORIZE) and p.numbers]
-        return values_of(numbers[0] if numbers else 0, self.decisions)
+    def _bound(self) -> int:
+        """Number of outermost loops that are bound to a GPU's blocks and threads: spatial ones are fused for nothing else."""
+        places = [self.place(loop) for p in self.primitives if p.kind == "Fuse" for loop in p.loops]
+        return 1 + max((n for n in places if n is not None and not self.workload.anchor.reduces[self.axes[n]]), default=-1)
+
+    @cached_property
+    def _vector(self) -> np.ndarray:
+        """(N,) iterations that become one vector."""
+        return _products(self.extents[:, ::-1])[np.arange(len(self.extents)), self._fused]
 
     @cached_property
     def _tail(self) -> int:
@@ -232,7 +249,7 @@ class Nest:
     def _fused(self) -> np.ndarray:
         """(N,) number of innermost loops in the vector: spatial, around the anchor alone, contiguous in each access, within the limit."""
         turns = np.cumprod(self.extents[:, ::-1][:, : self._tail], axis=1)
-        within = (turns <= self._vectors[:, None]).sum(axis=1)
+        within = (turns <= self._limit(VECTORIZE)[:, None]).sum(axis=1)
         alone = len(self.axes) - 1 - self.shared.max(axis=1)
         return np.minimum(np.minimum(within, alone), self._contiguous)
 

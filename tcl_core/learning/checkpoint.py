@@ -10,19 +10,23 @@ import logging
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from tcl_core.checked import read_tensors, write_tensors
+from tcl_core.checked import read_tensors, running_code, write_tensors
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
 
 log = logging.getLogger(__name__)
 FILE = "checkpoint.safetensors"
 FORMAT = 2
+PACKAGE = Path(__file__).parents[1]
+TRAINS = ("features", "learning", "models", "chain")  # folders of the code that decides the weights
 
 
 @dataclass
@@ -38,11 +42,20 @@ class Progress:
 
 
 def run_identity(settings: object, network: nn.Module, train: Samples, valid: Samples | None) -> str:
-    """A string that differs between runs that would not end in the same weights."""
-    sums = [checksum(network.state_dict())]
+    """A string that differs between runs that would not end in the same weights: of other settings, data, code or torch."""
+    sums = [_code(), checksum(network.state_dict())]
     for samples in (train, valid) if valid is not None else (train,):
-        sums += [zlib.crc32(array.tobytes()) for array in (samples.features, samples.lengths, samples.latencies_s, samples.tasks)]
+        arrays = samples.features, samples.lengths, samples.latencies_s, samples.tasks
+        sums += [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
     return f"{FORMAT} {settings!r} {zlib.crc32(repr(sums).encode()):08x}"
+
+
+@cache
+def _code() -> int:
+    """CRC-32 of the code that trains and of torch's version; words about the code do not count."""
+    files = sorted(path for folder in TRAINS for path in (PACKAGE / folder).glob("*.py"))
+    code = [running_code(path.read_text(encoding="utf-8")) for path in files]
+    return zlib.crc32(repr((torch.__version__, code)).encode())
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
@@ -65,7 +78,7 @@ def save_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: 
 def load_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Restore network and optimizer from the folder's checkpoint and return its Progress; a fresh one if there is none.
 
-    A damaged checkpoint, or one of other data or settings, is ignored with a warning and later overwritten.
+    A damaged checkpoint, or one of other data, settings or code, is ignored with a warning and later overwritten.
     """
     path = folder / FILE
     if not path.exists():
@@ -76,7 +89,7 @@ def load_checkpoint(folder: Path, identity: str, network: nn.Module, optimizer: 
         log.warning("%s", error)
         return Progress()
     if facts["identity"] != identity:
-        log.warning("'%s' belongs to other data or settings; training starts anew", path)
+        log.warning("'%s' belongs to other data, settings or code; training starts anew", path)
         return Progress()
     network.load_state_dict(_below("network/", tensors))
     optimizer.load_state_dict({**optimizer.state_dict(), "state": _adam_state(tensors)})

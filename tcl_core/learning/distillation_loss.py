@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tcl_core.features.batches import Samples, rows_by_task
 from tcl_core.learning.batches_by_task import Batch, in_parts, make_batch, usable_tasks
 from tcl_core.learning.fit import FitSettings, epoch_batches, ranking_loss
-from tcl_core.learning.losses import lambda_rank, predicted_ranks, within_task
+from tcl_core.learning.losses import by_size, lambda_rank, predicted_ranks, within_task
 
 SHRUNK = 16.0  # pseudo-pairs that shrink a task's error towards the overall mean
 
@@ -56,7 +56,7 @@ class DistillationLoss:
         with torch.no_grad():
             scores = batch.by_task(self.teacher(batch.features, batch.lengths))
         taught = in_order_of(scores, batch.labels, batch.mask) if self.reordered else within_task(scores, batch.mask)
-        from_teacher = lambda_rank(predicted, taught, batch.mask, self.sigma)
+        from_teacher = by_size(lambda_rank, predicted, taught, batch.mask, self.sigma)
         phi = torch.as_tensor(self.trust[batch.tasks if self.by_task else batch.number], dtype=predicted.dtype)
         from_teacher = (phi.to(predicted.device) * from_teacher).mean()
         return self.beta * self._from_labels(predicted, batch) + (1.0 - self.beta) * from_teacher + self.consolidation(student)
@@ -64,10 +64,10 @@ class DistillationLoss:
     def _from_labels(self, predicted: Tensor, batch: Batch) -> Tensor:
         """Mean ranking loss on measured labels, over the tasks with at least two measured programs."""
         if self.measured is None:
-            return lambda_rank(predicted, batch.labels, batch.mask, self.sigma).mean()
+            return by_size(lambda_rank, predicted, batch.labels, batch.mask, self.sigma).mean()
         labels = batch.by_task(torch.from_numpy(self.measured[batch.rows]).to(predicted))
         known = batch.mask & ~labels.isnan()
-        of_tasks = lambda_rank(predicted, labels.nan_to_num(), known, self.sigma)
+        of_tasks = by_size(lambda_rank, predicted, labels.nan_to_num(), known, self.sigma)
         return of_tasks.sum() / (known.sum(1) > 1).sum().clamp_min(1)
 
     def consolidation(self, student: nn.Module) -> Tensor:

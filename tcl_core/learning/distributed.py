@@ -100,7 +100,7 @@ def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def check_same(identity: str) -> None:
-    """Raise DataError unless all processes are about to train the same network on the same data."""
+    """Raise DataError unless all processes are about to train the same network on the same data, with the same code."""
     if processes() == 1:
         return
     found = [""] * processes()
@@ -108,7 +108,7 @@ def check_same(identity: str) -> None:
         dist.all_gather_object(found, identity)
     if others := [rank for rank, each in enumerate(found) if each != found[FIRST]]:
         raise DataError(
-            f"process {others[0]} of {len(found)} has another network, data or settings than process {FIRST}; "
+            f"process {others[0]} of {len(found)} has another network, data, settings or code than process {FIRST}; "
             "give all processes the same, and seed before a network is made"
         )
 

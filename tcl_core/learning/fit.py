@@ -25,7 +25,7 @@ from tcl_core.learning import distributed
 from tcl_core.learning.batches_by_task import Batch, batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import Progress, load_checkpoint, run_identity, save_checkpoint
 from tcl_core.learning.fit_settings import FitSettings as FitSettings
-from tcl_core.learning.losses import alike, lambda_rank
+from tcl_core.learning.losses import by_size, lambda_rank
 from tcl_core.learning_names import LOSSES, SCHEDULES
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -51,12 +51,7 @@ class FitReport:
 def mean_loss(of_tasks: Callable[..., Tensor], sigma: float, network: nn.Module, batch: Batch) -> Tensor:
     """Mean over the batch's tasks of a per-task loss of ``learning.losses``."""
     predicted = batch.by_task(network(batch.features, batch.lengths))
-    return torch.cat(
-        [
-            of_tasks(predicted[tasks, :size], batch.labels[tasks, :size], batch.mask[tasks, :size], sigma)
-            for tasks, size in alike(batch.mask)
-        ]
-    ).mean()
+    return by_size(of_tasks, predicted, batch.labels, batch.mask, sigma).mean()
 
 
 def ranking_loss(network: nn.Module, batch: Batch, sigma: float = 1.0) -> Tensor:
@@ -165,7 +160,7 @@ def ranking_metrics(predicted: Iterable[tuple[Tensor, Batch]], sigma: float = 1.
     """``validation_metrics`` from pairs of (T, P) predictions and their batch."""
     losses, top = [], []
     for values, batch in predicted:
-        losses += lambda_rank(values, batch.labels, batch.mask, sigma).tolist()
+        losses += by_size(lambda_rank, values, batch.labels, batch.mask, sigma).tolist()
         best = values.masked_fill(~batch.mask, -torch.inf).argmax(1, keepdim=True)
         top += batch.labels.gather(1, best)[:, 0].tolist()
     return {"valid_loss": float(np.mean(losses)), "valid_top1": float(np.mean(top))}

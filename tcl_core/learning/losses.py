@@ -8,6 +8,7 @@ only within a task.  These are pure functions, independent of network and data s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -36,14 +37,22 @@ def alike(mask: Tensor) -> list[tuple[Tensor, int]]:
     """Groups of tasks of similar size, each with its largest size, for losses whose memory grows with the square of that.
 
     Padded together, one large task and many small ones would be nearly all padding.  Returns a single group where at most
-    three quarters of all pairs would be.
+    three quarters of all pairs would be.  A task's size is the place, from 1, of the last program that ``mask`` (T, P) counts.
     """
-    sizes, largest = mask.sum(1), mask.shape[1]
+    largest = mask.shape[1]
+    sizes = (mask * torch.arange(1, largest + 1, device=mask.device)).amax(1).clamp_min(1)
     if len(sizes) * largest**2 <= 4 * int((sizes**2).sum()):
         return [(torch.arange(len(sizes), device=mask.device), largest)]
-    doubled = sizes.clamp_min(1).log2().ceil()
+    doubled = sizes.log2().ceil()
     groups = [torch.nonzero(doubled == each)[:, 0] for each in doubled.unique()]
     return [(tasks, int(sizes[tasks].max())) for tasks in groups]
+
+
+def by_size(of_tasks: Callable[..., Tensor], predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> Tensor:
+    """(T,) losses ``of_tasks(predicted, labels, mask, sigma)``, computed one group of similar size after the other (``alike``)."""
+    groups = alike(mask)
+    found = torch.cat([of_tasks(*(values[tasks, :size] for values in (predicted, labels, mask)), sigma) for tasks, size in groups])
+    return found[torch.cat([tasks for tasks, _ in groups]).argsort()]
 
 
 def score_regression(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> Tensor:

@@ -25,8 +25,11 @@ class Device(Interface):
     def tensor(self, array: np.ndarray) -> Any:
         """The array, placed where programs can read it."""
 
-    def clock(self, program: Any, arguments: Sequence[Any], cold: bool = False) -> Clock:
-        """A clock that times a loaded program on the arguments; ``cold`` as in ``Job``."""
+    def clock(self, program: Any, arguments: Sequence[Any], cold: bool = False, flush: bool = True) -> Clock:
+        """A clock that times a loaded program on the arguments; ``cold`` as in ``Job``.
+
+        flush  evict the caches where the protocol says so; False: never
+        """
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Call ``work``, which runs programs, and return its result; if a device is lost, ``work`` may start over on another.
@@ -66,10 +69,11 @@ class HostDevice:
     def tensor(self, array: np.ndarray) -> Any:
         return self._tvm.runtime.tensor(array, self._device)
 
-    def clock(self, program: HostProgram, arguments: Sequence[Any], cold: bool = False) -> Clock:
+    def clock(self, program: HostProgram, arguments: Sequence[Any], cold: bool = False, flush: bool = True) -> Clock:
         if cold and not self._flushed.size:
             return ColdClock(program, arguments, self._tvm)
-        return HostClock(program, arguments, self._device, self._flushed, self._call_s, self._evict)
+        flushed = self._flushed if flush else self._flushed[:0]
+        return HostClock(program, arguments, self._device, flushed, self._call_s, self._evict)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Call ``work``; exit this process if the program left the device unusable, as a fault on a GPU does."""

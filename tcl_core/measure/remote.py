@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,7 +41,7 @@ from tcl_core.platforms import Hardware
 
 GRACE_S = 10.0  # seconds past a session's limit after which a device counts as silent
 LOST = 2  # sessions that die during one program before it is blamed
-FLUSHED_BYTES = 64 << 20  # more than the caches of a device
+FLUSHED_BYTES, MOST_FLUSHED_BYTES = 64 << 20, 1 << 30  # the least is more than the caches of most boards; TVM counts in 32 bits
 BIG_CORES = 1  # of TVM's ThreadGroup::AffinityMode; one core per thread needs a list, which RPC cannot send
 
 
@@ -72,9 +73,9 @@ class RemoteDevice:
     def tensor(self, array: np.ndarray) -> RemoteTensor:
         return RemoteTensor(self, array)
 
-    def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor], cold: bool = False) -> Clock:
+    def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor], cold: bool = False, flush: bool = True) -> Clock:
         """As ``Device.clock``; ignores ``cold``, since networks are tuned on this machine only."""
-        return RemoteClock(self, program, arguments, self._setup.protocol.flush_cache)
+        return RemoteClock(self, program, arguments, flush and self._setup.protocol.flush_cache)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """As ``Device.run``.  Raises PlatformError where there is no device, or the devices differ or cannot load programs."""
@@ -192,17 +193,16 @@ class RemoteClock:
     between_s, call_s = 0.0, CALL_S
 
     def __init__(self, device: RemoteDevice, program: RemoteProgram, arguments: Sequence[RemoteTensor], flush: bool) -> None:
-        self._device, self._program, self._arguments = device, program, arguments
-        self._flushed_bytes = FLUSHED_BYTES if flush else 0
+        self._device, self._program, self._arguments, self._flush = device, program, arguments, flush
 
     def once(self) -> float:
         return self.mean(1)
 
     def mean(self, number: int) -> float:
         session = self._device.session
-        number, repeat = (1, number) if self._flushed_bytes else (number, 1)  # flushed before each of TVM's repeats
+        number, repeat = (1, number) if self._flush else (number, 1)  # flushed before each of TVM's repeats
         evaluate = self._device.module(self._program).time_evaluator(
-            "main", session.device, number=number, repeat=repeat, cache_flush_bytes=self._flushed_bytes
+            "main", session.device, number=number, repeat=repeat, cache_flush_bytes=session.flushed_bytes if self._flush else 0
         )
         return float(np.mean(evaluate(*[session.tensor(argument) for argument in self._arguments]).results))
 
@@ -240,6 +240,13 @@ class _Session:
         else:
             told = _read_description(text, self.address)
         return {**told, "host": f"rpc {self._key}: {told['host']}"}
+
+    @cached_property
+    def flushed_bytes(self) -> int:
+        """Bytes to write before a run, so that nothing else is in the caches: twice the largest one that the server reports."""
+        hardware = self.describe()["hardware"]
+        largest_kib = max(hardware.get(name, 0) for name in ("l1_kib", "l2_kib", "l3_kib"))
+        return int(min(max(2 * 1024 * largest_kib, FLUSHED_BYTES), MOST_FLUSHED_BYTES))
 
     def module(self, program: RemoteProgram) -> Any:
         if program not in self._modules:

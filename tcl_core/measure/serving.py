@@ -17,7 +17,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -28,6 +27,7 @@ from tcl_core.compat import calling_thread_pinned, load_tvm, set_threads
 from tcl_core.errors import PlatformError
 from tcl_core.platforms import copy_bandwidth_gbs, host_fields, host_fingerprint, threads
 from tcl_core.process import die_with_parent
+from tcl_core.sandbox import scratch_folder
 
 SERVER_PORTS = (9091, 9190)  # the first free one of these, all below the tracker's
 DESCRIBE, SET_THREADS = "tcl.device.describe", "tcl.device.set_threads"
@@ -39,13 +39,14 @@ class Served:
 
     def __init__(self, role: str, *arguments: Any) -> None:
         command = [sys.executable, "-m", "tcl_core.measure.serving", role, *map(str, arguments)]
-        self._scratch = tempfile.TemporaryDirectory(prefix="tcl-serving-")  # holds uploads while a session needs them
+        self._until_stopped = ExitStack()
+        scratch = self._until_stopped.enter_context(scratch_folder("serving"))  # holds uploads while a session needs them
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
-            env=os.environ | {"TMPDIR": self._scratch.name},
+            env=os.environ | {"TMPDIR": scratch},
             text=True,
         )
         said = self.process.stdout.readline().strip()
@@ -59,7 +60,7 @@ class Served:
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
-        self._scratch.cleanup()
+        self._until_stopped.close()
 
 
 def start_tracker(host: str, port: int) -> Served:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import resource
 import signal
@@ -32,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -44,6 +43,7 @@ from tcl_core.measure.device import Crashed, Device, HostDevice, TimedOut
 from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.sentinel import sentinel_arguments, sentinel_module
 from tcl_core.measure.timing import runs_per_repeat, time_repeat
+from tcl_core.outputs import of_array
 from tcl_core.process import die_with_parent
 from tcl_core.programs.packing import packed
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
@@ -64,6 +64,26 @@ class Built(NamedTuple):
     job: Job
     function: Callable[..., Any]
     module: Any
+
+
+def _with_all_memory(action: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an action of a worker: where memory runs out, it is done once more without what is kept of other tasks.
+
+    Else what becomes of a program would depend on which tasks came before it.
+    """
+
+    @wraps(action)
+    def act(worker: Worker, *arguments: Any) -> Any:
+        try:
+            return action(worker, *arguments)
+        except Exception as error:
+            if not (isinstance(error, MemoryError) or "bad_alloc" in str(error)):  # TVM's allocations raise the latter, as several types
+                raise
+        worker.inputs.cache_clear()  # outside the handler, whose traceback keeps the first attempt's arrays
+        worker.expected.cache_clear()
+        return action(worker, *arguments)
+
+    return act
 
 
 class Worker:
@@ -125,6 +145,7 @@ class Worker:
         with self.target, tvm.transform.PassContext(config={"tirx.disable_assert": True}):
             return self.device.load(tvm.tirx.build(module, target=self.target))
 
+    @_with_all_memory
     def build(self, number: int, job: Job) -> float:
         """Compile the job's program, keep it ready to call, and make its inputs; return the seconds that it took."""
         start = time.perf_counter()
@@ -135,13 +156,10 @@ class Worker:
             sketch = self.sketch(job.task_key, job.module_json, job.trace_json)
             module = space.materialise(sketch, job.decisions).mod
         self.built[number] = Built(job, self._compile(module), module)
-        try:
-            self.inputs(job.task_key, job.module_json)
-        except MemoryError:  # other tasks' inputs are kept there
-            self.inputs.cache_clear()
-            self.inputs(job.task_key, job.module_json)
+        self.inputs(job.task_key, job.module_json)
         return time.perf_counter() - start
 
+    @_with_all_memory
     def time(self, number: int, best_s: float) -> float:
         """Mean seconds of one repeat's runs.
 
@@ -153,11 +171,13 @@ class Worker:
         with self._steady():
             return self.device.run(lambda: time_repeat(clock, self.setup.protocol, best_s))
 
+    @_with_all_memory
     def reference(self, number: int) -> None:
         """Run the program's task untuned, and keep its output for ``check``."""
         job = self.built[number].job
         self.device.run(lambda: self.expected(job.task_key, job.module_json))
 
+    @_with_all_memory
     def check(self, number: int) -> float:
         """Largest difference from the untuned program's output, relative to that output's largest magnitude."""
         built = self.built[number]
@@ -172,7 +192,7 @@ class Worker:
 
         found, reordered = self.device.run(results)
         expected = [reordered.get(argument, array) for argument, array in enumerate(expected)]
-        return max(_relative_difference(f, e) for f, e in zip(found, expected, strict=True))
+        return max(of_array(f, e, equal_nan=True) for f, e in zip(found, expected, strict=True))
 
     def drop(self, number: int) -> None:
         """Forget a built program, if that number has one."""
@@ -202,7 +222,8 @@ class Worker:
     def _sentinel(self) -> tuple[Any, int]:
         """The sentinel's clock and the runs that one reading takes."""
         function = self._compile(sentinel_module(self.setup.target["kind"]))
-        clock = self.device.clock(function, [self.device.tensor(array) for array in sentinel_arguments()])
+        arguments = [self.device.tensor(array) for array in sentinel_arguments()]
+        clock = self.device.clock(function, arguments, flush=False)  # it is to fit the second-level cache
         once_s = min(clock.once() for _ in range(5))
         return clock, max(2, runs_per_repeat(once_s, Protocol(min_repeat_ms=SENTINEL_MS)))
 
@@ -214,16 +235,6 @@ def open_device(setup: Setup, on_wait: Callable[[], Any]) -> Device:
     from tcl_core.measure.remote import RemoteDevice
 
     return RemoteDevice(setup, on_wait)
-
-
-def _relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
-    if expected.size == 0:
-        return 0.0
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
-    if not (np.array_equal(np.isfinite(found), np.isfinite(expected)) and np.array_equal(np.isnan(found), np.isnan(expected))):
-        return math.inf
-    scale = max(np.abs(np.nan_to_num(expected, posinf=0, neginf=0)).max(), 1e-30)
-    return float(np.abs(np.nan_to_num(found - expected)).max() / scale)
 
 
 def serve(connection: Connection) -> None:

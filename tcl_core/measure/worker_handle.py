@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import tempfile
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Stopped(Exception):
 
 LONGEST_ANSWER = 1 << 20  # bytes
 LONGEST_MESSAGE = 300  # characters of what went wrong
+DEATH_S = 5.0  # seconds that a worker may take to end once its connection is gone
 REST_S = 10  # seconds for the rest of an answer that has begun: a writer that stops midway must not block us
 
 # What a worker answers instead of a result.
@@ -64,10 +66,11 @@ class WorkerHandle:
         self.held: set[int] = set()
         self.process: subprocess.Popen | None = None
         self._connection: Connection | None = None
-        self._log = tempfile.TemporaryFile()
+        self._until_closed = contextlib.ExitStack()
+        self._log = self._until_closed.enter_context(tempfile.TemporaryFile())
         # Linkers write here, and leave files when they are killed; programs that run where they were built need no linker.
         links = setup.kind.apart
-        self._scratch = tempfile.TemporaryDirectory(prefix="tcl-worker-", ignore_cleanup_errors=True) if links else None
+        self._scratch = self._until_closed.enter_context(sandbox.scratch_folder("worker")) if links else ""
 
     def ask(self, timeout_s: float, *request: Any) -> Any:
         """Send a request and return its answer.  Raises Failed, Late, Died or Stopped; PlatformError where no program is to blame."""
@@ -109,7 +112,7 @@ class WorkerHandle:
 
     @property
     def is_alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+        return (process := self.process) is not None and _returncode(process) is None
 
     def launch(self) -> None:
         """Start a worker, unless a sound one runs, without waiting for it.  Raises PlatformError where the system cannot start one."""
@@ -137,14 +140,13 @@ class WorkerHandle:
             stdout=self._log,
             stderr=self._log,
             cwd=Path(__file__).parents[2],
-            env=os.environ | ({"TMPDIR": self._scratch.name} if self._scratch else {}),
+            env=os.environ | ({"TMPDIR": self._scratch} if self._scratch else {}),
             process_group=0,  # its own, which its compilers join
         )
 
     def _command(self) -> list[str]:
         """The worker's command.  Programs may come from strangers: it may only compute, unless it needs a device or a linker."""
-        scratch = self._scratch.name if self._scratch else ""
-        return sandbox.command("tcl_core.measure.worker", sandbox.Rights(scratch=scratch, outside=bool(scratch)))
+        return sandbox.command("tcl_core.measure.worker", sandbox.Rights(scratch=self._scratch, outside=bool(self._scratch)))
 
     def wait_until_ready(self) -> None:
         """Wait until the worker can take requests.  Raises PlatformError where it cannot start (a broken installation)."""
@@ -176,8 +178,9 @@ class WorkerHandle:
         """Kill the worker, whatever it is doing, and the compilers that it started."""
         connection, process, self._connection, self.process = self._connection, self.process, None, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            if process.returncode is None:  # else it was waited for, and its number may be another's
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if connection is not None:
             connection.close()
@@ -185,9 +188,7 @@ class WorkerHandle:
 
     def close(self) -> None:
         self.stop()
-        self._log.close()
-        if self._scratch:
-            self._scratch.cleanup()
+        self._until_closed.close()
 
 
 def _is_answer(kind: str, said: Any, action: str) -> bool:
@@ -205,11 +206,25 @@ def _is_number(said: Any) -> bool:
     return isinstance(said, int | float) and not isinstance(said, bool) and not math.isnan(said)
 
 
-def _death(process: subprocess.Popen) -> str:
+def _returncode(process: subprocess.Popen) -> int | None:
+    """As ``process.poll()``, but an ended process stays to be waited for: until then its number, which its group has too, is no other's."""
+    if process.returncode is not None:
+        return process.returncode
     try:
-        code = process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        return "hung"
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # another thread's ``stop`` has just waited for it
+        return process.wait()
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _death(process: subprocess.Popen) -> str:
+    end = time.monotonic() + DEATH_S
+    while (code := _returncode(process)) is None:
+        if time.monotonic() > end:
+            return "hung"
+        time.sleep(0.01)
     if code >= 0:
         return f"exited with {code}"
     with contextlib.suppress(ValueError):

@@ -62,6 +62,10 @@ class MambaPaperModel(TorchCostModel):
         """(N, 32) float32; raises as ``predict``."""
         return super().embed(primitive_rows(samples))
 
+    def predict_and_embed(self, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """``predict`` and ``embed`` in one pass; raises as ``predict``."""
+        return super().predict_and_embed(primitive_rows(samples))
+
 
 def primitive_rows(samples: Samples) -> Samples:
     """The samples with their tokens replaced by hardware and primitive rows, (N, at most 26, 22).

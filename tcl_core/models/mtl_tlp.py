@@ -20,7 +20,7 @@ from tcl_core.errors import UsageError
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning.batches_by_task import Batch
 from tcl_core.learning.fit import FitSettings, OnEpoch, fit_network
-from tcl_core.learning.losses import lambda_rank
+from tcl_core.learning.losses import by_size, lambda_rank
 from tcl_core.models.tlp import SETTINGS, TlpDecoder, TlpTrunk
 from tcl_core.models.torch_model import TorchCostModel
 
@@ -116,7 +116,7 @@ class PlatformLoss:
         index, mask = batch.index[mine], batch.mask[mine]
         rows = index[mask]
         scores = x.new_zeros(len(x)).index_put((rows,), head(x[rows], batch.lengths[rows]))
-        return lambda_rank(scores[index], batch.labels[mine], mask, self.sigma).mean()
+        return by_size(lambda_rank, scores[index], batch.labels[mine], mask, self.sigma).mean()
 
 
 def task_count(platforms: Sequence[Samples]) -> int:

@@ -15,7 +15,7 @@ If only the last token's output is needed, and no gradient, the kernel ``last`` 
 only at each program's end.  The kernels themselves are in ``scan_tir``.
 
 The kernels are serial; the batch is split into one slice per torch thread, because TVM's own thread pool would compete
-with torch's for the cores.  Gradients that programs share (of tokens, of weights) are summed per slice.
+with torch's for the cores.  Gradients that programs share (of tokens, of weights) are summed per slice, in few slices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 
 import torch
@@ -41,6 +41,7 @@ from tcl_core.models.scan_tir import LANES
 
 SOURCE = Path(scan_tir.__file__).read_text()  # read at import, in case the file changes later
 WORTHWHILE = 1024  # tokens; with fewer, torch finishes before a kernel is loaded
+SUMMED = 8  # most slices of a backward pass: each fills gradients of all the batch's tokens, some 25 MB, which are then added up
 _MAKING = ThreadLock()  # threads that predict concurrently must not compile concurrently
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class CompiledMix(torch.autograd.Function):
             run(*_cut(tensors, rows), *room, *states, torch.empty_like(sums[1]), grad[rows], *sums)
             return sums
 
-        grad_projected, grads = (sum(parts[1:], parts[0]) for parts in zip(*_in_slices(backward, len(index)), strict=True))
+        slices = _in_slices(backward, len(index), SUMMED)
+        grad_projected, grads = (reduce(Tensor.add_, parts) for parts in zip(*slices, strict=True))
         taps, bias, x_proj, dt, dt_bias, A, D = grads.split(rows_of)
         return grad_projected, None, None, taps.T, bias[0], x_proj, dt.T, dt_bias[0], A.T, D[0]
 
@@ -124,9 +126,9 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="scan")
 
 
-def _in_slices(work: Callable, size: int) -> list:
-    """Run ``work(rows)`` in parallel on one slice of the batch per torch thread; results in order."""
-    count = min(torch.get_num_threads(), size)
+def _in_slices(work: Callable, size: int, most: int | None = None) -> list:
+    """Run ``work(rows)`` in parallel on one slice of the batch per torch thread, ``most`` at most; results in order."""
+    count = min(torch.get_num_threads(), size, most or size)
     slices = [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
     return list(_threads(count).map(work, slices)) if count > 1 else [work(slices[0])]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tcl_core.errors import DataError, UsageError
-from tcl_core.features.batches import Samples
+from tcl_core.features.batches import Samples, slowest_where_failed
 from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
 from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
@@ -51,13 +51,15 @@ class TorchCostModel(CostModel):
         checkpoint: Path | None = None,
     ) -> Self:
         """Train with the loss of ``settings`` (``learning.fit.fit_network``) and return the model; a second call continues
-        training.
+        training.  To regression a failed program is as slow as its task's slowest one.
         """
         self.check_rows(train)
         if self.network is None:
             self.network = self._start(train)
         self._check_features(train)
         self.network.to(self.device)
+        if self.settings.loss == "scores":
+            train = replace(train, latencies_s=slowest_where_failed(train.latencies_s, train.tasks))
         self.report = fit_network(self.network, train, valid, self.settings, on_epoch=on_epoch, checkpoint=checkpoint)
         return self
 

@@ -7,12 +7,19 @@ import os
 import platform as host_platform
 import re
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from tcl_core.platforms.cpus import CPUS, cpu_named
 
 AMD = "sse4a"  # a feature that no other maker's CPUs have
+# What identifies a host beside other things; others vary with the kernel.  Frozen: with a flag more, records of old would be of another
+# host, so it does not grow with ``CPUS``.
+FINGERPRINT_FLAGS = frozenset({
+    "amx_tile", "asimd", "asimddp", "avx", "avx2", "avx512_bf16", "avx512_fp16", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl",
+    "bmi2", "fma", "sha_ni", "sse4_2", "sve",
+})  # fmt: skip
 
 # The main thread's, whichever thread imports this first; read at import, since TVM's runtime pins a process that runs programs to one.
 USABLE_CORES = os.sched_getaffinity(os.getpid())
@@ -60,11 +67,26 @@ def _cpuinfo() -> dict[str, str]:
 def threads() -> int:
     """Logical CPUs that this process may use; what ``num-cores`` and the runtime's threads are set to.
 
-    A container's CPU quota counts too: with more threads than it grants, timings would measure the scheduler.
+    The CPU quota of a container or a service counts too: with more threads than it grants, timings would measure the scheduler.
     """
-    quota, _, period = (_read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
-    granted = int(quota) // int(period) if quota.isdigit() and period.isdigit() else len(USABLE_CORES)
-    return max(1, min(len(USABLE_CORES), granted))
+    return max(1, min([len(USABLE_CORES), *_quotas()]))
+
+
+def _quotas() -> Iterator[int]:
+    """Whole CPUs that each control group grants of those that hold this process, its own and all above; of cgroup v2 and v1."""
+    for line in (_read_text("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = path.strip("/").split("/")
+        for depth in range(len(names) + 1):
+            group = "/".join(names[:depth])
+            if not controllers:  # v2
+                quota, _, period = (_read_text(f"/sys/fs/cgroup/{group}/cpu.max") or "").partition(" ")
+            elif "cpu" in controllers.split(","):
+                quota, period = (_read_text(f"/sys/fs/cgroup/cpu/{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+            else:
+                continue
+            if quota.isdigit() and period.isdigit():
+                yield int(quota) // int(period)
 
 
 def host_fingerprint() -> str:
@@ -74,8 +96,7 @@ def host_fingerprint() -> str:
     """
     info = _cpuinfo()
     model = re.sub(r"\s+", " ", info.get("model name", info.get("CPU part", host_platform.machine())))
-    known = frozenset().union(*(cpu.features for cpu in CPUS.values()))  # other flags vary with the kernel
-    details = repr((model, info.get("stepping"), sorted(cpu_flags() & known), sorted(_caches_kib().items())))
+    details = repr((model, info.get("stepping"), sorted(cpu_flags() & FINGERPRINT_FLAGS), sorted(_caches_kib().items())))
     return f"{model} x{threads()} {hashlib.sha256(details.encode()).hexdigest()[:8]}"
 
 

@@ -6,7 +6,7 @@ answer, in the file FD, is an ``.npz`` of plain arrays:
     facts     JSON as bytes: {"kind", "refused"} if the file is refused, else {"inputs": n, "outputs": n}
     module    the Relax module with its weights as constants, TVM's JSON as bytes
     input_N   example inputs: a .pt2 file's own, or random ones for an .onnx file (``random_inputs``)
-    output_0, ...  PyTorch's outputs for these inputs, if THREADS is not 0 and the file is a .pt2
+    output_0, ...  the network's outputs for these inputs, if THREADS is not 0 and PyTorch or ONNX's evaluator could run it
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import json
 import math
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,16 @@ from tcl_core.compat import load_module, load_tvm
 from tcl_core.errors import TclError, UsageError
 from tcl_core.files import reading, shown
 from tcl_core.programs.pt2_archive import LARGEST_BYTES, last_line, load_pt2
-from tcl_core.sandbox import Rights, command
+from tcl_core.sandbox import Rights, command, scratch_folder
 
 READ_S = 900.0
+EVALUATED_S = 120  # of them for ONNX's evaluator
 READER_BYTES = 16 << 30  # of memory, beside what its file needs
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A Relax module, the inputs to compare it on, and PyTorch's ``outputs`` if PyTorch has run it."""
+    """A Relax module, the inputs to compare it on, and the network's ``outputs`` by PyTorch or ONNX's evaluator if that has run it."""
 
     module: Any
     inputs: list[np.ndarray]
@@ -50,14 +52,14 @@ class Imported:
 
 
 def read_network_file(name: str, threads: int = 0) -> Imported:
-    """Read the network in a ``.pt2`` or ``.onnx`` file; if ``threads`` is not 0, PyTorch runs a ``.pt2`` on that many threads.
+    """Read the network in a ``.pt2`` or ``.onnx`` file; if ``threads`` is not 0, run it: a ``.pt2`` by PyTorch on that many threads.
 
     Raises UsageError for a missing or damaged file, one that holds code, dynamic shapes, operators that TVM lacks, numbers
     other than float32, and where reading takes too long or too much memory.
     """
     path = existing(name)
     with (
-        tempfile.TemporaryDirectory(prefix="tcl-reader-") as scratch,  # PyTorch does not load without one
+        scratch_folder("reader") as scratch,  # PyTorch does not load without one
         tempfile.TemporaryFile() as answer,
         tempfile.TemporaryFile() as log,
     ):
@@ -157,6 +159,7 @@ def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
         model = load_onnx(Path(path), name)
         _check_float32(name, onnx_floats(model))
         inputs, module = random_inputs(model), relax_from_onnx(model, name)
+        outputs = evaluated(model, inputs) if threads else []
     else:
         with open(path, "rb") as file:
             program, tensors = load_pt2(file, name)
@@ -347,6 +350,28 @@ def onnx_floats(model: Any) -> set[str]:
     kinds += [tensor.data_type for tensor in model.graph.initializer if math.prod(tensor.dims) > 1]
     names = {str(helper.tensor_dtype_to_np_dtype(kind)) for kind in kinds}
     return {name for name in names if "float" in name}
+
+
+def evaluated(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """An ONNX model's outputs by ONNX's own evaluator, which is slow and knows nothing of TVM's importer.
+
+    Empty if it lacks an operator, takes longer than ``EVALUATED_S``, or an output is no tensor.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before, left = signal.signal(signal.SIGALRM, late), signal.alarm(EVALUATED_S)
+    try:
+        given = {value.name: array for value, array in zip(onnx_inputs(model), inputs, strict=True)}
+        found = ReferenceEvaluator(model).run(None, given)
+    except Exception:  # its operators raise types of their own
+        return []
+    finally:
+        signal.alarm(left)
+        signal.signal(signal.SIGALRM, before)
+    return found if all(isinstance(array, np.ndarray) for array in found) else []
 
 
 def random_inputs(model: Any) -> list[np.ndarray]:

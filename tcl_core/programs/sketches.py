@@ -63,6 +63,14 @@ class Slot:
         return slice(self.offset, self.offset + self.width)
 
     @cached_property
+    def extent(self) -> int | None:
+        """The extent that it tiles; None for slots of other kinds, and where it depends on other decisions."""
+        if self.kind != "tile":
+            return None
+        extents = set(np.prod(self.choices, axis=1, dtype=np.int64).tolist())
+        return extents.pop() if len(extents) == 1 else None
+
+    @cached_property
     def _offered(self) -> frozenset[tuple[int, ...]]:
         return frozenset(map(tuple, self.choices.tolist()))
 

@@ -13,6 +13,7 @@ in the project's (``beside``), or what MLFLOW_TRACKING_URI names.  docs/registry
 
 from tcl_core.registry.aliases import BEFORE, SINCE, WITHDRAWN
 from tcl_core.registry.champions import (
+    HOST,
     PROMOTION,
     ROLLBACK,
     champion,
@@ -31,7 +32,7 @@ from tcl_core.registry.serving import CODE, NEEDED, SERVED, serve
 from tcl_core.registry.registering import FLOW_RUN_ID, Version, attach, logged, register, version_of, versions
 
 __all__ = [
-    "ALIASES", "BEFORE", "CANDIDATE", "CHAMPION", "CODE", "EXPERIMENT", "FLOW_RUN_ID", "LOGGED", "NEEDED", "PREVIOUS",
+    "ALIASES", "BEFORE", "CANDIDATE", "CHAMPION", "CODE", "EXPERIMENT", "FLOW_RUN_ID", "HOST", "LOGGED", "NEEDED", "PREVIOUS",
     "PROMOTION", "REGISTRAR", "ROLLBACK", "RUN_KEY", "SERVED", "SINCE", "TIMES_LOGGED", "UNDER_WAY", "WITHDRAWN",
     "RegistryAway", "Version", "attach", "beside", "champion", "champion_version", "is_there", "load_champion", "logged", "model_name",
     "pinned", "platforms_with_champion", "promote", "register", "rollback", "run_key", "serve", "version_of", "versions",

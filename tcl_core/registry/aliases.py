@@ -46,11 +46,17 @@ def crown(client: MlflowClient, name: str, version: int, former: int | None) -> 
 
 
 def settle(client: MlflowClient, name: str, registered: int | None = None) -> None:
-    """Set `previous` and `candidate` right, or delete them; ``registered`` is the version just registered, if any."""
+    """Set `previous` and `candidate` right, or delete them; ``registered`` is the version just registered, if any.
+
+    The champion loses the tag ``WITHDRAWN``, which a rollback that was killed before it moved the alias left on it.
+    """
     aliases = {alias: int(version) for alias, version in client.get_registered_model(name).aliases.items()}
     champion = aliases.get(CHAMPION)
+    tags = {} if champion is None else client.get_model_version(name, str(champion)).tags
+    if WITHDRAWN in tags:
+        client.delete_model_version_tag(name, str(champion), WITHDRAWN)
     candidate = aliases.get(CANDIDATE) if registered in (None, champion) else registered
-    wanted = {CANDIDATE: candidate, PREVIOUS: _before(client, name, champion, aliases.get(PREVIOUS))}
+    wanted = {CANDIDATE: candidate, PREVIOUS: _before(client, name, tags.get(BEFORE), aliases.get(PREVIOUS))}
     for alias, version in wanted.items():
         if version is None or version == champion:
             if alias in aliases:
@@ -59,13 +65,10 @@ def settle(client: MlflowClient, name: str, registered: int | None = None) -> No
             client.set_registered_model_alias(name, alias, str(version))
 
 
-def _before(client: MlflowClient, name: str, champion: int | None, known: int | None) -> int | None:
-    """The version that the champion replaced, None if none or deleted; ``known`` where no tag says, as TCL did not promote it."""
+def _before(client: MlflowClient, name: str, said: str | None, known: int | None) -> int | None:
+    """The version that the champion's tag says it replaced, None if none or deleted; ``known`` without a tag, as TCL did not promote it."""
     from mlflow.exceptions import MlflowException
 
-    if champion is None:
-        return known
-    said = client.get_model_version(name, str(champion)).tags.get(BEFORE)
     if said is None or said == NOBODY:
         return known if said is None else None
     with suppress(MlflowException):  # it was deleted since

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tcl_core.models.cost_model import CostModel
 
 PROMOTION, ROLLBACK = "promotion", "rollback"  # tags: the last decision on a version, and why
+HOST = "holdout.host"  # tag: the host of the held-out programs that judged a version
 
 
 def champion_version(platform: str) -> int | None:
@@ -88,6 +89,8 @@ def promote(platform: str, version: int, better: bool, reason: str, against: int
 
     against  the champion that ``version`` was compared with, None where there was none.  If another promotion moved
              the alias meanwhile, the verdict is void and RegistryError says so: of two at once, one wins.
+
+    Raises RegistryError too where the two were judged on different hosts (``HOST``).
     """
     name = model_name(platform)
     with opened(alone=True) as client:
@@ -97,6 +100,7 @@ def promote(platform: str, version: int, better: bool, reason: str, against: int
                 f"the champion of {platform} changed from version {against} to {present} while version {version} was "
                 f"compared with it; run again: tcl promote --platform {platform}"
             )
+        _check_host(client, platform, version, against)
         # The reason first: no champion lacks one, whenever this is killed.
         client.set_model_version_tag(name, str(version), PROMOTION, f"{'promoted' if better else 'kept back'}: {reason}")
         if better:
@@ -111,8 +115,9 @@ def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, in
     The present champion becomes `previous` and is tagged as withdrawn: promotion refuses it from then on (``withdrawn``);
     another rollback can bring it back.
 
-    Raises RegistryError where there is no champion, no previous one or no such version; DataError where its files are not
-    those that were registered, or it reads other tokens than this version of TCL makes.  The champion is then unchanged.
+    Raises RegistryError where there is no champion, no previous one or no such version, or the previous one is of another host;
+    DataError where its files are not those that were registered, or it reads other tokens than this version of TCL makes.  The
+    champion is then unchanged.
     """
     name = model_name(platform)
     with opened(alone=True) as client:
@@ -129,6 +134,8 @@ def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, in
         if target == present:
             raise RegistryError(f"version {target} of {name} is the champion already; nothing was changed")
         found = _version(client, platform, target)
+        if to is None:  # whoever names a version means it
+            _check_host(client, platform, target, present)
         model_files.check_tokens(model_files.folder_of(client, platform, found), f"version {target} of {name}")
         told = f"{now()}: {reason}"
         client.set_model_version_tag(name, str(target), ROLLBACK, f"{told} (in the place of version {present})")
@@ -138,6 +145,22 @@ def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, in
             client.delete_model_version_tag(name, str(twin.version), WITHDRAWN)
         settle(client, name)
     return target, present
+
+
+def _check_host(client: MlflowClient, platform: str, version: int, champion: int | None) -> None:
+    """Raise RegistryError for a version and a champion of different hosts: two projects may share a registry and a platform's name.
+
+    A version that does not tell its host passes.
+    """
+    if champion is None:
+        return
+    mine, other = (_version(client, platform, number).tags.get(HOST) for number in (version, champion))
+    if mine and other and mine != other:
+        raise RegistryError(
+            f"the champion of {platform}, version {champion}, was judged on {other}, and version {version} on {mine}; give the platform "
+            "another name in params.yaml, or set MLFLOW_TRACKING_URI to a registry of this project's own; where nothing needs that "
+            f"champion any more: tcl rollback --platform {platform} --to {version}"
+        )
 
 
 def withdrawn(platform: str, version: int) -> str | None:

@@ -188,8 +188,10 @@ def _measuring(runs: Runs) -> Section | None:
                 _signed(*(step and step["measured"] for step in steps), digits=0),
             ]
         )
-        failed = [_failed(run, name) for run in runs]
-        rows.append([name, "failed, held-out ones among them", *map(count, failed), _signed(*failed, digits=0)])
+        for kind in ("training", "held-out"):  # a copy of data/reports may know only the former
+            failed = [_failed(run, name, kind) for run in runs]
+            if any(value is not None for value in failed):
+                rows.append([name, f"{kind} programs that failed", *map(count, failed), _signed(*failed, digits=0)])
         spread = [run["noise"][name]["spread"][10] if name in run["noise"] else None for run in runs]
         if any(value is not None for value in spread):
             rows.append([name, "spread of repeats, median", *map(percent, spread), _points(*spread)])
@@ -210,9 +212,9 @@ def _measured(step: Mapping[str, Any] | None) -> str:
     return UNKNOWN if step is None else "skipped" if step["skipped"] else count(step["measured"])
 
 
-def _failed(run: Run, name: str) -> int | None:
-    found = run["errors"].get(name)
-    return None if found is None else sum(total for by_kind in found.values() for kind, total in by_kind.items() if kind != "ok")
+def _failed(run: Run, name: str, kind: str) -> int | None:
+    found = run["errors"].get(name, {}).get(kind)
+    return None if found is None else sum(total for outcome, total in found.items() if outcome != "ok")
 
 
 def _points(first: float | None, second: float | None) -> str:

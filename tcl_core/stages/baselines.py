@@ -64,7 +64,7 @@ def train_baseline(workspace: Workspace, name: str, platform: str | None = None)
         trained = [_train(workspace, name, place, checkpoints / place) for place in ([platform] if platform else ran)]
         if platform is None:
             _remove_stale(workspace, name, ran)
-        shutil.rmtree(checkpoints, ignore_errors=True)  # only now: after a kill the next run reuses what was finished
+        shutil.rmtree(checkpoints / (platform or ""), ignore_errors=True)  # only now: after a kill the next run reuses what was finished
     return trained
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,8 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
     """Rank every platform's held-out programs with every platform's model -> data/reports/evaluation.json, which is returned, and plots.
 
     Two models show what distillation is worth beside a platform's chained model: ``zero-shot``, the model of the
-    platform before, which has seen no measurement of this one but is given its hardware row, and ``own data only``,
-    a plain model that knows nothing of the chain.  The models of params.yaml's ``baselines`` follow.
+    platform before that it was distilled from, which has seen no measurement of this one but is given its hardware row,
+    and ``own data only``, a plain model that knows nothing of the chain.  The models of params.yaml's ``baselines`` follow.
     Held-out tasks that a model of the chain has learned, as a champion from elsewhere may have, are left out, with a message.
     """
     ran = workspace.platforms_here()
@@ -36,6 +36,7 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
     with workspace.timed("evaluate"):
         collected = {p: _collection(workspace, p) for p in ran}
         judged = {p: workspace.judged_now(p) for p in ran}
+        links = _links(workspace, judged)
         weights = workspace.task_weights("held_out")
         known = frozenset().union(*(provenance.learned_tasks(workspace.model_folder(p)) for p in ran))
         held_out = {p: _unknown(workspace, p, known) for p in ran}
@@ -47,14 +48,12 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
         evaluation = {
             "platforms": _figures(workspace, held_out, weights, {p: predicted[p, p] for p in ran}),
             "baselines": {
-                "zero-shot": _figures(
-                    workspace, held_out, weights, {p: predicted[before, p] for p, before in _links(workspace, ran).items()}
-                ),
+                "zero-shot": _figures(workspace, held_out, weights, {p: predicted[before, p] for p, before in links.items()}),
                 "own data only": _figures(workspace, held_out, weights, _by_scratch(workspace, held_out)),
                 **{name: _figures(workspace, held_out, weights, baselines.predicted(workspace, name, known)) for name in others},
             },
-            "chain": _chain(workspace, predicted, held_out, weights),
-            "knowledge_base": _chain(workspace, by_base, held_out, weights),
+            "chain": _chain(links, predicted, held_out, weights),
+            "knowledge_base": _chain(links, by_base, held_out, weights),
             "parameters": {p: m.parameter_count() for p, m in models.items()},
             "judged": judged,
         }
@@ -63,10 +62,19 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
     return evaluation
 
 
-def _links(workspace: Workspace, ran: Sequence[str]) -> dict[str, str]:
-    """Platform -> the platform whose model it was distilled from, if both are judged."""
-    links = {p: workspace.ran_before(p) for p in ran[1:]}
-    return {p: before for p, before in links.items() if before in ran}
+def _links(workspace: Workspace, judged: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Platform -> the platform whose model it was distilled from, if that very model is ``judged`` (``Workspace.judged_now``) too."""
+    links = {}
+    for platform in list(judged)[1:]:
+        before, made = workspace.ran_before(platform), provenance.read(workspace.model_folder(platform))
+        if before in judged and made["model_before"] == judged[before]["model"]:
+            links[platform] = before
+        elif before in judged:
+            say(
+                f"the model of {platform} was not distilled from the model of {before} that lies here: zero-shot, and what was forgotten "
+                f"since {before}, are left out"
+            )
+    return links
 
 
 def _unknown(workspace: Workspace, platform: str, known: Collection[str]) -> Samples:
@@ -95,12 +103,12 @@ def _by_scratch(workspace: Workspace, held_out: dict[str, Samples]) -> dict[str,
 
 
 def _chain(
-    workspace: Workspace, predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks
+    links: dict[str, str], predicted: dict[tuple[str, str], np.ndarray], held_out: dict[str, Samples], weights: Networks
 ) -> dict[str, Any]:
     """The matrix of top-1 (row = model after a platform, column = platform ranked), and what was forgotten."""
     ran = list(held_out)
     top_1 = lambda m, p: top_k(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks, weights, 1)  # noqa: E731
-    return chain_figures(ran, [[top_1(m, p) for p in ran] for m in ran], _links(workspace, ran))
+    return chain_figures(ran, [[top_1(m, p) for p in ran] for m in ran], links)
 
 
 def _plot(

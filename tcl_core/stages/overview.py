@@ -84,7 +84,8 @@ def summary_text(summary: Mapping[str, Any], reports: Path) -> str:
         if "skipped" in p:
             lines.append(f"- {name}: skipped, {p['skipped']}")
             continue
-        champion = f"champion is version {p['champion_version']}" if p["champion_version"] else "no champion yet"
+        unknown = f"champion unknown, for {p['unknown']}" if "unknown" in p else "no champion yet"
+        champion = f"champion is version {p['champion_version']}" if p["champion_version"] else unknown
         if p.get("version") not in (None, p["champion_version"]):
             champion = f"version {p['version']}, {champion}"
         top5 = "" if p["top5"] is None else f", top-5 {p['top5']:.3f}"

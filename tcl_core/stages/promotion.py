@@ -17,7 +17,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.files import shown
 from tcl_core.models import catalogue
 from tcl_core.stages.gate import Verdict, judge
-from tcl_core.stages.workspace import Workspace, learning_curve, with_registry, without_tasks
+from tcl_core.stages.workspace import Workspace, by_measuring, learning_curve, with_registry, without_tasks
 
 EVALUATION = "evaluation.json"  # in the folder of reports
 PAGE = "report.html"  # likewise, written by `tcl report`
@@ -89,7 +89,12 @@ def register(workspace: Workspace, platform: str) -> Registered:
         folder,
         facts=_flat(made["parameters"]),
         metrics={f"{key}.{part}".removesuffix(".value"): v for key, part, v in _numbers(figures)},
-        tags=origin | {"holdout.hash": report["judged"][platform]["holdout"], "figures": figures_text(_plain(figures))},
+        tags=origin
+        | {
+            "holdout.hash": report["judged"][platform]["holdout"],
+            registry.HOST: _judging_host(workspace, platform),
+            "figures": figures_text(_plain(figures)),
+        },
         curves=_curves(folder),
         artifacts=[
             workspace.reports / EVALUATION,
@@ -103,34 +108,48 @@ def register(workspace: Workspace, platform: str) -> Registered:
 
 @with_registry
 def keep_page(workspace: Workspace) -> list[Registered]:
-    """Attach the page of the last run to the registered versions of the present models; returns these."""
+    """Attach the page of the last run to the registered versions of the present models; returns these.  Raises RegistryAway."""
     kept = []
     for platform in workspace.platforms_that_ran():
         try:
             check_judged(workspace, evaluation(workspace.reports), platform)
         except DataError:  # not judged since it was made: the page belongs to no version
             continue
-        if version := standing(workspace, platform)["version"]:
+        if version := _present_version(workspace, platform):
             registry.attach(platform, version, workspace.reports / PAGE)
             kept.append(Registered(platform, version))
     return kept
 
 
-def standing(workspace: Workspace, platform: str) -> dict[str, int | None]:
-    """Versions of a platform's present model, if it is registered, and of its champion; None where there is none."""
+def standing(workspace: Workspace, platform: str) -> dict[str, int | str | None]:
+    """Versions of a platform's present model, if it is registered, and of its champion; None where there is none.
+
+    While the registry is away both are unknown, and ``unknown`` says so.
+    """
+    try:
+        return {"version": _present_version(workspace, platform), "champion_version": registry.champion_version(platform)}
+    except registry.RegistryAway:
+        return {"version": None, "champion_version": None, "unknown": "the registry is away"}
+
+
+def _present_version(workspace: Workspace, platform: str) -> int | None:
+    """The version of a platform's present model, None where it is not registered.  Raises RegistryAway."""
     folder = workspace.model_folder(platform)
     try:
-        version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
+        return registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
+    except registry.RegistryAway:
+        raise
     except (DataError, RegistryError):
-        version = None
-    return {"version": version, "champion_version": registry.champion_version(platform)}
+        return None
 
 
 @with_registry
 def promote(workspace: Workspace, platform: str) -> Promotion:
     """Make the present model champion if it passes the gate against today's champion, on the platform's held-out records.
 
-    Raises RegistryError where it is not registered, DataError where its figures may be another model's, or of other records.
+    It must pass against each withdrawn version too: a rollback holds until something better than what it took back is trained.
+    Raises RegistryError where it is not registered or the champion is of another host, DataError where its figures may be
+    another model's, or of other records.
     """
     folder = workspace.model_folder(platform)
     version = registry.version_of(platform, folder, _origin(provenance.read(folder), platform, folder))
@@ -138,11 +157,13 @@ def promote(workspace: Workspace, platform: str) -> Promotion:
     against = registry.champion_version(platform)
     if against == version:
         return Promotion(platform, version, True, False, "the champion already")
+    by_hand = f"tcl rollback --platform {platform} --to {version}"
     if taken := registry.withdrawn(platform, version):
-        give_back = f"tcl rollback --platform {platform} --to {version}"
-        verdict = Verdict(False, f"a rollback took its place from it ({taken}); to give it back: {give_back}", {})
+        verdict = Verdict(False, f"a rollback took its place from it ({taken}); to give it back: {by_hand}", {})
     else:
         verdict = _verdict(workspace, platform, against)
+        if verdict.better and (why := _no_better_than_withdrawn(workspace, platform)):
+            verdict = replace(verdict, better=False, reason=f"{why}; to take it all the same: {by_hand}")
     moved = registry.promote(platform, version, verdict.better, verdict.reason, against)
     return Promotion(platform, version, moved, moved, verdict.reason, verdict.figures())
 
@@ -227,6 +248,12 @@ def _origin(made: Mapping[str, Any], platform: str, folder: Path) -> dict[str, s
     }
 
 
+def _judging_host(workspace: Workspace, platform: str) -> str:
+    """Fingerprint of the host that measured a platform's held-out programs."""
+    file = workspace.records_folder(platform, "holdout") / "records.parquet"
+    return ", ".join(sorted(store.record_hosts(file, by_measuring(platform, "holdout"))))
+
+
 def _description(platform: str, figures: Mapping[str, Any], origin: Mapping[str, str]) -> str:
     """Description of a version, for people who see it in MLflow."""
     changed = "" if origin["git.dirty"] in ("false", "unknown") else f", where these files differed: {origin['git.dirty']}"
@@ -239,48 +266,63 @@ def _description(platform: str, figures: Mapping[str, Any], origin: Mapping[str,
     ))  # fmt: skip
 
 
-def _verdict(workspace: Workspace, platform: str, against: int | None) -> Verdict:
-    """Whether the present model passes the gate against the champion, or against a random ranking where there is none."""
+def _no_better_than_withdrawn(workspace: Workspace, platform: str) -> str:
+    """Why the present model does not pass the gate against a version that a rollback withdrew; empty where it passes against each.
+
+    The next training repeats what the last one made, from a little more data, and beats today's champion as that one did.
+    """
+    for version in registry.versions(platform):
+        if withdrawn := version.tags.get(registry.WITHDRAWN):
+            found = _verdict(workspace, platform, version.number, "withdrawn champion")
+            if not found.better:
+                return f"no better than version {version.number}, which a rollback withdrew ({withdrawn}): {found.reason}"
+    return ""
+
+
+def _verdict(workspace: Workspace, platform: str, against: int | None, role: str = "champion") -> Verdict:
+    """Whether the present model passes the gate against a version in a ``role``, or against a random ranking where there is none."""
     samples, params = workspace.samples(platform, "holdout"), workspace.params
     samples, known = without_tasks(workspace, samples, _learned(workspace, platform, against))
     if not len(samples):
-        return Verdict(
-            False, f"each of the {known} held-out tasks was learned by the candidate or the champion; hold out other networks", {}
-        )
+        return Verdict(False, f"each of the {known} held-out tasks was learned by the candidate or the {role}; hold out other networks", {})
     predicted = catalogue.load(workspace.model_folder(platform)).predict(samples)
-    rival, name = _rival(platform, against, samples)
+    rival, name = _rival(platform, against, samples, role)
     weights = workspace.task_weights("held_out")
     found = judge(rival, predicted, samples, weights, params.promote, name, against is None, params.evaluate.bootstrap, params.seed)
-    left_out = f"; {known} tasks that the candidate or the champion has learned are left out" if known else ""
+    left_out = f"; {known} tasks that the candidate or the {role} has learned are left out" if known else ""
     return replace(found, reason=found.reason + left_out)
 
 
 def _learned(workspace: Workspace, platform: str, against: int | None) -> frozenset[str]:
-    """Keys of the tasks that the present model or the champion has learned."""
+    """Keys of the tasks that the present model or the version ``against`` has learned."""
     found = provenance.learned_tasks(workspace.model_folder(platform))
     if against is not None:
-        with suppress(DataError, UsageError):  # a damaged champion ranks nothing: see ``_rival``
-            found |= provenance.learned_tasks(registry.champion(platform)[1])
+        with suppress(DataError, UsageError):  # a damaged version ranks nothing: see ``_rival``
+            found |= provenance.learned_tasks(_folder(platform, against))
     return found
 
 
-def _rival(platform: str, against: int | None, samples: Samples) -> tuple[np.ndarray, str]:
-    """Predictions (N,) that the candidate must beat, and their name: the champion's, or a random ranking.
+def _folder(platform: str, version: int) -> Path:
+    return registry.champion(f"{platform}:{version}")[1]
+
+
+def _rival(platform: str, against: int | None, samples: Samples, role: str) -> tuple[np.ndarray, str]:
+    """Predictions (N,) that the candidate must beat, and their name: those of the version ``against``, or a random ranking.
 
     Equal predictions are exactly a random ranking, since the metrics take the expected latency of a choice among equals.
-    A random ranking also replaces a champion that cannot rank these samples, so that not just any candidate passes.
+    A random ranking also replaces a version that cannot rank these samples, so that not just any candidate passes.
     """
     at_random = np.zeros(len(samples), np.float32)
     if against is None:
         return at_random, "a random ranking"
     try:
-        predicted = catalogue.load(registry.champion(platform)[1]).predict(samples)
+        predicted = catalogue.load(_folder(platform, against)).predict(samples)
         if np.isnan(predicted).any():
             raise DataError("it predicts values that are not numbers")
     except (DataError, UsageError) as error:  # damaged, of another feature width, of a class that no longer exists
         why = str(error).rstrip(".")
-        return at_random, f"a random ranking (champion version {against} cannot rank them: {why})"
-    return predicted, f"champion version {against}"
+        return at_random, f"a random ranking ({role} version {against} cannot rank them: {why})"
+    return predicted, f"{role} version {against}"
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -20,20 +20,23 @@ COMPARISON = "comparison.html"  # in the folder of reports
 
 @dataclass(frozen=True)
 class Page:
-    """Where a page was written, and the registered versions that it is attached to."""
+    """Where a page was written, and the registered versions that it is attached to; ``not_kept``: why it is attached to none."""
 
     path: Path
     kept_with: tuple[promotion.Registered, ...] = ()
+    not_kept: str = ""
 
     def __str__(self) -> str:
-        return f"wrote {self.path}" + (f", also kept with {', '.join(map(str, self.kept_with))}" if self.kept_with else "")
+        kept = f", also kept with {', '.join(map(str, self.kept_with))}" if self.kept_with else ""
+        return f"wrote {self.path}{kept}" + (f", not kept with its models' versions: {self.not_kept}" if self.not_kept else "")
 
 
 @with_registry
 def write_report(workspace: Workspace, to: Path | None = None, overwrite: bool = False) -> Page:
     """Write the page of the last run -> ``to``, or data/reports/report.html, which is also attached to its models' versions.
 
-    Without ``to`` its figures go to data/reports/report.json, for comparisons with a copy of that folder.
+    Without ``to`` its figures go to data/reports/report.json, for comparisons with a copy of that folder.  While the registry is
+    away the page lacks the versions and is attached to none.
     """
     from tcl_core.report.page import page_of
     from tcl_core.report.render import render
@@ -45,7 +48,10 @@ def write_report(workspace: Workspace, to: Path | None = None, overwrite: bool =
     if to is not None:
         return Page(to)
     write_json(workspace.reports / FIGURES, {"format": FORMAT, **figures})
-    return Page(place, tuple(promotion.keep_page(workspace)) if there else ())
+    try:
+        return Page(place, tuple(promotion.keep_page(workspace)) if there else ())
+    except registry.RegistryAway as away:
+        return Page(place, not_kept=str(away))
 
 
 def write_comparison(workspace: Workspace, runs: Sequence[Path], to: Path | None = None, overwrite: bool = False) -> Page:

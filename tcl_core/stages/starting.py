@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tcl_core.errors import UsageError
 from tcl_core.files import shown, writing
+from tcl_core.settings import read_yaml
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "package_data" / "project"
 PARAMS = "params.yaml"
@@ -98,3 +100,21 @@ def without_sources(dvc: str) -> str:
     """dvc.yaml's text without dependencies on TCL's own code and data, which are installed elsewhere; a comment in it says so."""
     dvc = re.sub(WITH_SOURCES, WITHOUT_SOURCES, dvc, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"^ *- (tcl_core/\S+|data/(?:prepared|registers|searched)\b).*\n", "", dvc, flags=re.MULTILINE)
+
+
+def outdated(project: Path) -> list[str]:
+    """Stages of this TCL's dvc.yaml that the project's lacks, or runs by another command or for other parameters.
+
+    A project keeps the files that `tcl init` wrote, whichever TCL is installed later.  Empty where dvc.yaml is damaged: DVC says that.
+    """
+    try:
+        here, mine = (_stages(folder / "dvc.yaml") for folder in (project, TEMPLATE))
+    except (UsageError, AttributeError, KeyError, TypeError):
+        return []
+    return [name for name, stage in mine.items() if here.get(name) != stage]
+
+
+def _stages(file: Path) -> dict[str, tuple[Any, Any]]:
+    """Stage -> its command and its parameters."""
+    stages = {name: stage.get("do", stage) for name, stage in read_yaml(file)["stages"].items()}
+    return {name: (stage["cmd"], stage.get("params")) for name, stage in stages.items()}

@@ -13,11 +13,10 @@ import numpy as np
 
 from tcl_core import provenance, reference, registry, shipped_model, store
 from tcl_core.chain import named
-from tcl_core.chain.bridge import slowest_where_failed
 from tcl_core.chain.state import ChainState, fit_settings, learn_first, within_steps
 from tcl_core.checked import write_contents, write_json
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.features.batches import Samples, concatenate
+from tcl_core.features.batches import Samples, concatenate, slowest_where_failed
 from tcl_core.features.tokens import hardware_rows
 from tcl_core.files import whole_folder
 from tcl_core.learning.batches_by_task import any_usable

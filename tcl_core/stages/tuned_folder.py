@@ -27,6 +27,7 @@ import numpy as np
 from tcl_core.checked import CONTENTS, check_contents, damaged, read_json, write_contents, write_json
 from tcl_core.errors import BusyError, DataError, PlatformError, UsageError
 from tcl_core.files import TOKEN, shown, whole_folder, writing
+from tcl_core.outputs import difference
 from tcl_core.platforms import kind_measured
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE
@@ -171,7 +172,7 @@ def run_tuned(folder: Path, rounds: int = ROUNDS) -> RunReport:
     inputs, expected = _example(folder / EXAMPLE)
     device = kind_measured(report["target"], remote=False).device
     with measuring_alone(), latency.running(folder / LIBRARY, report["threads"], report["pin_threads"], inputs, device) as process:
-        differs = latency.difference(process.outputs, expected)
+        differs = difference(process.outputs, expected)
         if differs > TOLERANCE:
             raise PlatformError(f"{shown(folder)} computes something else here: its output differs by {differs:.2g} of its magnitude")
         rounds_ms = tuple(process.round_ms() for _ in range(rounds))

@@ -79,12 +79,13 @@ class TuneReport:
         tuned = self.figures
         if self.unchanged:
             return f"unchanged: {tuned_text(tuned)}; to tune it once more: tcl tune --force"
-        reference = "the untuned network" if tuned["pytorch_ms"] is None else "PyTorch"
+        reference = tuned.get("reference", "the reference")
         left_out = f", {tuned['left_out']} tasks left to TVM, for the network failed with their programs" if tuned["left_out"] else ""
         where = "" if self.out is None else f" -> {self.out}"
         return (
             f"{tuned_text(tuned)}; {tuned['trials']} programs measured, "
-            f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{_guessed_text(tuned)}{_donated_text(tuned)}{where}"
+            f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{_guessed_text(tuned)}"
+            f"{_unchecked_text(tuned)}{_donated_text(tuned)}{where}"
             f"{self.not_learned}"
         )
 
@@ -193,6 +194,13 @@ def _guessed_text(tuned: Mapping[str, Any]) -> str:
     count = sum(task.get("guessed", False) for task in tuned.get("task_times", ()))
     has, it = ("has", "it") if count == 1 else ("have", "them")
     said = f"; {count} of {tuned['tasks']} tasks {has} no program that was found right by measuring, but one that promised most (more trials or minutes may give {it} one)"
+    return said if count else ""
+
+
+def _unchecked_text(tuned: Mapping[str, Any]) -> str:
+    """How many tasks have a program that was compared with nothing; empty if none has."""
+    count = sum(not task.get("checked", True) for task in tuned.get("task_times", ()) if task["latency_ms"] is not None)
+    said = f"; of {count} of {tuned['tasks']} tasks the untuned program fails or takes too long to compare with, so only the network's output was"
     return said if count else ""
 
 

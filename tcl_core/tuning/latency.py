@@ -34,10 +34,11 @@ from tcl_core.errors import PlatformError
 from tcl_core.evaluation.intervals import Interval
 from tcl_core.files import shown
 from tcl_core.network_names import is_file_name
+from tcl_core.outputs import difference
 from tcl_core.platforms import USABLE_CORES
 from tcl_core.programs.network_files import existing, memory_and_rights
 from tcl_core.programs.networks import example_inputs
-from tcl_core.sandbox import Rights, command
+from tcl_core.sandbox import Rights, command, scratch_folder
 
 ROUNDS, STARTS = 7, 2
 PYTORCH = ("eager", "compile")
@@ -54,7 +55,7 @@ class Timed:
 
     median_ms   milliseconds of one inference: mean over its processes of the median of their rounds (``typical``)
     rounds_ms   milliseconds of one inference: median of each round
-    difference  largest difference of its outputs from the reference's (``difference``)
+    difference  of its outputs from the reference's (``outputs.difference``)
     waiting     the faster way for its OpenMP threads to wait; "" for a library, and on a GPU
     """
 
@@ -103,7 +104,7 @@ def compare(
     rounds_ms: dict[Key, list[float]] = {}
     outputs: dict[Key, list[np.ndarray]] = {}
     place = _Place(threads, pin, device)
-    with tempfile.TemporaryDirectory(prefix="tcl-compare-") as scratch:
+    with scratch_folder("compare") as scratch:
         for start in range(STARTS):
             if share := len(range(start, rounds, STARTS)):
                 with ExitStack() as stack:
@@ -120,24 +121,6 @@ def running(library: Path, threads: int, pin: bool, inputs: Sequence[np.ndarray]
     """Run one library in a process of its own.  Raises PlatformError where it does not run."""
     with _library(library, _Place(threads, pin, device), inputs) as process:
         yield process
-
-
-def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Largest absolute difference over a network's outputs, each relative to its expected output's largest magnitude.
-
-    inf where number or shapes differ, or a value that is not finite is not the same in both; a NaN equals no other.
-    """
-    if len(found) != len(expected):
-        return math.inf
-    return max(map(_difference, found, expected), default=0.0)
-
-
-def _difference(found: np.ndarray, expected: np.ndarray) -> float:
-    finite = np.isfinite(expected)
-    if found.shape != expected.shape or not np.array_equal(found[~finite], expected[~finite]) or not np.isfinite(found[finite]).all():
-        return math.inf
-    found, expected = found[finite].astype(np.float64), expected[finite].astype(np.float64)
-    return float(np.abs(found - expected).max(initial=0.0) / max(np.abs(expected).max(initial=0.0), 1e-30))
 
 
 def typical(rounds: Sequence[float]) -> float:
@@ -251,10 +234,12 @@ class ProcessFailed(Exception):
 class Process:
     """A ``timed_process``, stopped except while it runs a round.
 
-    outputs  its network's outputs, once it is ready
+    outputs   its network's outputs, once it is ready
+    first_ms  milliseconds of its first run
     """
 
     outputs: list[np.ndarray]
+    first_ms: float
 
     def __init__(self, order: Mapping[str, Any], rights: Rights, inputs: Sequence[np.ndarray], environment: Mapping[str, str]) -> None:
         self._log, self._written, self._heard, self._last_words = tempfile.TemporaryFile(), tempfile.TemporaryFile(), b"", ""
@@ -272,7 +257,7 @@ class Process:
     def wait_until_ready(self) -> None:
         """Wait until it is warm, read its ``outputs``, and stop it.  Raises ProcessFailed."""
         try:
-            self._answer(START_S, "ready")
+            self.first_ms = self._milliseconds(START_S, "ready")
             self._written.seek(0)
             self.outputs = _read_arrays(self._written)
         except ProcessFailed:
@@ -286,15 +271,17 @@ class Process:
         try:
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
-            ms = self._answer(ROUND_S, "ms")
+            return self._milliseconds(ROUND_S, "ms")
         except (ValueError, BrokenPipeError):  # ValueError: it is closed already
             raise ProcessFailed(self._death()) from None
-        else:
-            if type(ms) is not float or not 0 < ms < math.inf:
-                raise ProcessFailed("gave an answer that is none")
-            return ms
         finally:
             self._signal(signal.SIGSTOP)
+
+    def _milliseconds(self, timeout_s: float, word: str) -> float:
+        ms = self._answer(timeout_s, word)
+        if type(ms) is not float or not 0 < ms < math.inf:
+            raise ProcessFailed("gave an answer that is none")
+        return ms
 
     def _answer(self, timeout_s: float, word: str) -> Any:
         end = time.monotonic() + timeout_s

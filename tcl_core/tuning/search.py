@@ -60,7 +60,7 @@ class DecisionSearch:
     waiting: list[Candidate] = field(default_factory=list)
     _scale: Scale | None = None
     _alive: list[Candidate] = field(default_factory=list)
-    _seen: dict[Candidate, tuple[Points, np.ndarray]] = field(default_factory=dict)  # of those alive, measured or waiting
+    _seen: dict[Candidate, tuple[Points, np.ndarray]] = field(default_factory=dict)  # of those alive, picked, measured or waiting
 
     def propose(self, count: int) -> list[Candidate]:
         """Up to ``count`` distinct candidates that were not measured, the most promising first.
@@ -77,9 +77,11 @@ class DecisionSearch:
         alive = self._best(self._first_generation(fresh), belief, merits)
         for _ in range(self.generations):
             alive = self._best([*alive, *self._children(alive)], belief, merits)
-        kept = {*alive, *self.measured, *self.waiting}
-        self._alive, self._seen = alive, {c: seen for c, seen in self._seen.items() if c in kept}
-        return self._batch([c for c in alive if self._is_new(c)], belief, count)
+        batch = self._batch([c for c in alive if self._is_new(c)], belief, count)
+        self._alive = alive[: self.population // 2]
+        kept = {*self._alive, *batch, *self.measured, *self.waiting}
+        self._seen = {c: seen for c, seen in self._seen.items() if c in kept}
+        return batch
 
     def guess(self, count: int) -> list[Candidate]:
         """Up to ``count`` random candidates, none costly to build, the champion's favourites first; without a champion in random order.
@@ -89,6 +91,7 @@ class DecisionSearch:
         drawn = [candidate for candidate in self._random(self.population) if self._is_new(candidate) and not self._is_costly(candidate)]
         self._measure_scale(drawn)
         scores = self._points(drawn).scores
+        self._seen = {}  # nothing more is asked of this search, and hundreds of tasks may be guessed
         return [drawn[row] for row in np.argsort(-scores, kind="stable")[:count]]
 
     def tell(self, candidate: Candidate, latency_s: float) -> None:
@@ -157,7 +160,7 @@ class DecisionSearch:
 
     def _first_generation(self, fresh: Sequence[Candidate]) -> list[Candidate]:
         """The fastest measured programs, the best survivors of the last proposal, and fresh ones."""
-        return [*self._fastest(self.population // 8), *self._alive[: self.population // 2], *fresh]
+        return [*self._fastest(self.population // 8), *self._alive, *fresh]
 
     def _fastest(self, count: int) -> list[Candidate]:
         """The fastest measured programs, best first."""

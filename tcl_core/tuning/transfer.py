@@ -11,6 +11,7 @@ and all that fit are measured; here, inlined operators may differ, and the cost 
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import statistics
@@ -24,7 +25,7 @@ import numpy as np
 from tcl_core.compat import make_target
 from tcl_core.errors import DataError, UsageError
 from tcl_core.files import shown
-from tcl_core.programs.sketches import InvalidProgram, Sketch, Slot, trace_to_json
+from tcl_core.programs.sketches import InvalidProgram, Sketch, trace_to_json
 from tcl_core.programs.tuning_logs.known import Known, blank_instructions
 from tcl_core.programs.tuning_logs.metaschedule import DatabaseLog
 from tcl_core.programs.tuning_logs.opening import open_log
@@ -35,6 +36,7 @@ from tcl_core.tuning.search import Candidate
 
 FEW = 4  # donors per tuned task, its fastest programs: slower ones would teach the same, worse
 INLINING = ("ComputeInline", "ReverseComputeInline")
+NEAREST = 64  # most donors of one structure that are adapted and ranked, by their extents: a network may have hundreds of like tasks
 TRANSFERRED = 4  # candidates from donors that a task measures: half of its first round, since it may be unlike all donors
 
 
@@ -187,10 +189,11 @@ def _place(search: ScheduleSearch, candidate: Candidate, donor: Donor, score: fl
 
 
 def _offers(search: ScheduleSearch, donors: Donors) -> dict[Candidate, Donor]:
-    """Candidate of the task -> the donor it comes from; if several donors give the same one, the same task's donor."""
+    """Candidate of the task -> the donor it comes from, among the ``NEAREST``; of several that give the same one, the same task's."""
     offers: dict[Candidate, Donor] = {}
     for sketch in search.sketches:
-        for donor in sorted(donors.of(sketch), key=lambda donor: donor.task_key != search.space.task_key):
+        near = lambda donor, sketch=sketch: (donor.task_key != search.space.task_key, _distance(donor.decisions, sketch))  # noqa: E731
+        for donor in heapq.nsmallest(NEAREST, donors.of(sketch), key=near):
             for decisions in adapted(donor.decisions, sketch):
                 offers.setdefault((sketch.index, decisions), donor)
     return offers
@@ -205,7 +208,7 @@ def adapted(decisions: Sequence[int], sketch: Sketch) -> list[tuple[int, ...]]:
     kept: list[int] = []
     near: list[int] = []
     for slot in sketch.slots:
-        given, extent = decisions[slot.columns], _extent(slot)
+        given, extent = decisions[slot.columns], slot.extent
         kept += given if extent is None else retiled(given, extent)
         near += given if extent is None else nearest(given, slot.choices)
     return list(dict.fromkeys((tuple(kept), tuple(near))))
@@ -236,15 +239,7 @@ def nearest(factors: Sequence[int], choices: np.ndarray) -> tuple[int, ...]:
     return tuple(left[0].tolist())
 
 
-def _extent(slot: Slot) -> int | None:
-    """The extent that a slot tiles; None for slots of other kinds, and where it depends on other decisions."""
-    if slot.kind != "tile":
-        return None
-    extents = set(np.prod(slot.choices, axis=1, dtype=np.int64).tolist())
-    return extents.pop() if len(extents) == 1 else None
-
-
 def _distance(decisions: Sequence[int], sketch: Sketch) -> float:
     """Distance between the extents of a donor and a task: the sum of |log ratio| over the loops that both tile."""
-    tiled = ((slot, extent) for slot in sketch.slots if (extent := _extent(slot)) is not None)
+    tiled = ((slot, slot.extent) for slot in sketch.slots if slot.extent is not None)
     return sum(abs(math.log(math.prod(decisions[slot.columns]) / extent)) for slot, extent in tiled)

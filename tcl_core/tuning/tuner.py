@@ -35,6 +35,7 @@ AGAIN, AGAIN_SHARE = 2, 0.25
 # Programs of a task that are measured again at the end: at most FINALISTS, none slower than CLOSE times the fastest.
 FINALISTS, CLOSE = 3, 1.1
 FINALS = 3  # most rounds of finals: another follows where all finalists of one fail, or others then seem faster
+DRIFT_OF = 8  # finalists from which on their second readings tell how much slower the machine has become since the first ones
 AT_ONCE = 32  # finalists measured at once, whose results are then kept
 GUESSES = 16  # best ranked candidates to try for a task without a program found right: some are invalid
 
@@ -56,10 +57,11 @@ class Tunable:
 class TaskTime:
     """Tuning's result for one task.
 
-    latency_ms  of its best program that was found right; None if it has none: then it has a guessed program, or TVM's own
+    latency_ms  of its best program that was not found wrong; None if it has none: then it has a guessed program, or TVM's own
     cold        timed with cold weights (``coldness``)
     key         the task's
     guessed     it has a program that nobody measured
+    checked     its program's output was compared with the untuned program's, which must not take minutes
     """
 
     name: str
@@ -69,6 +71,7 @@ class TaskTime:
     cold: bool = False
     key: str = ""
     guessed: bool = False
+    checked: bool = False
 
 
 def readings_of(
@@ -89,7 +92,7 @@ class TaskRun:
     """The tuning of one task.
 
     readings  candidate -> its latencies, seconds; for a finalist only those measured again; empty: it failed
-    final     candidates that were measured again and found right
+    final     candidates that were measured again and not found wrong; ``checked`` are those found right
     donated   candidates from other tasks, to be measured before the search's own
     """
 
@@ -102,6 +105,7 @@ class TaskRun:
         self._searches = searches
         self.readings: dict[Candidate, tuple[float, ...]] = {}
         self.final: set[Candidate] = set()
+        self.checked: set[Candidate] = set()
         self._traces: dict[Candidate, Any] = {}
         self._shelf = shelf
 
@@ -144,24 +148,32 @@ class TaskRun:
         readings = self.readings[candidate]
         return statistics.median(readings) if readings else math.inf
 
-    def finalists(self) -> list[Candidate]:
-        """The few best candidates, or, once some are in ``final``, the few best of those measured faster than all of these."""
+    def finalists(self, drift: float = 1.0) -> list[Candidate]:
+        """The few best candidates, or, once some are in ``final``, the few best of those measured faster than all of these.
+
+        ``drift``: how many times as long a program takes now as when it was first measured.
+        """
         ran = sorted((self.latency_s(c), c) for c, readings in self.readings.items() if readings)
         if sure := [latency_s for latency_s, candidate in ran if candidate in self.final]:
-            return [candidate for latency_s, candidate in ran if candidate not in self.final and latency_s < min(sure)][:FINALISTS]
+            return [candidate for latency_s, candidate in ran if candidate not in self.final and drift * latency_s < min(sure)][:FINALISTS]
         return [candidate for latency_s, candidate in ran if latency_s <= CLOSE * ran[0][0]][:FINALISTS]
 
-    def confirm(self, candidate: Candidate, outcome: Outcome) -> None:
+    def confirm(self, candidate: Candidate, outcome: Outcome) -> float | None:
         """Replace a finalist's first measurement, which was selected for being fast and thus partly lucky, by its second.
 
-        A finalist that fails now is out, unless something disturbed it: then the next round of finals, if any, measures it again.
+        Returns how many times as long it takes now; None if it fails.  Then it is out, unless something disturbed it: the next round of
+        finals, if any, measures it again.
         """
         if outcome.disturbed and not outcome.latencies_s:
-            return
+            return None
+        before_s = self.latency_s(candidate)
         self._shelf.put(self._traces[candidate], outcome.latencies_s)
         self.readings[candidate] = outcome.latencies_s
-        if outcome.latencies_s:
-            self.final.add(candidate)
+        if not outcome.latencies_s:
+            return None
+        self.final.add(candidate)
+        self.checked |= {candidate} if outcome.checked else set()
+        return self.latency_s(candidate) / before_s
 
     def guess(self) -> Any | None:
         """The trace of an unmeasured program: a donated one, else the model's favourite, or a random one without a model."""
@@ -169,19 +181,22 @@ class TaskRun:
         return None if schedule is None else schedule.trace
 
     def winner(self) -> tuple[Any, float] | None:
-        """The trace and latency of the best program that was found right; None if there is none."""
+        """The trace and latency of the best finalist; None without one."""
         return next(iter(self.best(1)), None)
 
     def best(self, count: int) -> list[tuple[Any, float]]:
-        """Traces and latencies of up to ``count`` programs: those found right, then the others that ran, each fastest first.
+        """Traces and latencies of up to ``count`` programs, as ``_order``."""
+        return [(self._traces[candidate], self.latency_s(candidate)) for candidate in self._order()[:count]]
 
-        Empty if none was found right.
-        """
-        if not self.final:
-            return []
-        ran = [candidate for candidate, readings in self.readings.items() if readings]
-        order = sorted(ran, key=lambda candidate: (candidate not in self.final, self.latency_s(candidate), candidate))
-        return [(self._traces[candidate], self.latency_s(candidate)) for candidate in order[:count]]
+    @property
+    def is_checked(self) -> bool:
+        """Whether the winner's output was found right."""
+        return not self.checked.isdisjoint(self._order()[:1])
+
+    def _order(self) -> list[Candidate]:
+        """Candidates that ran: those found right, other finalists, then the others, each fastest first; empty without a finalist."""
+        ran = [candidate for candidate, readings in self.readings.items() if readings and self.final]
+        return sorted(ran, key=lambda c: (c not in self.checked, c not in self.final, self.latency_s(c), c))
 
 
 class Tuner:
@@ -223,7 +238,8 @@ class Tuner:
         self._lent: set[int] = set()  # tasks whose programs later tasks may try
         self._donated: set[int] = set()  # tasks that ``donors`` fit
         self._guessed: set[int] = set()  # tasks with a program that nobody measured
-        self._opened_s: list[float] = []  # time it took to open each task: its design space, and candidates from donors
+        self._borrowed: set[int] = set()  # tasks that have asked ``_neighbours``
+        self._opened_s: dict[int, float] = {}  # time it took to open each task: its design space, and candidates from donors
         self._gain = 0.0  # share of the network's time that the latest turn with a gain saved
         if len(database):
             records = in_order(database)  # read once: there may be thousands, for dozens of tasks
@@ -232,6 +248,8 @@ class Tuner:
                 programs = shelves[number].programs(records)
                 if programs and (told := self._run(number).recall(programs)):
                     self.budget.tell(number, told)
+                    if len(told) > 1:
+                        self._borrow(number)
                     self._lend(number)
                     self._runs[number].search.share()
 
@@ -241,11 +259,20 @@ class Tuner:
             began, tunable = time.monotonic(), self.tunables[number]
             shelf = Shelf(self._database, tunable.module, self._target)
             search = self._search(tunable.task)
-            donated, near = (transferred(search, donors) if donors else [] for donors in (self._donors, self._neighbours))
+            donated = transferred(search, self._donors) if self._donors else []
             self._donated |= {number} if donated else set()
-            self._runs[number] = TaskRun(tunable, search, shelf, list(dict.fromkeys([*donated, *near]))[:TRANSFERRED], self._searches)
-            self._opened_s.append(time.monotonic() - began)
+            self._runs[number] = TaskRun(tunable, search, shelf, donated, self._searches)
+            self._opened_s[number] = time.monotonic() - began
         return self._runs[number]
+
+    def _borrow(self, number: int) -> None:
+        """Let a task try what others have lent so far, once: in its first turn of several programs, or for a guess."""
+        run = self._run(number)
+        if self._neighbours and number not in self._borrowed:
+            self._borrowed.add(number)
+            began = time.monotonic()
+            run.donated = list(dict.fromkeys([*run.donated, *transferred(run.search, self._neighbours)]))[:TRANSFERRED]
+            self._opened_s[number] += time.monotonic() - began
 
     def _lend(self, number: int) -> None:
         """Offer what a task's first turn measured to the tasks that come later."""
@@ -257,17 +284,20 @@ class Tuner:
     def run(self, runner: Runner, on_trial: Callable[[Outcome], Any] = lambda outcome: None, seconds: float = math.inf) -> None:
         """Spend the trials, then measure the best programs of each task again and check their outputs.
 
-        With ``seconds`` the last turn begins early enough for all this to end in time, as estimated from the turns before.
+        With ``seconds`` the last turn begins early enough for all this to end in time, as estimated from the turns before, and no
+        second round of finals begins after them.
         """
         end, rates_s = time.monotonic() + seconds, []  # seconds per program of each turn
         while turn := self.budget.next():
             began = time.monotonic()
             unopened = sum(task not in self._runs for task in self.untouched())
-            after_s = _usual(rates_s) * self._finalists() + _usual(self._opened_s) * unopened
+            after_s = _usual(rates_s) * self._finalists() + _usual([*self._opened_s.values()]) * unopened
             if began >= end or began + _usual(rates_s) * turn.count + after_s > end:
                 break
             before_s = self.budget.network_s()
             run = self._run(turn.task)
+            if turn.count > 1:
+                self._borrow(turn.task)
             candidates, outcomes, told = run.propose(turn.count), list[Outcome](), list[float]()
             try:
                 self._measure(runner, [run.job(candidate) for candidate in candidates], outcomes)
@@ -282,10 +312,14 @@ class Tuner:
                 self._gain = 1.0 - self.budget.network_s() / before_s
             for outcome in outcomes:
                 on_trial(outcome)
-        for _ in range(FINALS):
-            pairs = [(run, candidate) for run in self._runs.values() for candidate in run.finalists()]
+        drifts: list[float] = []
+        for number in range(FINALS):
+            if number and time.monotonic() >= end:
+                break
+            drift = _drift(drifts)
+            pairs = [(run, candidate) for run in self._runs.values() for candidate in run.finalists(drift)]
             for start in range(0, len(pairs), AT_ONCE):
-                self._finals(runner, pairs[start : start + AT_ONCE])
+                drifts += self._finals(runner, pairs[start : start + AT_ONCE])
 
     def _finalists(self) -> int:
         return sum(len(run.finalists()) for run in self._runs.values())
@@ -305,14 +339,17 @@ class Tuner:
             for number, outcome in zip(disturbed, again, strict=True):
                 outcomes[number] = _steadier(outcomes[number], outcome)
 
-    def _finals(self, runner: Runner, pairs: Sequence[tuple[TaskRun, Candidate]]) -> None:
-        """Measure the finalists of all tasks once more, side by side, and check their outputs."""
+    def _finals(self, runner: Runner, pairs: Sequence[tuple[TaskRun, Candidate]]) -> list[float]:
+        """Measure the finalists of all tasks once more, side by side, and check their outputs.
+
+        Returns how many times as long as before each takes that runs.
+        """
         outcomes: list[Outcome] = []
         try:
             self._measure(runner, [run.job(candidate, check=True) for run, candidate in pairs], outcomes)
         finally:
-            for (run, candidate), outcome in zip(pairs, outcomes, strict=False):
-                run.confirm(candidate, outcome)
+            drifts = [run.confirm(candidate, outcome) for (run, candidate), outcome in zip(pairs, outcomes, strict=False)]
+        return [drift for drift in drifts if drift is not None]
 
     def winners(self, count: int = 1) -> Any:
         """A database of up to ``count`` programs per task for the compiler to apply, in the order of ``TaskRun.best``."""
@@ -336,6 +373,7 @@ class Tuner:
 
         Without any program TVM compiles a task as it is written down: on one thread, and not vectorised.
         """
+        self._borrow(task)
         if (trace := self._run(task).guess()) is not None:
             Shelf(database, self.tunables[task].module, self._target).put(trace, [GUESSED_S])
             self._guessed.add(task)
@@ -349,9 +387,12 @@ class Tuner:
         won = {number: latency_s * 1e3 for number, (_, latency_s) in self._won()}
         accounts = zip(self.tunables, self.budget.accounts, strict=True)
         return [
-            TaskTime(t.task.name, t.weight, won.get(number), account.trials, t.cold, t.task.key, number in self._guessed)
+            TaskTime(
+                t.task.name, t.weight, won.get(number), account.trials, t.cold, t.task.key, number in self._guessed,
+                number in self._runs and self._runs[number].is_checked,
+            )
             for number, (t, account) in enumerate(accounts)
-        ]
+        ]  # fmt: skip
 
     def _won(self) -> Iterator[tuple[int, tuple[Any, float]]]:
         found = ((number, run.winner()) for number, run in self._runs.items())
@@ -370,6 +411,14 @@ class Tuner:
 def _usual(rates_s: Sequence[float]) -> float:
     """Median without the first value, which includes starting workers or loading TVM; 0 without others."""
     return statistics.median(rates_s[1:]) if rates_s[1:] else 0.0
+
+
+def _drift(ratios: Sequence[float]) -> float:
+    """How much slower the machine has become, from how many times as long finalists take now; 1 for few of them.
+
+    Finalists were read fast partly for luck, so most take longer now even on a steady machine: hence their lower quartile.
+    """
+    return max(1.0, statistics.quantiles(ratios, n=4)[0]) if len(ratios) >= DRIFT_OF else 1.0
 
 
 def _steadier(first: Outcome, second: Outcome) -> Outcome:

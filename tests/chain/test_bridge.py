@@ -15,7 +15,6 @@ from tcl_core.chain.bridge import (
     BridgeSettings,
     _mixed,
     _on_one_scale,
-    slowest_where_failed,
     bridged,
     passes,
     rehearsed,
@@ -27,7 +26,7 @@ from tcl_core.chain.state import ChainState
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features import layout
-from tcl_core.features.batches import Samples
+from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.tokens import hardware_rows
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.mamba import MambaModel
@@ -195,13 +194,6 @@ def test_labels_come_on_the_scale_of_scores_that_the_network_knows():
         assert np.log(found[ran]).std() == pytest.approx(1.0)
 
 
-def test_what_fails_is_taught_as_its_task_s_slowest():
-    """To a regression a program without a label is unknown: its like would stay as fast as on the platform before."""
-    tasks = np.array([0, 0, 0, 1, 1], dtype=np.int32)
-    found = slowest_where_failed(np.array([1.0, np.inf, 3.0, np.inf, np.inf]), tasks)
-    assert found.tolist() == [1.0, 3.0, 3.0, np.inf, np.inf]
-
-
 def test_a_source_that_measured_nothing_is_as_none():
     """Or too few: the target's own measurements then tell what a score is worth."""
     scores, tasks = np.linspace(0, 1, 64, dtype=np.float32), np.zeros(64, dtype=np.int32)
@@ -248,6 +240,15 @@ def test_what_is_rehearsed_is_divided_among_the_earlier_platforms(base):
     assert np.argsort(own.latencies_s).tolist() == np.argsort(-base.predict(own)).tolist() and len(own) == len(first)
     assert -np.log(own.latencies_s) == pytest.approx(standardised(base.predict(one[0]), one[0].tasks)[: len(own)], abs=1e-5)
     assert rehearsed(base, new, [], 1.0, 0) == rehearsed(base, new, [OLD], 0.0, 0) == []
+
+
+def test_what_is_rehearsed_keeps_the_names_of_its_tasks(base):
+    """A project's names go beyond the tasks at hand, to those of held-out networks."""
+    names = tuple(f"name {task}" for task in range(3 * TASKS))
+    new = replace(programs(NEW), task_names=names)
+    both = concatenate([new, *rehearsed(base, new, [OLD, (1.0, 1.0)], 1.0, 0)])
+    assert set(both.tasks.tolist()) == {*range(TASKS), *range(60, 60 + TASKS), *range(120, 120 + TASKS)}
+    assert [both.task_name(task) for task in (3, 63, 123)] == ["name 3"] * 3
 
 
 def test_nothing_is_rehearsed_under_the_very_row_that_is_learned(base):

@@ -14,7 +14,7 @@ from tcl_core.chain.ckd import DistillSettings, distill, held_out_trust, learn_n
 from tcl_core.chain.state import ChainState, learn_first
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples, concatenate
-from tcl_core.learning import fit
+from tcl_core.learning import distillation_loss, fit
 from tcl_core.learning.batches_by_task import in_parts, make_batch, usable_tasks
 from tcl_core.learning.distillation_loss import (
     DistillationLoss,
@@ -114,6 +114,19 @@ def test_distillation_loss_by_hand():
     torch.testing.assert_close(loss(student, batch), expected)
     loss(student, batch).backward()
     assert student.w.grad is not None and teacher.w.grad is None
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_one_large_task_does_not_pad_the_others(measured, monkeypatch):
+    """Or of one large task and many small ones nearly all pairs would be padding: memory grows with their number."""
+    large, small = ranking_problem(tasks=1, programs=64), ranking_problem(seed=1, tasks=40, programs=2)
+    data = concatenate([large, dataclasses.replace(small, tasks=small.tasks + np.int32(1), task_names=())])
+    pairs = []
+    monkeypatch.setattr(distillation_loss, "lambda_rank", lambda s, *rest: pairs.append(s.numel() * s.shape[1]) or lambda_rank(s, *rest))
+    known = data.scores if measured else None
+    loss = DistillationLoss(Linear(-2.0), np.array([1.0]), Linear(0.5), {"w": torch.tensor(2.0)}, 0.25, 10.0, measured=known)
+    loss(Linear(1.5), make_batch(data, data.scores, usable_tasks(data)))
+    assert pairs == [40 * 2**2, 64**2] * 2  # of the teacher's order, and of the labels
 
 
 def test_trust_by_hand():

@@ -127,10 +127,24 @@ def test_rows_of_an_ansor_program():
     assert numbers(spatial, 6) == log2p(8, 4, 2, 8, 0, 512) and numbers(spatial[6:], 2) == [0, 1]
     assert numbers(reduced, 6) == log2p(8, 16, 0, 0, 0, 128) and numbers(reduced[6:], 3) == [1, 1, 4 / 8]
     assert numbers(other, 6) == log2p(9, 7, 0, 0, 0, 60) and numbers(other[6:], 2) == [0, 0]
-    assert numbers(cache, 2)[0] == 1 and numbers(follow, 1)[0] == 0 and numbers(fuse, 4) == pytest.approx([0, 2, 0, 1])
+    assert numbers(follow, 6) == log2p(8, 4, 2, 8, 0, 512) and numbers(follow[6:], 3) == [0, 0, 0]
+    assert numbers(cache, 2)[0] == 1 and numbers(fuse, 4) == pytest.approx([0, 2, 0, 1])
     assert numbers(at, 1) == pytest.approx([5 / 32]) and numbers(pragma, 6) == pytest.approx([0, 0, 1, 0, 0, np.log2(513)])
     assert numbers(annotate, 6) == pytest.approx([0, 1, 0, 0, 0, np.log2(3)])
     assert numbers(align, 5) == pytest.approx([0, 1, 0, *np.log2([25, 9])])
+
+
+def test_splits_that_follow_others_have_their_factors_and_a_stage_may_be_at_the_root():
+    """As of 512 = 8 * 4 * 2 * 8 in two inner loops; of fused loops, at one level: the inner loop, or the outer one."""
+    steps = [["SP", 2, 0, 0, [0, 0, 0], 1], ["SP", 2, 4, 0, [0, 0, 0], 1], ["FSP", 3, 0, 0, 2], ["FFSP", 4, 0, [0, 1], 1, 1],
+             ["FFSP", 4, 1, [0], 2, 0], ["CR", 5]]  # fmt: skip
+    encoder = LogEncoder([task("f", MATMUL)], [sketch("f", 1, "Ansor", steps)])
+    (tokens,) = encoder.encode_columns(columns(("f", 1, [512, 4, 2, 8, 128, 16, 4, 2], [0.5]))).features
+    assert kinds(tokens) == ["workload", *["Split"] * 5, "ComputeAt"]
+    follow, inner, outer, root = tokens[3:]
+    assert numbers(follow, 6) == log2p(8, 4, 16, 0, 0, 512)
+    assert numbers(inner, 6) == log2p(0, 2 * 4, 0, 0, 0, 0) and numbers(outer, 6) == log2p(8, 0, 0, 0, 0, 0)
+    assert numbers(outer[6:], 3) == [0, 0, 1 / 8] and numbers(root, 7) == [-1 / 32, 1, 0, 0, 0, 0, 0]
 
 
 def test_a_loop_bound_to_a_thread_is_a_bind():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ruamel.yaml import YAML
@@ -119,6 +120,16 @@ def test_the_whole_flow_runs_in_order_and_shows_what_it_did(stages):
     assert "rounds-host-avx512" not in shown
 
 
+def test_stages_of_another_version_are_said_before_they_run(stages, monkeypatch):
+    said = []
+    monkeypatch.setattr(module, "get_run_logger", lambda: SimpleNamespace(info=lambda text: None, warning=said.append))
+    run()
+    assert said == ["skipped: no AVX-512 here"]  # without a dvc.yaml there is nothing to compare
+    monkeypatch.setattr(module, "outdated", lambda root: ["collect", "train"])
+    run(force_collect=("host-avx",))
+    assert len(said) == 2 and said[1].startswith("dvc.yaml has not this TCL's collect, train: ")
+
+
 def test_what_another_machine_skipped_here_is_measured(stages, monkeypatch):
     """DVC finds it up to date, for nothing that it knows has changed."""
     reasons = {"host-avx512": "no AVX-512 here"}
@@ -231,7 +242,7 @@ def test_a_run_that_finds_its_place_taken_is_cancelled_with_the_reason(stages):
     with module.only_run():
         state, runs = run()
     assert state.is_cancelled() and state.message == "another run is at work in this folder; wait for its end or stop it"
-    assert (stages.calls, runs) == ([], {})
+    assert (state.name, stages.calls, runs) == ("Busy", [], {})
     assert state.result(raise_on_failure=False).exit_code == 6  # make run refuses
 
 
@@ -244,7 +255,7 @@ def test_a_collection_by_hand_is_a_reason_to_cancel_and_no_failure(stages):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "reproduce", busy)
         state, _ = run()
-    assert state.is_cancelled() and "process 7 is already collecting" in state.message
+    assert state.is_cancelled() and state.name == "Busy" and "process 7 is already collecting" in state.message
 
 
 def test_what_became_of_the_candidates_is_a_table(stages):
@@ -325,7 +336,6 @@ def test_nested_figures_become_rows():
 def test_a_task_run_that_the_server_has_not_heard_of_is_waited_for(monkeypatch):
     """Its first state is written behind the flow's back too: the server that knows of no run is not done."""
     from contextlib import nullcontext
-    from types import SimpleNamespace
     from uuid import uuid4
 
     flow_run, first, second = uuid4(), uuid4(), uuid4()

@@ -17,11 +17,19 @@ from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIFT = Schedule(run="drift", cron="30 */6 * * *", timezone="UTC")
+tag_of_project = module._project
+MINE, YOURS = f"{module.PROJECT}mine-01234567", f"{module.PROJECT}yours-89abcdef"
 
 
 @pytest.fixture
 def params() -> Params:
     return load_params(SHIPPED)
+
+
+@pytest.fixture(autouse=True)
+def one_project(monkeypatch):
+    """All tests share a server, and are one project to it; nothing of it is kept in the checkout."""
+    monkeypatch.setattr(module, "_project", lambda: MINE)
 
 
 def with_schedules(params: Params, **schedules: Schedule) -> Params:
@@ -129,6 +137,37 @@ def test_the_server_has_what_params_yaml_says_and_no_more(params, prefect_server
     assert second["drift/host-avx2"].id == one.id and second["drift/host-avx2"].schedules == []
 
 
+def test_a_project_keeps_its_tag_where_its_folder_moves(tmp_path, monkeypatch):
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.chdir(tmp_path / "kernels")
+    tag = tag_of_project()
+    assert re.fullmatch(f"{module.PROJECT}kernels-[0-9a-f]{{8}}", tag) and tag_of_project() == tag
+    (tmp_path / "kernels").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+    assert tag_of_project() == tag
+    monkeypatch.chdir(tmp_path)
+    assert tag_of_project() != tag
+
+
+def test_another_projects_deployments_are_replaced_only_on_demand(params, prefect_server, monkeypatch):
+    before = told(with_schedules(params, often=DRIFT))
+    assert all(MINE in one.tags for one in before.values())
+    monkeypatch.setattr(module, "_project", lambda: YOURS)
+    try:
+        with pytest.raises(UsageError, match=r"^the Prefect server at http\S+ has the deployments of another project \(mine-01234567\); "):
+            module.serve(with_schedules(params))
+        monkeypatch.setattr("sys.argv", ["flows.serve", "--replace"])
+        monkeypatch.setattr(module, "load_params", lambda: with_schedules(params))
+        assert module.main() == 0
+        after = told(with_schedules(params))
+        assert {name: (one.id, set(one.tags)) for name, one in after.items()} == {
+            name: (one.id, {module.TAG, YOURS}) for name, one in before.items()
+        }
+    finally:
+        monkeypatch.setattr(module, "_project", lambda: MINE)
+        module.serve(with_schedules(params), replace=True)
+
+
 def test_an_automation_that_was_paused_stays_paused(params, prefect_server):
     from prefect import get_client
 
@@ -169,7 +208,8 @@ def test_failures_are_told_to_the_block_that_somebody_saved(params, prefect_serv
         with get_client(sync_client=True) as client:
             (found,) = client.read_automations_by_name("tcl: alerts")
             (endless,) = client.read_automations_by_name("tcl: alerts of runs that do not end")
-            assert found.trigger.expect == {f"prefect.flow-run.{name}" for name in ("Failed", "Crashed", "Drift", "Undecided", "Late")}
+            named = ("Failed", "Crashed", "Drift", "Undecided", "Busy", "Late")
+            assert found.trigger.expect == {f"prefect.flow-run.{name}" for name in named}
             assert endless.trigger.expect == {f"prefect.flow-run.{name}" for name in ENDS} and endless.trigger.within.days == 1
             for automation in (found, endless):
                 assert str(automation.actions[0].block_document_id) == str(block)
@@ -191,12 +231,24 @@ def test_the_containers_have_a_worker_for_each_pool(params, compose):
 
 def test_containers_are_published_on_this_machine_and_have_no_default_password(compose):
     text = (ROOT / "compose.yaml").read_text()
-    ports = [port for service in compose["services"].values() for port in service.get("ports", ())]
-    assert len(ports) == 3 and all(port.startswith("${TCL_BIND:-127.0.0.1}:") for port in ports)
+    ports = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
+    assert ports == {  # each by a variable of its own: who opens the one that can have a password opens no other
+        "prefect": ["${TCL_BIND:-127.0.0.1}:4200:4200"],
+        "mlflow": ["${TCL_BIND_MLFLOW:-127.0.0.1}:5000:5000"],
+        "tracker": ["${TCL_BIND_TRACKER:-127.0.0.1}:9190:9190"],
+    }
+    assert "${TCL_BIND_MLFLOW:-127.0.0.1}:5000" in compose["services"]["mlflow"]["command"]
     secrets = re.findall(r"(?:PASSWORD|PGPASSWORD|AUTH_STRING): ?(.*)", text)
     assert secrets and all(not secret.split("#")[0].strip() or secret.startswith("${POSTGRES_PASSWORD:?") for secret in secrets)
     lasting = {name for name, service in compose["services"].items() if name != "deploy"}
     assert {name for name in lasting if "healthcheck" not in compose["services"][name]} == set()
+
+
+def test_all_containers_of_a_machine_share_one_lock_of_measuring(compose):
+    volume = compose["volumes"]["measuring"]["name"]
+    workers = [service for name, service in compose["services"].items() if name.startswith("worker")]
+    assert workers and all("measuring:/tmp" in service["volumes"] for service in workers)
+    assert f" -v {volume}:/tmp tcl\n" in (ROOT / "Dockerfile").read_text()
 
 
 def test_a_new_database_server_gets_the_databases_of_both_services(compose):

@@ -82,7 +82,7 @@ def test_all_go_on_from_the_checkpoint_of_the_first_which_alone_writes_and_tells
 
 def test_processes_with_different_data_are_told_so(scripts):
     for found in scripts:
-        assert found["other data"].startswith("3 process 1 of 2 has another network, data or settings than process 0; ")
+        assert found["other data"].startswith("3 process 1 of 2 has another network, data, settings or code than process 0; ")
 
 
 def test_who_does_not_answer_is_not_waited_for(scripts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ import torch
 from synthetic import ranking_problem, top1
 
 from tcl_core.errors import DataError, UsageError
-from tcl_core.features.batches import concatenate
-from tcl_core.learning import fit
+from tcl_core.features.batches import Samples, concatenate
+from tcl_core.learning import checkpoint, fit
 from tcl_core.learning.batches_by_task import batches_in_order, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.checkpoint import run_identity
 from tcl_core.learning.fit import FitSettings, epoch_batches, fit_network
@@ -83,7 +84,7 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_left_out(tmp_path, caplo
     epochs = []
     other = dataclasses.replace(SHORT, learning_rate=1e-4, epochs=2)
     fit_network(network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e))
-    assert epochs == [1, 2] and "other data or settings" in caplog.text
+    assert epochs == [1, 2] and "other data, settings or code" in caplog.text
     (tmp_path / "checkpoint.safetensors").write_bytes(b"half a file")
     fit_network(network(), train, settings=other, checkpoint=tmp_path, on_epoch=lambda e, *_: epochs.append(e))
     assert epochs == [1, 2, 1, 2] and "damaged" in caplog.text
@@ -95,6 +96,39 @@ def test_what_is_learned_tells_checkpoints_apart(field):
     other = dataclasses.replace(train, **{field: getattr(train, field)[::-1].copy()})
     assert run_identity(SHORT, network(), train, None) == run_identity(SHORT, network(), ranking_problem(), None)
     assert run_identity(SHORT, network(), train, None) != run_identity(SHORT, network(), other, None)
+
+
+def test_other_code_tells_checkpoints_apart(tmp_path, monkeypatch):
+    """Or one training would be done by two versions of a loss, with the provenance of the second alone."""
+    here, code = run_identity(SHORT, network(), ranking_problem(), None), checkpoint._code.__wrapped__
+    monkeypatch.setattr(checkpoint, "PACKAGE", tmp_path)
+    files = [tmp_path / folder / "one.py" for folder in ("features", "learning", "models", "chain")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("x = 1\n")
+    found = [code()]
+    files[0].write_text("x = 1  # in other words\n")
+    assert code() == found[0]
+    for file in files:
+        file.write_text("x = 2\n")
+        found.append(code())
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    found.append(code())
+    assert len(set(found)) == 6
+    monkeypatch.setattr(checkpoint, "_code", code)
+    assert run_identity(SHORT, network(), ranking_problem(), None) != here
+
+
+def test_telling_checkpoints_apart_copies_no_data():
+    train = ranking_problem(tasks=100, programs=100)
+    run_identity(SHORT, network(), train, None)  # reads the code
+    tracemalloc.start()
+    try:
+        run_identity(SHORT, network(), train, None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert train.features.nbytes > 1_900_000 and peak < 1_000_000
 
 
 def test_every_epoch_has_an_order_of_its_own():
@@ -202,6 +236,27 @@ def test_failed_programs_are_ranked_last():
     above = [predicted[(fresh.tasks == task) & ~fails].mean() - predicted[(fresh.tasks == task) & fails].mean() for task in range(10)
              if fails[fresh.tasks == task].any() and not fails[fresh.tasks == task].all()]  # fmt: skip
     assert len(above) >= 5 and min(above) > 0
+
+
+def kind_that_fails(seed: int) -> tuple[Samples, np.ndarray]:
+    """160 programs of ten tasks, faster the larger their first number, and which of them are of the kind that fails: it looks fastest."""
+    draw, fails = np.random.default_rng(seed), np.arange(160) % 4 == 0
+    tokens = np.zeros((160, 2, 6), np.float32)
+    tokens[:, 1, 0], tokens[:, 1, 1] = np.where(fails, 2.0, draw.normal(size=160)), fails
+    latencies_s = np.where(fails, np.inf, 1e-3 * np.exp(-tokens[:, 1, 0].astype(np.float64)))
+    return Samples(tokens, np.full(160, 2, np.int32), np.repeat(np.arange(10, dtype=np.int32), 16), latencies_s), fails
+
+
+def test_a_kind_that_failed_is_ranked_last_though_it_looks_fast():
+    """With the model's own loss, to which a program without a label would be unknown."""
+    train, _ = kind_that_fails(0)
+    fresh, fails = kind_that_fails(1)
+    settings = dataclasses.replace(MambaModel().settings, epochs=60, period=60, batch_size=64)
+    predicted = MambaModel(settings).fit(train).predict(fresh)
+    assert settings.loss == "scores" and np.isinf(train.latencies_s).sum() == 40
+    for task in range(10):
+        mine = fresh.tasks == task
+        assert predicted[mine & fails].max() < np.median(predicted[mine & ~fails])
 
 
 def test_batches_hold_whole_tasks_each_program_once():

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tcl_core.learning.losses import alike, lambda_rank, score_regression, within_task
+from tcl_core.learning.losses import alike, by_size, lambda_rank, score_regression, within_task
 
 
 def literal_lambda_rank(s: list[float], y: list[float], sigma: float) -> float:
@@ -98,8 +98,18 @@ def test_tasks_of_about_one_size_are_compared_together():
     groups = alike(mask)
     assert sorted(torch.cat([tasks for tasks, _ in groups]).tolist()) == list(range(81))
     assert sum(len(tasks) * size**2 for tasks, size in groups) < 1.1 * sum(size**2 for size in sizes)
-    apart = torch.cat([lambda_rank(*(part[tasks, :size] for part in (predicted, labels, mask))) for tasks, size in groups])
-    order = torch.cat([tasks for tasks, _ in groups])
-    torch.testing.assert_close(apart, lambda_rank(predicted, labels, mask)[order])
+    torch.testing.assert_close(by_size(lambda_rank, predicted, labels, mask, 2.0), lambda_rank(predicted, labels, mask, 2.0))
     together = alike(mask[1:, :3])
     assert len(together) == 1 and together[0][1] == 3  # little padding: as they are
+
+
+def test_what_counts_may_have_gaps():
+    """As labels of the measured programs alone: a task reaches to the last of them, and one without any costs nothing."""
+    rng = torch.Generator().manual_seed(0)
+    predicted, labels = (torch.rand(9, 64, generator=rng) for _ in range(2))
+    mask = torch.zeros(9, 64, dtype=torch.bool)
+    mask[0] = mask[1, 3] = mask[1, 0] = mask[2:8, 1] = mask[2:8, 0] = True
+    assert sorted(size for _, size in alike(mask)) == [1, 2, 4, 64]
+    found = by_size(lambda_rank, predicted, labels, mask)
+    torch.testing.assert_close(found, lambda_rank(predicted, labels, mask))
+    assert found[8] == 0.0 and (found[:8] > 0.0).all()

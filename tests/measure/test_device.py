@@ -46,6 +46,11 @@ def test_arguments_are_evicted_from_all_cores(flushing):
     assert steps == [("x", "x", "w"), "run"]  # all but the first that it is given
 
 
+def test_a_clock_that_flushes_nothing_though_the_protocol_says_so(flushing):
+    assert flushing.clock(lambda: None, [], flush=False).once() > 0
+    assert not flushing._flushed.any()
+
+
 def test_nothing_is_kept_where_nobody_flushes(make_setup):
     clock = HostDevice(make_setup()).clock(lambda: None, [])
     assert clock._flushed.nbytes == 0

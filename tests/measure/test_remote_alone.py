@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,7 +64,7 @@ def test_the_clock_is_the_devices():
             return lambda *arguments: type("Result", (), {"results": tuple(seconds)})
 
     class Device:
-        session = type("Session", (), {"device": "its cpu", "tensor": staticmethod(lambda tensor: tensor)})
+        session = type("Session", (), {"device": "its cpu", "tensor": staticmethod(lambda tensor: tensor), "flushed_bytes": 7})
 
         def module(self, program):
             return Module()
@@ -71,8 +72,24 @@ def test_the_clock_is_the_devices():
     warm, cold = (RemoteClock(Device(), "program", ["a"], flush) for flush in (False, True))
     assert (warm.once(), warm.mean(5)) == (1.0, 1.0)
     assert (cold.once(), cold.mean(4)) == (1.0, 2.5)
-    flushed = remote.FLUSHED_BYTES
-    assert [call[2:] for call in calls] == [(1, 1, 0), (5, 1, 0), (1, 1, flushed), (1, 4, flushed)]
+    assert [call[2:] for call in calls] == [(1, 1, 0), (5, 1, 0), (1, 1, 7), (1, 4, 7)]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "mib"),
+    [({}, 64), ({"l1_kib": 48.0, "l2_kib": 1024.0}, 64), ({"l2_kib": 2048.0, "l3_kib": 98304.0}, 192), ({"l3_kib": 1e308}, 1024)],
+)
+def test_as_much_is_written_as_empties_the_devices_caches(monkeypatch, hardware, mib):
+    monkeypatch.setattr(remote._Session, "describe", lambda self: {"host": "rpc board: a CPU", "hardware": hardware})
+    assert remote._Session.__new__(remote._Session).flushed_bytes == mib << 20
+
+
+def test_a_clock_flushes_where_the_protocol_says_so_but_for_the_sentinel():
+    setup = setup_for(9190)
+    setup = replace(setup, protocol=replace(setup.protocol, flush_cache=True))
+    device = remote.RemoteDevice(setup, lambda: None)
+    assert [device.clock("program", [], flush=flush)._flush for flush in (True, False)] == [True, False]
+    assert not remote.RemoteDevice(setup_for(9190), lambda: None).clock("program", [])._flush
 
 
 def test_limits():

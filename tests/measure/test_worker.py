@@ -18,11 +18,12 @@ import pytest
 from conftest import matmul_module
 
 from tcl_core import compat
+from tcl_core.measure import device as device_module
 from tcl_core.measure import worker as worker_module
 from tcl_core.measure.device import HostProgram
 from tcl_core.measure.device import HostClock
 from tcl_core.measure.job import Job
-from tcl_core.measure.worker import PER_WORKER, TOLERANCE, Worker, _answer, _relative_difference, serve
+from tcl_core.measure.worker import PER_WORKER, TOLERANCE, Worker, _answer, serve
 from tcl_core.programs.sketches import trace_to_json
 from tcl_core.programs.tasks import describe
 
@@ -48,35 +49,6 @@ def built(worker, job):
     worker.build(0, job)
     yield worker.built[0][1]
     worker.drop(0)
-
-
-# --- comparing outputs ---
-
-
-def difference(found, expected):
-    return _relative_difference(np.array(found, dtype=np.float32), np.array(expected, dtype=np.float32))
-
-
-def test_differences_by_hand():
-    assert difference([1, 2, 4], [1, 2, 4]) == 0
-    assert difference([1, 2, 3], [1, 2, 4]) == 0.25  # of the largest magnitude, not of each
-    assert difference([1e-6, 4], [0, 4]) == pytest.approx(2.5e-7)
-    assert difference([], []) == 0
-    assert difference([-4.0], [4.0]) == 2
-
-
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_numbers_that_are_not_finite():
-    assert difference([1, np.nan], [1, 2]) == math.inf
-    assert difference([1, 2], [1, np.inf]) == math.inf
-    assert difference([1, np.nan], [1, np.nan]) == 0
-    assert difference([1, np.inf], [1, np.inf]) == 0
-    assert difference([1, -np.inf], [1, np.inf]) > TOLERANCE
-    assert difference([1, np.nan], [1, np.inf]) == difference([1, np.inf], [1, np.nan]) == math.inf
-
-
-def test_integers_are_compared_too():
-    assert _relative_difference(np.array([1, 5]), np.array([1, 4])) == 0.25
 
 
 def difference_of(worker, job, function):
@@ -154,6 +126,45 @@ def test_inputs_are_made_once_for_all_tasks_that_are_timed_by_turns(worker, job)
     assert all(worker.inputs(f"task {n}", job.module_json) is inputs for n, inputs in enumerate(kept))
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("InternalError: std::bad_alloc"), ValueError("no")])
+def test_what_is_kept_of_other_tasks_takes_no_program_its_memory(worker, built, job, monkeypatch, error):
+    """As little to compile it as to run it; another failure is the program's at once."""
+    real, attempts = worker._compile, []
+
+    def with_little_memory(answer):
+        attempts.append(worker.inputs.cache_info().currsize)
+        if attempts[-1] > 1:
+            raise error
+        return answer()
+
+    monkeypatch.setattr(worker, "_compile", lambda module: with_little_memory(lambda: real(module)))
+    monkeypatch.setattr(worker_module, "time_repeat", lambda *_: with_little_memory(lambda: 0.5))
+    for action in (lambda: worker.build(0, job), lambda: worker.time(0, math.inf)):
+        attempts.clear()
+        worker.inputs(job.task_key, job.module_json)
+        worker.inputs("another task", job.module_json)
+        if isinstance(error, ValueError):
+            with pytest.raises(ValueError, match="^no$"):
+                action()
+            assert len(attempts) == 1
+        else:
+            assert action() > 0
+            assert attempts[0] > 1 and attempts[1:] in ([0], [1])
+
+
+def test_a_program_that_needs_too_much_memory_fails_once_more(worker, built, monkeypatch):
+    attempts = []
+
+    def time_repeat(*_):
+        attempts.append(worker.inputs.cache_info().currsize)
+        raise RuntimeError("std::bad_alloc")
+
+    monkeypatch.setattr(worker_module, "time_repeat", time_repeat)
+    with pytest.raises(RuntimeError, match="bad_alloc"):
+        worker.time(0, math.inf)
+    assert len(attempts) == 2
+
+
 def test_inputs_are_reproducible_and_valid_indices(make_setup, worker):
     from tcl_core.compat import load_tvm
 
@@ -208,6 +219,14 @@ def test_the_sentinel_is_built_once(worker, monkeypatch):
     assert 1e-6 < worker.sentinel() < 10
     monkeypatch.setattr(worker, "_compile", None)  # calling it would raise
     assert 1e-6 < worker.sentinel() < 10
+
+
+def test_no_cache_is_flushed_before_the_sentinel(make_setup, monkeypatch):
+    """It must fit the second-level cache, and take milliseconds."""
+    monkeypatch.setattr(device_module, "largest_cache_bytes", lambda: 3000)
+    worker = Worker(make_setup(flush_cache=True))
+    assert 1e-6 < worker.sentinel() < 10
+    assert worker._sentinel[0]._flushed.size == 0 and not worker.device._flushed.any()
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core has no other to be kept from")

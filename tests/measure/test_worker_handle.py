@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pickle
 import signal
 import sys
+import tempfile
 from threading import Timer
 
 import psutil
@@ -211,6 +213,26 @@ def test_what_a_worker_started_ends_with_it(worker, action):
     assert not compiler.is_running() or compiler.status() == psutil.STATUS_ZOMBIE
 
 
+def test_who_asks_for_a_dead_worker_leaves_it_its_number(worker):
+    """It is its group's as well, which may be ended hours later, and would be given to another process."""
+    compiler, dead = psutil.Process(worker.ask(20, "compiles")), worker.process
+    os.kill(dead.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    assert not worker.is_alive and dead.returncode is None and psutil.Process(dead.pid).status() == psutil.STATUS_ZOMBIE
+    worker.stop()
+    assert dead.returncode == -signal.SIGKILL
+    psutil.wait_procs([compiler], timeout=20)
+    assert not compiler.is_running() or compiler.status() == psutil.STATUS_ZOMBIE
+
+
+def test_no_group_is_ended_whose_number_may_be_anothers(worker, monkeypatch):
+    worker.process.kill()
+    worker.process.wait()
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("the number was given back"))
+    assert not worker.is_alive
+    worker.stop()
+
+
 def test_another_thread_may_stop_it_in_the_middle_of_a_request(worker):
     """So Ctrl-C ends builds that are under way."""
     stopper = Timer(0.2, worker.stop)
@@ -269,6 +291,16 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
             worker.ask(0.5, *way)
         worker.close()
     assert len(os.listdir("/proc/self/fd")) == files and len(psutil.Process().children()) == children
+
+
+def test_a_worker_that_links_has_a_folder_for_it_until_it_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    worker = WorkerHandle(Setup({"kind": "llvm"}, tracker=Tracker("127.0.0.1", 9190, "board")))
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("tcl-scratch-worker-")
+    assert json.loads(worker._command()[3])["scratch"] == str(folder)
+    worker.close()
+    assert os.listdir(tmp_path) == []
 
 
 # --- a worker that does not start ---

@@ -89,6 +89,15 @@ SAVED = ("mamba", "mamba-paper", "tlp", "mtl-tlp", "tenset-mlp", "trees", "xgboo
 
 
 @pytest.mark.parametrize("name", SAVED)
+def test_a_search_gets_scores_and_embeddings_together(name):
+    some = samples(catalogue.reads(name))
+    model = catalogue.create(name, FitSettings(epochs=1)).fit(some)
+    scores, places = model.predict_and_embed(some)
+    np.testing.assert_allclose(scores, model.predict(some), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(places, model.embed(some), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SAVED)
 def test_a_loaded_model_saves_the_same_bytes(name, tmp_path):
     """How it was trained, too: whoever tells models apart by their files would take it for another one."""
     model = catalogue.create(name, FitSettings(epochs=1)).fit(samples(catalogue.reads(name)))

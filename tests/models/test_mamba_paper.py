@@ -73,7 +73,10 @@ def test_the_network_has_the_papers_size_and_comes_back_from_disk(tmp_path):
     model.save(tmp_path / "model")
     again = catalogue.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict(some()), model.predict(some()))
-    assert again.embed(some()).shape == (2, 32)
+    scores, places = again.predict_and_embed(some())  # all that a search asks
+    np.testing.assert_array_equal(scores, model.predict(some()))
+    np.testing.assert_array_equal(places, model.embed(some()))
+    assert places.shape == (2, 32) and np.ptp(scores) > 0
     np.testing.assert_array_equal(load_folder(tmp_path / "model").predict(some()), model.predict(some()))  # its rows are of its own width
 
 

@@ -10,11 +10,11 @@ import torch
 from synthetic import FEATURES, ranking_problem, top1
 
 from tcl_core.errors import DataError, UsageError
-from tcl_core.features.batches import Samples
-from tcl_core.learning.batches_by_task import make_batch
+from tcl_core.features.batches import Samples, concatenate
+from tcl_core.learning.batches_by_task import make_batch, usable_tasks
 from tcl_core.learning.fit import FitSettings
 from tcl_core.learning.losses import lambda_rank
-from tcl_core.models import catalogue
+from tcl_core.models import catalogue, mtl_tlp
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaNetwork
 from tcl_core.models.mtl_tlp import MtlTlpModel, MtlTlpNetwork, PlatformLoss, side_by_side
@@ -180,6 +180,18 @@ def test_the_loss_is_the_sum_of_the_heads_and_each_learns_its_own_platform():
     loss.backward()
     moved = [any(p.grad is not None and p.grad.abs().max() > 0 for p in head.parameters()) for head in network.heads]
     assert moved == [True, True, False]  # nothing of the third platform is in the batch
+
+
+def test_one_large_task_does_not_pad_the_others(monkeypatch):
+    """Neither its own head's nor another's."""
+    large, small = ranking_problem(tasks=1, programs=64), ranking_problem(seed=1, tasks=40, programs=2)
+    target = concatenate([large, replace(small, tasks=small.tasks + np.int32(1), task_names=())])
+    both = side_by_side([target, ranking_problem(seed=2, tasks=2, programs=4)])
+    pairs = []
+    monkeypatch.setattr(mtl_tlp, "lambda_rank", lambda s, *rest: pairs.append(s.numel() * s.shape[1]) or lambda_rank(s, *rest))
+    network = seeded(MtlTlpNetwork, features=FEATURES, platforms=2)
+    loss = PlatformLoss(tasks=41)(network, make_batch(both, both.scores, usable_tasks(both)))
+    assert torch.isfinite(loss) and pairs == [40 * 2**2, 64**2, 2 * 4**2]
 
 
 def test_sources_help_where_the_target_has_few_labels():

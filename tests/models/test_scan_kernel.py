@@ -108,6 +108,34 @@ def test_the_same_twice(monkeypatch):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_more_threads_than_can_be_summed_change_nothing(monkeypatch):
+    """Each slice of a backward pass has gradients of all tokens: on many cores these would take gigabytes."""
+    block, batch, projected = problem(SHAPES[2])
+    weights = block.conv.weight[:, 0], block.conv.bias, block.x_proj.weight, block.dt_proj.weight, block.dt_proj.bias
+    leaves = [projected, *(w.detach().clone().requires_grad_() for w in (*weights, -torch.exp(block.A_log), block.D))]
+    found, before = [], torch.get_num_threads()
+    monkeypatch.setattr(scan_kernel, "SUMMED", 2)
+    try:
+        for threads in (2, 4):
+            torch.set_num_threads(threads)
+            out = CompiledMix.apply(leaves[0], batch.index, batch.lengths, *leaves[1:])
+            found.append(torch.autograd.grad(out, leaves, torch.linspace(-1, 1, out.numel()).view_as(out)))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found[0]) == 8 and all(map(torch.equal, *found))
+
+
+def test_slices_are_as_many_as_threads_and_no_more_than_asked_for():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        counts = [len(scan_kernel._in_slices(lambda rows: rows, *given)) for given in ((20,), (20, 2), (20, 8), (1, 8))]
+        assert counts == [3, 2, 3, 1]
+        assert scan_kernel._in_slices(lambda rows: rows, 20, 2) == [slice(0, 10), slice(10, 20)]
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     "dtype, width, tokens, expected",
     [

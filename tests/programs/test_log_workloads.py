@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tcl_core.programs.tuning_logs.autotvm import read_workload
+from tcl_core.programs.tuning_logs.autotvm import read_programs, read_workload
 
 
 def conv(
@@ -62,6 +62,25 @@ def test_axes_of_matrix_products(task, shapes, axes):
     found = read_workload({"task": task, "args": [["TENSOR", shape, "float16"] for shape in shapes]})
     assert found.axes == axes and found.operator == "matmul" and found.flops == 2 * np.prod(list(axes.values()))
     assert found.argument_bytes == 2 * sum(np.prod(shape) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "columns"),
+    [("dense_pack.x86", "tile_y", "tile_x"), ("dense_large_batch.gpu", "tile_x", "tile_y"), ("dense_dsp.arm_cpu", "tile_x", "tile_y")],
+)
+def test_which_knob_tiles_the_rows_of_a_product(task, rows, columns):
+    found = read_workload({"task": task, "args": [["TENSOR", shape, "float32"] for shape in ([128, 32], [10, 32])]})
+    assert found.axes == {"b": 1, "m": 128, "n": 10, "k": 32} and found.knobs == {rows: "m", columns: "n", "tile_k": "k"}
+    steps = [([knob, "sp", [0, 0]], np.array([[-1, 2]])) for knob in (rows, columns)]
+    splits = read_programs(steps, found).actions
+    assert [(split.extent, split.axis, split.factors.tolist()) for split in splits] == [(128, 1, [[64, 2]]), (10, 2, [[5, 2]])]
+
+
+def test_of_a_weight_that_is_transformed_already_the_sizes_alone_are_known():
+    """Its first extents are those of Winograd's tiles, then come both channels: no window of 64 x 64, which would not fit into 56 x 56."""
+    found = conv("conv2d_nchw_winograd_without_weight_transform.cuda", (1, 64, 56, 56), (6, 6, 64, 64), (1, 1), (1, 1, 1, 1))
+    assert list(found.axes.values()) == [1, 64, 56, 56, 6, 6, 64, 64] and (found.knobs, found.flops, found.largest) == ({}, 0.0, 4 * 348160)
+    assert found.operator == "conv2d"
 
 
 @pytest.mark.parametrize("args", [[], [3], [["TENSOR", [4], "float32"]], [["TENSOR", [4, 4], "float32"]] * 2])

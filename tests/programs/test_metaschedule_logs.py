@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tcl_core.compat import load_tvm, make_target, meta_schedule
+from tcl_core.compat import load_module, load_tvm, make_target, meta_schedule
 from tcl_core.errors import DataError, PlatformError
+from tcl_core.features.encode import Encoder
 from tcl_core.programs.sketches import PARALLEL, read_sketch, trace_from_json, trace_to_json
+from tcl_core.programs.tasks import Task, describe
 from tcl_core.programs.tuning_logs import metaschedule
 from tcl_core.programs.tuning_logs.known import Known, identity
 from tcl_core.programs.tuning_logs.metaschedule import DatabaseLog, Tuned, write_database
+from tcl_core.programs.workload import read_workload
 from tests.conftest import TinyTask
 from tests.programs.hostile_logs import hostile
 
@@ -97,6 +100,43 @@ def test_sketches_have_the_numbers_of_the_pool(conv, tmp_path):
     assert [row[1] for row in rows] == [sketch.index for sketch in conv.sketches]
     _, others, _ = read(tmp_path)
     assert len({row[1] for row in others}) == len(conv.sketches) and others != rows
+
+
+def named_otherwise(tiny: TinyTask) -> TinyTask:
+    """A product and its ReLU with blocks of other names, as from another network's file."""
+    text = tiny.task.module_json.replace('"matmul"', '"C"').replace('"relu"', '"T_maximum"')
+    return TinyTask(describe("", load_module(text)))
+
+
+def blocks_of(workload) -> list[str]:  # type: ignore[no-untyped-def]
+    return [block.name for block in workload.blocks]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_one_structure_under_two_sets_of_names_is_one_task(matmul, tmp_path, turn):
+    """Traces find blocks by their names: all are read as of the module that came first, whose names the sketches have."""
+    first, second = [matmul, named_otherwise(matmul)][::turn]
+    assert first.task.key == second.task.key and {*blocks_of(first.workload)}.isdisjoint(blocks_of(second.workload))
+    known, found = Known(), []
+    for name, tiny in (("first", first), ("second", second)):
+        database = plain_database(tmp_path / name)
+        for sketch in tiny.sketches:
+            for decisions in tiny.sample(sketch, 2):
+                commit(database, tiny, tiny.space.materialise(sketch, decisions).trace, [0.25])
+        _, rows, refused = read(tmp_path / name, known)
+        assert refused == [] and len(rows) == 2 * len(tiny.sketches)
+        found.append(rows)
+    assert found[0] == found[1]
+    (row,) = known.task_rows()
+    task = Task.from_row(row)
+    assert blocks_of(read_workload("", 0.0, task.module())) == blocks_of(first.workload)
+    again = Known([row], known.sketch_rows())
+    assert read(tmp_path / "second", again)[1] == found[1] and again.task_rows() == [row]
+    tokens = Encoder([task], known.sketch_rows()).encode([row[:3] for row in found[1]], [1.0] * 11).features
+    given = Encoder([first.task], first.rows())
+    sketches = {number: place for place, number in enumerate(dict.fromkeys(row[1] for row in found[1]))}
+    keys = [(key, sketches[number], decisions) for key, number, decisions, _ in found[1]]
+    np.testing.assert_array_equal(tokens, given.encode(keys, [1.0] * 11).features)
 
 
 def test_identity_of_a_sketch_forgets_its_decisions_alone(matmul, conv):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -21,6 +22,7 @@ from tcl_core.errors import UsageError
 from tcl_core.programs import network_files, pt2_archive
 from tcl_core.programs.network_files import load_onnx, read_network_file
 from tcl_core.programs.pt2_archive import load_pt2
+from tcl_core.sandbox import command
 
 
 class Layer(torch.nn.Module):
@@ -239,6 +241,22 @@ def test_a_reader_has_so_much_time_and_memory_and_no_more(tmp_path, monkeypatch)
     monkeypatch.setattr(network_files, "READ_S", 0.01)
     with pytest.raises(UsageError, match="a.pt2 was not read within 0 s; give a smaller network"):
         read_network_file(str(tmp_path / "a.pt2"))
+
+
+def test_its_reader_is_confined(tmp_path, monkeypatch):
+    (tmp_path / "a.pt2").write_bytes(b"x" * 1000)
+    asked = []
+
+    def late(command, **_):
+        asked.append(command)
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(network_files.subprocess, "run", late)
+    with pytest.raises(UsageError, match="was not read within"):
+        read_network_file(str(tmp_path / "a.pt2"))
+    scratch = json.loads(asked[0][3])["scratch"]
+    confined = command("tcl_core.programs.network_files", network_files.memory_and_rights(tmp_path / "a.pt2", scratch)[1])
+    assert asked[0][: len(confined)] == confined
 
 
 def test_a_sound_archive_is_read(tmp_path, members):

@@ -211,6 +211,38 @@ def test_a_rollback_crowns_no_version_that_compilers_would_refuse(tmp_path, litt
     assert aliases("p-older") == {"champion": 2, "previous": 1} and registry.withdrawn("p-older", 2) is None
 
 
+def test_a_rollback_that_was_killed_before_it_moved_the_alias_has_withdrawn_nothing(tmp_path, little_code):
+    import mlflow
+
+    two_champions("p-half", tmp_path)
+    mlflow.MlflowClient().set_model_version_tag("tcl-p-half", "2", registry.WITHDRAWN, "2027-01-01: slow")
+    registry.register("p-half", saved(tmp_path / "3", 3), {}, {}, TAGS)
+    assert aliases("p-half") == {"candidate": 3, "champion": 2, "previous": 1}
+    assert registry.withdrawn("p-half", 2) is None and registry.WITHDRAWN not in tags_of("p-half", 2)
+
+
+def test_a_version_of_another_host_takes_the_place_by_name_only(tmp_path, little_code):
+    """Two projects may share a server and the name of a platform."""
+    for number, host in enumerate(("a Xeon x2", "an EPYC x4"), start=1):
+        registry.register("p-hosts", saved(tmp_path / str(number), number), {}, {}, TAGS | {registry.HOST: host})
+    registry.promote("p-hosts", 1, True, "the first", None)
+    before = registry.versions("p-hosts")
+    said = "^the champion of p-hosts, version 1, was judged on a Xeon x2, and version 2 on an EPYC x4; give the platform another name"
+    with pytest.raises(RegistryError, match=said):
+        registry.promote("p-hosts", 2, True, "better", 1)
+    assert registry.versions("p-hosts") == before
+    assert registry.rollback("p-hosts", "the project moved", to=2) == (2, 1)
+    with pytest.raises(RegistryError, match="^the champion of p-hosts, version 2, was judged on an EPYC x4, and version 1 on a Xeon x2; "):
+        registry.rollback("p-hosts", "slow")
+    assert aliases("p-hosts") == {"champion": 2, "previous": 1}
+
+
+def test_a_version_of_an_older_tcl_does_not_tell_its_host(tmp_path, little_code):
+    for number, tags in enumerate(({}, {registry.HOST: "an EPYC x4"}), start=1):
+        registry.register("p-untold", saved(tmp_path / str(number), number), {}, {}, TAGS | tags)
+    assert registry.promote("p-untold", 1, True, "the first", None) and registry.promote("p-untold", 2, True, "better", 1)
+
+
 def test_a_rollback_may_go_to_any_version(tmp_path, little_code):
     two_champions("p-any", tmp_path)
     registry.register("p-any", saved(tmp_path / "3", 3), {}, {}, TAGS)

@@ -40,7 +40,9 @@ def test_two_runs_and_the_differences_of_their_figures(undrawn):
         ["train.epochs", "60", "90"],
         ["networks.train", "resnet-50", "resnet-50, vit-tiny"],
     ]
-    assert ["host-avx2", "failed, held-out ones among them", "3", "0", "-3"] in read.tables["What was measured, and how well"]
+    measured = read.tables["What was measured, and how well"]
+    assert ["host-avx2", "training programs that failed", "3", "0", "-3"] in measured
+    assert ["host-avx2", "held-out programs that failed", "0", "0", "0"] in measured
     assert "A is before: measured 2026-11-22 12:00:05 UTC, commit 0123456789ab, a CPU x2" in read.sections[""]
 
 
@@ -60,6 +62,16 @@ def test_milliseconds_of_other_platforms_have_no_ratio(undrawn):
     other["tuned"] |= {"platform": "host-avx2"}
     tuning = Reader(render(compare(made_up.run(), other, ("before", "after")))).tables["Tuning"]
     assert ["tuned", "12.4 ms", "9.30 ms", "–"] in tuning
+
+
+def test_failures_of_one_kind_are_not_compared_with_those_of_two(undrawn):
+    """A copy of data/reports without report.json knows those of training only."""
+    copy, whole = made_up.run(), made_up.run()
+    del copy["errors"]["host-avx2"]["held-out"]
+    whole["errors"]["host-avx2"]["held-out"] = {"ok": 235, "timeout": 5}
+    measured = Reader(render(compare(copy, whole, ("copy", "whole")))).tables["What was measured, and how well"]
+    assert ["host-avx2", "training programs that failed", "3", "3", "0"] in measured
+    assert ["host-avx2", "held-out programs that failed", "–", "5", "–"] in measured
 
 
 def test_a_comparison_with_a_run_that_lacks_parts(undrawn):

@@ -114,6 +114,7 @@ def project(tmp_path, monkeypatch, database, request) -> TinyWorkspace:
         save_hardware(Workspace().model_folder(platform), Hardware(cores=2))
     write_json(Workspace().reports / promotion.EVALUATION, evaluation(first, "b"))
     monkeypatch.setattr(store, "read_records", lambda *_: [None] * 10)
+    monkeypatch.setattr(promotion, "_judging_host", lambda workspace, platform: "a CPU x2")  # nor does any record say it
     return TinyWorkspace(params=dataclasses.replace(params, chain=chain, platforms={first: mcpu, "b": mcpu}))
 
 

@@ -169,6 +169,28 @@ def test_a_killed_training_ends_in_the_same_bytes_and_trains_no_finished_platfor
     assert not Path("data/journal/checkpoints/baselines/tlp").exists()
 
 
+def test_training_one_platform_leaves_the_others_checkpoints(project, monkeypatch):
+    """Of a training of all platforms that was killed: it goes on from them."""
+    epochs, run_epoch = [], fit._run_epoch
+
+    def counted(*arguments):
+        epochs.append(arguments)
+        if len(epochs) == 2 * 2 + 1:  # the first of c
+            raise Interrupt
+        return run_epoch(*arguments)
+
+    monkeypatch.setattr(fit, "_run_epoch", counted)
+    with pytest.raises(Interrupt):
+        train_baseline(project, "tlp")
+    train_baseline(project, "tlp", "a")
+    checkpoints = Path("data/journal/checkpoints/baselines/tlp")
+    assert not (checkpoints / "a").exists() and (checkpoints / "b" / "checkpoint.safetensors").exists()
+    before = len(epochs)
+    train_baseline(project, "tlp")
+    assert len(epochs) == before + 2 + 2  # of a and c
+    assert not checkpoints.exists()
+
+
 def test_only_models_that_stand_beside_the_chain_can_be_listed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = SHIPPED.read_text()

@@ -312,7 +312,7 @@ def test_two_runs_are_compared_wherever_they_lie(project, tmp_path):
     assert figures_of(other)["errors"][FIRST]["training"] == {"ok": 4}
     assert tcl("report", tmp_path / "before", other) == "wrote data/reports/comparison.html"
     page = Path("data/reports/comparison.html").read_text()
-    assert "A is ../before" in page and "B is ../other" in page and "failed, held-out ones among them" in page
+    assert "A is ../before" in page and "B is ../other" in page and "held-out programs that failed" in page
 
 
 def test_reports_alone_tell_less_and_say_so(project, tmp_path):
@@ -360,3 +360,22 @@ def test_champions_come_from_the_registry_here_and_from_the_summary_elsewhere(pr
     assert [page.count(said) for said in ("champion: version 2", "champion: version 1", "model: version 2")] == [1, 1, 1]
     write_json(EVALUATION, read_json(EVALUATION, "") | {"judged": {}})  # of other models: their versions get no page
     assert tcl("report") == f"wrote {PAGE}" and len(kept) == 2
+
+
+def test_while_the_registry_is_away_the_page_is_written_all_the_same(project, monkeypatch):
+    def away(*_):
+        raise registry.RegistryAway("the model registry at http://mlflow:5000 is away (refused); start it")
+
+    monkeypatch.setattr(registry, "is_there", lambda: True)
+    for name in ("version_of", "champion_version"):
+        monkeypatch.setattr(registry, name, away)
+    said = "not kept with its models' versions: the model registry at http://mlflow:5000 is away (refused); start it"
+    assert tcl("report") == f"wrote {PAGE}, {said}"
+    assert "champion: version" not in PAGE.read_text() and read_json(FIGURES, "")["chain"][0]["champion"] is None
+
+
+def test_the_host_that_judges_a_model_is_that_of_its_held_out_programs(project):
+    assert promotion._judging_host(Workspace(), FIRST) == "a CPU x2"
+    shutil.rmtree(Workspace().records_folder(FIRST, "holdout"))
+    with pytest.raises(DataError, match=f"dvc repro holdout@{FIRST}"):
+        promotion._judging_host(Workspace(), FIRST)

@@ -18,8 +18,12 @@ import pytest
 from tcl_core import store
 from tcl_core.checked import read_json
 from tcl_core.errors import BusyError, DataError, UsageError
+from tcl_core.learning.fit_settings import FitSettings
+from tcl_core.models import catalogue
+from tcl_core.stages import exchange
+from tcl_core.stages.workspace import Workspace
 from tests.programs.log_lines import ansor_line, autotvm_line
-from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, commit, plain_database
+from tests.programs.test_metaschedule_logs import RECORDS, WORKLOADS, commit, named_otherwise, plain_database
 from tests.stages import exchanged
 from tests.stages.exchanged import FOLDER, ROOT, digest, import_logs, imported_batches, line, log, programs
 
@@ -306,6 +310,20 @@ def test_a_metaschedule_database_is_imported_and_encoded_as_programs_of_sketches
     assert len(samples) == len(drawn) and sorted(samples.latencies_s) == [0.5 + n for n in range(len(drawn))]
     (task,) = store.read_table(FOLDER / "tasks.parquet", "tasks")
     assert task["task_key"] == matmul.task.key and samples.task_names == ("matmul 32x32 32x32 32x32",)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_what_two_networks_call_differently_is_learned_from_both(here, matmul, turn):
+    """As a ReLU and a bound, of which tasks of one structure are made: each tuning's programs are read, whichever came first."""
+    for name, tiny in [("relu", matmul), ("bound", named_otherwise(matmul))][::turn]:
+        database = plain_database(here / name)
+        for number, row in enumerate(tiny.sample(tiny.sketches[0], 4), 1):
+            commit(database, tiny, tiny.space.materialise(tiny.sketches[0], row).trace, [0.25 * number])
+        assert exchange.keep_tuned(Workspace(), Path(name), "host-avx2").records == 4
+    samples = exchange.tuned_samples(Workspace(), "host-avx2", [1.0] * 11)
+    assert sorted(samples.latencies_s.tolist()) == [0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0, 1.0]
+    model = catalogue.create("mamba", FitSettings(epochs=1)).fit(samples)
+    assert np.isfinite(model.predict(samples)).all()
 
 
 def test_a_tuned_networks_folder_is_named_by_itself(here, matmul):

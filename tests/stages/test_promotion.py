@@ -143,7 +143,7 @@ def test_a_version_says_what_its_model_was_made_of_whatever_the_parameters_are_n
         "model.before": "none", "git.commit": "c" * 40, "git.dirty": "collect.py, cli.py", "tcl_core.hash": "s" * 64, "data.dvc": "e" * 32 + ".dir",
         "model.hash": store.data_digest(Workspace().model_folder(P)), "model.dvc": provenance.dvc_digest(Workspace().model_folder(P)),
         "figures": "pairs 0.800, U16 0.950, top-1 0.900",
-        "python.version": "3.11.9", "tvm.version": "0.27.0", "host": "a CPU x2",
+        "python.version": "3.11.9", "tvm.version": "0.27.0", "host": "a CPU x2", registry.HOST: "a CPU x2",
     }  # fmt: skip
     assert expected.items() <= version.tags.items() and expected.items() <= run.tags.items()
     assert version.description.startswith(
@@ -244,6 +244,65 @@ def test_nor_does_it_come_back_as_another_version(project):
     )
     promotion.roll_back(Workspace(), P, "it was the network", 3)
     assert registry.champion_version(P) == 3 and registry.withdrawn(P, 2) is None and registry.withdrawn(P, 3) is None
+
+
+def retrained_and_promoted(project, how: str) -> str:
+    """Other weights that rank alike."""
+    write_model(P, how)
+    write_json(Workspace().model_folder(P) / "weights.json", {"of": "a little more data"})
+    write_json(Workspace().reports / promotion.EVALUATION, evaluation(P, "b"))
+    promotion.register(project, P)
+    return str(promotion.promote(project, P))
+
+
+def test_a_retraining_that_repeats_it_does_not_undo_the_rollback(project):
+    """It beats the present champion as the withdrawn version did."""
+    from mlflow import MlflowClient
+
+    made_and_promoted(project, "middling")
+    made_and_promoted(project, "best")
+    promotion.roll_back(Workspace(), P, "slower on BERT", None)
+    said = retrained_and_promoted(project, "best")
+    assert said.startswith(f"tcl-{P} version 3 stays a candidate: no better than version 2, which a rollback withdrew (")
+    assert ": slower on BERT): pairs 1.000 to 1.000, " in said and "against withdrawn champion version 2 on 72 held-out programs" in said
+    assert said.endswith(f"; to take it all the same: tcl rollback --platform {P} --to 3") and registry.champion_version(P) == 1
+    MlflowClient().delete_model_version_tag(registry.model_name(P), "2", registry.WITHDRAWN)
+    assert "version 3 is now champion" in str(promotion.promote(project, P))
+
+
+def test_what_is_better_than_the_withdrawn_version_too_is_promoted(project):
+    made_and_promoted(project, "middling")
+    assert "version 2 stays a candidate" in made_and_promoted(project, "worst")
+    promotion.roll_back(Workspace(), P, "slower on BERT", 2)
+    assert registry.withdrawn(P, 1) and "version 3 is now champion" in made_and_promoted(project, "best")
+
+
+def test_a_withdrawn_version_that_is_lost_keeps_nobody_back(project):
+    made_and_promoted(project, "middling")
+    made_and_promoted(project, "best")
+    promotion.roll_back(Workspace(), P, "slower on BERT", None)
+    shutil.rmtree(registry.champion(f"{P}:2")[1])
+    assert "version 3 is now champion" in retrained_and_promoted(project, "best")
+
+
+def test_the_champion_of_another_machine_is_left_in_place(project, monkeypatch):
+    """As of another project, which uses the same server and the same platform's name."""
+    made_and_promoted(project, "middling")
+    monkeypatch.setattr(promotion, "_judging_host", lambda workspace, platform: "another CPU x4")
+    with pytest.raises(RegistryError, match=f"^the champion of {P}, version 1, was judged on a CPU x2, and version 2 on another CPU x4; "):
+        made_and_promoted(project, "best")
+    assert registry.champion_version(P) == 1
+
+
+def test_while_the_registry_is_away_the_summary_says_so(project, monkeypatch):
+    def away(platform: str) -> int:
+        raise registry.RegistryAway("the model registry at http://mlflow:5000 is away (refused); start it")
+
+    made_and_promoted(project, "best")
+    monkeypatch.setattr(registry, "champion_version", away)
+    summary = overview.summarise(project)
+    assert (summary["platforms"][P]["version"], summary["platforms"][P]["champion_version"]) == (None, None)
+    assert overview.summary_text(summary, Workspace().reports).count("champion unknown, for the registry is away") == 2
 
 
 def test_where_there_is_no_registry_none_is_made_to_go_back_in(tmp_path, monkeypatch):

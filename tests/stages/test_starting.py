@@ -15,7 +15,7 @@ from tcl_core.errors import PlatformError, UsageError
 from tcl_core.params import load_params
 from tcl_core.profiles import profile_names
 from tcl_core.stages import starting
-from tcl_core.stages.starting import BEGUN, TEMPLATE, start_project, without_sources
+from tcl_core.stages.starting import BEGUN, TEMPLATE, outdated, start_project, without_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,6 +118,22 @@ def test_a_folder_that_may_not_be_written(tmp_path):
     with pytest.raises(PlatformError, match="mine"):
         start_project(tmp_path / "mine")
     tmp_path.chmod(0o700)
+
+
+def test_a_project_of_another_version_is_known_by_its_stages(tmp_path):
+    file = start_project(tmp_path) / "dvc.yaml"
+    assert outdated(tmp_path) == [] == outdated(ROOT)
+    text = file.read_text()
+    for now, then in (("\n  tasks:\n", "\n  cut:\n"), ("        - collect\n", ""), ("tcl_core.cli evaluate", "tcl_core.cli judge")):
+        assert text.count(now) == 1
+        text = text.replace(now, then)
+    file.write_text(text)
+    assert outdated(tmp_path) == ["tasks", "collect", "evaluate"]
+    for damaged in ("", "stages: 3", "- a", "stages: {tasks: x}", "stages: {tasks: {}}", "x: ["):  # DVC says so
+        file.write_text(damaged)
+        assert outdated(tmp_path) == []
+    file.unlink()
+    assert outdated(tmp_path) == []
 
 
 def test_the_template_is_the_repositorys_own():

@@ -561,6 +561,23 @@ def test_a_platform_of_which_nothing_lies_here_is_left_out(folder, capsys):
         judging.evaluate(project())
 
 
+def test_a_model_is_compared_with_the_one_it_was_distilled_from_alone(folder, monkeypatch, capsys):
+    """As where `tcl distill --add` went on from a champion, and here lies a newer model, which the gate refused."""
+    monkeypatch.setattr(judging, "_plot", lambda *_: None)
+    chain = project()
+    run_chain(chain)
+    chain.params = dataclasses.replace(chain.params, seed=chain.params.seed + 1)
+    training.distill(chain, "b")
+    found = judging.evaluate(chain)
+    assert "the model of c was not distilled from the model of b that lies here: zero-shot, and what" in capsys.readouterr().err
+    assert list(found["baselines"]["zero-shot"]) == ["b"] and list(found["baselines"]["own data only"]) == ["b", "c"]
+    top_1, forgotten = found["chain"]["top_1"], found["chain"]["forgetting"]
+    assert forgotten == {"a": max(0.0, top_1[0][0] - top_1[1][0]), "b": max(0.0, top_1[0][1] - top_1[1][1]), "c": 0.0}
+    training.distill(chain, "c")
+    assert list(judging.evaluate(chain)["baselines"]["zero-shot"]) == ["b", "c"]
+    assert "was not distilled from" not in capsys.readouterr().err
+
+
 def test_an_evaluation_names_a_listed_model_that_was_not_trained(folder):
     chain = with_baselines(project(), "tlp")
     run_chain(chain)

@@ -54,8 +54,9 @@ def tuner(project, monkeypatch):
         models: list[Known]
         pytorch_ms: float | None = 24.6
         compile_ms: float | None = None
+        reference = "PyTorch"
         left_out = 0
-        guessed = False
+        guessed, checked = False, True
         keys = ("", "")
 
         folders: list[Path] = []
@@ -75,10 +76,13 @@ def tuner(project, monkeypatch):
                 for name in ("network.so", "example.npz"):
                     (out / name).write_text("built")
             times = (
-                TaskTime("fused_conv2d", 2.0, 1.5, 150, key=self.keys[0]),
+                TaskTime("fused_conv2d", 2.0, 1.5, 150, key=self.keys[0], checked=self.checked),
                 TaskTime("reshape", 1.0, None, 1, False, self.keys[1], self.guessed),
             )
-            return Tuned(trials or 151, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0, self.compile_ms, times, self.left_out, COMPARED)
+            return Tuned(
+                trials or 151, 19, 2000.0, 87.619, self.pytorch_ms, 6e-8, 30.0, self.compile_ms, times, self.left_out, COMPARED,
+                reference=self.reference,
+            )  # fmt: skip
 
     tuner = Tuner()
     tuner.calls, tuner.folders, tuner.models = [], [], []
@@ -340,10 +344,13 @@ def test_a_changed_file_is_tuned_anew(project, tuner, tmp_path):
 
 
 def test_without_pytorch_everything_is_still_said(project, tuner, monkeypatch):
-    tuner.pytorch_ms = None
+    tuner.pytorch_ms, tuner.reference = None, "the untuned network"
     Path("net.onnx").touch()
     said = tune(project, "net.onnx", P, 5)
     assert "87.62 ms tuned, PyTorch -;" in said and "difference to the untuned network's output 6.0e-08" in said
+    tuner.checked = False
+    said_2 = tune(project, "net.onnx", P, 6)
+    assert "; of 1 of 19 tasks the untuned program fails or takes too long to compare with, so only the network's output was" in said_2
     assert f"- net.onnx on {P}: 2000.00 ms untuned, 87.62 ms tuned, PyTorch -\n" in summary(project)
     assert json.loads((Workspace().reports / overview.SUMMARY).read_text())["pytorch_ms"] is None
 

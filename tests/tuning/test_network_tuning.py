@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ from conftest import FakeRunner, onnx_model
 from tcl_core.models.cost_model import CostModel
 from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import PlatformError, UsageError
-from tcl_core.programs.network_files import load_onnx, random_inputs
+from tcl_core.programs import network_files
+from tcl_core.programs.network_files import evaluated, load_onnx, random_inputs
 from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.tasks import EXTRACTION_TARGET
@@ -214,4 +217,26 @@ def test_inputs_of_an_onnx_file(tmp_path):
     path = onnx_model(tmp_path / "n.onnx", [("MatMul", ["x", "w"], ["y"])], {"x": (4, 3), "w": (3, 3)}, {"y": (4, 3)}, weight)
     (given,) = random_inputs(load_onnx(Path(path), path))
     assert given.shape == (4, 3) and given.dtype == np.float32 and 0 <= given.min() <= given.max() <= 1
-    assert import_network(path, 1).outputs is None
+    read = import_network(path, 1)
+    np.testing.assert_allclose(read.outputs[0], read.inputs[0], rtol=1e-6)
+    assert import_network(path).outputs is None  # cutting it into tasks needs no outputs
+
+
+def test_what_the_importer_makes_otherwise_than_onnx_costs_no_trials(tmp_path, make_setup, monkeypatch):
+    """As if ONNX's Relu were another one: the reference is ONNX's own evaluator, which knows nothing of TVM."""
+    path = onnx_model(tmp_path / "n.onnx", [("Relu", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
+    read = import_network(path, 1)
+    monkeypatch.setattr(network, "import_network", lambda *_: replace(read, outputs=[-read.outputs[0]]))
+    with pytest.raises(PlatformError, match="what TVM makes of .*n.onnx differs from the reference by 2 of its magnitude"):
+        network.tune_network(path, PREPARED, Sum(), (1.0,) * 11, make_setup(), 1, 0)
+
+
+def test_what_onnx_cannot_run_has_no_outputs(tmp_path, monkeypatch):
+    path = onnx_model(tmp_path / "n.onnx", [("Relu", ["x"], ["y"])], {"x": (4, 16)}, {"y": (4, 16)})
+    model, given = load_onnx(Path(path), path), [np.ones((4, 16), np.float32)]
+    assert [array.tolist() for array in evaluated(model, given)] == [given[0].tolist()]
+    monkeypatch.setattr(network_files, "EVALUATED_S", 1)
+    monkeypatch.setattr("onnx.reference.ReferenceEvaluator.run", lambda *_: time.sleep(60))
+    assert evaluated(model, given) == []
+    monkeypatch.setattr("onnx.reference.ReferenceEvaluator.run", lambda *_: [["a sequence"]])
+    assert evaluated(model, given) == []

@@ -174,4 +174,4 @@ def test_what_a_gpu_could_not_launch_is_not_even_scored():
     fits = launching(search.sketches, read_workload(task.operator, task.flops, task.module()))
     for index, decisions in search._alive:
         assert fits(search.sketches[index], np.array([decisions])).all()
-    assert len(search._alive) == 64
+    assert len(search._alive) == 32  # half of them live on

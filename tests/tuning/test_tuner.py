@@ -17,6 +17,7 @@ from tcl_core.measure.job import Outcome
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import database, tuner as tuner_module
+from tcl_core.tuning.budget import Turn
 from tcl_core.tuning.database import RECORDS, Shelf, open_database, seconds_of
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.tuner import AGAIN, Tunable, Tuner
@@ -194,6 +195,58 @@ def test_who_was_read_fast_by_luck_wins_no_final(matmul):
     run.confirm(better, Outcome("ok", (116e-6,), checked=True))
     run.confirm(slow, Outcome("ok", (140e-6,), checked=True))
     assert run.finalists() == [] and run.winner()[1] == 116e-6 and [latency_s for _, latency_s in run.best(3)] == [116e-6, 130e-6, 140e-6]
+
+
+def test_a_machine_that_has_become_slower_makes_nobody_a_finalist(matmul):
+    """Others' first readings are of the faster hour, and count as much longer as finalists take now."""
+    run = tuner_of([(matmul, 1.0)], 8)._run(0)
+    best, other = run.propose(2)
+    for candidate, seconds in ((best, 100e-6), (other, 125e-6)):
+        run.tell(candidate, Outcome("ok", (seconds,) * 5))
+    assert run.confirm(best, Outcome("ok", (130e-6,), checked=True)) == pytest.approx(1.3)
+    assert run.finalists() == [other] and run.finalists(1.2) == []
+    assert tuner_module._drift([1.3] * 7) == 1.0 and tuner_module._drift([1.3] * 8) == pytest.approx(1.3)
+    assert tuner_module._drift([0.9] * 6 + [1.4] * 6) == 1.0  # a quarter take no longer
+
+
+def test_a_program_that_nobody_checked_is_told_and_gives_way_to_one_that_was(matmul):
+    run = tuner_of([(matmul, 1.0)], 8)._run(0)
+    fast, slow = run.propose(2)
+    for candidate, seconds, checked in ((fast, 100e-6, False), (slow, 105e-6, True)):
+        run.tell(candidate, Outcome("ok", (seconds,)))
+        run.confirm(candidate, Outcome("ok", (seconds,), checked=checked))
+    assert run.winner()[1] == 105e-6 and run.is_checked
+    tuner = tuner_of([(matmul, 1.0)], 8)
+    tuner.run(FakeRunner(lambda job: Outcome("ok", (latency_s(job),))))
+    assert [(time.checked, time.latency_ms is None) for time in tuner.times()] == [(False, False)]
+    checked = tuner_of([(matmul, 1.0)], 8)
+    checked.run(FakeRunner())
+    assert [time.checked for time in checked.times()] == [True]
+
+
+def test_no_further_finals_begin_when_the_time_is_over(tasks, clock):
+    """A check takes ten seconds, for the untuned program is slow; others are faster than each winner's second reading."""
+
+    def answer(job):
+        clock[0] += 10.0 if job.check else 1.0
+        return Outcome("ok", (9e-3 if job.check else latency_s(job),), checked=job.check)
+
+    runner = FakeRunner(answer)
+    tuner_of(tasks, None).run(runner, seconds=40.0)
+    assert sum(any(job.check for job in batch) for batch in runner.batches) == 1
+
+
+def test_a_task_that_had_one_program_borrows_in_its_first_turn_of_several(matmul, monkeypatch):
+    """Small tasks open with one program each, before anybody has lent."""
+    asked = []
+    monkeypatch.setattr(tuner_module, "transferred", lambda search, donors: asked.append(search.space.task_key) or [])
+    tuner = tuner_of([(matmul, 1.0)], 9)
+    tuner._run(0)
+    assert asked == []
+    tuner.budget.next = iter([Turn(0, 1), Turn(0, 4), Turn(0, 4), None]).__next__
+    runner = FakeRunner()
+    tuner.run(runner)
+    assert asked == [matmul.task.key] and [len(batch) for batch in rounds_of(runner)] == [1, 4, 4]
 
 
 def test_finals_are_kept_as_they_go(tasks, tmp_path, monkeypatch):

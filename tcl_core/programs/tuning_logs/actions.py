@@ -13,6 +13,7 @@ import numpy as np
 Number = np.ndarray | float
 Steps = Sequence[tuple[Any, np.ndarray]]
 """The steps of a sketch, each with its (n, width) int64 decisions."""
+AT_ROOT = -1  # in place of a loop's number: inside none
 
 
 class Split(NamedTuple):
@@ -35,7 +36,7 @@ class Split(NamedTuple):
 
 
 class ComputeAt(NamedTuple):
-    """A stage is computed inside the loop of this number; ``anchor`` as in ``Split``."""
+    """A stage is computed inside the loop of this number, or ``AT_ROOT``; ``anchor`` as in ``Split``."""
 
     loop: Number
     anchor: bool

@@ -6,6 +6,11 @@
 The decisions of a program: extent and factors of each split (SP; extents depend on other splits), the loop that a
 stage is computed at (CA), the annotation of a loop (AN), and the number of a pragma (PR, "auto_unroll_max_step$512").
 The rest (which stages and loops a step names, how loops are reordered) is the sketch.  Of a task, only sizes are known.
+
+Some splits take their factors from earlier ones, which they name by the numbers of their steps:
+
+    ["FSP", stage, loop, split, n]                     its first n - 1 factors, and the product of the others
+    ["FFSP", stage, loop, [split, ...], level, inner]  the product of their factors at a level: of the inner loop, or of the outer one
 """
 
 from __future__ import annotations
@@ -17,15 +22,15 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tcl_core.programs.tuning_logs.actions import Action, Annotate, ComputeAt, Other, Programs, Split, Steps
+from tcl_core.programs.tuning_logs.actions import AT_ROOT, Action, Annotate, ComputeAt, Number, Other, Programs, Split, Steps
 from tcl_core.programs.tuning_logs.line import Line, Malformed, Shape, check_result
 from tcl_core.programs.tuning_logs.workload import LogWorkload, operator_in, unnamed_axes
 
 NAME = "Ansor"
 LOCATED = ("CA", "AN")  # [kind, stage, which, decision]
-UNDECIDED = {  # kinds that have no decisions -> TVM's name of the primitive
-    "RE": "Reorder", "FU": "Fuse", "FSP": "Split", "FFSP": "Split", "CI": "ComputeInline", "CR": "ComputeAt",
-    "CHR": "CacheRead", "CHW": "CacheWrite", "RF": "RFactor",
+FOLLOWING = ("FSP", "FFSP")
+OTHERS = {  # kind -> TVM's name of the primitive
+    "RE": "Reorder", "FU": "Fuse", "CI": "ComputeInline", "CHR": "CacheRead", "CHW": "CacheWrite", "RF": "RFactor",
 }  # fmt: skip
 # Annotations of a loop, by number; 4 and above bind it to a thread index.
 UNROLL, VECTORIZE, PARALLEL, FIRST_THREAD = 1, 2, 3, 4
@@ -81,11 +86,23 @@ def take_apart(steps: list[Any]) -> tuple[Shape, list[int]]:
 
 
 def check_sketch(steps: list[Any]) -> None:
-    """Raise Malformed for a step without a kind, or without the stage and loop numbers that its kind requires."""
-    for step in steps:
-        places = step[1:3] if step[0] in ("SP", *LOCATED) else ()
+    """Raise Malformed for a step without a kind, without the numbers that its kind requires, or that follows no splits; or what Python
+    raises for wrong types.
+    """
+    for number, step in enumerate(steps):
+        places = step[1:3] if step[0] in ("SP", *LOCATED) else (step[1], step[2], step[4]) if step[0] in FOLLOWING else ()
         if not (isinstance(step, list) and isinstance(step[0], str) and all(type(place) is int for place in places)):
             raise Malformed(f"{step!r} is no transformation step")
+        if step[0] in FOLLOWING and not _follows(step, steps[:number]):
+            raise Malformed(f"{step!r} follows no splits before it")
+
+
+def _follows(step: list[Any], before: list[Any]) -> bool:
+    """Whether the splits that a step follows come before it, with as many factors as it takes."""
+    kind, _, _, splits, level, *inner = step
+    splits, least, taken = ([splits], 0, level - 1) if kind == "FSP" else (splits, 1, level + 1)
+    factors = [len(before[n][4]) for n in splits if n in range(len(before)) and before[n][0] == "SP"]
+    return len(factors) == len(splits) > 0 and least <= taken <= min(factors) and len(inner) == (kind == "FFSP")
 
 
 def fill(steps: list[Any], decisions: Iterator[int]) -> list[Any]:
@@ -132,7 +149,7 @@ def read_programs(steps: Steps, workload: LogWorkload) -> Programs:
         if step[0] == "SP" and step[1] == anchor.stage:
             extent = values[:, 0].astype(float)
             spatial, reduced = (spatial, reduced * extent) if anchor.reduces(step) else (spatial * extent, reduced)
-    return Programs([_action(step, values, anchor) for step, values in steps], spatial, reduced)
+    return Programs([_action(step, values, anchor, steps) for step, values in steps], spatial, reduced)
 
 
 class _Anchor:
@@ -148,19 +165,40 @@ class _Anchor:
         return split[1] == self.stage and len(split[4]) < self._most
 
 
-def _action(step: list[Any], values: np.ndarray, anchor: _Anchor) -> Action:
+def _action(step: list[Any], values: np.ndarray, anchor: _Anchor, steps: Steps) -> Action:
     kind = step[0]
     is_anchor = len(step) > 1 and step[1] == anchor.stage
     if kind == "SP":
-        extent, inner = values[:, 0], values[:, 1:]
-        outer = np.ceil(extent / np.maximum(inner.prod(axis=1), 1))
-        return Split(np.concatenate([outer[:, None], inner], axis=1), extent, anchor.reduces(step), is_anchor, axis=step[2])
+        return Split(_factors(values[:, 0], values[:, 1:]), values[:, 0], anchor.reduces(step), is_anchor, axis=step[2])
+    if kind in FOLLOWING:
+        factors, extent = _followed(step, steps)
+        return Split(factors, extent, reduces=False, anchor=is_anchor, axis=step[2])
     if kind == "CA":
         return ComputeAt(values[:, 0], is_anchor)
+    if kind == "CR":
+        return ComputeAt(AT_ROOT, is_anchor)
     if kind == "PR":
         return Annotate(values.T, unroll=True)
     if kind == "AN":
         code = values[:, 0]
         return Annotate([code], code == PARALLEL, code == VECTORIZE, code == UNROLL, bound=code >= FIRST_THREAD)
     numbers = [float(x) for part in step[1:] for x in (part if isinstance(part, list) else [part]) if isinstance(x, int)]
-    return Other(UNDECIDED.get(kind, "other"), numbers, is_anchor)
+    return Other(OTHERS.get(kind, "other"), numbers, is_anchor)
+
+
+def _factors(extent: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """(n, f + 1) factors, from the outermost loop, of loops with (n,) extents and (n, f) inner factors."""
+    outer = np.ceil(extent / np.maximum(inner.prod(axis=1), 1))
+    return np.concatenate([outer[:, None], inner], axis=1)
+
+
+def _followed(step: list[Any], steps: Steps) -> tuple[np.ndarray, Number]:
+    """(n, f) factors of a split that follows others, and its extent.  Of a fused loop, whose extent is unknown, one factor is too."""
+    kind, _, _, splits, level, *inner = step
+    if kind == "FSP":
+        extent, lengths = steps[splits][1][:, 0], steps[splits][1][:, 1:]
+        rest = lengths[:, level - 1 :].prod(axis=1, keepdims=True)
+        return _factors(extent, np.concatenate([lengths[:, : level - 1], rest], axis=1)), extent
+    length = np.prod([steps[n][1][:, 1 + level] for n in splits], axis=0)
+    unknown = np.zeros_like(length)
+    return np.stack([unknown, length] if inner[0] else [length, unknown], axis=1), 0

@@ -37,6 +37,7 @@ CONV_KNOBS = {
 DEPTHWISE_KNOBS = CONV_KNOBS | {"tile_ic": "co", "tile_c": "co"}
 WINOGRAD_KNOBS = {"tile_k": "co", "tile_c": "ci", "tile_rc": "ci", "tile_y": "co"}
 MATMUL_KNOBS = {"tile_y": "m", "tile_x": "n", "tile_k": "k"}
+ROWS_BY_X = "dense_large_batch", "dense_dsp"  # templates that tile rows by tile_x and columns by tile_y
 
 
 def is_record(entry: Any) -> bool:
@@ -149,8 +150,11 @@ def _axes(task: str, args: Sequence[Any], shapes: Sequence[Sequence[int]]) -> tu
     if "dense" in task or "matmul" in task:
         (*batch, m, k), (*_, rows, columns) = shapes[:2]
         n = rows if columns == k else columns  # the second matrix may be transposed
-        return {"b": math.prod(batch), "m": m, "n": n, "k": k}, MATMUL_KNOBS, ()
+        knobs = MATMUL_KNOBS | {"tile_x": "m", "tile_y": "n"} if any(name in task for name in ROWS_BY_X) else MATMUL_KNOBS
+        return {"b": math.prod(batch), "m": m, "n": n, "k": k}, knobs, ()
     if "conv2d" not in task or not any(layout in task for layout in ("nchw", "NCHW")):
+        raise ValueError
+    if "without_weight_transform" in task:  # the weight is transformed already: it has the tiles' extents, not the window's
         raise ValueError
     if not all(map(_are_integers, args[2:5])):
         raise ValueError

@@ -34,6 +34,10 @@ class Known:
         """Add a task, or replace the description of a known one."""
         self._tasks[row["task_key"]] = row
 
+    def module_json(self, task_key: str) -> str | None:
+        """The module of a known task, whose blocks its sketches name."""
+        return self._tasks[task_key]["module_json"] if task_key in self._tasks else None
+
     def sketch_id(self, task_key: str, text: str) -> int:
         """The number of a task's sketch: the pool's, else the CRC-32 of its identity (31 bits); the next free one if that is taken."""
         named = (task_key, identity(text))

@@ -54,10 +54,12 @@ class Line(NamedTuple):
     tvm_version: str
 
 
-def check_result(costs: list[float], error_no: int, stamp: float) -> None:
+def check_result(costs: list[float] | None, error_no: int, stamp: float) -> None:
     """Raise Malformed for an unknown error number, an impossible latency or an impossible time."""
     if type(error_no) is not int or error_no not in ERRORS:
         raise Malformed(f"error number {error_no!r} is none of TVM's")
+    if not (costs is None or isinstance(costs, list)):
+        raise Malformed(f"latencies {costs!r} are no list")
     if error_no == 0 and not (costs and min(costs) > LEAST_S and max(costs) < MOST_S):
         raise Malformed(f"latencies {costs} of a program measured without error")
     if not 0 <= stamp < 1e11:

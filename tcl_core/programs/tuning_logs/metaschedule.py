@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
+from tcl_core.compat import load_module, load_tvm, make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError, UsageError, last_line
 from tcl_core.files import replacing, shown, writing
 from tcl_core.programs.sketches import (
@@ -39,6 +39,7 @@ from tcl_core.programs.tasks import Task, describe, named
 from tcl_core.programs.tuning_logs.known import Known, blank_instructions
 from tcl_core.programs.tuning_logs.line import Line, Malformed, check_result
 from tcl_core.programs.tuning_logs.reading import Log, text_lines
+from tcl_core.programs.workload import read_workload
 from tcl_core.records import ProgramKey
 
 NAME = "MetaSchedule"
@@ -116,6 +117,7 @@ class DatabaseLog(Log):
         self._modules: dict[int, Any] = {}
         self._places: dict[int, int] = {}
         self._unread: dict[int, str] = {}  # workload -> why it cannot be read
+        self._names: dict[int, dict[str, str]] = {}  # workload -> its blocks' names -> those of the known task's module
         self._templates: dict[tuple[int, bytes], _Template] = {}
 
     def _parse(self, entry: Any) -> Line:
@@ -140,6 +142,8 @@ class DatabaseLog(Log):
         instructions, decided = instructions[:end], dict(decisions)
         _check_tilings(decided)
         place = self._place(line.task)
+        if names := self._names.get(line.task):
+            instructions = [_renamed(instruction, names) for instruction in instructions]
         met = (line.task, orjson.dumps(blank_instructions(instructions)))
         if met not in self._templates:
             self._templates[met] = self._template(line.task, instructions, [d for d in decisions if d[0] < end])
@@ -163,10 +167,14 @@ class DatabaseLog(Log):
         try:
             task = describe("", module)
             name = named(task.operator, module)
+            kept = self.known.module_json(task.key) or task.module_json
+            if kept != task.module_json:  # the same structure, whose blocks may have other names, by which traces find them
+                module, own = load_module(kept), module
+                self._names[workload] = dict(zip(_block_names(own), _block_names(module), strict=True))
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             # From TVM for a single opaque block, such as a scatter; for symbolic extents; for arguments that are no tensors.
             raise Malformed(f"workload {workload} has no blocks that could be scheduled ({last_line(error)})") from None
-        self.known.add_task({**task.as_row(), "name": name})
+        self.known.add_task({**task.as_row(), "name": name, "module_json": kept})
         self._keys.append(task.key)
         self._modules[workload], self._places[workload] = module, len(self._keys) - 1
 
@@ -193,6 +201,20 @@ class DatabaseLog(Log):
         places = [next(n for n, i in enumerate(whole) if i.same_as(kept.insts[slot.instruction])) for slot in sketch.slots]
         number = self.known.sketch_id(sketch.task_key, trace_to_json(kept))
         return _Template(number, tuple(zip(places, sketch.slots, strict=True)))
+
+
+def _block_names(module: Any) -> list[str]:
+    """Names of a module's blocks, in an order that structurally equal modules share."""
+    return [block.name for block in read_workload("", 0.0, module).blocks]
+
+
+def _renamed(instruction: list[Any], names: Mapping[str, str]) -> list[Any]:
+    """The instruction; one that looks a block up by its name looks for the new name."""
+    kind, inputs, attributes, outputs = instruction
+    if kind != "GetSBlock":
+        return instruction
+    name, *function = attributes
+    return [kind, inputs, [names.get(name, name), *function], outputs]
 
 
 def _check_tilings(decided: Mapping[int, Any]) -> None:
