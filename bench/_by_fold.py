@@ -44,7 +44,9 @@ def begin(description: str, run: Callable[[Namespace], None], seeds: int, quick:
     if given.quick or given.smallest:
         given.folds = given.seeds = 1
     usual = {"folds": len(FOLDS), "seeds": seeds}
-    given.sizes = "" if given.quick else "".join(f" --{name} {getattr(given, name)}" for name in usual if getattr(given, name) != usual[name])
+    given.sizes = (
+        "" if given.quick else "".join(f" --{name} {getattr(given, name)}" for name in usual if getattr(given, name) != usual[name])
+    )
     torch.set_num_threads(given.threads)
     try:
         run(given)

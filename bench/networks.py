@@ -191,7 +191,15 @@ def main() -> None:
             run_smallest()
         else:
             options = " --quick" * given.quick + (f" --model {given.model}" if given.model else "")
-            run(size, COMMAND + options, given.model, datasets.prepared(), lambda: shipped(Reference.pooled), lambda setup: setup, given.force)
+            run(
+                size,
+                COMMAND + options,
+                given.model,
+                datasets.prepared(),
+                lambda: shipped(Reference.pooled),
+                lambda setup: setup,
+                given.force,
+            )
     except TclError as error:
         sys.exit(f"networks: {error}")
 

@@ -16,7 +16,6 @@ units are there.  --quick: four tasks, one seed, 16 programs; its results are a 
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
@@ -426,7 +425,16 @@ def main() -> None:
             return
         size = QUICK if given.quick else replace(FULL, per_operator=given.tasks, seeds=given.seeds, trials=given.programs)
         command = " ".join([COMMAND, *sys.argv[1:]])
-        run(size, command, given.model, datasets.prepared(), lambda: shipped(Reference.pooled), lambda setup: setup, given.minutes, given.force)
+        run(
+            size,
+            command,
+            given.model,
+            datasets.prepared(),
+            lambda: shipped(Reference.pooled),
+            lambda setup: setup,
+            given.minutes,
+            given.force,
+        )
     except TclError as error:
         sys.exit(f"search: {error}")
 

@@ -14,7 +14,6 @@ import _transfer_rows as rows
 import numpy as np
 import pytest
 import torch
-import transfer
 from _datasets import Reference
 from _transfer_data import EACH, FOLDS, Side, Targets, joined, shared_out
 from _transfer_rows import (
@@ -284,14 +283,15 @@ def test_units_of_other_code_are_published_until_all_are_computed_again(tmp_path
     bench = new()
     assert bench.units == {Unit(*row["unit"]): row["figures"], Unit(*device["unit"]): device["figures"]}
     assert bench.resolved(Unit(*row["unit"][:4], None)).variant is None  # the first fold has said nothing yet
+    second = row | {"unit": ["host-sse42>host-avx512", *row["unit"][1:]]}
     for other in ("before there were two", {"reference": "x", "logs": "x"}):
-        shown.write_text(json.dumps({"identity": other, "units": [row, device]}))
+        shown.write_text(json.dumps({"identity": other, "units": [row, second]}))
         bench = new()
         assert bench.units == {}
         bench.units[Unit(*row["unit"])] = of({1: 0.7})
         bench.save()
-        assert json.loads(shown.read_text())["units"] == [row, device] and new().units == bench.units
-        bench.units[Unit(*device["unit"])] = of({1: 0.7})
+        assert json.loads(shown.read_text())["units"] == [row, second] and new().units == bench.units
+        bench.units[Unit(*second["unit"])] = of({1: 0.7})
         bench.save()
         assert len(json.loads(shown.read_text())["units"]) == 2 and new().units == bench.units and not begun.exists()
 
