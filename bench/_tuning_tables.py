@@ -162,11 +162,11 @@ def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -
 
 
 def fullest(network: str, parts: Sequence[Part]) -> Part:
-    """The part in which most systems tuned the network, of equals the one with most seeds, of equals again the last."""
+    """The part that tuned the network with most seeds, of equals the one by most systems, of equals again the last."""
 
     def full(part: Part) -> tuple[int, int]:
-        groups = _groups(network, [part])
-        return len({system for compared, _ in groups for system in compared["systems_ms"]}), len(groups)
+        groups = _groups(network, [part], False)
+        return len(groups), len({system for compared, _ in groups for system in compared["systems_ms"]})
 
     return max(reversed(parts), key=full)
 

@@ -23,8 +23,8 @@ TenSet MLP and the world model learn the platform's measurements that the champi
 A unit is one system on one network with one seed.  When a network's units of a seed are done, what each found is built and runs in
 processes of its own, in turns with PyTorch's.  With another machine, champion, graph or search, all units start over beside the earlier
 results: README's table has a row for each machine with the last graph, search and champion; the results file keeps the others.  The
-summary's ratios are geometric means over these machines and their seeds or, for a system that was not run there, over earlier results;
-its milliseconds are of the machine with most systems.
+summary is of the machine with most seeds; ratios to a system that was not run there are means over the other machines', else over earlier
+results, and have no interval.
 --quick: bert-tiny with 32 programs, four systems, one seed; it has a results file of its own.
 """
 
