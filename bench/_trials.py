@@ -130,6 +130,7 @@ COMMANDS = (
     Command("flow", (sys.executable, "-m", "flows.pipeline"), without_all_after_measuring, measured=True, share=0.06, limit_s=600),
 )
 QUICK = tuple(command for command in COMMANDS if command.share >= 0.5)  # the others take many seconds each
+SMALLEST = tuple(command for command in COMMANDS if command.name in ("collect", "train", "register", "promote"))
 
 
 # --- where they run ---
@@ -228,7 +229,7 @@ def _tried(part: str, work: Callable, lane: Lane, trial: object) -> Result:
 
 
 @contextmanager
-def workshop(folder: Path, lanes: int, readers: Sequence[Command] = (), quick: bool = False) -> Iterator[Workshop]:
+def workshop(folder: Path, lanes: int, readers: Sequence[Command] = (), commands: Sequence[Command] = COMMANDS) -> Iterator[Workshop]:
     """Make the tiny project and start the lanes."""
     shim = build_shim(folder)
     with ExitStack() as stack:
@@ -244,7 +245,7 @@ def workshop(folder: Path, lanes: int, readers: Sequence[Command] = (), quick: b
         finished = folder / "finished" / started[0].folder.name
         finished.mkdir(parents=True)
         shutil.move(started[0].project, finished / "project")
-        yield Workshop(folder, finished, started, QUICK if quick else COMMANDS, readers)
+        yield Workshop(folder, finished, started, commands, readers)
 
 
 # --- what counts ---

@@ -11,7 +11,7 @@ full-disk       no room at every stage (_full_disks.py)
 
 Exits with 1 if anything failed; each failure is printed with the command that repeats it.  Parts may run separately:
 each puts its own figures into bench/results/faults.json.  --quick: a sample of each part, without the commands that
-take long; it has a results file of its own.
+take long; it has a results file of its own.  --smallest: two kills each of four commands.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ import _corruptions
 import _full_disks
 import _kills
 import _twice
-from _tables import Quick, into_document, markdown, result_file, save
-from _trials import KINDS, Result, Workshop, totals, workshop
+from _tables import Quick, arguments as parser_of, into_document, markdown, result_file, save
+from _trials import COMMANDS, KINDS, QUICK, SMALLEST, Result, Workshop, totals, workshop
 
 COMMAND = "python bench/faults.py"
 CANDIDATES = "candidates"
@@ -70,7 +70,8 @@ def run_parts(parts: list[str], arguments: argparse.Namespace) -> Iterator[tuple
     if not parts:
         return
     with tempfile.TemporaryDirectory(prefix="tcl-faults-", ignore_cleanup_errors=True) as folder:
-        with workshop(Path(folder), arguments.lanes, _corruptions.READERS, arguments.quick) as shop:
+        commands = SMALLEST if arguments.smallest else QUICK if arguments.quick else COMMANDS
+        with workshop(Path(folder), arguments.lanes, _corruptions.READERS, commands) as shop:
             for part in parts:
                 module, trial, *_ = PARTS[part]
                 start = time.monotonic()
@@ -129,7 +130,7 @@ def table_of(parts: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action=Quick, help="a sample of each part")
     parser.add_argument("--part", action="append", choices=(CANDIDATES, *PARTS), help="only this one; may be given again")
     parser.add_argument("--only", metavar="NAME", help="with --part: repeat one trial; nothing is written")
@@ -137,6 +138,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, help="so many of each part")
     parser.add_argument("--lanes", type=int, default=len(os.sched_getaffinity(0)), help="trials at once")
     arguments = parser.parse_args()
+    if arguments.smallest:  # two kills of each of four commands
+        arguments.part, arguments.trials = [_kills.PART], 1
     if arguments.only and len(arguments.part or ()) != 1:
         parser.error("--only needs one --part")
     wanted = arguments.part or [CANDIDATES, *PARTS]

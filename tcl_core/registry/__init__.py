@@ -19,6 +19,7 @@ from tcl_core.registry.champions import (
     champion,
     champion_version,
     load_champion,
+    of_another_host,
     platforms_with_champion,
     promote,
     rollback,
@@ -35,6 +36,6 @@ __all__ = [
     "ALIASES", "BEFORE", "CANDIDATE", "CHAMPION", "CODE", "EXPERIMENT", "FLOW_RUN_ID", "HOST", "LOGGED", "NEEDED", "PREVIOUS",
     "PROMOTION", "REGISTRAR", "ROLLBACK", "RUN_KEY", "SERVED", "SINCE", "TIMES_LOGGED", "UNDER_WAY", "WITHDRAWN",
     "RegistryAway", "Version", "attach", "beside", "champion", "champion_version", "is_there", "load_champion", "logged", "model_name",
-    "pinned", "platforms_with_champion", "promote", "register", "rollback", "run_key", "serve", "version_of", "versions",
+    "of_another_host", "pinned", "platforms_with_champion", "promote", "register", "rollback", "run_key", "serve", "version_of", "versions",
     "where", "withdrawn",
 ]  # fmt: skip

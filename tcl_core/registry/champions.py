@@ -90,7 +90,7 @@ def promote(platform: str, version: int, better: bool, reason: str, against: int
     against  the champion that ``version`` was compared with, None where there was none.  If another promotion moved
              the alias meanwhile, the verdict is void and RegistryError says so: of two at once, one wins.
 
-    Raises RegistryError too where the two were judged on different hosts (``HOST``).
+    Raises RegistryError too where it is better, but the two were judged on different hosts (``HOST``).
     """
     name = model_name(platform)
     with opened(alone=True) as client:
@@ -100,7 +100,8 @@ def promote(platform: str, version: int, better: bool, reason: str, against: int
                 f"the champion of {platform} changed from version {against} to {present} while version {version} was "
                 f"compared with it; run again: tcl promote --platform {platform}"
             )
-        _check_host(client, platform, version, against)
+        if better:
+            _check_host(client, platform, version, against)
         # The reason first: no champion lacks one, whenever this is killed.
         client.set_model_version_tag(name, str(version), PROMOTION, f"{'promoted' if better else 'kept back'}: {reason}")
         if better:
@@ -147,20 +148,29 @@ def rollback(platform: str, reason: str, to: int | None = None) -> tuple[int, in
     return target, present
 
 
-def _check_host(client: MlflowClient, platform: str, version: int, champion: int | None) -> None:
-    """Raise RegistryError for a version and a champion of different hosts: two projects may share a registry and a platform's name.
+def of_another_host(platform: str, version: int, champion: int) -> str:
+    """Why a version and a champion cannot be compared: they were judged on different hosts; empty if they were not, or one does not tell.
 
-    A version that does not tell its host passes.
+    Two projects may share a registry and a platform's name.
     """
-    if champion is None:
-        return
+    with opened() as client:
+        return _of_another_host(client, platform, version, champion)
+
+
+def _of_another_host(client: MlflowClient, platform: str, version: int, champion: int) -> str:
     mine, other = (_version(client, platform, number).tags.get(HOST) for number in (version, champion))
-    if mine and other and mine != other:
-        raise RegistryError(
-            f"the champion of {platform}, version {champion}, was judged on {other}, and version {version} on {mine}; give the platform "
-            "another name in params.yaml, or set MLFLOW_TRACKING_URI to a registry of this project's own; where nothing needs that "
-            f"champion any more: tcl rollback --platform {platform} --to {version}"
-        )
+    if not (mine and other) or mine == other:
+        return ""
+    return (
+        f"the champion of {platform}, version {champion}, was judged on {other}, and version {version} on {mine}; give the platform "
+        "another name in params.yaml, or set MLFLOW_TRACKING_URI to a registry of this project's own; where nothing needs that "
+        f"champion any more: tcl rollback --platform {platform} --to {version}"
+    )
+
+
+def _check_host(client: MlflowClient, platform: str, version: int, champion: int | None) -> None:
+    if champion is not None and (why := _of_another_host(client, platform, version, champion)):
+        raise RegistryError(why)
 
 
 def withdrawn(platform: str, version: int) -> str | None:

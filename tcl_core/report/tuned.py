@@ -80,7 +80,8 @@ def _compared(tuned: Mapping[str, Any], systems: Mapping[str, Any]) -> Table:
         between = f"{milliseconds(min(rounds))} to {milliseconds(max(rounds))}" if rounds else UNKNOWN
         ratio = ratios.get(f"tuned/{name}")
         told = f"{number(ratio['value'], 2)} ({number(ratio['low'], 2)} to {number(ratio['high'], 2)})" if ratio else UNKNOWN
-        rows.append([NAMES.get(name, name), milliseconds(system["median_ms"]), between, told, _exponent(system["difference"])])
+        differs = tuned.get("difference") if name == "tuned" else system["difference"]
+        rows.append([NAMES.get(name, name), milliseconds(system["median_ms"]), between, told, _exponent(differs)])
     rows.append(["untuned", milliseconds(tuned["untuned_ms"]), UNKNOWN, UNKNOWN, UNKNOWN])
     return Table("One inference", ["system", "median", "rounds", "tuned / this (95 % interval)", "difference of the output"], rows)
 

@@ -116,6 +116,7 @@ def gather(workspace: Workspace, standing: Mapping[str, Mapping[str, Any]] | Non
             for name in ran
             if judged and name not in judged
         ),
+        *[["versions of the models", why] for why in dict.fromkeys(of["unknown"] for of in standing.values() if "unknown" in of)],
         *([f"learning curve of {name}", KEPT] for name, epochs in found["learning"].items() if not epochs),
         *found["left_out"],
         *run.left_out,

@@ -36,11 +36,15 @@ ByTask = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Verdict:
-    """``better``: the candidate passes;  ``reason``: one sentence with all figures;  ``comparisons``: figure -> both models' values."""
+    """``better``: the candidate passes;  ``reason``: one sentence with all figures;  ``comparisons``: figure -> both models' values.
+
+    decided  there were tasks enough to compare on
+    """
 
     better: bool
     reason: str
     comparisons: Mapping[str, PairedComparison]
+    decided: bool = True
 
     def figures(self) -> dict[str, Any]:
         """The comparisons as plain numbers, for JSON."""
@@ -81,6 +85,7 @@ def judge(
             f"too few tasks to decide: {len(pairs[0])} held-out tasks have programs that differ, and {least} are needed "
             f"(promote.min_tasks); hold out more tasks or networks; {told}",
             comparisons,
+            decided=False,
         )
     higher = all(comparisons[figure].candidate > comparisons[figure].champion for figure in ("pairs", "u16"))
     lost = top_1.high < 0

@@ -147,8 +147,8 @@ def _present_version(workspace: Workspace, platform: str) -> int | None:
 def promote(workspace: Workspace, platform: str) -> Promotion:
     """Make the present model champion if it passes the gate against today's champion, on the platform's held-out records.
 
-    It must pass against each withdrawn version too: a rollback holds until something better than what it took back is trained.
-    Raises RegistryError where it is not registered or the champion is of another host, DataError where its figures may be
+    It must pass against each withdrawn version of this host too: a rollback holds until something better than what it took back is
+    trained.  A champion of another host stays.  Raises RegistryError where it is not registered, DataError where its figures may be
     another model's, or of other records.
     """
     folder = workspace.model_folder(platform)
@@ -160,6 +160,8 @@ def promote(workspace: Workspace, platform: str) -> Promotion:
     by_hand = f"tcl rollback --platform {platform} --to {version}"
     if taken := registry.withdrawn(platform, version):
         verdict = Verdict(False, f"a rollback took its place from it ({taken}); to give it back: {by_hand}", {})
+    elif against is not None and (apart := registry.of_another_host(platform, version, against)):
+        verdict = Verdict(False, apart, {})
     else:
         verdict = _verdict(workspace, platform, against)
         if verdict.better and (why := _no_better_than_withdrawn(workspace, platform)):
@@ -271,10 +273,11 @@ def _no_better_than_withdrawn(workspace: Workspace, platform: str) -> str:
 
     The next training repeats what the last one made, from a little more data, and beats today's champion as that one did.
     """
+    here = _judging_host(workspace, platform)
     for version in registry.versions(platform):
-        if withdrawn := version.tags.get(registry.WITHDRAWN):
+        if (withdrawn := version.tags.get(registry.WITHDRAWN)) and version.tags.get(registry.HOST, here) == here:
             found = _verdict(workspace, platform, version.number, "withdrawn champion")
-            if not found.better:
+            if found.decided and not found.better:
                 return f"no better than version {version.number}, which a rollback withdrew ({withdrawn}): {found.reason}"
     return ""
 
@@ -284,7 +287,8 @@ def _verdict(workspace: Workspace, platform: str, against: int | None, role: str
     samples, params = workspace.samples(platform, "holdout"), workspace.params
     samples, known = without_tasks(workspace, samples, _learned(workspace, platform, against))
     if not len(samples):
-        return Verdict(False, f"each of the {known} held-out tasks was learned by the candidate or the {role}; hold out other networks", {})
+        why = f"each of the {known} held-out tasks was learned by the candidate or the {role}; hold out other networks"
+        return Verdict(False, why, {}, decided=False)
     predicted = catalogue.load(workspace.model_folder(platform)).predict(samples)
     rival, name = _rival(platform, against, samples, role)
     weights = workspace.task_weights("held_out")

@@ -99,9 +99,10 @@ def _as_text(report: Mapping[str, Any]) -> str:
     lines += ["| system | ms | rounds | difference to the reference |", "|---|---|---|---|"]
     for name, timed in compared["systems"].items():
         rounds = f"{min(timed['rounds_ms']):.4g} to {max(timed['rounds_ms']):.4g}"
-        lines.append(f"| {name} | {timed['median_ms']:.4g} | {rounds} | {timed['difference']:.1e} |")
+        differs = report.get("difference", timed["difference"]) if name == "tuned" else timed["difference"]
+        lines.append(f"| {name} | {timed['median_ms']:.4g} | {rounds} | {differs:.1e} |")
     lines += [f"| {name} | - | - | {why} |" for name, why in compared["missing"].items()]
-    lines.append("")
+    lines += ["", f"The reference is {report.get('reference', 'unknown')}.{unchecked_text(report)}", ""]
     for name, interval in compared["ratios"].items():
         lines.append(f"- {name}: {interval['value']:.3f} of its time ({interval['low']:.3f} to {interval['high']:.3f})")
     lines += ["", "| task | times | ms | weights | programs measured |", "|---|---|---|---|---|"]
@@ -128,6 +129,14 @@ inputs = [tvm.runtime.tensor(example[name], device) for name in example.files if
 output = machine["main"](*inputs)
 ```
 """
+
+
+def unchecked_text(report: Mapping[str, Any]) -> str:
+    """How many tasks have a program that was compared with nothing, as a sentence after others; empty if none has."""
+    times = report.get("task_times", ())
+    count = sum(not task.get("checked", True) for task in times if task["latency_ms"] is not None)
+    said = f" Of {count} of {len(times)} tasks the untuned program fails or takes too long to compare with, so only the network's output was."
+    return said if count else ""
 
 
 def tasks_ms(times: list[Mapping[str, Any]]) -> float:

@@ -24,7 +24,7 @@ from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.exchange import keep_tuned
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace, kept, with_registry
-from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
+from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder, unchecked_text
 from tcl_core.stages.tuned_report import TUNED, tuned_text
 from tcl_core.stages.unfinished import asked_for, check_length, folder_of
 from tcl_core.trained import Trained, find_trained
@@ -82,11 +82,11 @@ class TuneReport:
         reference = tuned.get("reference", "the reference")
         left_out = f", {tuned['left_out']} tasks left to TVM, for the network failed with their programs" if tuned["left_out"] else ""
         where = "" if self.out is None else f" -> {self.out}"
+        unchecked = f".{said.removesuffix('.')}" if (said := unchecked_text(tuned)) else ""
         return (
             f"{tuned_text(tuned)}; {tuned['trials']} programs measured, "
             f"largest difference to {reference}'s output {tuned['difference']:.1e}{left_out}{_guessed_text(tuned)}"
-            f"{_unchecked_text(tuned)}{_donated_text(tuned)}{where}"
-            f"{self.not_learned}"
+            f"{_donated_text(tuned)}{where}{self.not_learned}{unchecked}"
         )
 
 
@@ -194,13 +194,6 @@ def _guessed_text(tuned: Mapping[str, Any]) -> str:
     count = sum(task.get("guessed", False) for task in tuned.get("task_times", ()))
     has, it = ("has", "it") if count == 1 else ("have", "them")
     said = f"; {count} of {tuned['tasks']} tasks {has} no program that was found right by measuring, but one that promised most (more trials or minutes may give {it} one)"
-    return said if count else ""
-
-
-def _unchecked_text(tuned: Mapping[str, Any]) -> str:
-    """How many tasks have a program that was compared with nothing; empty if none has."""
-    count = sum(not task.get("checked", True) for task in tuned.get("task_times", ()) if task["latency_ms"] is not None)
-    said = f"; of {count} of {tuned['tasks']} tasks the untuned program fails or takes too long to compare with, so only the network's output was"
     return said if count else ""
 
 

@@ -127,10 +127,15 @@ def _reference(network: str, outputs: Sequence[np.ndarray] | None) -> str:
 
 
 def _as_built(times: Sequence[TaskTime], kept: Sequence[Any]) -> list[TaskTime]:
-    """The task times, with latencies of the programs that the network was built with: not always the fastest, None where none."""
+    """The task times, with latencies of the programs that the network was built with: not always the winners, None where none."""
     built = {structural_key(record.workload.mod): float(record.run_secs[0]) * 1e3 for record in kept}
     return [
-        replace(time, latency_ms=None if time.guessed else built.get(time.key), guessed=time.guessed and time.key in built)
+        replace(
+            time,
+            latency_ms=None if time.guessed else built.get(time.key),
+            guessed=time.guessed and time.key in built,
+            checked=time.checked and built.get(time.key) == time.latency_ms,
+        )
         for time in times
     ]
 
@@ -151,7 +156,7 @@ class _Curve:
 class _Workshop:
     """Builds a network's libraries and checks their outputs against the reference's, each in a process of its own.
 
-    untuned_ms  latency of the untuned library from one round alone, since a run may take seconds and no comparison uses it
+    untuned_ms  latency of the untuned library from one round alone, or its first run if that takes seconds; no comparison uses it
     difference  of the tuned library's outputs from the reference's
     kept        the tuning records that the tuned library is built with, at most one per task
     """
@@ -248,7 +253,7 @@ def search_tasks(
 
     Returns a MetaSchedule database with each task's best programs, best first; the result of each task; and the number of tasks
     that programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task without a program that was
-    measured and found right gets a donated one, or the one that the model ranks first; without a model, a random one.
+    measured and not found wrong gets a donated one, or the one that the model ranks first; without a model, a random one.
 
     ``on_trial`` is called with the number of programs measured, and the network's seconds as the sum of its tasks' best
     programs: inf while a task has none.

@@ -361,7 +361,7 @@ class Tuner:
         return database
 
     def untouched(self) -> list[int]:
-        """Tasks without a program found right: trials or minutes were too few, nothing ran, or all finalists failed.
+        """Tasks without a finalist that ran: trials or minutes were too few, nothing ran, or all finalists failed or were wrong.
 
         Empty without ``searches``.
         """

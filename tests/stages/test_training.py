@@ -571,8 +571,7 @@ def test_a_model_is_compared_with_the_one_it_was_distilled_from_alone(folder, mo
     found = judging.evaluate(chain)
     assert "the model of c was not distilled from the model of b that lies here: zero-shot, and what" in capsys.readouterr().err
     assert list(found["baselines"]["zero-shot"]) == ["b"] and list(found["baselines"]["own data only"]) == ["b", "c"]
-    top_1, forgotten = found["chain"]["top_1"], found["chain"]["forgetting"]
-    assert forgotten == {"a": max(0.0, top_1[0][0] - top_1[1][0]), "b": max(0.0, top_1[0][1] - top_1[1][1]), "c": 0.0}
+    assert found["chain"]["forgetting"] == {"a": None, "b": None, "c": 0.0}
     training.distill(chain, "c")
     assert list(judging.evaluate(chain)["baselines"]["zero-shot"]) == ["b", "c"]
     assert "was not distilled from" not in capsys.readouterr().err
