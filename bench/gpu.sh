@@ -51,9 +51,9 @@ cp -r "$code/params.yaml" "$code/profiles" .
 if [ -n "$from" ]; then tar -xzf "$from"; fi
 tcl=("$python" -m tcl_core.cli)
 if [ -n "${PROFILE:-}" ]; then "${tcl[@]}" profile "$PROFILE"; fi
-"${tcl[@]}" profile cuda
+if [ -z "$from" ]; then "${tcl[@]}" profile cuda; fi
 "${tcl[@]}" platforms
-if [ ! -d data/programs/pool ]; then "${tcl[@]}" tasks && "${tcl[@]}" candidates; fi
+if [ ! -f data/programs/pool/held_out/programs.parquet ]; then "${tcl[@]}" tasks && "${tcl[@]}" candidates; fi
 
 run() { # a command of tcl, within what is left of LIMIT_S
     local limit=() status=0

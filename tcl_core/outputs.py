@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FILL = 1e4  # magnitude from which on an element that both arrays have alike is taken for a fill value
+# Elements from FILLED on are fill values where all others are below OTHERS: masked logits are -1e9, the lowest float, or as logits - 10,000.
+FILLED, OTHERS = 5e3, 5e2
 
 
 def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
@@ -20,8 +21,8 @@ def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> f
 def of_array(found: np.ndarray, expected: np.ndarray, equal_nan: bool = False) -> float:
     """Largest absolute difference, relative to the expected array's largest magnitude; of integers and booleans the share that differs.
 
-    Fill values (``FILL``) do not count for that magnitude: masked logits are often -1e9 or the lowest float, beside which all other
-    elements would seem right.  inf where shapes differ, or a value that is not finite is not the same in both.
+    Fill values are compared each with its own magnitude, and the others without them, since beside -1e9 anything would seem right.
+    inf where shapes differ, or a value that is not finite is not the same in both.
     """
     if found.shape != expected.shape:
         return math.inf
@@ -31,6 +32,12 @@ def of_array(found: np.ndarray, expected: np.ndarray, equal_nan: bool = False) -
     if not np.array_equal(found[~finite], expected[~finite], equal_nan) or not np.isfinite(found[finite]).all():
         return math.inf
     found, expected = found[finite].astype(np.float64), expected[finite].astype(np.float64)
-    magnitude = np.abs(expected)
-    counts = (magnitude < FILL) | (found != expected)
-    return float(np.abs(found - expected).max(initial=0.0) / max(magnitude[counts].max(initial=0.0), 1e-30))
+    error, magnitude = np.abs(found - expected), np.abs(expected)
+    filled = magnitude >= FILLED
+    if not filled.any() or magnitude[~filled].max(initial=0.0) >= OTHERS:
+        return _relative(error, magnitude)
+    return max(_relative(error[~filled], magnitude[~filled]), float((error[filled] / magnitude[filled]).max()))
+
+
+def _relative(error: np.ndarray, magnitude: np.ndarray) -> float:
+    return float(error.max(initial=0.0) / max(magnitude.max(initial=0.0), 1e-30))

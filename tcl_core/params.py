@@ -406,5 +406,7 @@ def _check_schedules(params: Params, source: str) -> None:
         if schedule.platform and schedule.run not in OF_A_PLATFORM:
             raise UsageError(f"{where} runs '{schedule.run}' on a platform, but that is no work of one; remove the platform")
         known = params.chain.then if schedule.run == "distill" else params.platforms
+        if not known:
+            raise UsageError(f"{where} runs 'distill', but no platform comes later in the chain; remove it, or add one to chain.then")
         if schedule.platform and schedule.platform not in known:
             raise unknown_name("platform", schedule.platform, known, where)

@@ -94,7 +94,7 @@ def test_a_bad_profile_changes_nothing(project, patch, expected):
 
 
 def test_an_unknown_profile_names_the_nearest(project):
-    assert profile_names(project) == ("cuda", "default", "full")
+    assert profile_names(project) == ("cpu", "cuda", "default", "full")
     with pytest.raises(UsageError, match="unknown profile 'ful' .*did you mean 'full'"):
         apply_profile("ful", project)
 
@@ -111,6 +111,7 @@ def test_a_replacement_that_fails_leaves_the_old_file_and_no_rest(project):
 
 
 def test_the_profile_of_a_gpu_goes_with_every_size(project):
+    before = load_params(project)
     changed = apply_profile("cuda", project)
     assert changed.keys() == {"platforms", "chain", "candidates.design_space"}
     assert changed["chain"][1] == {"first": "gpu", "then": {}}
@@ -121,6 +122,8 @@ def test_the_profile_of_a_gpu_goes_with_every_size(project):
     apply_profile("default", project)
     assert load_params(project) == params
     assert apply_profile("cuda", project) == {}
+    assert apply_profile("cpu", project).keys() == changed.keys()
+    assert load_params(project) == before and apply_profile("cpu", project) == {}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from tcl_core.measure.worker import PER_WORKER, TOLERANCE
 from tcl_core.platforms import threads
 
 RETRIES = 2  # of a disturbed batch
+MOST = 128  # programs of a batch, unless there are so many workers that each would build less than two
 FUTILE = 3  # attempts in a row without progress, at no program's fault, before giving up
 WORKERS_PER_DEVICE = 4  # that build for one remote device and wait for it in turn
 
@@ -81,7 +82,7 @@ class Runner:
     def measure(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Build, run and time programs; yield an Outcome for each job, in order.  Takes jobs batch by batch."""
         jobs = iter(jobs)
-        while todo := list(islice(jobs, PER_WORKER * len(self.workers))):
+        while todo := list(islice(jobs, _batch_size(len(self.workers)))):
             batch = _Batch(todo)
             try:
                 self._complete(batch)
@@ -316,6 +317,11 @@ class Runner:
             message = f"output differs from the untuned program's by {difference:.2g} of its magnitude"
             return Outcome("wrong-result", message=message)
         return replace(outcome, checked=True)
+
+
+def _batch_size(workers: int) -> int:
+    """Programs that are built before any is timed, and lost if that is stopped; so many workers do not build ``PER_WORKER`` each."""
+    return max(2 * workers, min(PER_WORKER * workers, MOST))
 
 
 def _workers_for(setup: Setup) -> int:

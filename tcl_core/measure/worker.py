@@ -145,10 +145,15 @@ class Worker:
         with self.target, tvm.transform.PassContext(config={"tirx.disable_assert": True}):
             return self.device.load(tvm.tirx.build(module, target=self.target))
 
-    @_with_all_memory
     def build(self, number: int, job: Job) -> float:
         """Compile the job's program, keep it ready to call, and make its inputs; return the seconds that it took."""
         start = time.perf_counter()
+        self._make(number, job)
+        self._make_inputs(job)
+        return time.perf_counter() - start
+
+    @_with_all_memory
+    def _make(self, number: int, job: Job) -> None:
         space = self.space(job.task_key, job.module_json)
         if job.trace_json is None:
             module = space.module
@@ -156,8 +161,10 @@ class Worker:
             sketch = self.sketch(job.task_key, job.module_json, job.trace_json)
             module = space.materialise(sketch, job.decisions).mod
         self.built[number] = Built(job, self._compile(module), module)
+
+    @_with_all_memory
+    def _make_inputs(self, job: Job) -> None:  # apart: compiling once more might take too long
         self.inputs(job.task_key, job.module_json)
-        return time.perf_counter() - start
 
     @_with_all_memory
     def time(self, number: int, best_s: float) -> float:
@@ -179,7 +186,7 @@ class Worker:
 
     @_with_all_memory
     def check(self, number: int) -> float:
-        """Largest difference from the untuned program's output, relative to that output's largest magnitude."""
+        """Largest difference from the untuned program's outputs (``outputs.of_array``)."""
         built = self.built[number]
         job = built.job
         expected = self.device.run(lambda: self.expected(job.task_key, job.module_json))

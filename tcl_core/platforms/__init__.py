@@ -57,3 +57,10 @@ def kind_measured(target: Mapping[str, Any], remote: bool) -> Kind:
 def pool_target(design_space: str, threads: int) -> dict[str, Any]:
     """The target for which the candidates' design space is generated, whichever platform they are for."""
     return next(kind for kind in KINDS.values() if design_space in kind.design_spaces).pool_target(design_space, threads)
+
+
+def what_to_add(design_space: str) -> str:
+    """Advice for a machine that runs no platform of params.yaml."""
+    if Local().name not in {kind.name for kind in KINDS.values() if design_space in kind.design_spaces}:
+        return "programs of this design space need a GPU: run where one is, or go back to CPUs (tcl profile cpu)"
+    return f"add one to params.yaml that it can, with mcpu: {widest_cpu() or 'a name by which LLVM knows its CPU'}"

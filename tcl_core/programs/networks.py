@@ -31,7 +31,10 @@ def load_relax(network: str) -> Any:
 
 
 def import_network(network: str, threads: int = 0) -> Imported:
-    """The network; if ``threads`` is not 0, with what PyTorch computes on that many threads.  Raises as ``load_relax``."""
+    """The network; if ``threads`` is not 0, with what PyTorch computes on that many threads, or ONNX's evaluator for an ONNX file.
+
+    Raises as ``load_relax``.
+    """
     if network.endswith(FILES):
         return read_network_file(network, threads)
     program, inputs = load_exported(network)

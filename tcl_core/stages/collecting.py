@@ -27,7 +27,7 @@ from tcl_core.measure.job import Job, Limits, Outcome, Protocol, Setup, Tracker
 from tcl_core.measure.runner import Runner
 from tcl_core.models import catalogue
 from tcl_core.models.cost_model import CostModel
-from tcl_core.platforms import Ask, Hardware, kind_of, save_hardware, threads
+from tcl_core.platforms import Ask, Hardware, kind_of, save_hardware, threads, what_to_add
 from tcl_core.progress import progress, say
 from tcl_core.records import ProgramKey, Record
 from tcl_core.registry import FLOW_RUN_ID
@@ -242,7 +242,7 @@ def reason_to_skip(workspace: Workspace, platform: str) -> str | None:
     design_space = workspace.params.candidates.design_space
     reasons = {name: kind_of(p).why_not(p, design_space) for name, p in workspace.params.platforms.items()}
     if all(reasons.values()):
-        raise PlatformError(f"this machine can run none of the platforms of params.yaml ({reasons[platform]}); add one it can")
+        raise PlatformError(f"this machine can run none of the platforms of params.yaml ({reasons[platform]}); {what_to_add(design_space)}")
     return reasons[platform]
 
 

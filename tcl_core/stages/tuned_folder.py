@@ -135,7 +135,9 @@ def unchecked_text(report: Mapping[str, Any]) -> str:
     """How many tasks have a program that was compared with nothing, as a sentence after others; empty if none has."""
     times = report.get("task_times", ())
     count = sum(not task.get("checked", True) for task in times if task["latency_ms"] is not None)
-    said = f" Of {count} of {len(times)} tasks the untuned program fails or takes too long to compare with, so only the network's output was."
+    said = (
+        f" Of {count} of {len(times)} tasks the untuned program fails or takes too long to compare with, so only the network's output was."
+    )
     return said if count else ""
 
 

@@ -18,7 +18,7 @@ from tcl_core.compat import TVM_VERSION, make_target
 from tcl_core.errors import DataError, NoChampionError, TclError, UsageError
 from tcl_core.files import shown, writing
 from tcl_core.measure.job import Setup
-from tcl_core.platforms import kind_of
+from tcl_core.platforms import kind_of, what_to_add
 from tcl_core.programs.networks import check_there
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.exchange import keep_tuned
@@ -227,7 +227,7 @@ def _check_tunable(workspace: Workspace, platform: str) -> None:
     workspace.check_platform(platform)
     if reason := _why_untunable(workspace, platform):
         others = ", ".join(name for name in workspace.platforms_that_ran() if _why_untunable(workspace, name) is None)
-        advice = f"choose one of: {others}" if others else "add one of kind local to params.yaml, with an mcpu that this machine runs"
+        advice = f"choose one of: {others}" if others else what_to_add(workspace.params.candidates.design_space)
         raise UsageError(f"cannot tune on {platform}: {reason}; {advice}")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Job, Protocol, Setup, Tracker
-from tcl_core.measure.runner import PER_WORKER, Runner
+from tcl_core.measure.runner import PER_WORKER, Runner, _batch_size
 from tests.measure import fake_machine
 from tests.measure.fake_machine import BAD, BOARD, CPU, GPU, errors
 
@@ -291,3 +291,7 @@ def test_where_nothing_can_be_built_no_program_is_to_blame(measured, machine):
     assert errors(measured(*of_one)) == ["build"] * PER_WORKER  # it may be the task's fault
     assert errors(measured(*of_two[1:])) == ["build"] * (PER_WORKER - 1)  # these are few
     assert errors(measured(*of_two[1:], "good")) == ["build"] * (PER_WORKER - 1) + ["ok"]
+
+
+def test_many_workers_share_a_batch_that_may_be_lost():
+    assert [_batch_size(workers) for workers in (1, 2, 8, 64, 100)] == [16, 32, 128, 128, 200]

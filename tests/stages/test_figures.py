@@ -372,7 +372,9 @@ def test_while_the_registry_is_away_the_page_is_written_all_the_same(project, mo
     said = "not kept with its models' versions: the model registry at http://mlflow:5000 is away (refused); start it"
     assert tcl("report") == f"wrote {PAGE}, {said}"
     assert "champion: version" not in PAGE.read_text() and read_json(FIGURES, "")["chain"][0]["champion"] is None
-    assert ["versions of the models", "the registry is away"] in read_json(FIGURES, "")["left_out"] and "the registry is away" in PAGE.read_text()
+    assert ["versions of the models", "the registry is away"] in read_json(FIGURES, "")[
+        "left_out"
+    ] and "the registry is away" in PAGE.read_text()
 
 
 def test_the_host_that_judges_a_model_is_that_of_its_held_out_programs(project):
