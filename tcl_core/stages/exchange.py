@@ -98,7 +98,8 @@ def import_logs(
     logs = _named(workspace, paths, folder, name)
     megabytes = {name: 1 + path.stat().st_size // 2**20 for name, path in logs.items()}
     with _alone(folder), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as bar:
-        known = Known(*(_rows(folder, table) for table in TABLES), pool=_pool_sketches(workspace))
+        modules = {row["task_key"]: row["module_json"] for row in _rows(workspace.task_tables, "tasks", by_stage("tasks"))}
+        known = Known(*(_rows(folder, table) for table in TABLES), pool=_pool_sketches(workspace), modules=modules)
         reports = []
         for name, path in logs.items():
             log = open_log(path, known, _target_beside(folder, name), wanted)

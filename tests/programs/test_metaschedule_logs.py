@@ -130,6 +130,8 @@ def test_one_structure_under_two_sets_of_names_is_one_task(matmul, tmp_path, tur
     (row,) = known.task_rows()
     task = Task.from_row(row)
     assert blocks_of(read_workload("", 0.0, task.module())) == blocks_of(first.workload)
+    pool = Known(pool=known.sketch_rows(), modules={row["task_key"]: row["module_json"]})
+    assert read(tmp_path / "second", pool)[1] == found[1] and pool.task_rows()[0]["module_json"] == row["module_json"]
     again = Known([row], known.sketch_rows())
     assert read(tmp_path / "second", again)[1] == found[1] and again.task_rows() == [row]
     tokens = Encoder([task], known.sketch_rows()).encode([row[:3] for row in found[1]], [1.0] * 11).features

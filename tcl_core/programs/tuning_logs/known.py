@@ -21,10 +21,17 @@ class Known:
     """Known tasks and sketches of a platform; grows while logs are read.
 
     ``tasks`` and ``sketches`` are rows imported before; ``pool`` are sketches of the candidate pool, which keep their
-    numbers where a log has them too.
+    numbers where a log has them too, and ``modules`` those of its tasks.
     """
 
-    def __init__(self, tasks: Iterable[Row] = (), sketches: Iterable[Row] = (), pool: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        tasks: Iterable[Row] = (),
+        sketches: Iterable[Row] = (),
+        pool: Iterable[Mapping[str, Any]] = (),
+        modules: Mapping[str, str] | None = None,
+    ) -> None:
+        self._modules = modules or {}
         self._tasks = {row["task_key"]: row for row in tasks}
         self._texts = {(row["task_key"], row["sketch_id"]): row["trace_json"] for row in sketches}
         self._numbers = {(key, identity(text)): number for (key, number), text in self._texts.items()}
@@ -35,8 +42,8 @@ class Known:
         self._tasks[row["task_key"]] = row
 
     def module_json(self, task_key: str) -> str | None:
-        """The module of a known task, whose blocks its sketches name."""
-        return self._tasks[task_key]["module_json"] if task_key in self._tasks else None
+        """The module of a known task, or of the pool's, whose blocks its sketches name."""
+        return self._tasks[task_key]["module_json"] if task_key in self._tasks else self._modules.get(task_key)
 
     def sketch_id(self, task_key: str, text: str) -> int:
         """The number of a task's sketch: the pool's, else the CRC-32 of its identity (31 bits); the next free one if that is taken."""
