@@ -321,7 +321,7 @@ class Runner:
 
 def _batch_size(workers: int) -> int:
     """Programs that are built before any is timed, and lost if that is stopped; so many workers do not build ``PER_WORKER`` each."""
-    return max(2 * workers, min(PER_WORKER * workers, MOST))
+    return min(PER_WORKER * workers, max(2 * workers, MOST))
 
 
 def _workers_for(setup: Setup) -> int:
