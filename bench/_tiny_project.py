@@ -29,6 +29,9 @@ COPIED = (
     "pyproject.toml",
     ".gitignore",
     "data/prepared",
+    "data/registers",
+    "data/searched",
+    "data/tuned",
 )
 MCPUS = {"host-sse42": "nehalem", "host-avx2": "haswell"}
 FIRST, LAST = MCPUS  # the chain
