@@ -253,6 +253,11 @@ def rate(units: Sequence[Mapping[str, Any]], system: str) -> float:
     return sum(unit["candidates"][system] for unit in units) / sum(unit["search_s"][system] for unit in units)
 
 
+def spent_s(units: Sequence[Mapping[str, Any]], system: str) -> float:
+    """Mean seconds that choosing a unit's programs took."""
+    return statistics.fmean(unit["search_s"][system] for unit in units)
+
+
 def compared(units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "best_vs_stock": ratio(units, OURS, STOCK),
@@ -281,6 +286,7 @@ def _fastest(units: Sequence[Mapping[str, Any]], system: str, count: int) -> flo
 def figures(units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The summary over all tasks, and rows per operator type, and per machine where there are several."""
     rates = {"candidates_per_s": rate(units, OURS), "stock_candidates_per_s": rate(units, STOCK)}
+    rates |= {"search_s": spent_s(units, OURS), "stock_search_s": spent_s(units, STOCK)}
     x = rates["candidates_per_s"] / rates["stock_candidates_per_s"]
     hosts = sorted({unit["host"] for unit in units})
     groups = [(op, [unit for unit in units if unit["operator"] == op]) for op in OPERATORS]
@@ -296,6 +302,13 @@ def table(found: Mapping[str, Any]) -> str:
     rows = [*found["rows"], {"operator": "all", "units": everything, **found["summary"]}]
     names = ("best_vs_stock", "best_vs_random", "scratch_vs_stock", "scratch_vs_random")
     return markdown(header, [[row["operator"], row["units"], *(_interval(row[name]) for name in names)] for row in rows])
+
+
+def told(summary: Mapping[str, Any]) -> str:
+    return (
+        f"Candidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's. Seconds to choose "
+        f"a task's programs: {summary['search_s']:.1f}, MetaSchedule's {summary['stock_search_s']:.1f}."
+    )
 
 
 def table_after(found: Mapping[str, Any]) -> str:
@@ -382,8 +395,7 @@ def run(
         sys.exit(f"search: no task was begun within {minutes:g} minutes; give more --minutes")
     found = figures(units)
     summary = found["summary"]
-    rates = f"Candidates scored per second: {summary['candidates_per_s']:,.0f}, {summary['candidates_x']:.1f} times MetaSchedule's."
-    text = f"{table(found)}\n\n{rates}\n\n{table_after(found)}"
+    text = f"{table(found)}\n\n{told(summary)}\n\n{table_after(found)}"
     print(text)
     if published:
         into_document("search", text)

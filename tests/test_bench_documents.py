@@ -45,10 +45,7 @@ SHOWN: dict[str, tuple[str, Callable[[Found], str]]] = {
     "samplers": ("samplers", lambda found: samplers.table({pool: of for pool, of in found["summary"].items() if pool in samplers.POOLS})),
     "gate": ("gate", lambda found: gate.table(found["summary"])),
     "blocks": ("blocks", lambda found: blocks.table(found["summary"])),
-    "search": (
-        "search",
-        lambda found: f"{search.table(found)}\n\nCandidates scored per second: {found['summary']['candidates_per_s']:,.0f}",
-    ),
+    "search": ("search", lambda found: f"{search.table(found)}\n\n{search.told(found['summary'])}\n\n{search.table_after(found)}"),
     "networks": ("networks", lambda found: networks.table(found["rows"])),
     "collect": ("collect", lambda found: collect.tables(found["figures"])),
     "transfer": ("transfer", lambda found: transfer.tables(found["summary"])),

@@ -44,6 +44,7 @@ def test_what_was_found_on_the_way_by_hand():
 def test_the_summary_and_its_rows():
     found = figures([unit("a", 0, 1e-3, 2e-3), unit("b", 0, 3e-3, 2e-3, "matmul")])
     assert found["summary"]["candidates_x"] == pytest.approx(12.0)
+    assert (found["summary"]["search_s"], found["summary"]["stock_search_s"]) == (2.0, 4.0)
     assert found["summary"]["best_vs_random"][0] == pytest.approx(math.sqrt(1 / 4 * 3 / 4))
     assert [(row["operator"], row["best_vs_stock"][0]) for row in found["rows"]] == [
         ("conv2d", pytest.approx(0.5)),
