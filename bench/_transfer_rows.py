@@ -17,7 +17,7 @@ from tcl_core.chain.bridge import BridgeSettings, bridged, passes, rehearsed
 from tcl_core.chain.ckd import DistillSettings, learn_next, mended
 from tcl_core.chain.state import ChainState
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
-from tcl_core.learning.batches_by_task import group_tasks
+from tcl_core.learning.batches_by_task import any_usable, group_tasks
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import tlp
 from tcl_core.models.cost_model import CostModel
@@ -76,8 +76,8 @@ class Lesson:
 
     @property
     def comparable(self) -> bool:
-        """Whether any two of the measured programs share a task; otherwise there is no order to learn."""
-        return bool(np.unique(self.few.tasks, return_counts=True)[1].max(initial=0) > 1)
+        """Whether any two of the measured programs share a task, of which one ran; otherwise there is no order to learn."""
+        return any_usable(self.few)
 
     def taught(self) -> Samples:
         """All programs, labelled by trees that learned ``few``."""
@@ -219,14 +219,16 @@ def replayed(few: Samples, earlier: Sequence[Samples]) -> Samples:
 
 
 def _mtl_tlp(given: Lesson) -> Learned:
-    sources = [platform.measured for platform in given.earlier]
-    programs = len(given.few) + sum(map(len, sources))
+    platforms = [*(platform.measured for platform in given.earlier), given.few]
+    learned = [any_usable(samples) for samples in platforms]
+    *sources, last = (samples for samples, one in zip(platforms, learned, strict=True) if one)
+    programs = len(last) + sum(map(len, sources))
     settings = replace(tlp.SETTINGS, seed=given.fit.seed)
     settings = replace(settings, epochs=max(1, min(settings.epochs, given.fit.epochs, MTL_TLP_PROGRAMS // programs)))
-    model = MtlTlpModel(settings).fit(given.few, sources=sources)
-    heads = tuple(_under_head(model, 1 + place) for place in range(len(sources)))
-    own = model if given.comparable else heads[-1]  # without comparable programs its own head is untrained
-    return Learned((*heads, own), given.state, settings.epochs * -(-programs // settings.batch_size))
+    model = MtlTlpModel(settings).fit(last, sources=sources)
+    heads = [*(_under_head(model, 1 + place) for place in range(len(sources))), model]
+    nearest = np.cumsum(learned) - 1  # a platform that teaches nothing is ranked by the head of the nearest one before it
+    return Learned(tuple(heads[place] for place in nearest), given.state, settings.epochs * -(-programs // settings.batch_size))
 
 
 def _under_head(model: MtlTlpModel, head: int) -> MtlTlpModel:

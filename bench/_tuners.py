@@ -27,7 +27,6 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.params import Graph
 from tcl_core.programs.graph import AS_GIVEN, PREPARED
 from tcl_core.tuning.database import Shelf
-from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.measuring import module_builder, worker_runner
 from tcl_core.tuning.network import tunables_of
 from tcl_core.tuning.schedules import SearchSettings
@@ -95,7 +94,6 @@ def ours(
     searches: bool = True,
     shares: bool = True,
     cold: bool = True,
-    lessons: bool = False,
 ) -> Callable[[Given], Spent]:
     """TCL's tuner, with the champion, one of its rivals, or no ``model`` (from scratch).
 
@@ -104,7 +102,6 @@ def ours(
     searches  without it only donors' programs are measured
     shares    tasks of the network lend programs to one another, but not where ``explore`` is given
     cold      without it all programs are timed with warm weights
-    lessons   tasks learn from each other's measurements, too
     """
 
     def tune(given: Given) -> Spent:
@@ -125,7 +122,6 @@ def ours(
                 given.donors,
                 searches,
                 shares and explore is None,
-                Lessons() if lessons else None,
             )
 
             def note(outcome: Any) -> None:
@@ -318,8 +314,6 @@ SYSTEMS = {
     "random, in registers": System(drawn(SearchSettings.lean)),
     "TCL, warm weights": System(ours(cold=False)),
     "TCL, tasks apart": System(ours(shares=False)),
-    "TCL, tasks that learn": System(ours(lessons=True)),
-    "from scratch, tasks that learn": System(ours(model=None, lessons=True)),
     "Transfer-Tuning": System(ours(searches=False)),
     "TCL, warm start": System(ours()),
     "random, graph as given": System(drawn(), AS_GIVEN),

@@ -50,9 +50,10 @@ def show() -> None:
     """Print the tables and put them into the documents, and draw the curves."""
     found = json.loads(result_file("tune.json").read_text())
     summary, (present, _) = found["summary"], by_age(found["parts"])
-    last = list(present.values())
+    last, (main, others) = list(present.values()), by_seeds(present)
     print(table(present))
-    into_document("tune", table(present))
+    into_document("tune", table(main))
+    into_document("tune-machines", table(others))
     into_document("tune-systems", table_of_systems(summary))
     into_document(
         "tune-donors", table_of_donors(last) or table_of_donors(list(found["parts"].values()))
@@ -97,6 +98,12 @@ def by_age(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]
         latest[_machine(here)] = here
     present = latest.values()
     return {here: parts[here] for here in present}, {here: part for here, part in shown.items() if here not in present}
+
+
+def by_seeds(present: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
+    """(the part with most comparisons, the last one of several; the others)."""
+    main = max(reversed(present), key=lambda here: len(present[here]["compared"]))
+    return {main: present[main]}, {here: part for here, part in present.items() if here != main}
 
 
 def _machine(here: str) -> str:

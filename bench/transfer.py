@@ -33,8 +33,9 @@ exceptions:
 - mtl-tlp makes as many of its own 50 epochs as fit into 60,000 programs, six for 160 labels: its transformer is slow, and more would
   take most of the comparison's time.  Each platform is ranked by its own head.
 
-Where no two of B's programs share a task, own and own-taught score all programs alike, and fine-tuned, ckd and ckd-mended stay A's
-network.  Where fewer programs were measured than the labels asked for, all are taken.  Trees read tokens in every row.
+Where no two of B's programs share a task, own and own-taught score all programs alike, fine-tuned, ckd and ckd-mended stay A's
+network, and mtl-tlp learns A alone, whose head ranks B.  Where fewer programs were measured than the labels asked for, all are taken.
+Trees read tokens in every row.
 
 Pairs A>B are of the reference data's three platforms, by grouped cross-validation over its training networks, three held out in turn.
 --data prepared takes the data set of prepared networks, --data machines those that a Xeon and an EPYC measured, with programs as a search

@@ -12,7 +12,6 @@ Runs these parts, or what of them is asked for; each is resumable, and no unit b
     factors    where the gain comes from on resnet-18 and deit-small, one thing at a time: what is done to the graph, packing, tasks
                that lend to one another
     registers  all four, by TCL with uniform draws from the design space, and by random programs that accumulate in registers
-    lessons    all four, with tasks that learn from each other's measurements, with and without the champion
     world      all four, with the world model in the champion's place
     warm       all four, timed with warm weights
     donors     Transfer-Tuning and a warm start on all four, with schedules of the training networks, which are tuned first
@@ -22,9 +21,9 @@ TenSet MLP and the world model learn the platform's measurements that the champi
 
 A unit is one system on one network with one seed.  When a network's units of a seed are done, what each found is built and runs in
 processes of its own, in turns with PyTorch's.  With another machine, champion, graph or search, all units start over beside the earlier
-results: README's table has a row for each machine with the last graph, search and champion; the results file keeps the others.  The
-summary is of the machine with most seeds; ratios to a system that was not run there are means over the other machines', else over earlier
-results, and have no interval.
+results: README's table is of the machine with most seeds, docs/tuning.md has the others with the last graph, search and champion; the
+results file keeps the rest.  The summary is of the machine with most seeds; ratios to a system that was not run there are means over the
+other machines', else over earlier results, and have no interval.
 --quick: bert-tiny with 32 programs, four systems, one seed; it has a results file of its own.
 """
 
@@ -83,7 +82,6 @@ PLAIN = (OURS, RANDOM, SCRATCH)
 STOCKS = (TENSET, STOCK, f"{TENSET}, our engine", f"{STOCK}, our engine")
 WARM, WORLD = "TCL, warm weights", "TCL, world model"
 REGISTERS = ("TCL, uniform draws", "random, in registers")
-LEARNING = ("TCL, tasks that learn", "from scratch, tasks that learn")
 DONATED = ("Transfer-Tuning", "TCL, warm start")
 FACTORS = {
     "resnet-18": ("TCL, without Winograd", "TCL, tasks apart", "random, graph as given", "random, not packed"),
@@ -124,8 +122,6 @@ def units_of(part: str, training: Sequence[str]) -> list[Unit]:
         return donors + [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in DONATED]
     if part == "registers":
         return [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in REGISTERS]
-    if part == "lessons":
-        return [Unit(network, system, seed) for seed in range(SEEDS) for network in NETWORKS for system in LEARNING]
     if part == "world":
         return [Unit(network, WORLD, seed) for seed in range(SEEDS) for network in NETWORKS]
     if part == "warm":
@@ -151,7 +147,7 @@ def rivals_of(units: Sequence[Unit]) -> set[str]:
     return {rival for unit in units if (rival := SYSTEMS[unit.system].rival)}
 
 
-PARTS = (*NETWORKS, "registers", "warm", "long", "stock", "lessons", "world", "factors", "donors")
+PARTS = (*NETWORKS, "registers", "warm", "long", "stock", "world", "factors", "donors")
 QUICK = [Unit("bert-tiny", system, 0, 32) for system in (OURS, RANDOM, SCRATCH, STOCK)]
 
 

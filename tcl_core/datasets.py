@@ -8,6 +8,7 @@ logs = tcl.datasets.log("random.log.gz")     # the programs of a log, as Samples
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tcl_core.errors import DataError
@@ -73,7 +74,8 @@ def log(path: str | Path, hardware: Sequence[float] | Hardware = (), target: str
 
     ``hardware`` is the hardware that they ran on, or the numbers of its row; without it tokens have no hardware row, and those of a
     MetaSchedule database one of zeros.  Lines that hold no program, or one for another target than the first program's, are left out
-    with a warning.  Each log numbers its tasks separately, so samples of two logs cannot be concatenated (``tcl import`` can join them).
+    with a warning.  Each log numbers its tasks separately, so samples of two logs with different tasks cannot be concatenated
+    (``tcl import`` can join them).  Task names end with the task's key.
     Raises UsageError for a path without a log file, DataError for a file that is no log or has no program.
     """
     opened = open_log(log_file(Path(path)), Known(), wanted=target)
@@ -82,6 +84,8 @@ def log(path: str | Path, hardware: Sequence[float] | Hardware = (), target: str
     if not blocks:
         raise DataError(f"no line of {shown(path)} can become a program ({' '.join(refused.first).strip()}); give another log")
     refused.warn()
-    known, row = opened.known, vector_of(hardware)
-    parts = [encoder_of(known.task_rows(), known.sketch_rows(), block["task_key"]).encode_columns(block, row) for block in blocks]  # type: ignore[arg-type]
-    return concatenate(parts)
+    tasks, row = opened.known.task_rows(), vector_of(hardware)
+    encoder = encoder_of(tasks, opened.known.sketch_rows(), blocks[0]["task_key"])  # type: ignore[arg-type]
+    found = concatenate([encoder.encode_columns(block, row) for block in blocks])
+    # Different tasks may share a name, and ``concatenate`` tells two logs apart by the names alone.
+    return replace(found, task_names=tuple(f"{task['name']} ({task['task_key']})" for task in tasks))

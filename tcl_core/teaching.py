@@ -16,7 +16,7 @@ A score takes the place of minus the logarithm of a latency, so the results are 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, as_completed
 from dataclasses import dataclass, replace
 from threading import Event, Lock
 
@@ -81,6 +81,8 @@ def pseudo_labelled(
         pool = torch_threads(count, threads // count)
         found = [pool.submit(scores, *one) for one in asked]
         try:
+            for future in as_completed(found):  # so that one that fails is not waited for behind others
+                future.result()
             total = sum(future.result() for future in found)
         except BaseException:
             stopped.set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -217,5 +218,8 @@ def _load_file(path: Path) -> Trained:
     with tempfile.TemporaryDirectory(prefix="tcl-model-") as scratch:
         folder = Path(scratch)
         write_model(folder, description, weights)
-        found = load_folder(folder, f"the {description['class']} model in {shown(path)}")
+        try:
+            found = load_folder(folder, f"the {description['class']} model in {shown(path)}")
+        except DataError as error:  # may name the folder or a file in it, which nobody will find
+            raise DataError(re.sub(rf"{re.escape(scratch)}(/[\w.]+)?", lambda _: shown(path), str(error))) from None
     return replace(found, hardware=saved_hardware(hardware) if hardware else None)

@@ -28,14 +28,15 @@ import search
 import transfer
 import worker_memory
 from _pool_rows import table as pool_rows
-from _tuning_tables import by_age, table as tuned, table_of_systems
+from _tuning_tables import by_age, by_seeds, table as tuned, table_of_systems
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = runpy.run_path(str(ROOT / "bench" / "shipped.py"))  # a module of the tests has that name
 Found = dict[str, Any]
 # Marker in a document -> its results, and the table that they make.
 SHOWN: dict[str, tuple[str, Callable[[Found], str]]] = {
-    "tune": ("tune", lambda found: tuned(by_age(found["parts"])[0])),
+    "tune": ("tune", lambda found: tuned(by_seeds(by_age(found["parts"])[0])[0])),
+    "tune-machines": ("tune", lambda found: tuned(by_seeds(by_age(found["parts"])[0])[1])),
     "tune-systems": ("tune", lambda found: table_of_systems(found["summary"])),
     "near": ("near", lambda found: near.table(found["summary"])),
     "repeats": ("repeats", lambda found: repeats.table(found["summary"])),

@@ -89,15 +89,19 @@ def test_where_nothing_can_be_compared_nothing_is_learned(method):
 
 
 def test_where_nothing_can_be_compared_mtl_tlp_ranks_by_the_nearest_sources_head(monkeypatch):
-    """The target's own head would rank as it was drawn."""
+    """The target's own head would have nothing to learn, from programs that are alone in their tasks or failed."""
     monkeypatch.setattr(rows, "MTL_TLP_PROGRAMS", 1)
     samples = ranking_problem(tasks=6, programs=16)
     earlier = (Earlier(samples, (1.0,)), Earlier(samples, (2.0,)))
-    lone, several = (lesson(samples.take(few), samples, earlier) for few in (np.arange(6) * 16, np.arange(12)))
-    *heads, own = ROWS["mtl-tlp"].variants[WHOLE](lone).models
-    assert len(heads) == 2 and own is heads[1]
-    *heads, own = ROWS["mtl-tlp"].variants[WHOLE](several).models
-    assert own not in heads
+    lone, several = samples.take(np.arange(6) * 16), samples.take(np.arange(12))
+    learn = ROWS["mtl-tlp"].variants[WHOLE]
+    for few in (lone, replace(several, latencies_s=np.full(12, np.inf))):
+        first, second, own = learn(lesson(few, samples, earlier)).models
+        assert own is second and not np.array_equal(first.predict(samples), second.predict(samples))
+    first, second, own = learn(lesson(several, samples, earlier)).models
+    assert len({id(first), id(second), id(own)}) == 3
+    first, second, own = learn(lesson(lone, samples, (earlier[0], Earlier(lone, (2.0,))))).models
+    assert own is second is first  # of a chain whose second platform has as few
 
 
 def test_a_unit_is_judged_on_the_tested_tasks_of_each_platform_and_learns_along_the_chain(monkeypatch):

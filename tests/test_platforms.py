@@ -243,6 +243,20 @@ def test_the_hardware_of_this_machine(no_bandwidth):
     assert len(hardware.vector()) == 11 and all(type(x) is float for x in hardware.vector())
 
 
+@pytest.mark.parametrize(("quota", "cores", "threads"), [("max", 4, 8), ("600000", 4, 6), ("200000", 2, 2)])
+def test_a_quota_grants_no_more_cores_than_threads(monkeypatch, linux, quota, cores, threads):
+    """Eight CPUs, two of each core."""
+    monkeypatch.setattr(here, "USABLE_CORES", set(range(8)))
+    topology = {
+        f"/sys/devices/system/cpu/cpu{cpu}/topology/{name}": text
+        for cpu in range(8)
+        for name, text in (("physical_package_id", "0"), ("core_id", str(cpu // 2)))
+    }
+    linux({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": f"{quota} 100000\n", **topology})
+    fields = here.host_fields()
+    assert (fields["cores"], fields["threads"]) == (cores, threads)
+
+
 def test_what_is_given_counts_more_than_what_is_read(no_bandwidth):
     hardware = read_hardware("haswell", {"cores": 99, "memory_channels": 2, "bandwidth_gbs": 51.2, "simd_bytes": 8})
     assert (hardware.cores, hardware.memory_channels, hardware.bandwidth_gbs, hardware.simd_bytes) == (99, 2, 51.2, 8)

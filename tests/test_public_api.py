@@ -16,10 +16,12 @@ from synthetic import FEATURES, ranking_problem
 import tcl_core as tcl
 from tcl_core.checked import read_tensors, write_tensors
 from tcl_core.errors import EXTRAS, DataError, UsageError, missing_extra, naming_extras
+from tcl_core.features.batches import concatenate
 from tcl_core.features.layout import ALL_OPERATORS, KINDS, WIDTH, WORKLOAD, token_row
 from tcl_core.features.tokens import operators_of
 from tcl_core.learning.fit import FitSettings
 from tcl_core.platforms import Hardware
+from tcl_core.programs.tuning_logs import reading
 
 ROOT = Path(__file__).resolve().parents[1]
 HARDWARE = Hardware(cores=2, threads=4, simd_bytes=32)
@@ -134,6 +136,23 @@ def test_a_file_of_before_tokens_had_versions_is_of_the_first(tmp_path, model):
     write_tensors(path, torch.save, tensors, facts | {"model": json.dumps(description)})
     with pytest.raises(DataError, match=r"the \S+ model in .*old.safetensors reads tokens of version 1, and"):
         tcl.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"format": 2}, "is of another format than"),
+        ({"arguments": {"features": WIDTH, "gone": 1}}, "was saved by another version"),
+    ],
+)
+def test_a_file_of_another_version_is_named_itself(changed, told, tmp_path, model):
+    """Not the folder that it passes through."""
+    path = tcl.Trained(model).save(tmp_path / "old.safetensors")
+    tensors, facts = read_tensors(path, torch.load, "")
+    write_tensors(path, torch.save, tensors, facts | {"model": json.dumps(json.loads(facts["model"]) | changed)})
+    with pytest.raises(DataError) as raised:
+        tcl.load(path)
+    assert str(raised.value).startswith(f"'{path}' {told}")
 
 
 def test_a_search_wants_the_hardware(model, tmp_path):
@@ -307,15 +326,31 @@ def test_lines_that_are_no_programs_are_left_out_with_a_warning(tmp_path, caplog
     assert len(tcl.datasets.log(autotvm_log(tmp_path / "sound.log"))) == 6 and not caplog.records
 
 
-def test_samples_of_two_logs_are_not_put_together(tmp_path):
-    """Each numbers its tasks for itself, so that the same number is another task."""
+@pytest.mark.parametrize("old, new", [("[8, 16]", "[16, 16]"), ('null, "float32"', 'null, "float16"')], ids=["shapes", "output"])
+def test_samples_of_two_logs_are_not_put_together(tmp_path, old, new):
+    """Each numbers its tasks for itself, so that the same number is another task, even one of the same shapes."""
     one = tcl.datasets.log(autotvm_log(tmp_path / "one.log"))
-    text = autotvm_log(tmp_path / "two.log").read_text().replace("[8, 16]", "[16, 16]")
+    text = autotvm_log(tmp_path / "two.log").read_text().replace(old, new)
     (tmp_path / "two.log").write_text(text)
     two = tcl.datasets.log(tmp_path / "two.log")
     assert one.task_names != two.task_names
     with pytest.raises(UsageError, match="number their tasks each for itself cannot be put together"):
         tcl.teach(one, two)
+
+
+def test_samples_of_two_logs_of_the_same_tasks_are_put_together(tmp_path):
+    one, two = (tcl.datasets.log(autotvm_log(tmp_path / name)) for name in ("one.log", "two.log"))
+    both = concatenate([one, two])
+    assert both.task_names == one.task_names and both.tasks.tolist() == [0] * 12
+
+
+def test_a_log_of_several_blocks_has_one_encoder(tmp_path, monkeypatch):
+    whole, made, plain = tcl.datasets.log(autotvm_log(tmp_path / "some.log")), [], tcl.datasets.encoder_of
+    monkeypatch.setattr(reading, "BLOCK", 2)
+    monkeypatch.setattr(tcl.datasets, "encoder_of", lambda *given: made.append(given) or plain(*given))
+    parts = tcl.datasets.log(tmp_path / "some.log")
+    np.testing.assert_array_equal(parts.features, whole.features)
+    assert len(made) == 1 and parts.task_names == whole.task_names
 
 
 def test_this_machines_hardware_goes_wherever_hardware_is_asked_for(tmp_path, model):

@@ -51,6 +51,7 @@ from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, fit_settings, in_phase
 from tcl_core.errors import UsageError, unknown_name
 from tcl_core.features.batches import Samples
+from tcl_core.learning.batches_by_task import any_usable
 from tcl_core.learning.checkpoint import checksum
 from tcl_core.learning.distillation_loss import DistillationLoss, batch_trust, fisher_diagonal, of_mean_one, trust_by_task
 from tcl_core.learning.fit import FitSettings, fit_network
@@ -249,7 +250,7 @@ def held_out_trust(base: MambaNetwork, measured: Samples, lesson: Samples, tasks
     for apart in (half, ~half):
         others = lesson.take(~np.isin(lesson.tasks, measured.tasks[apart]))
         column = start_column(base, settings)
-        if np.unique(others.tasks, return_counts=True)[1].max(initial=0) > 1:  # else there is nothing to learn
+        if any_usable(others):  # else the column ranks as it began
             column.fit(others)
         if apart.any():
             scores[apart] = column.predict(measured.take(apart))

@@ -118,7 +118,7 @@ class Encoder:
         """As ``encode``, for a block of records as columns (``store.iter_columns`` of ``groups.COLUMNS``)."""
         groups = by_sketch(columns)
         parts = [(group, self._tokens((group.task_key, group.sketch_id), group.decisions, hardware)) for group in groups]
-        return samples_of(parts, columns, self.numbers, self.names, WIDTH)
+        return samples_of(parts, columns, self.numbers, self.names)
 
     def _tokens(self, group: tuple[str, int], decisions: Sequence[Sequence[int]], hardware: Sequence[float]) -> np.ndarray:
         template = self._template(group)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples
+from tcl_core.features.layout import WIDTH
 from tcl_core.store import Columns, median_latency_s
 
 COLUMNS = ("task_key", "sketch_id", "decisions", "latencies_s")
@@ -41,19 +42,13 @@ def by_sketch(columns: Columns) -> Iterator[Group]:
         yield Group(key, int(sketches[rows[0]]), rows, matrix)
 
 
-def samples_of(
-    parts: Sequence[tuple[Group, np.ndarray]],
-    columns: Columns,
-    numbers: Mapping[str, int],
-    names: Sequence[str],
-    width: int,
-) -> Samples:
-    """All programs of ``columns``, in order; ``parts`` are its groups, each with its (n, L, width) tokens.
+def samples_of(parts: Sequence[tuple[Group, np.ndarray]], columns: Columns, numbers: Mapping[str, int], names: Sequence[str]) -> Samples:
+    """All programs of ``columns``, in order; ``parts`` are its groups, each with its (n, L, WIDTH) tokens.
 
     ``numbers`` gives the tasks' numbers by key, ``names`` their names by number.
     """
     count, length = len(columns["sketch_id"]), max((tokens.shape[1] for _, tokens in parts), default=0)
-    tokens = np.zeros((count, length, width), dtype=np.float32)
+    tokens = np.zeros((count, length, WIDTH), dtype=np.float32)
     lengths, tasks = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
     for group, part in parts:
         tokens[group.rows, : part.shape[1]] = part

@@ -26,7 +26,6 @@ from tcl_core.features.layout import (
     LOOPS,
     PRIMITIVE,
     SPLIT,
-    WIDTH,
     WORKLOAD,
     Row,
     log2p,
@@ -62,7 +61,7 @@ class LogEncoder:
         ``hardware`` are the platform's fields in fixed order; without them there is no row for them.
         """
         parts = [(group, self._tokens(group, hardware)) for group in by_sketch(columns)]
-        return samples_of(parts, columns, self.numbers, self.names, WIDTH)
+        return samples_of(parts, columns, self.numbers, self.names)
 
     def _tokens(self, group: Group, hardware: Sequence[float]) -> np.ndarray:
         """(n, L, F) of one sketch's programs."""

@@ -24,7 +24,6 @@ from tcl_core.features.batches import Samples
 
 log = logging.getLogger(__name__)
 FILE = "checkpoint.safetensors"
-FORMAT = 2
 PACKAGE = Path(__file__).parents[1]
 TRAINS = ("features", "learning", "models", "chain")  # folders of the code that decides the weights
 
@@ -47,7 +46,7 @@ def run_identity(settings: object, network: nn.Module, train: Samples, valid: Sa
     for samples in (train, valid) if valid is not None else (train,):
         arrays = samples.features, samples.lengths, samples.latencies_s, samples.tasks
         sums += [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
-    return f"{FORMAT} {settings!r} {zlib.crc32(repr(sums).encode()):08x}"
+    return f"{settings!r} {zlib.crc32(repr(sums).encode()):08x}"
 
 
 @cache

@@ -114,8 +114,8 @@ def fit_network(
     regroup     draw new batches each epoch; otherwise one grouping is kept and only its order is shuffled
 
     With several processes all end with the same weights; only the first saves checkpoints and calls ``on_epoch``.
-    Raises DataError for non-finite values (names the task), or when no task has two programs; PlatformError when another
-    process of the group is gone.
+    Raises DataError for non-finite values (names the task), or when no task has two programs, one of which ran;
+    PlatformError when another process of the group is gone.
     """
     distributed.call_helpers(fit_network, network, train, None, settings, loss=loss, regroup=regroup)
     groups = usable_tasks(train)

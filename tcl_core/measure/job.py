@@ -134,8 +134,9 @@ class Setup:
         return kind_measured(self.target, self.tracker is not None)
 
     def protocol_json(self, error: str = "ok") -> str:
-        """Protocol and target as one line of JSON, stored with each record: latencies compare where these lines are equal.
+        """Protocol and target as one line of JSON, stored with each record: latencies compare only where these lines are equal.
 
+        No line says that repeats before 2026-11-27 were in a row, not by turns (docs/measuring.md).
         Includes the limits where they may have decided the outcome: a timeout may pass with more time, a failed build or run
         with more memory.
         """

@@ -89,20 +89,27 @@ class Runner:
             except PlatformError:
                 yield from batch.first_outcomes()  # what was measured is kept
                 raise
-            self._check_builds(batch)
+            self._check_compiler(batch)
             yield from batch.first_outcomes()
 
-    def _check_builds(self, batch: _Batch) -> None:
-        """Raise PlatformError where nothing at all could be built: a compiler is gone, or has nowhere to write.
+    def _check_compiler(self, batch: _Batch) -> None:
+        """Raise PlatformError where no program of the batch can be built, nor the sentinel: a compiler is gone, or has nowhere to write.
 
-        Not for a single task or a few programs, which may themselves be at fault.
+        Only where programs run on another device: for this CPU a worker compiles in memory.
         """
-        outcomes, tasks = batch.first_outcomes(), {job.task_key for job in batch.jobs}
-        if len(outcomes) >= PER_WORKER and len(tasks) > 1 and all(outcome.error == "build" for outcome in outcomes):
-            raise PlatformError(
-                f"none of {len(outcomes)} programs of {len(tasks)} tasks can be built ({outcomes[0].message}); look at the compiler, and at the "
-                f"space in {tempfile.gettempdir()}"
-            )
+        outcomes, limits = batch.first_outcomes(), self.setup.limits
+        if not self.setup.kind.apart or any(outcome.error != "build" or outcome.disturbed for outcome in outcomes):
+            return
+        with contextlib.closing(WorkerHandle(self.setup)) as worker, contextlib.suppress(Late, Died):
+            worker.launch()  # a new one: the others may have built their sentinel before
+            worker.wait_until_ready()
+            try:
+                worker.ask(self._limit_s(limits.build_s + limits.run_s), "sentinel")
+            except Failed as error:
+                raise PlatformError(
+                    f"none of {len(outcomes)} programs can be built, nor can the sentinel ({error}); look at the compiler, and at "
+                    f"the space in {tempfile.gettempdir()}"
+                ) from None
 
     def describe(self) -> dict[str, Any]:
         """A remote device's description of its host, as ``RemoteDevice.describe``.  Raises PlatformError where none answers."""
@@ -150,7 +157,7 @@ class Runner:
             worker.wait_until_ready()
 
     def _work(self, batch: _Batch, todo: deque[int]) -> None:
-        """Build and time what can be; a worker that dies loses what it had built but not yet timed."""
+        """Build and time what can be; all that a worker holds when it dies is left to be built and timed again."""
         workers = [worker for worker in self.workers if worker.is_alive]
         if self._overlap:
             self._each(workers, lambda worker: self._build_and_time(worker, batch, todo))
@@ -308,7 +315,8 @@ class Runner:
         try:
             difference = worker.ask(self._limit_s(2 * limits.run_s), "check", number)
         except Late:  # although the program was timed within its limit; each such check costs the worker
-            self._without_reference.add(task)
+            if not self._is_lost(worker):
+                self._without_reference.add(task)
             return outcome
         except (Failed, Died) as error:
             failure = _failure(error, "run", "")

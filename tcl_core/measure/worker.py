@@ -77,7 +77,8 @@ def _with_all_memory(action: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return action(worker, *arguments)
         except Exception as error:
-            if not (isinstance(error, MemoryError) or "bad_alloc" in str(error)):  # TVM's allocations raise the latter, as several types
+            said = str(error).lower()  # TVM's allocations raise several types: with "bad_alloc" here, "out of memory" on a GPU
+            if not (isinstance(error, MemoryError) or "bad_alloc" in said or "out of memory" in said):
                 raise
         worker.inputs.cache_clear()  # outside the handler, whose traceback keeps the first attempt's arrays
         worker.expected.cache_clear()

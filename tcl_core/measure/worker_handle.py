@@ -116,7 +116,7 @@ class WorkerHandle:
 
     def launch(self) -> None:
         """Start a worker, unless a sound one runs, without waiting for it.  Raises PlatformError where the system cannot start one."""
-        if self.is_alive and (self.held or self._resident_bytes() < RECYCLE_BYTES):
+        if self.is_alive and self._resident_bytes() < RECYCLE_BYTES:
             return
         self.stop()
         try:

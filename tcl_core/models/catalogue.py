@@ -29,7 +29,7 @@ CLASSES = {
     "world-model": "tcl_core.models.world_model:WorldModel",
 }
 
-CHAIN_MODEL = "mamba"  # trained on the chain's first platform; also selects the programs to measure
+CHAIN_MODEL = "mamba"  # trained on the chain's first platform; also chooses the programs to measure if the sampler is rdu-paper
 
 
 def model_class(name: str) -> type[CostModel]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tcl_core.errors import UsageError
 from tcl_core.features.batches import Samples, concatenate
-from tcl_core.learning.batches_by_task import Batch
+from tcl_core.learning.batches_by_task import Batch, usable_tasks
 from tcl_core.learning.fit import FitSettings, OnEpoch, fit_network
 from tcl_core.learning.losses import by_size, lambda_rank
 from tcl_core.models.tlp import SETTINGS, TlpDecoder, TlpTrunk
@@ -74,6 +74,7 @@ class MtlTlpModel(TorchCostModel):
         platforms = [train, *sources]
         for samples in platforms:
             self.check_rows(samples)
+        usable_tasks(train)  # raises where the sources alone would be learned, and head 0 would stay as it was drawn
         if self.network is None:
             self.network = self._seeded(train.features.shape[2], platforms=len(platforms))
         heads = self.network.arguments["platforms"]

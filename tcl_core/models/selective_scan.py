@@ -15,18 +15,23 @@ Symbols as in Mamba (arXiv 2312.00752, section 3.2, algorithm 2):
 
 In shapes, B is the batch, L the sequence length, D the width and N the state size.
 ``selective_scan_reference`` is the definition; ``selective_scan`` picks the fastest equivalent: the ``mamba_ssm``
-kernel on a GPU if it is installed, else a step-by-step torch loop.  All paths have the same values and gradients.
+kernel on a GPU if it can be imported, else a step-by-step torch loop.  All paths have the same values and gradients.
 For float32 on a CPU the whole block is one compiled kernel (``scan_kernel``); this module is its readable equivalent.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from tcl_core.errors import last_line
+
+log = logging.getLogger(__name__)
 
 
 def selective_scan_reference(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
@@ -91,10 +96,14 @@ class StepwiseScan(torch.autograd.Function):
 
 @cache
 def _gpu_scan():
+    """The scan of ``mamba_ssm``; None if that is not installed or, with a warning, if it cannot be imported."""
     if importlib.util.find_spec("mamba_ssm") is None:
         return None
-    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-
+    try:
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+    except Exception as error:  # built for another torch, or a part of its own fails; the torch path gives the same numbers
+        log.warning("mamba_ssm is installed and cannot be imported (%s); the slower torch scan is used", last_line(error))
+        return None
     return selective_scan_fn
 
 

@@ -8,7 +8,6 @@ them to (B, EMBEDDING), and ``score_and_embed``, which is optional, to both, (B,
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,12 +21,13 @@ from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples, slowest_where_failed
 from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, fit_network
+from tcl_core.locks import ThreadLock
 from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
 from tcl_core.models.torch_threads import torch_threads
 
 CHUNK = 512  # most programs per forward pass of predict
 LEAST = 64  # fewest programs per chunk that are worth a separate pass in another thread
-SEEDING = threading.Lock()  # torch's random state is global, and members of an ensemble may start concurrently
+SEEDING = ThreadLock()  # torch's random state is global, and members of an ensemble may start concurrently
 
 
 class TorchCostModel(CostModel):

@@ -104,7 +104,7 @@ def host_fields() -> dict[str, float]:
     """What Linux reports about this machine, by field name of ``Hardware``; 0 where it reports nothing."""
     caches = _caches_kib()
     return {
-        "cores": _physical_cores(),
+        "cores": min(_physical_cores(), threads()),  # a quota grants no more
         "threads": threads(),
         "base_ghz": _base_ghz(),
         "turbo_ghz": _read_number("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq") / 1e6,

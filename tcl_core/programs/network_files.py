@@ -22,6 +22,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,7 @@ def existing(name: str) -> Path:
     """The absolute path of a network file, since the reader works in another folder.  Raises UsageError if it is no file."""
     path = Path(name)
     with reading(path):
-        there = os.path.lexists(path) and path.is_file()
-        if there:
+        if there := path.is_file():
             with open(path, "rb"):
                 pass
     if not there:
@@ -152,26 +152,25 @@ def _facts(**facts: Any) -> dict[str, np.ndarray]:
 
 
 def _read(path: str, name: str, threads: int) -> dict[str, np.ndarray]:
-    run: Callable[..., Any] | None = None
-    outputs: list[np.ndarray] = []
+    run: Callable[[], list[np.ndarray]]
     if path.endswith(".onnx"):
         load_tvm(without_torch=True)
         model = load_onnx(Path(path), name)
         _check_float32(name, onnx_floats(model))
         inputs, module = random_inputs(model), relax_from_onnx(model, name)
-        outputs = evaluated(model, inputs) if threads else []
+        run = partial(evaluated, model, inputs)
     else:
         with open(path, "rb") as file:
             program, tensors = load_pt2(file, name)
         _check_float32(
             name, {str(t.dtype).removeprefix("torch.") for t in (*program.state_dict.values(), *tensors) if t.is_floating_point()}
         )
-        run = program.module() if threads else None
+        eager: Any = program.module() if threads else None  # before its graph is rewritten for TVM
+        run = partial(run_pytorch, eager, tensors, threads)
         inputs, module = [tensor.detach().numpy().copy() for tensor in tensors], relax_from_exported(program, name)
     check_declared(module, name)
     text = load_tvm().ir.save_json(module).encode()
-    if run is not None:  # last, since a network may write to its inputs and buffers
-        outputs = run_pytorch(run, tensors, threads)
+    outputs = run() if threads else []  # last: it may allocate what is declared, and write to inputs and buffers
     said = {"module": np.frombuffer(text, np.uint8)} | {f"input_{n}": array for n, array in enumerate(inputs)}
     said |= {f"output_{n}": array for n, array in enumerate(outputs)}
     return said | _facts(inputs=len(inputs), outputs=len(outputs))

@@ -14,16 +14,21 @@ Sampling and mutation work on vectors alone; only a program that is to be measur
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tcl_core.compat import load_tvm, make_target, meta_schedule, quiet_compiler
 from tcl_core.errors import DataError, last_line
+from tcl_core.platforms import threads
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 KINDS = {
     "SamplePerfectTile": "tile",
@@ -227,8 +232,8 @@ class DesignSpace:
     def with_choices(self, sketch: Sketch) -> Sketch:
         """The sketch with every slot's choices, some of which only random replays reveal."""
         seen: list[list[tuple[int, ...]]] = [[] for _ in sketch.slots]
-        for seed in range(1, (PROBES if sketch.moves_blocks else 2) + 1):
-            replayed = self._replay_at_random(sketch.trace, seed)
+        seeds = range(1, (PROBES if sketch.moves_blocks else 2) + 1)
+        for replayed in in_threads(lambda seed: self._replay_at_random(sketch.trace, seed), seeds):
             for values, slot in zip(seen, sketch.slots, strict=True):
                 values.append(tuple(_read_slot(slot.kind, replayed.insts[slot.instruction], replayed.decisions)))
         slots = (replace(slot, choices=_choices(slot, sketch.trace.insts, values)) for slot, values in zip(sketch.slots, seen, strict=True))
@@ -278,6 +283,12 @@ class DesignSpace:
         Post-processors refuse hardly any of these, so they are not run, and TVM changes nothing but compute locations.
         """
         return _decisions(sketch, self._replay(sketch.trace_with(decisions))) if sketch.moves_blocks else decisions
+
+
+def in_threads(replay: Callable[[Given], Found], given: Iterable[Given]) -> list[Found]:
+    """What ``replay`` returns for each, in order; TVM lets threads replay at the same time.  Raises what it raises first."""
+    with ThreadPoolExecutor(threads()) as pool:
+        return list(pool.map(replay, given))
 
 
 def _decisions(sketch: Sketch, schedule: Any) -> np.ndarray:

@@ -108,7 +108,7 @@ def operator_type(name: str, module: Any) -> str:
 
     A convolution is depthwise when its weight, the second of the main function's 4-D inputs, has one input channel for each output.
     """
-    for texts in ([name], _block_names(module)):
+    for texts in ([name], block_names(module)):
         for operator in OPERATORS:
             if any(operator in text.lower() for text in texts):
                 return "depthwise_conv2d" if operator == "conv2d" and _is_depthwise(module) else operator
@@ -144,7 +144,8 @@ def _blocks(module: Any) -> list[Any]:
     return [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
 
 
-def _block_names(module: Any) -> list[str]:
+def block_names(module: Any) -> list[str]:
+    """Names of a module's blocks, in an order that structurally equal modules share."""
     return [str(block.name_hint) for block in _blocks(module)]
 
 
@@ -153,7 +154,7 @@ def _is_depthwise(module: Any) -> bool:
     weight = next((shape for shape in others if len(shape) == len(data) == 4), None)
     if weight is None:
         return False
-    if any("nhwc" in name for name in _block_names(module)):  # then weights are HWIO
+    if any("nhwc" in name for name in block_names(module)):  # then weights are HWIO
         return weight[2] == 1 and weight[3] == data[3]
     return weight[1] == 1 and weight[0] == data[1]
 

@@ -98,7 +98,7 @@ def read_workload(operator: str, flops: float, module: Any) -> Workload:
     schedule = load_tvm().s_tir.Schedule(module, error_render_level="none")
     children = schedule.get_child_blocks(schedule.get_sblock("root"))
     blocks = tuple(_read_block(schedule.get(child)) for child in children)
-    sizes = (math.prod(shape) * _bytes_of(dtype) for shape, dtype in argument_types(module))
+    sizes = (math.prod(shape) * bytes_of(dtype) for shape, dtype in argument_types(module))
     return Workload(operator, flops, sum(sizes), blocks)
 
 
@@ -117,7 +117,7 @@ def _read_access(region: Any, axes: list[Any]) -> Access:
     shape = np.array([int(d) for d in region.source.shape], dtype=np.int64)
     rows = [_linear_coefficients(r.min, axes) for r in region.region]
     coefficients = np.array(rows, dtype=np.int64).reshape(len(shape), len(axes))
-    return Access(coefficients, shape, _bytes_of(str(region.source.dtype)), str(region.source.name))
+    return Access(coefficients, shape, bytes_of(str(region.source.dtype)), str(region.source.name))
 
 
 def _linear_coefficients(index: Any, axes: list[Any]) -> list[int]:
@@ -146,6 +146,7 @@ def _constant(expression: Any) -> int | None:
     return int(expression.value) if isinstance(expression, load_tvm().tirx.IntImm) else None
 
 
-def _bytes_of(dtype: str) -> int:
+def bytes_of(dtype: str) -> int:
+    """Bytes of one element, at least 1."""
     bits = re.search(r"\d+", dtype)  # the first number: float8_e4m3fn has eight
     return max(1, int(bits[0] if bits else 8) // 8)

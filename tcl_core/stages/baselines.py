@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def train_baseline(workspace: Workspace, name: str, platform: str | None = None)
     It uses its own settings, not params.yaml's, which were chosen for the chain's model; seed and validation share are
     params.yaml's.  Raises UsageError for a name or a platform that it cannot learn.
     """
-    ran = platforms_of(workspace, name)
+    ran = platforms_of(name, _measured(workspace))
     check_lowering(name, workspace.params.candidates.design_space)
     if platform and platform not in ran:
         raise UsageError(f"{name} cannot be trained on {platform}: {_why_not(workspace, platform)}")
@@ -69,7 +70,7 @@ def train_baseline(workspace: Workspace, name: str, platform: str | None = None)
 
 
 def _remove_stale(workspace: Workspace, name: str, ran: list[str]) -> None:
-    """Remove what an earlier run left: the reason for no model and, in a stage's output, models of platforms that no longer run."""
+    """Remove what an earlier run left: the reason for no model and, in a stage's output, models of platforms not measured here now."""
     folder = baseline_folder(workspace, name)
     (folder / "skipped.json").unlink(missing_ok=True)
     for model in folder.glob("*/hardware.json") if folder.parent == listed_folder(workspace) else ():
@@ -77,10 +78,18 @@ def _remove_stale(workspace: Workspace, name: str, ran: list[str]) -> None:
             shutil.rmtree(model.parent)
 
 
-def platforms_of(workspace: Workspace, name: str) -> list[str]:
-    """Platforms of ``platforms_here`` that a model can learn: not the first, if it also learns from earlier ones."""
-    ran = workspace.platforms_here()
-    return ran[1:] if catalogue.model_class(name).learns_from_sources else ran
+def platforms_of(name: str, platforms: list[str]) -> list[str]:
+    """Those of ``platforms``, in chain order, that a model can learn: not the first, if it also learns from earlier ones."""
+    return platforms[1:] if catalogue.model_class(name).learns_from_sources else platforms
+
+
+def _measured(workspace: Workspace) -> list[str]:
+    """``platforms_that_ran`` from the first whose records lie here; all of them where none do.
+
+    Unlike ``platforms_here`` it reads nothing but data/records, the stage's input: DVC would not see what else changes.
+    """
+    ran = workspace.platforms_that_ran()
+    return list(dropwhile(lambda p: not workspace.records_folder(p).exists(), ran)) or ran
 
 
 def predicted(workspace: Workspace, name: str, without: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -88,7 +97,7 @@ def predicted(workspace: Workspace, name: str, without: Collection[str] = ()) ->
 
     Tasks of the keys ``without`` are left out.  Raises DataError where a baseline has not been trained.
     """
-    folders = {platform: baseline_folder(workspace, name, platform) for platform in platforms_of(workspace, name)}
+    folders = {platform: baseline_folder(workspace, name, platform) for platform in platforms_of(name, workspace.platforms_here())}
     if missing := [folder for folder in folders.values() if not folder.exists()]:
         raise DataError(f"baselines.models lists {name}, but there is no {missing[0]}; run: tcl train --model {name}")
     held_out = {p: without_tasks(workspace, workspace.samples_for(name, p, "holdout"), without)[0] for p in folders}
@@ -98,7 +107,11 @@ def predicted(workspace: Workspace, name: str, without: Collection[str] = ()) ->
 def _why_not(workspace: Workspace, platform: str) -> str:
     if platform not in workspace.params.chain_order:
         return "it is not in the chain of params.yaml"
-    return workspace.skipped(platform) or "it also learns from earlier platforms, and there is none"
+    if reason := workspace.skipped(platform):
+        return reason
+    if platform not in _measured(workspace):
+        return f"no records of it lie here; run: dvc repro collect@{platform}"
+    return "it also learns from earlier platforms, and there is none"
 
 
 def _train(workspace: Workspace, name: str, platform: str, checkpoint: Path) -> BaselineReport:
@@ -122,7 +135,7 @@ def _train(workspace: Workspace, name: str, platform: str, checkpoint: Path) -> 
 
 def _origin(workspace: Workspace, name: str, platform: str, settings: dict[str, Any], all_earlier: bool) -> dict[str, Any]:
     """Provenance of a baseline: its own settings, and the records of its platform or of all platforms up to it."""
-    ran, params = workspace.platforms_here(), workspace.params
+    ran, params = _measured(workspace), workspace.params
     learned = ran[: ran.index(platform) + 1] if all_earlier else [platform]
     given = {"validation_share": params.train.validation_share, "collect": asdict(params.collect), "measure": asdict(params.measure)}
     return provenance.collect(f"baseline@{name}", settings | given, {p: workspace.records_folder(p) for p in learned})
@@ -131,6 +144,6 @@ def _origin(workspace: Workspace, name: str, platform: str, settings: dict[str, 
 def _sources(workspace: Workspace, platform: str, valid: Samples | None) -> list[Samples]:
     """Samples of each platform before this one, without the validation tasks."""
     apart = valid.tasks if valid is not None else []
-    ran = workspace.platforms_here()
+    ran = _measured(workspace)
     sources = [workspace.samples(earlier) for earlier in ran[: ran.index(platform)]]
     return [samples.take(~np.isin(samples.tasks, apart)) for samples in sources]

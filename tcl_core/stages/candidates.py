@@ -44,9 +44,7 @@ def cut_tasks(workspace: Workspace) -> TasksReport:
             for task, weight in found[network]:
                 tasks.setdefault(task.key, task)
                 uses.append({"network": network, "split": split, "task_key": task.key, "weight": weight})
-        rows = [vars(t) | {"task_key": t.key, "op_type": t.operator} for t in tasks.values()]
-        columns = store.SCHEMAS["tasks"].names
-        store.write_table(workspace.task_tables / "tasks.parquet", "tasks", [{c: row[c] for c in columns} for row in rows])
+        store.write_table(workspace.task_tables / "tasks.parquet", "tasks", [task.as_row() for task in tasks.values()])
         store.write_table(workspace.task_tables / "networks.parquet", "networks", uses)
     return TasksReport(len(tasks), len(splits))
 

@@ -31,7 +31,7 @@ from tcl_core.platforms import Ask, Hardware, kind_of, save_hardware, threads, w
 from tcl_core.progress import progress, say
 from tcl_core.records import ProgramKey, Record
 from tcl_core.registry import FLOW_RUN_ID
-from tcl_core.sampler_names import FIRST_MODEL_ALONE, LEARNED_ELSEWHERE
+from tcl_core.sampler_names import BLIND, FIRST_MODEL_ALONE, LEARNED_ELSEWHERE
 from tcl_core.stages.machine import bandwidth_here, measuring_alone
 from tcl_core.stages.workspace import Skipped, Workspace, by_measuring
 
@@ -90,7 +90,7 @@ def collect(workspace: Workspace, platform: str, force: bool = False) -> Collect
         place = _place(workspace, platform)
         collection = _collection(workspace, place, "train", journal)
         plan = _plan(workspace, platform, len(collection.programs))
-        asked = 1 if settings.sampler in FIRST_MODEL_ALONE else settings.ensemble
+        asked = 0 if settings.sampler in BLIND else 1 if settings.sampler in FIRST_MODEL_ALONE else settings.ensemble
         models = [member(workspace, number) for number in range(asked)]
         before = _measured_before(workspace, platform)
         steps = _StepLog(collection.journal / "rounds.jsonl")

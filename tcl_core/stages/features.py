@@ -24,7 +24,7 @@ def programs_to_lower(workspace: Workspace) -> list[ProgramKey]:
         if catalogue.reads(name) == "per-store features":
             keys += [
                 key
-                for platform in platforms_of(workspace, name)
+                for platform in platforms_of(name, workspace.platforms_here())
                 for kind in ("records", "holdout")
                 for key in _measured(workspace, platform, kind)
             ]

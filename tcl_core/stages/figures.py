@@ -207,7 +207,7 @@ def _left_out_by_tuning(tuned: Mapping[str, Any]) -> list[list[str]]:
         return [["tuning", "no network has been tuned yet; run: tcl tune"]]
     found = [[NAMES.get(name, name), why] for name, why in tuned.get("compared", {}).get("missing", {}).items()]
     if not tuned.get("curve"):
-        found.append(["milliseconds against programs measured", "tuning kept no curve; tune again: tcl tune --force"])
+        found.append(["milliseconds against programs measured", "not every task had a program that ran; give more trials or minutes"])
     if count := tuned.get("left_out"):
         found.append([f"tuned programs of {count} tasks", "the network failed with them, so TVM's own took their place"])
     return found
@@ -379,9 +379,8 @@ class _Run:
 
     def _judged_now(self, name: str) -> dict[str, str] | None:
         """As ``Workspace.judged_now``; None where there is nothing to judge any more."""
-        folders = {"model": self.workspace.model_folder(name), "holdout": self.workspace.records_folder(name, "holdout")}
         try:
-            return {what: store.data_digest(folder) for what, folder in folders.items()}
+            return self.workspace.judged_now(name)
         except DataError:
             return None
 

@@ -66,10 +66,12 @@ def _links(workspace: Workspace, judged: Mapping[str, Mapping[str, str]]) -> dic
     """Platform -> the platform whose model it was distilled from, if that very model is ``judged`` (``Workspace.judged_now``) too."""
     links = {}
     for platform in list(judged)[1:]:
-        before, made = workspace.ran_before(platform), provenance.read(workspace.model_folder(platform))
-        if before in judged and made["model_before"] == judged[before]["model"]:
+        before = workspace.ran_before(platform)
+        if before is None or before not in judged:
+            continue
+        if provenance.read(workspace.model_folder(platform))["model_before"] == judged[before]["model"]:
             links[platform] = before
-        elif before in judged:
+        else:
             say(
                 f"the model of {platform} was not distilled from the model of {before} that lies here: zero-shot, and what was forgotten "
                 f"since {before}, are left out"

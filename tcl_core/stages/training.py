@@ -15,7 +15,7 @@ from tcl_core import provenance, reference, registry, shipped_model, store
 from tcl_core.chain import named
 from tcl_core.chain.state import ChainState, fit_settings, learn_first, within_steps
 from tcl_core.checked import write_contents, write_json
-from tcl_core.errors import PlatformError, UsageError
+from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.features.batches import Samples, concatenate, slowest_where_failed
 from tcl_core.features.tokens import hardware_rows
 from tcl_core.files import whole_folder
@@ -242,9 +242,10 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
         raise UsageError(f"{platform} is the chain's first platform and has nothing to learn from; run: tcl train")
     if reason := workspace.skipped(platform):
         # The next platform starts from the model before this one: with its digest here, DVC sees when that model changes.
-        before = store.data_digest(workspace.model_folder(workspace.params.previous(platform)))
+        earlier = workspace.model_folder(workspace.params.previous(platform))
+        facts = {"model_before": store.data_digest(earlier)} if earlier.exists() else {}  # a champion's model may lie elsewhere
         with whole_folder(workspace.model_folder(platform)) as folder:  # replaces a more capable machine's model
-            store.write_skipped(folder, platform, reason, model_before=before)
+            store.write_skipped(folder, platform, reason, **facts)
         return Skipped(platform, reason)
     method, checkpoint = named(workspace.params.distill.method), workspace.journal / "checkpoints" / platform
     with training_alone(checkpoint), workspace.timed(f"distill@{platform}"):
@@ -268,6 +269,8 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
 
 def _model_before(workspace: Workspace, platform: str) -> tuple[str, Path]:
     before = workspace.ran_before(platform)
+    if before is None:
+        raise DataError(f"no platform before {platform} in the chain could be run here; nothing to go on from")
     return before, workspace.model_folder(before)
 
 

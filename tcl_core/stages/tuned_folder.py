@@ -132,12 +132,10 @@ output = machine["main"](*inputs)
 
 
 def unchecked_text(report: Mapping[str, Any]) -> str:
-    """How many tasks have a program that was compared with nothing, as a sentence after others; empty if none has."""
+    """How many tasks have a measured program that was not found right by itself, as a sentence after others; empty if none has."""
     times = report.get("task_times", ())
     count = sum(not task.get("checked", True) for task in times if task["latency_ms"] is not None)
-    said = (
-        f" Of {count} of {len(times)} tasks the untuned program fails or takes too long to compare with, so only the network's output was."
-    )
+    said = f" The measured programs of {count} of {len(times)} tasks are not known to be right by themselves; the network's output is."
     return said if count else ""
 
 

@@ -21,7 +21,7 @@ DATA = "data", "networks"  # where dependencies are data, not code
 
 
 def read_by(root: Path, stage: str) -> dict[str, Any]:
-    """What dvc.yaml lists for a stage, by name: sections of params.yaml, and digests of data; empty for a stage that is not the
+    """What dvc.yaml lists for a stage, by name: entries of params.yaml, and digests of data; empty for a stage that is not the
     project's.  Raises UsageError for invalid files.
     """
     if not (root / "dvc.yaml").is_file():
@@ -32,10 +32,13 @@ def read_by(root: Path, stage: str) -> dict[str, Any]:
     over = _at(params, str(listed.get("foreach", ""))[2:-1])
     known = {**params, "key": key, "item": over.get(key) if isinstance(over, dict) else key}
     listed = listed.get("do", listed)
-    sections = dict.fromkeys(str(entry).partition(".")[0] for entry in listed.get("params", ()))
-    deps = (re.sub(r"\$\{([^}]*)\}", lambda found: str(_at(known, found[1])), str(dep)) for dep in listed.get("deps", ()))
+
+    def filled(kind: str) -> list[str]:
+        return [re.sub(r"\$\{([^}]*)\}", lambda found: str(_at(known, found[1])), str(entry)) for entry in listed.get(kind, ())]
+
+    entries, deps = filled("params"), filled("deps")
     data = [dep for dep in deps if dep.partition("/")[0] in DATA]
-    return {f"{section} of {PARAMS}": params.get(section) for section in sections} | {dep: _digest(root / dep) for dep in data}
+    return {f"{entry} of {PARAMS}": _at(params, entry) for entry in entries} | {dep: _digest(root / dep) for dep in data}
 
 
 def check_unchanged(root: Path, stage: str, began: Mapping[str, Any]) -> None:

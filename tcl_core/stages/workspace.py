@@ -319,13 +319,11 @@ class Workspace:
         """Why a platform has no figures: it was skipped, or comes before ``platforms_here``; None if it has some."""
         return self.skipped(platform) or (None if platform in self.platforms_here() else ELSEWHERE)
 
-    def ran_before(self, platform: str) -> str:
-        """The nearest earlier platform of the chain that ran here, whose model to start from.  Raises DataError if none did."""
+    def ran_before(self, platform: str) -> str | None:
+        """The nearest earlier platform of the chain that ran here, whose model to start from; None if none did."""
         ran, previous = self.platforms_that_ran(), self.params.previous(platform)
         while previous is not None and previous not in ran:
             previous = self.params.previous(previous)
-        if previous is None:
-            raise DataError(f"no platform before {platform} in the chain could be run here; nothing to go on from")
         return previous
 
     def judged_now(self, platform: str) -> dict[str, str]:

@@ -54,8 +54,9 @@ def write_record_columns(path: str | Path, batches: Iterable[Columns]) -> int:
     """Write records that come as columns to ``path``, sorted by program; return their number.  Computes ``spread``.
 
     About ROWS_PER_RUN of them are in memory at most, and during the merge ROWS_PER_BLOCK of each run; the rest is in
-    temporary files beside ``path``, which vanish with this process however it ends.
-    Raises DataError where the hosts differ, PlatformError when the disk is full.
+    temporary files beside ``path``, one for each run, which vanish with this process however it ends.
+    Raises DataError where the hosts differ, PlatformError when the disk is full, OSError where the runs are more than the files that
+    this process may open.
     """
     path = Path(path)
     spreads = ({**columns, "spread": latency_spread(columns["latencies_s"])} for columns in batches)

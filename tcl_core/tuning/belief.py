@@ -33,10 +33,7 @@ FAILED = 1.0  # nats by which a failed program counts as slower than the slowest
 
 @dataclass(frozen=True)
 class Views:
-    """What models make of N candidates: scores (N,), higher is better, and blocks of features, each (N, width).
-
-    The last block holds the rows that trees read; its columns mean the same in all tasks.
-    """
+    """What models make of N candidates: scores (N,), higher is better, and blocks of features, each (N, width)."""
 
     scores: np.ndarray
     blocks: tuple[np.ndarray, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from tcl_core.programs.pt2_archive import last_line
 LIBRARY, EXAMPLE = "network.so", "example.npz"  # files of a tuned network's folder: the library; inputs, with the reference's outputs
 TOLERANCE = 1e-3  # largest difference of an output, relative to its magnitude: beyond it a network is refused
 Part = TypeVar("Part")
-ROOM = 16 << 20  # bytes: more than the object files of a network's code take
+ROOM = 16 << 20  # bytes: more than the object files of a network's code take, beside its weights
 
 
 def export(module: Any, target: Any, path: Path) -> None:
@@ -33,7 +34,7 @@ def export(module: Any, target: Any, path: Path) -> None:
         except Exception as error:  # TVM passes on whatever its passes raise
             raise PlatformError(f"TVM cannot build {_guilty(module, target)} ({last_line(error)}); give another network") from error
         for folder in filter(Path.is_dir, (path.parent, Path(tempfile.gettempdir()))):
-            _check_room(folder)
+            _check_room(folder, ROOM + _weight_bytes(module))
         try:
             built.export_library(str(path))
         except Exception as error:
@@ -42,10 +43,21 @@ def export(module: Any, target: Any, path: Path) -> None:
             ) from error
 
 
-def _check_room(folder: Path) -> None:
-    """Check for ``ROOM`` beforehand, since LLVM silently ends the whole process where it cannot write an object file."""
+def _check_room(folder: Path, size: int) -> None:
+    """Check for ``size`` bytes beforehand, since LLVM silently ends the whole process where it cannot write an object file."""
     with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, ROOM)
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _weight_bytes(module: Any) -> int:
+    """Bytes of a Relax module's constants."""
+    tvm = load_tvm()
+    found: list[Any] = []
+    for function in module.functions.values():
+        if isinstance(function, tvm.relax.Function):
+            tvm.relax.analysis.post_order_visit(function, found.append)
+    values = [each.value for each in found if isinstance(each, tvm.ir.GenericConst)]
+    return sum(math.prod(value.shape) * value.dtype.itemsize for value in values)
 
 
 def _guilty(module: Any, target: Any) -> str:

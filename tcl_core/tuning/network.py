@@ -90,7 +90,7 @@ def tune_network(
     Without a model the search learns from its own measurements alone.  Programs of ``donors`` that fit a task are its first
     trials.  ``out`` is a folder for the tuned library, and for inputs with the reference's outputs.
     Raises PlatformError before any search if TVM cannot build the network or its outputs differ from the reference's, and
-    UsageError if the reference's are not finite.
+    UsageError if the reference's contain NaN, or nothing finite.
     """
     setup.kind.prepare()
     target = make_target(setup.target)
@@ -99,13 +99,13 @@ def tune_network(
         imported = import_network(network, setup.protocol.threads)
         with fixed_shapes(imported.module, network):
             module = fuse(imported.module, target, graph)
-            tunables_of(module, setup.target)  # reads all shapes: one that is not fixed raises here
+            tunables = tunables_of(module, setup.target)  # reads all shapes: one that is not fixed raises here
     with scratch_folder("tuned") as scratch:
         workshop = _Workshop(network, module, target, setup, imported.inputs, imported.outputs, Path(scratch))
         workshop.build_untuned()
         start = time.monotonic()
         curve = _Curve()
-        database, times, donated = search_tasks(module, model, hardware, setup, trials, seed, folder, minutes, donors, on_trial=curve.add)
+        database, times, donated = search_tasks(tunables, model, hardware, setup, trials, seed, folder, minutes, donors, on_trial=curve.add)
         search_s = time.monotonic() - start
         left_out = workshop.build_tuned(database)
         times = _as_built(times, workshop.kept)
@@ -186,7 +186,8 @@ class _Workshop:
             if self.untuned_ms < SLOW_MS:
                 self.untuned_ms = process.round_ms()
         self.expected = found if self.expected is None else self.expected  # ``UNTUNED``
-        if not np.isfinite(self.expected[0]).all() or any(np.isnan(array).any() for array in self.expected):
+        # Beside finite values an infinity may be meant, as in a mask, and must be the same in what was tuned.
+        if any(np.isnan(array).any() for array in self.expected) or not any(np.isfinite(array).any() for array in self.expected):
             raise UsageError(
                 f"{self.network}'s own output on its example input is not finite, so nothing could be compared with it; give it another input"
             )
@@ -237,7 +238,7 @@ class _Workshop:
 
 
 def search_tasks(
-    module: Any,
+    tunables: Sequence[Tunable],
     model: CostModel | None,
     hardware: Sequence[float],
     setup: Setup,
@@ -249,7 +250,7 @@ def search_tasks(
     searches: bool = True,
     on_trial: Callable[[int, float], Any] = lambda trials, network_s: None,
 ) -> tuple[Any, list[TaskTime], int]:
-    """Tune the tasks of a fused module.
+    """Tune the tasks of a network (``tunables_of``).
 
     Returns a MetaSchedule database with each task's best programs, best first; the result of each task; and the number of tasks
     that programs of ``donors`` fit.  Without ``searches`` only those programs are measured.  A task without a program that was
@@ -259,7 +260,7 @@ def search_tasks(
     programs: inf while a task has none.
     """
     with quiet_compiler():
-        tunables, settings = tunables_of(module, setup.target), SearchSettings(seed=seed)
+        settings = SearchSettings(seed=seed)
         tuner = Tuner(tunables, model, hardware, setup.target, trials, settings, open_database(folder), donors, searches)
     seconds = None if minutes is None else 60.0 * minutes
     with Runner(setup) as runner, progress("tuning", tuner.budget.left, seconds) as shown, quiet_compiler():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,10 @@ from tcl_core.models.trees import TreesModel
 from tcl_core.platforms import simd_bytes
 from tcl_core.programs.gpu_limits import launching
 from tcl_core.programs.registers import leaning
-from tcl_core.programs.sketches import DesignSpace, InvalidProgram, trace_to_json
+from tcl_core.programs.sketches import DesignSpace, InvalidProgram, in_threads, trace_to_json
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.unrolling import unrolled
 from tcl_core.tuning.belief import Views
-from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.search import Candidate, DecisionSearch, View
 
 BARREN = 8  # consecutive proposals without a new program, after which a design space counts as exhausted
@@ -52,9 +52,8 @@ class ScheduleSearch(DecisionSearch):
         hardware: Sequence[float],
         target: dict[str, Any],
         settings: SearchSettings,
-        lessons: Lessons | None = None,
     ) -> None:
-        """``model`` is the champion; None: the search learns from measurements alone, its own and those of ``lessons``."""
+        """``model`` is the champion; None: the search learns from its own measurements alone."""
         self.space = DesignSpace(task.key, task.module(), target)
         self.viewed = 0
         sketches = self.space.sketches()
@@ -65,7 +64,6 @@ class ScheduleSearch(DecisionSearch):
         shape = (settings.population, settings.generations, settings.explore)
         view = self._counted(_view(task, encoder, model, hardware))
         super().__init__(sketches, view, rng, *shape, unrolled(sketches, encoder.workload(task.key)))
-        self.lessons = lessons
         if target["kind"] == "cuda":
             self.fits = launching(sketches, encoder.workload(task.key))
         else:
@@ -80,15 +78,13 @@ class ScheduleSearch(DecisionSearch):
 
     def schedules(self, count: int, first: Sequence[Candidate] = ()) -> list[Any]:
         """Replay up to ``count`` valid proposals, those of ``first`` before its own; empty when the design space is exhausted."""
-        self.waiting, found = [], []
-        for candidate in first[:count]:
-            found += self._replayed(candidate)
-        barren = 0
+        self.waiting = []
+        found, barren = self._replayed(first[:count]), 0
         while len(found) < count and barren < BARREN:
             before = len(self.excluded), len(found)
-            for candidate in self.propose(2 * count):
-                if len(found) < count:
-                    found += self._replayed(candidate)
+            proposed = iter(self.propose(2 * count))
+            while some := list(islice(proposed, count - len(found))):
+                found += self._replayed(some)
             if (len(self.excluded), len(found)) == before:
                 break  # nothing is left; otherwise invalid and duplicate candidates are excluded now, and the next proposals differ
             barren = barren + 1 if len(found) == before[1] else 0
@@ -97,24 +93,32 @@ class ScheduleSearch(DecisionSearch):
     def first_valid(self, candidates: Iterable[Candidate]) -> Any | None:
         """The schedule of the first valid candidate that is not measured; None if there is none."""
         self.waiting = []
-        return next((schedule for candidate in candidates for schedule in self._replayed(candidate)), None)
+        return next((schedule for candidate in candidates for schedule in self._replayed([candidate])), None)
 
-    def _replayed(self, candidate: Candidate) -> list[Any]:
-        """The candidate's schedule; none if it is invalid, or a program that is measured or waiting already."""
+    def _replayed(self, candidates: Sequence[Candidate]) -> list[Any]:
+        """Schedules of those candidates that are valid, and no programs that are measured or waiting already; these wait from now on."""
+        found = []
+        for candidate, replayed in zip(candidates, in_threads(self._replay, candidates), strict=True):
+            if replayed is None:
+                self.exclude(candidate)
+                continue
+            schedule, canonical = replayed
+            if canonical != candidate:
+                self.exclude(candidate)  # another name of the program: TVM changed an impossible decision
+            if canonical not in self.measured and canonical not in self.waiting:
+                self.waiting.append(canonical)
+                found.append(schedule)
+        return found
+
+    def _replay(self, candidate: Candidate) -> tuple[Any, Candidate] | None:
+        """The candidate's schedule, and the candidate as TVM understands it; None if it is invalid."""
         sketch = self.sketches[candidate[0]]
         try:
             schedule = self.space.materialise(sketch, candidate[1])
             decisions = sketch.decisions_of(schedule.trace.simplified(remove_postproc=True))
         except InvalidProgram:
-            self.exclude(candidate)
-            return []
-        canonical = (candidate[0], tuple(decisions.tolist()))
-        if canonical != candidate:
-            self.exclude(candidate)  # another name of the program: TVM changed an impossible decision
-        if canonical in self.measured or canonical in self.waiting:
-            return []
-        self.waiting.append(canonical)
-        return [schedule]
+            return None
+        return schedule, (candidate[0], tuple(decisions.tolist()))
 
     @cached_property
     def traces_json(self) -> list[str]:

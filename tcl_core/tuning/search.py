@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from tcl_core.programs.registers import Fits
 from tcl_core.programs.sketches import Sketch
 from tcl_core.programs.unrolling import COSTLY, COSTLY_SHARE
 from tcl_core.tuning.belief import Belief, Picker, Points, Scale, Views, gains_of, joined, worth_learning
-from tcl_core.tuning.lessons import Lessons
 
 Candidate = tuple[int, tuple[int, ...]]
 """(sketch index, decisions)."""
@@ -38,7 +37,6 @@ class DecisionSearch:
     fits         tells, without a replay, which vectors may be valid programs; others are never considered
     leans, lean  ``leans`` tells which vectors are likelier to be fast; ``lean`` is their share among random draws, as far as
                  there are enough, and the probability that a child of the other kind is dropped
-    lessons      what the tasks of a run learn from each other; None: this task learns alone
     measured     candidate -> seconds, inf where it failed
     excluded     candidates that are invalid, or other names of programs
     waiting      candidates whose results are due
@@ -54,13 +52,12 @@ class DecisionSearch:
     fits: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
     leans: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
     lean: float = 0.0
-    lessons: Lessons | None = None
     measured: dict[Candidate, float] = field(default_factory=dict)
     excluded: set[Candidate] = field(default_factory=set)
     waiting: list[Candidate] = field(default_factory=list)
     _scale: Scale | None = None
     _alive: list[Candidate] = field(default_factory=list)
-    _seen: dict[Candidate, tuple[Points, np.ndarray]] = field(default_factory=dict)  # of those alive, picked, measured or waiting
+    _seen: dict[Candidate, Points] = field(default_factory=dict)  # of those alive, picked, measured or waiting
 
     def propose(self, count: int) -> list[Candidate]:
         """Up to ``count`` distinct candidates that were not measured, the most promising first.
@@ -98,16 +95,6 @@ class DecisionSearch:
         """Remember a measurement; inf for a candidate that failed.  Of several, the fastest counts."""
         self.measured[candidate] = min(latency_s, self.measured.get(candidate, np.inf))
 
-    def share(self) -> None:
-        """Tell the run's ``lessons`` the measurements of this task."""
-        if self.lessons is not None and self.measured:
-            self._measure_scale()
-            latencies_s, candidates = list(self.measured.values()), list(self.measured)
-            rows = worth_learning(latencies_s)
-            seen = self._known([candidates[row] for row in rows])
-            scores = joined([points for points, _ in seen]).scores
-            self.lessons.tell(id(self), scores, _rows(seen), gains_of(latencies_s)[rows])
-
     def exclude(self, candidate: Candidate) -> None:
         """Never propose this candidate, nor let it into a generation."""
         self.excluded.add(candidate)
@@ -115,8 +102,8 @@ class DecisionSearch:
     def _is_new(self, candidate: Candidate) -> bool:
         return candidate not in self.measured and candidate not in self.excluded and candidate not in self.waiting
 
-    def _measure_scale(self, sample: Sequence[Candidate] = ()) -> None:
-        """Set the scale from the first candidates met; without a sample, from a random draw, or else from the measured ones."""
+    def _measure_scale(self, sample: Sequence[Candidate]) -> None:
+        """Set the scale from the first candidates met; for an empty sample, from another draw, or else from the measured ones."""
         if self._scale is None:
             if not (sample := sample or self._random(self.population) or list(self.measured)):
                 return  # no candidates: no scale, and nothing to propose
@@ -125,21 +112,14 @@ class DecisionSearch:
             self._remember(sample, views)
 
     def _points(self, candidates: Sequence[Candidate]) -> Points:
-        """Points of candidates; with ``lessons``, their scores are the gains that these expect."""
-        seen = self._known(candidates)
-        points = joined([points for points, _ in seen])
-        return points if self.lessons is None else replace(points, scores=self.lessons.gains(points.scores, _rows(seen)))
-
-    def _known(self, candidates: Sequence[Candidate]) -> list[tuple[Points, np.ndarray]]:
-        """Points and rows of candidates, each viewed only once while it lives: viewing takes nearly all of a search's time."""
+        """Points of candidates, each viewed only once while it lives: viewing takes nearly all of a search's time."""
         if unseen := [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._seen]:
             self._remember(unseen, self.view(unseen))
-        return [self._seen[candidate] for candidate in candidates]
+        return joined([self._seen[candidate] for candidate in candidates])
 
     def _remember(self, candidates: Sequence[Candidate], views: Views) -> None:
         points = self._scale(views)
-        rows = views.blocks[-1] if self.lessons else np.zeros((len(points), 0))  # wide; only lessons need them
-        self._seen |= {candidate: (points.take([row]), rows[[row]]) for row, candidate in enumerate(candidates)}
+        self._seen |= {candidate: points.take([row]) for row, candidate in enumerate(candidates)}
 
     def _belief(self) -> Belief:
         """The belief from the measured programs that are ``worth_learning``."""
@@ -251,10 +231,6 @@ class DecisionSearch:
             kept = self.fits(sketch, mutated) & (self.leans(sketch, mutated) | spared)
             children += _candidates(sketch, mutated[kept])
         return children
-
-
-def _rows(seen: Sequence[tuple[Points, np.ndarray]]) -> np.ndarray:
-    return np.concatenate([rows for _, rows in seen]) if seen else np.zeros((0, 0))
 
 
 def _candidates(sketch: Sketch, decisions: np.ndarray) -> list[Candidate]:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from tcl_core.compat import make_target, meta_schedule
@@ -24,7 +23,6 @@ from tcl_core.programs.pool import cost
 from tcl_core.programs.tasks import Task
 from tcl_core.tuning.budget import Account, Budget
 from tcl_core.tuning.database import GUESSED_S, Shelf, in_order
-from tcl_core.tuning.lessons import Lessons
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.search import Candidate
 from tcl_core.tuning.transfer import TRANSFERRED, Donors, transferred
@@ -61,7 +59,8 @@ class TaskTime:
     cold        timed with cold weights (``coldness``)
     key         the task's
     guessed     it has a program that nobody measured
-    checked     its program's output was compared with the untuned program's, which must not take minutes
+    checked     its program's output is known to be the untuned program's; False where that takes minutes, or where another program
+                than the one that was compared is in the network
     """
 
     name: str
@@ -177,7 +176,9 @@ class TaskRun:
 
     def guess(self) -> Any | None:
         """The trace of an unmeasured program: a donated one, else the model's favourite, or a random one without a model."""
-        schedule = self.search.first_valid(chain(self.donated, self.search.guess(GUESSES)))
+        schedule = self.search.first_valid(self.donated)
+        if schedule is None:  # only then, for many draws are scored
+            schedule = self.search.first_valid(self.search.guess(GUESSES))
         return None if schedule is None else schedule.trace
 
     def winner(self) -> tuple[Any, float] | None:
@@ -209,8 +210,6 @@ class Tuner:
     donors     programs of other networks, which each task measures first, as trials
     shares     later tasks try the programs of earlier ones, like donors' programs
     searches   False: only donors' programs are measured; a task without any stays untuned (Transfer-Tuning, arXiv 2201.05587)
-    lessons    let the tasks learn from each other's measurements; None, the default: each learns from its own alone, since
-               lessons have not yet gained anything on whole networks (docs/experiments.md)
     """
 
     def __init__(
@@ -225,11 +224,10 @@ class Tuner:
         donors: Donors | None = None,
         searches: bool = True,
         shares: bool = True,
-        lessons: Lessons | None = None,
     ) -> None:
         self.tunables = list(tunables)
         self.budget = Budget([Account(t.weight, cost(t.task)) for t in self.tunables], sys.maxsize if trials is None else trials)
-        self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings, lessons)
+        self._search = lambda task: ScheduleSearch(task, model, hardware, target, settings)
         self._target, self._database = make_target(target), database
         self._donors, self._searches = donors, searches
         self._neighbours = Donors((), target) if shares and searches else None  # tasks of this network
@@ -251,7 +249,6 @@ class Tuner:
                     if len(told) > 1:
                         self._borrow(number)
                     self._lend(number)
-                    self._runs[number].search.share()
 
     def _run(self, number: int) -> TaskRun:
         """The run of a task, made when first needed: finding a design space takes a moment."""
@@ -305,7 +302,6 @@ class Tuner:
                 told += [run.tell(*each) for each in zip(candidates, outcomes, strict=False)]
             self.budget.tell(turn.task, told)
             self._lend(turn.task)
-            run.search.share()
             if told:
                 rates_s.append((time.monotonic() - began) / len(told))
             if math.isfinite(before_s) and self.budget.network_s() < before_s:

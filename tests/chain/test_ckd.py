@@ -371,6 +371,16 @@ def test_no_task_is_judged_by_a_teacher_that_learned_it(first, monkeypatch):
     assert not learned[0] & asked[0] and not learned[1] & asked[1] and asked[0] | asked[1] == {0, 1, 2}
 
 
+def test_tasks_of_which_nothing_ran_teach_no_column(first, monkeypatch):
+    """One of the halves is made of such tasks, so only one of the two columns learns."""
+    learned, fit = [], LateralMambaModel.fit
+    monkeypatch.setattr(LateralMambaModel, "fit", lambda self, train: learned.append(set(train.tasks.tolist())) or fit(self, train))
+    ran = dataclasses.replace(TARGET, latencies_s=np.where(TARGET.tasks == 0, TARGET.latencies_s, np.inf))
+    phi = held_out_trust(first.knowledge_base.network, ran, ran, 3, dataclasses.replace(NEXT, epochs=1))
+    assert len(learned) == 1 and 0 in learned[0]
+    assert phi.shape == (3,) and np.isfinite(phi).all() and phi[1] == phi[2]  # which both have the mean error
+
+
 def test_a_task_of_unlabelled_programs_alone_is_distilled_with_the_mean_trust(first):
     """As all terms but the first phase's labels mended: its number may be beyond those of measured programs."""
     more = dataclasses.replace(ranking_problem(seed=8, tasks=3), tasks=np.repeat(np.arange(3, 6, dtype=np.int32), 16))

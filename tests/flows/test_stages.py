@@ -105,16 +105,20 @@ def test_drift_has_a_state_of_its_own_and_starts_nothing_unasked(calls, check):
     assert calls == [("drift", "--platform", "p")]
 
 
-@pytest.mark.parametrize("then", ["collect", "params.yaml"])
-def test_drift_measures_again_where_that_is_wanted(calls, check, then):
+@pytest.mark.parametrize(
+    ("then", "of_params", "again"), [("collect", "report", True), ("params.yaml", "collect", True), ("report", "collect", False)]
+)
+def test_drift_measures_again_where_that_is_wanted(calls, check, then, of_params, again):
+    """The run's own ``then`` counts before that of params.yaml."""
     text = Path("params.yaml").read_text()
     assert text.count("then: report ") == 1
-    Path("params.yaml").write_text(text.replace("then: report ", "then: collect "))
+    Path("params.yaml").write_text(text.replace("then: report ", f"then: {of_params} "))
     check |= {"said": "p: drift: another order", "exit_code": DRIFT}
     state = module.drift("p", then, return_state=True)
     # Measured here, where the check ran: the pipeline's worker may be another machine's.
-    assert calls[1:] == [("collect@p", True), ("holdout@p", True), ("tcl/pipeline", None)]
-    assert state.name == "Drift" and state.message.endswith("p was measured again, and tcl/pipeline is to learn it (red-fox)")
+    assert calls[1:] == [("collect@p", True), ("holdout@p", True), ("tcl/pipeline", None)] * again
+    told = "; p was measured again, and tcl/pipeline is to learn it (red-fox)" if again else ""
+    assert (state.name, state.message) == ("Drift", f"p: drift: another order{told}")
 
 
 def test_checks_that_never_can_tell_need_a_look(calls, check):

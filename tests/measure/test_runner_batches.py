@@ -11,6 +11,7 @@ import pytest
 from tcl_core.errors import PlatformError
 from tcl_core.measure.job import Job, Protocol, Setup, Tracker
 from tcl_core.measure.runner import PER_WORKER, Runner, _batch_size
+from tcl_core.measure.worker_handle import Died, Failed, Late
 from tests.measure import fake_machine
 from tests.measure.fake_machine import BAD, BOARD, CPU, GPU, errors
 
@@ -281,16 +282,35 @@ def test_an_interrupt_ends_all_workers(measured, machine, action, overlap):
     assert not any(worker.is_alive for worker in machine.workers) and threading.active_count() == threads
 
 
-def test_where_nothing_can_be_built_no_program_is_to_blame(measured, machine):
-    """A compiler is gone, or has nowhere to write: that is no outcome of so many programs of several tasks."""
-    of_one, of_two = ["fails in build"] * PER_WORKER, ["fails in build"] * (PER_WORKER - 1) + ["fails in build 1"]
-    with pytest.raises(
-        PlatformError, match=f"^none of {PER_WORKER} programs of 2 tasks can be built .ValueError: no.; look at the compiler, "
-    ):
-        measured(*of_two)
-    assert errors(measured(*of_one)) == ["build"] * PER_WORKER  # it may be the task's fault
-    assert errors(measured(*of_two[1:])) == ["build"] * (PER_WORKER - 1)  # these are few
-    assert errors(measured(*of_two[1:], "good")) == ["build"] * (PER_WORKER - 1) + ["ok"]
+@pytest.mark.parametrize("setup", [Setup(GPU), Setup(CPU, tracker=BOARD)], ids=["gpu", "board"])
+def test_where_not_even_the_sentinel_can_be_built_no_program_is_to_blame(machine, batches_of, setup):
+    """A compiler is gone, or has nowhere to write.  A new worker tells, since the first has built its sentinel before."""
+    batches_of(2)
+    machine.readings = [1.0, 1.0, Failed("OSError: no nvcc")]
+    found, said = [], r"^none of 2 programs can be built, nor can the sentinel \(OSError: no nvcc\); look at the compiler, "
+    with Runner(setup, workers=1) as runner, pytest.raises(PlatformError, match=said):
+        for outcome in runner.measure(Job(key, "{}") for key in ["good", *["fails in build"] * 3]):
+            found.append(outcome)
+    assert errors(found) == ["ok", "build"]
+    assert [worker.starts for worker in machine.workers] == [1, 1] and not any(worker.is_alive for worker in machine.workers)
+
+
+@pytest.mark.parametrize(
+    ("key", "target", "reading"),
+    [
+        ("fails in build", GPU, 1.0),
+        ("fails in build", GPU, Late()),
+        ("fails in build", GPU, Died("the process was killed by SIGKILL")),
+        ("wants memory in build", GPU, Failed("CUDA: out of memory")),  # others may hold it
+        ("fails in build", CPU, Failed("ValueError: no")),  # nothing outside the worker builds for it
+    ],
+)
+def test_programs_that_cannot_be_built_are_recorded_however_many_they_are(measured, machine, key, target, reading):
+    """A collection that ended with them instead would end with them at every start, as where inputs of all tasks are too large."""
+    machine.readings = [reading]
+    outcomes = measured(*[key] * (PER_WORKER - 1), f"{key} 1", target=target)
+    assert errors(outcomes) == ["build"] * PER_WORKER
+    assert not any(worker.is_alive for worker in machine.workers)
 
 
 def test_many_workers_share_a_batch_that_may_be_lost():

@@ -31,6 +31,13 @@ def test_a_device_that_falls_silent_blames_nobody(measured, machine, key):
     assert errors(outcomes) == ["ok"] * 3 and [o.checked for o in outcomes] == ["check" not in key, True, True]
 
 
+@pytest.mark.parametrize(("key", "checked"), [("hangs in check 1", [False, True]), ("is late in check", [False, False])])
+def test_a_device_that_falls_silent_at_a_check_leaves_its_task_to_be_checked(measured, key, checked):
+    """One that stops the check and answers tells of the task: its untuned program is too slow."""
+    outcomes = measured(key, key, tracker=BOARD, check=True)
+    assert errors(outcomes) == ["ok"] * 2 and [o.checked for o in outcomes] == checked
+
+
 def test_a_build_for_a_device_may_fail_like_any_other(measured):
     outcomes = measured("hangs in build", "dies in build", "a", tracker=BOARD)
     assert errors(outcomes) == ["timeout", "crash", "ok"]

@@ -126,7 +126,10 @@ def test_inputs_are_made_once_for_all_tasks_that_are_timed_by_turns(worker, job)
     assert all(worker.inputs(f"task {n}", job.module_json) is inputs for n, inputs in enumerate(kept))
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("InternalError: std::bad_alloc"), ValueError("no")])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("InternalError: std::bad_alloc"), RuntimeError("InternalError: CUDA: Out of memory"), ValueError("no")],
+)
 def test_what_is_kept_of_other_tasks_takes_no_program_its_memory(worker, built, job, monkeypatch, error):
     """As little to compile it as to run it; another failure is the program's at once."""
     real, attempts = worker._compile, []
@@ -254,12 +257,10 @@ def test_where_threads_cannot_be_bound_no_program_has_failed(worker, built, monk
 
 THREADS = """
 import os, sys
-from dataclasses import replace
 sys.path.insert(0, "tests")
 from conftest import quick_setup
 from tcl_core import compat
-from tcl_core.measure import worker as worker_module
-from tcl_core.measure.worker import PER_WORKER, Worker
+from tcl_core.measure.worker import Worker
 worker = Worker(quick_setup(threads=2, pin_threads=sys.argv[1] == "pinned"))
 worker.sentinel()  # starts the other thread
 with worker._steady():

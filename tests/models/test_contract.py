@@ -123,15 +123,16 @@ def test_a_model_of_other_tokens_is_refused_by_its_own_class_too(name, tmp_path)
             load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("name", ["mamba", "trees", "xgboost"])
+@pytest.mark.parametrize("name", ["mamba", "mtl-tlp", "trees", "xgboost"])
 def test_records_of_which_nothing_ran_teach_nothing(name):
-    """As of a board that is set up wrong: they would leave the model that chance began with."""
+    """As of a board that is set up wrong: they would leave the model that chance began with, whatever earlier platforms have."""
     some = samples(catalogue.reads(name))
+    sources = [some] if catalogue.model_class(name).learns_from_sources else []
     with pytest.raises(DataError, match="none of the 3 tasks has two measured programs to compare, one of which ran"):
-        catalogue.create(name, FitSettings(epochs=1)).fit(replace(some, latencies_s=np.full(12, np.inf)))
+        catalogue.create(name, FitSettings(epochs=1)).fit(replace(some, latencies_s=np.full(12, np.inf)), sources=sources)
     latencies_s = np.where(some.tasks == 0, np.inf, some.latencies_s)
-    model = catalogue.create(name, FitSettings(epochs=1)).fit(replace(some, latencies_s=latencies_s))
-    assert (model.report.tasks, model.report.programs) == (2, 8)
+    model = catalogue.create(name, FitSettings(epochs=1)).fit(replace(some, latencies_s=latencies_s), sources=sources)
+    assert (model.report.tasks, model.report.programs) == (2 + 3 * len(sources), 8 + 12 * len(sources))
 
 
 def test_a_network_that_learns_leaves_the_callers_gpus_alone(monkeypatch):

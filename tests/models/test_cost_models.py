@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tcl_core.files import whole_folder
 from tcl_core.models.cost_model import CostModel
 from tcl_core.models.mamba import MambaModel
 from tcl_core.models.random_scores import RandomScores
+from tcl_core.models.torch_model import SEEDING
 from tcl_core.models.torch_threads import torch_threads
 
 SETTINGS = FitSettings(epochs=2, batch_size=16, seed=3)
@@ -224,17 +226,44 @@ def test_a_forked_child_predicts_too(tmp_path):
     torch.set_num_threads(2)
     try:
         expected = model.predict(data)
-        pid = os.fork()
-        if not pid:  # nothing of pytest's may run here
-            np.save(tmp_path / "child.npy", model.predict(data))
-            os._exit(0)
-        deadline = time.monotonic() + 60
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                pytest.fail("it hangs")
-            time.sleep(0.05)
+        in_a_forked_child(lambda: np.save(tmp_path / "child.npy", model.predict(data)))
     finally:
         torch.set_num_threads(before)
     np.testing.assert_allclose(np.load(tmp_path / "child.npy"), expected, atol=1e-5)
+
+
+def test_a_forked_child_seeds_while_a_thread_of_its_parent_does():
+    begun, ended = Event(), Event()
+
+    def seed() -> None:
+        with SEEDING:
+            begun.set()
+            ended.wait(120)
+
+    other = Thread(target=seed)
+    other.start()
+    try:
+        assert begun.wait(60)
+        in_a_forked_child(SEEDING.__enter__)
+    finally:
+        ended.set()
+        other.join(60)
+
+
+def in_a_forked_child(work: Callable[[], object]) -> None:
+    """Call ``work`` in a forked child; fail if that hangs or raises."""
+    pid = os.fork()
+    if not pid:  # nothing of pytest's may run here
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pytest.fail("it hangs")
+        time.sleep(0.05)
+    assert ended == (pid, 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
-from tcl_core.models.selective_scan import StepwiseScan, selective_scan, selective_scan_reference
+from tcl_core.models.selective_scan import StepwiseScan, _gpu_scan, selective_scan, selective_scan_reference
 
 SHAPES = [(1, 1, 16, 1), (3, 7, 16, 8), (2, 26, 128, 8), (5, 13, 48, 3)]  # B, L, D, N
 
@@ -50,6 +52,22 @@ def test_stepwise_equals_reference(shape):
     )
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_kernel_that_cannot_be_imported_is_told_once(tmp_path, monkeypatch, caplog):
+    """As when it was built for another torch."""
+    (tmp_path / "mamba_ssm").mkdir()
+    (tmp_path / "mamba_ssm" / "__init__.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    for name in [name for name in sys.modules if name.split(".")[0] == "mamba_ssm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    _gpu_scan.cache_clear()
+    try:
+        assert _gpu_scan() is None and _gpu_scan() is None
+    finally:
+        _gpu_scan.cache_clear()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("mamba_ssm is installed and cannot be imported (undefined symbol: _ZN3c10); ")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

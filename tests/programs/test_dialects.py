@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,8 @@ def test_a_log_of_a_new_dialect_is_told_from_others_and_read(log, tmp_path):
 
 def test_its_programs_become_tokens(log):
     samples = datasets.log(log, hardware=[3.0])
-    assert samples.latencies_s.tolist() == [0.5, 0.25, 0.5] and samples.task_names == ("matmul of [64, 32]",)
+    key = hashlib.sha256(b'["matmul",64,32]').hexdigest()[:16]
+    assert samples.latencies_s.tolist() == [0.5, 0.25, 0.5] and samples.task_names == (f"matmul of [64, 32] ({key})",)
     kinds = [[KINDS[kind] for kind in program] for program in kinds_of(samples.features).argmax(axis=2)]
     assert kinds == [["hardware", "workload", "Split", "Annotate"]] * 3
     _, workload, split, unroll = np.moveaxis(numbers_of(samples.features), 1, 0)

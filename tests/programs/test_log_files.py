@@ -12,7 +12,7 @@ import pytest
 from tcl_core.errors import DataError, UsageError
 from tcl_core.programs.tuning_logs import reading
 from tcl_core.programs.tuning_logs.known import Known
-from tcl_core.programs.tuning_logs.opening import log_file, log_name, open_log
+from tcl_core.programs.tuning_logs.opening import INSIDE, RECORDS, WORKLOADS, log_file, log_name, open_log
 from tests.programs.log_lines import ansor_line, autotvm_line, read, rows, write
 
 
@@ -106,12 +106,18 @@ def test_a_file_that_is_not_there(tmp_path):
         log_file(tmp_path)
 
 
-def test_a_database_is_found_from_its_folder_or_either_file(tmp_path):
-    records, workloads = tmp_path / "database_tuning_record.json", tmp_path / "database_workload.json"
-    records.write_text("[0, []]\n")
+@pytest.mark.parametrize("one, other", [("", ""), (".gz", ""), ("", ".gz"), (".gz", ".gz")])
+def test_a_database_is_found_from_its_folder_or_either_file(tmp_path, one, other):
+    """Either may be compressed."""
+    records, workloads = tmp_path / f"{RECORDS}{one}", tmp_path / f"{WORKLOADS}{other}"
+    write(records, "[0, []]")
     assert log_file(tmp_path) == log_file(records) == log_file(workloads) == records
     with pytest.raises(UsageError, match=r"its workloads, database_workload\.json, are not beside it"):
         open_log(records, Known())
+
+
+def test_of_workloads_alone_the_records_are_missed(tmp_path):
+    assert log_file(tmp_path / f"{WORKLOADS}.gz") == tmp_path / RECORDS
 
 
 # --- names ---
@@ -134,3 +140,13 @@ def test_no_log_is_filed_as_a_hidden_file(tmp_path, name, filed):
 )
 def test_log_names(path, name):
     assert log_name(Path(path)) == name
+
+
+@pytest.mark.parametrize("place", ["fast", f"fast/{INSIDE}"])
+def test_a_database_that_is_given_from_within_has_its_folders_name(tmp_path, monkeypatch, place):
+    """Or that of the tuned network's folder around it: ".." is no name."""
+    (tmp_path / "fast" / INSIDE).mkdir(parents=True)
+    (tmp_path / "fast" / "report.json").touch()
+    write(tmp_path / place / RECORDS, "[0, []]")
+    monkeypatch.chdir(tmp_path / "fast" / INSIDE)
+    assert log_name(log_file(Path(".."))) == "fast"

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tcl_core import datasets
 from tcl_core.compat import load_module, load_tvm, make_target, meta_schedule
-from tcl_core.errors import DataError, PlatformError
+from tcl_core.errors import DataError, PlatformError, UsageError
+from tcl_core.features.batches import concatenate
 from tcl_core.features.encode import Encoder
 from tcl_core.programs.sketches import PARALLEL, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import Task, describe
@@ -103,8 +105,10 @@ def test_sketches_have_the_numbers_of_the_pool(conv, tmp_path):
 
 
 def named_otherwise(tiny: TinyTask) -> TinyTask:
-    """A product and its ReLU with blocks of other names, as from another network's file."""
-    text = tiny.task.module_json.replace('"matmul"', '"C"').replace('"relu"', '"T_maximum"')
+    """A product and its ReLU, or a softmax, with blocks of other names, as from another network's file."""
+    text = tiny.task.module_json
+    for name, other in (('"matmul"', '"C"'), ('"relu"', '"T_maximum"'), ('"T_softmax_', '"T_')):
+        text = text.replace(name, other)
     return TinyTask(describe("", load_module(text)))
 
 
@@ -139,6 +143,42 @@ def test_one_structure_under_two_sets_of_names_is_one_task(matmul, tmp_path, tur
     sketches = {number: place for place, number in enumerate(dict.fromkeys(row[1] for row in found[1]))}
     keys = [(key, sketches[number], decisions) for key, number, decisions, _ in found[1]]
     np.testing.assert_array_equal(tokens, given.encode(keys, [1.0] * 11).features)
+
+
+def commit_one(folder: Path, tiny: TinyTask) -> None:
+    """Write a database of one program."""
+    sketch = tiny.sketches[0]
+    commit(plain_database(folder), tiny, tiny.space.materialise(sketch, tiny.sample(sketch, 1)[0]).trace, [0.25])
+
+
+@pytest.mark.parametrize("operator, turn", [("softmax", 1), ("norm", -1)])
+def test_a_task_is_described_by_the_module_that_stays(softmax, tmp_path, operator, turn):
+    """The names of its blocks tell the operator, and without "softmax" in them another one."""
+    known = Known()
+    for name, tiny in [("one", softmax), ("other", named_otherwise(softmax))][::turn]:
+        commit_one(tmp_path / name, tiny)
+        _, rows, refused = read(tmp_path / name, known)
+        assert [row[0] for row in rows] == [softmax.task.key] and refused == []
+    (row,) = known.task_rows()
+    assert (row["op_type"], row["name"]) == (operator, f"{operator} 16x64 16x64")
+
+
+def test_databases_of_two_tasks_of_one_name_are_not_put_together(matmul, tmp_path):
+    """A name tells the operator and the shapes: a product's, whether it is bounded or doubled."""
+    tvm = load_tvm()
+    from tvm import te
+
+    a, b, k = te.placeholder((32, 32), name="A"), te.placeholder((32, 32), name="B"), te.reduce_axis((0, 32), name="k")
+    product = te.compute((32, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="matmul")
+    doubled = te.compute((32, 32), lambda i, j: product[i, j] + product[i, j], name="doubled")
+    other = TinyTask(describe("", tvm.IRModule({"main": te.create_prim_func([a, b, doubled])})))
+    found = []
+    for name, tiny in (("one", matmul), ("other", other)):
+        commit_one(tmp_path / name, tiny)
+        found.append(datasets.log(tmp_path / name))
+        assert found[-1].task_names == (f"matmul 32x32 32x32 32x32 ({tiny.task.key})",)
+    with pytest.raises(UsageError, match="number their tasks each for itself cannot be put together"):
+        concatenate(found)
 
 
 def test_identity_of_a_sketch_forgets_its_decisions_alone(matmul, conv):
@@ -193,6 +233,20 @@ def test_records_that_cannot_be_replayed_are_refused_one_by_one(matmul, tmp_path
     ]  # fmt: skip
     assert [number for number, _ in refused] == list(range(2, 11))
     assert all(reason in found for (_, found), reason in zip(refused, reasons, strict=True)), refused
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+@pytest.mark.parametrize("workload", [False, 0.0])
+def test_what_only_equals_a_workloads_number_is_refused_and_spoils_no_other_record(matmul, tmp_path, workload, turn):
+    commit_one(tmp_path, matmul)
+    sound = (tmp_path / RECORDS).read_text().splitlines()[0]
+    wrong = changed(sound, workload=workload)
+    lines = [sound, wrong][::turn]
+    (tmp_path / RECORDS).write_text("\n".join(lines))
+    _, rows, refused = read(tmp_path)
+    assert len(rows) == 1 and refused == [
+        (1 + lines.index(wrong), f"its program is none of MetaSchedule (the database has no workload {workload})")
+    ]
 
 
 def test_a_negative_number_of_parallel_iterations_is_refused(matmul, tmp_path):

@@ -326,6 +326,11 @@ def test_a_name_that_is_too_long(ending, monkeypatch, capsys):
     assert "characters) (file name too long); give another path" in said
 
 
+def test_a_name_that_is_too_long_is_a_sentence_to_callers_too():
+    with pytest.raises(UsageError, match=r"^cannot read x+.*characters\) \(file name too long\); give another path$"):
+        network_files.existing("x" * 300 + ".onnx")
+
+
 # --- .onnx ---
 
 
@@ -354,4 +359,15 @@ def test_a_giant_that_grows_on_the_way_is_refused_before_it_is_computed(tmp_path
     nodes = [("Expand", ["one", "shape"], ["large"]), ("ReduceSum", ["large"], ["sum"]), ("Add", ["x", "sum"], ["y"])]
     path = onnx_model(tmp_path / "grows.onnx", nodes, {"x": (1, 1)}, {"y": (1, 1)}, weights)
     with pytest.raises(UsageError, match=r"grows.onnx (declares a tensor of 16.0 GiB|needs more memory|.*large)"):
-        read_network_file(path)
+        read_network_file(path, threads=1)
+
+
+def test_what_grows_on_the_way_is_refused_before_onnx_evaluates_it(tmp_path, monkeypatch):
+    """Its evaluator would allocate what the limit keeps out."""
+    weights = {"shape": np.array([1 << 10, 1 << 10], np.int64), "w": np.ones((1 << 10, 1), np.float32)}
+    nodes = [("Expand", ["x", "shape"], ["large"]), ("MatMul", ["large", "w"], ["y"])]
+    path = onnx_model(tmp_path / "grows.onnx", nodes, {"x": (1, 1)}, {"y": (1 << 10, 1)}, weights)
+    monkeypatch.setattr(network_files, "LARGEST_BYTES", 1 << 20)
+    monkeypatch.setattr(network_files, "evaluated", lambda *_: pytest.fail("it was computed"))
+    with pytest.raises(UsageError, match=r"^grows.onnx declares a tensor of 0.0 GiB"):
+        network_files._read(path, "grows.onnx", 1)

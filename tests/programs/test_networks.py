@@ -11,6 +11,7 @@ from conftest import onnx_model
 from tcl_core.compat import load_tvm, make_target
 from tcl_core.errors import UsageError
 from tcl_core.network_names import NETWORKS, TEXT, Network
+from tcl_core.outputs import difference
 from tcl_core.programs import network_files, networks
 from tcl_core.programs.network_files import load_onnx, onnx_inputs
 from tcl_core.programs.networks import check_there, import_network, load_exported, load_relax
@@ -105,9 +106,8 @@ def test_a_network_that_writes_to_its_input_is_compared_on_what_it_was_given(tmp
     np.testing.assert_array_equal(read.inputs[0], given.numpy())
     np.testing.assert_array_equal(read.outputs[0], ((2 * given - 1) * 3 + 1).numpy())
     machine = tvm.relax.VirtualMachine(tvm.compile(read.module, make_target(EXTRACTION_TARGET)), tvm.cpu())
-    found = machine["main"](tvm.runtime.tensor(read.inputs[0]))
-    found = found if hasattr(found, "numpy") else list(found)[-1]
-    np.testing.assert_array_equal(found.numpy(), read.outputs[0])
+    found = machine["main"](tvm.runtime.tensor(read.inputs[0]))  # one array, as PyTorch returns: neither the input nor the buffer
+    assert difference([found.numpy()], read.outputs) < 1e-6
 
 
 def test_a_shape_that_depends_on_data_is_a_sentence(tmp_path):

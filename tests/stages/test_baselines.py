@@ -130,6 +130,24 @@ def test_models_of_platforms_that_no_longer_run_go_from_a_stages_output(project)
     assert {path.name for path in Path("data/baselines/random").iterdir()} == {"a", "b", "c"}
 
 
+def test_what_is_trained_depends_on_records_alone(project):
+    """DVC would not see that models or held-out records of the other platforms came later."""
+    beside = listed(project, "random")
+    Workspace().records_folder("c", "holdout").mkdir(parents=True)
+    assert [report.platform for report in train_baseline(beside, "random")] == ["a", "b", "c"]
+    assert [report.platform for report in train_baseline(beside, "random", "a")] == ["a"]
+    assert list(baselines.predicted(beside, "random")) == ["c"]
+
+
+def test_platforms_whose_records_lie_elsewhere_are_not_learned(project):
+    """As where `tcl distill --add` went on from a champion."""
+    shutil.rmtree(Workspace().records_folder("a"))
+    assert [report.platform for report in train_baseline(project, "random")] == ["b", "c"]
+    with pytest.raises(UsageError, match="random cannot be trained on a: no records of it lie here; run: dvc repro collect@a"):
+        train_baseline(project, "random", "a")
+    assert len(baselines._sources(project, "c", None)) == 1
+
+
 def test_mtl_tlp_is_skipped_where_the_chain_is_one_platform(project):
     alone = listed(project, "mtl-tlp", chain=Chain("a", {}))
     assert train_baseline(alone, "mtl-tlp").reason.startswith("mtl-tlp also learns from earlier platforms")

@@ -133,6 +133,15 @@ def test_another_sampler_selects_other_programs_of_the_same_start(pool, runners)
     assert {s["step"] for s in lines_of(ROUNDS)} == {"select", "measure"}
 
 
+@pytest.mark.parametrize(("sampler", "models"), [("random", 0), ("per-task", 0), ("rdu-paper", 1), ("rdu", 3)])
+def test_only_models_that_the_sampler_uses_are_made(pool, runners, monkeypatch, sampler, models):
+    made, member = [], collecting.member
+    monkeypatch.setattr(collecting, "member", lambda workspace, number: made.append(number) or member(workspace, number))
+    write_params({"collect.sampler": sampler, "collect.ensemble": 3})
+    tcl("collect", "-p", "first")
+    assert made == list(range(models))
+
+
 def test_later_platforms_have_a_smaller_share(pool, runners):
     write_params({"collect.sampler": "rdu-paper"})
     said = tcl("collect").splitlines()

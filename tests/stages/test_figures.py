@@ -206,7 +206,8 @@ def test_what_is_missing_is_said_with_its_reason(project):
     left_out = dict(gather(Workspace())["left_out"])
     assert left_out[f"learning curve of {SECOND}"].endswith("its model is that of the platform before")
     assert left_out["accuracy"] == "no model has been judged yet; run: dvc repro evaluate"
-    assert left_out["torch.compile"] == "no compiler" and "tcl tune --force" in left_out["milliseconds against programs measured"]
+    why = "not every task had a program that ran; give more trials or minutes"
+    assert left_out["torch.compile"] == "no compiler" and left_out["milliseconds against programs measured"] == why
     assert "TVM's own took their place" in left_out["tuned programs of 2 tasks"]
     assert "is damaged (it is no JSON)" in left_out["time of tasks"]
     assert "nobody knows what this model was made of" in left_out[f"what the model of {FIRST} was made of"]

@@ -427,6 +427,16 @@ def test_the_last_platform_is_the_chains_last_whatever_this_machine_skips(folder
     (Workspace().model_folder("c") / "knowledge_base").mkdir(parents=True)  # as if a better machine had learned it
     assert training.distill(chain, "c") == Skipped("c", "no AVX-512 here")
     assert [path.name for path in Workspace().model_folder("c").iterdir()] == ["skipped.json"]
+    skipped = json.loads((Workspace().model_folder("c") / "skipped.json").read_text())
+    assert skipped["model_before"] == store.data_digest(Workspace().model_folder("b"))
+
+
+def test_a_platform_that_is_skipped_needs_no_model_before_it_here(folder):
+    """As with `tcl distill --add`, where that model is a champion from elsewhere."""
+    store.write_skipped(Workspace().records_folder("b"), "b", "no AVX2 here")
+    assert training.distill(project(), "b", from_registry=True) == Skipped("b", "no AVX2 here")
+    skipped = json.loads((Workspace().model_folder("b") / "skipped.json").read_text())
+    assert skipped["reason"] == "no AVX2 here" and "model_before" not in skipped
 
 
 @pytest.mark.parametrize(
@@ -575,6 +585,24 @@ def test_a_model_is_compared_with_the_one_it_was_distilled_from_alone(folder, mo
     training.distill(chain, "c")
     assert list(judging.evaluate(chain)["baselines"]["zero-shot"]) == ["b", "c"]
     assert "was not distilled from" not in capsys.readouterr().err
+
+
+def test_platforms_that_learned_from_one_that_was_skipped_have_no_link(folder, monkeypatch):
+    """As where `tcl distill --add` went on from the champion of the chain's first platform, which this machine cannot run."""
+    monkeypatch.setattr(judging, "_plot", lambda *_: None)
+    chain = project()
+    chain.params = dataclasses.replace(chain.params, chain=Chain("a", {"b": Link("a"), "c": Link("a")}))
+    training.train(chain)
+    elsewhere = Workspace().model_folder("a").rename(folder / "fetched")
+    monkeypatch.setattr(training.registry, "champion", lambda platform: {"a": (1, elsewhere)}[platform])
+    store.write_skipped(Workspace().records_folder("a"), "a", "no AVX-512 here")
+    for platform in "bc":
+        training.distill(chain, platform, from_registry=True)
+    found = judging.evaluate(chain)
+    assert list(found["platforms"]) == ["b", "c"] and found["chain"]["forgetting"] == {"b": 0.0, "c": 0.0}
+    assert found["baselines"]["zero-shot"] == {} and list(found["baselines"]["own data only"]) == ["b", "c"]
+    with pytest.raises(DataError, match="no platform before b in the chain could be run here; nothing to go on from"):
+        training.distill(chain, "b")
 
 
 def test_an_evaluation_names_a_listed_model_that_was_not_trained(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tcl_core.errors import PlatformError
@@ -18,7 +20,7 @@ stages:
   train:
     cmd: learn
     deps: [data/tuned, 'data/records/platform=${chain.first}', code]
-    params: [train]
+    params: [train, candidates.space]
   distill:
     foreach: ${chain.then}
     do:
@@ -38,7 +40,8 @@ PARAMS = """
 seed: 1
 collect: {fraction: 0.1}
 train: {epochs: 3}
-platforms: {a: {}}
+candidates: {space: cpu, programs: 40}
+platforms: {a: {mcpu: nehalem}, b: {mcpu: haswell}}
 chain: {first: a, then: {b: {prev: a}}}
 baselines: {models: [tlp]}
 """
@@ -52,10 +55,13 @@ def project(tmp_path):
 
 
 def test_what_a_stage_reads(project):
-    sections = {"seed of params.yaml": 1, "collect of params.yaml": {"fraction": 0.1}, "platforms of params.yaml": {"a": {}}}
-    assert read_by(project, "collect@a") == sections | {"data/pool": ""}
-    train = read_by(project, "dvc.yaml:train")
-    assert train == {"train of params.yaml": {"epochs": 3}, "data/tuned": "", "data/records/platform=a": ""}
+    assert read_by(project, "collect@a") == {
+        "seed of params.yaml": 1, "collect of params.yaml": {"fraction": 0.1}, "platforms.a of params.yaml": {"mcpu": "nehalem"},
+        "data/pool": "",
+    }  # fmt: skip
+    assert read_by(project, "dvc.yaml:train") == {
+        "train of params.yaml": {"epochs": 3}, "candidates.space of params.yaml": "cpu", "data/tuned": "", "data/records/platform=a": "",
+    }  # fmt: skip
     assert read_by(project, "distill@b").keys() == {"data/models/a", "data/records/platform=b"}
     assert read_by(project, "baseline@tlp").keys() == {"data/of/tlp"}
     assert read_by(project, "nothing") == {}
@@ -69,6 +75,22 @@ def test_what_others_read_may_change(project):
     file.write_text(file.read_text().replace("0.1", "0.2"))
     with pytest.raises(PlatformError, match=r"^collect of params\.yaml changed while this stage was at work.* run the same command again$"):
         check_unchanged(project, "collect@a", began)
+
+
+@pytest.mark.parametrize(
+    ("stage", "other", "own", "named"),
+    [
+        ("train", ("programs: 40", "programs: 41"), ("space: cpu", "space: cuda"), "candidates.space"),
+        ("collect@a", ("haswell", "skylake"), ("nehalem", "haswell"), "platforms.a"),
+    ],
+)
+def test_the_rest_of_a_section_of_which_a_stage_reads_one_entry_may_change(project, stage, other, own, named):
+    began, file = read_by(project, stage), project / "params.yaml"
+    file.write_text(file.read_text().replace(*other))
+    check_unchanged(project, stage, began)
+    file.write_text(file.read_text().replace(*own))
+    with pytest.raises(PlatformError, match=f"^{re.escape(named)} of params.yaml changed while this stage was at work"):
+        check_unchanged(project, stage, began)
 
 
 def test_parameters_that_are_half_edited_have_changed(project):

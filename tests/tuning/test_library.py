@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,14 +13,15 @@ import pytest
 import torch
 
 from tcl_core.compat import make_target, meta_schedule, quiet_compiler
-from tcl_core.errors import PlatformError
+from tcl_core.errors import PlatformError, UsageError
 from tcl_core.programs import graph
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.network_files import Imported, relax_from_exported
 from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.stages.tuned_folder import unchecked_text
 from tcl_core.tuning import network
 from tcl_core.tuning.database import Shelf
-from tcl_core.tuning.library import by_task, database_of, export, without_spoilers
+from tcl_core.tuning.library import ROOM, by_task, database_of, export, without_spoilers
 from tcl_core.tuning.tuner import TaskTime
 
 
@@ -98,6 +100,37 @@ def test_no_room_for_a_library_is_a_sentence(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_weights_need_room_too(tmp_path, monkeypatch):
+    """LLVM writes them into an object file of their own."""
+    target, weights = make_target(EXTRACTION_TARGET), 4 * (512 * 256 + 256)
+    with quiet_compiler():
+        module = fuse(relax_of(torch.nn.Linear(512, 256), 2, 512), target, PREPARED)
+    asked: list[int] = []
+    monkeypatch.setattr("os.posix_fallocate", lambda descriptor, start, size: asked.append(size))
+    export(module, target, tmp_path / "network.so")
+    assert len(asked) == 2 and all(ROOM + weights <= size < ROOM + 2 * weights for size in asked)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "refused"),
+    [
+        ([[0.0, -np.inf], [1.0, 2.0]], False),
+        ([[-np.inf, -np.inf], [1.0, 2.0]], False),
+        ([[-np.inf, np.inf]], True),
+        ([[1.0, 2.0], [np.nan, 1.0]], True),
+    ],
+    ids=["a masked output", "a mask", "infinities alone", "no number"],
+)
+def test_an_output_may_have_infinities_beside_something_to_compare(monkeypatch, make_setup, outputs, refused):
+    arrays = [np.array(output) for output in outputs]
+    workshop = network._Workshop("net", None, None, make_setup(), [], arrays, Path("folder"))
+    ran = SimpleNamespace(outputs=arrays, first_ms=network.SLOW_MS)  # it is not run once more
+    monkeypatch.setattr(network, "export", lambda *_: None)
+    monkeypatch.setattr(workshop, "_running", lambda library: nullcontext(ran))
+    with pytest.raises(UsageError, match="own output on its example input is not finite") if refused else nullcontext():
+        workshop.build_untuned()
 
 
 def test_a_database_of_some_records(matmul, softmax):
@@ -184,6 +217,18 @@ def test_tasks_are_told_as_they_were_built(monkeypatch):
     times = [TaskTime("conv", 1.0, 2.0, 8, key="c"), TaskTime("matmul", 2.0, 3.0, 8, key="m"), TaskTime("mean", 1.0, None, 1, key="n")]
     kept = [SimpleNamespace(workload=SimpleNamespace(mod="c"), run_secs=[2.5e-3])]
     assert [time.latency_ms for time in network._as_built(times, kept)] == [2.5, None, None]
+
+
+def test_a_winner_that_gave_way_is_not_said_to_fail(monkeypatch):
+    """The first task has its winner, whose output was compared; the second another program, of which nobody knows more."""
+    monkeypatch.setattr(network, "structural_key", lambda module: module)
+    times = [TaskTime(name, 1.0, 2.0, 8, key=name, checked=True) for name in ("conv", "matmul")]
+    kept = [SimpleNamespace(workload=SimpleNamespace(mod=name), run_secs=[s]) for name, s in (("conv", 2e-3), ("matmul", 3e-3))]
+    built = network._as_built(times, kept)
+    assert [time.checked for time in built] == [True, False]
+    said = unchecked_text({"task_times": [asdict(time) for time in built]})
+    assert said == " The measured programs of 1 of 2 tasks are not known to be right by themselves; the network's output is."
+    assert unchecked_text({"task_times": [asdict(built[0])]}) == ""
 
 
 def test_records_are_told_apart_by_their_task():

@@ -115,9 +115,9 @@ def test_pytorch_runs_what_was_exported(tiny_network):
 
 
 @pytest.fixture(scope="module")
-def tiny_module(tiny_network):
+def tunables(tiny_network):
     with quiet_compiler():
-        return fuse(load_relax(tiny_network), make_target(EXTRACTION_TARGET), PREPARED)
+        return network.tunables_of(fuse(load_relax(tiny_network), make_target(EXTRACTION_TARGET), PREPARED), EXTRACTION_TARGET)
 
 
 class Sum:
@@ -133,7 +133,7 @@ class Sum:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), PlatformError("the measuring process hung")])
-def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_module, monkeypatch, make_setup, stop):
+def test_a_stopped_search_leaves_nothing_behind(tmp_path, tunables, monkeypatch, make_setup, stop):
     """Stopped while the first batch is measured: no file stays, and it ends as it was stopped."""
 
     def stopped(runner, jobs):
@@ -144,12 +144,12 @@ def test_a_stopped_search_leaves_nothing_behind(tmp_path, tiny_module, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(network.Runner, "measure", stopped)
     with pytest.raises(type(stop)) as raised:
-        network.search_tasks(tiny_module, Sum(), (1.0,) * 11, make_setup(), 40, 0)
+        network.search_tasks(tunables, Sum(), (1.0,) * 11, make_setup(), 40, 0)
     assert raised.value.args == stop.args  # as it was raised, so that `tcl` can tell how it ended
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module, monkeypatch, make_setup):
+def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tunables, monkeypatch, make_setup):
     """To itself: each task that ran is given its own best program, as its first trial."""
     monkeypatch.setattr(network, "Runner", FakeRunner)
 
@@ -158,7 +158,7 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module
     def searched(trials, **options):
         points.clear()
         options["on_trial"] = lambda *point: points.append(point)
-        database, times, donated = network.search_tasks(tiny_module, None, (1.0,) * 11, make_setup(), trials, 0, **options)
+        database, times, donated = network.search_tasks(tunables, None, (1.0,) * 11, make_setup(), trials, 0, **options)
         best = {str(r.trace): float(r.run_secs[0]) for r, *_ in by_task(database.get_all_tuning_records())}
         return best, len(times), donated
 
@@ -172,10 +172,10 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tiny_module
         assert donated == tasks and again == first
 
 
-def test_tasks_that_trials_did_not_reach_are_built_with_guesses(tmp_path, tiny_module, monkeypatch, make_setup):
+def test_tasks_that_trials_did_not_reach_are_built_with_guesses(tmp_path, tunables, monkeypatch, make_setup):
     """All but one: what the model ranks first is applied, equal to the reference, without a latency and not kept as measured."""
     monkeypatch.setattr(network, "Runner", FakeRunner)
-    database, times, _ = network.search_tasks(tiny_module, Sum(), (1.0,) * 11, make_setup(), 1, 0, folder=tmp_path / INSIDE)
+    database, times, _ = network.search_tasks(tunables, Sum(), (1.0,) * 11, make_setup(), 1, 0, folder=tmp_path / INSIDE)
     records = database.get_all_tuning_records()
     guessed = [time for time in times if time.guessed]
     assert len(guessed) == len(times) - 1 > 0 and len(records) == len(times) and {time.trials for time in guessed} == {0}

@@ -7,7 +7,6 @@ import pytest
 
 from tcl_core.programs.sketches import Sketch, Slot
 from tcl_core.tuning.belief import Views
-from tcl_core.tuning.lessons import SLOPE, Lessons
 from tcl_core.programs.unrolling import COSTLY
 from tcl_core.tuning.search import DecisionSearch
 
@@ -322,31 +321,3 @@ def test_the_score_is_asked_for_candidates_of_known_sketches_only(sketches):
     search_of(sketches, score, population=16, generations=2).propose(4)
     assert {index for index, _ in asked} <= {0, 1}
     assert all(len(d) == 4 and all(0 <= x < 8 for x in d) and all(type(x) is int for x in d) for _, d in asked)
-
-
-def test_what_one_task_measured_guides_the_next(sketches):
-    """A champion that is wrong in the same way in all tasks: a search that was told of others' programs does not believe it."""
-
-    def next_one(lessons):
-        for seed in range(3):
-            other = search_of(sketches, lambda c: -hill(c), seed=seed, population=64, generations=1, explore=1.0, lessons=lessons)
-            for candidate in other.propose(16):
-                other.tell(candidate, float(np.exp(-hill(candidate) / 4)))
-            other.share()
-        return np.mean([hill(c) for c in search_of(sketches, lambda c: -hill(c), seed=9, population=64, lessons=lessons).propose(8)])
-
-    alone, taught = next_one(None), next_one(Lessons())
-    at_random = np.mean([hill(c) for c in search_of(sketches, hill, population=64)._random(500)])
-    assert alone < at_random < taught
-
-
-def test_a_search_that_only_recalls_shares_too(sketches):
-    """A run that goes on tells what was measured before it proposes anything; nothing measured is nothing told."""
-    lessons = Lessons()
-    search_of(sketches, hill, lessons=lessons).share()
-    assert lessons.gains(np.ones(1), np.zeros((1, 5)))[0] == pytest.approx(SLOPE)
-    search = search_of(sketches, hill, lessons=lessons)
-    for candidate in search._random(32):
-        search.tell(candidate, float(np.exp(-hill(candidate))))
-    search.share()
-    assert lessons.gains(np.ones(1), np.zeros((1, 5)))[0] > 2 * SLOPE

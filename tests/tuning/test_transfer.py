@@ -344,6 +344,15 @@ def test_a_single_trial_is_a_donor(cubes, tmp_path):
     assert job.decisions == tuner._run(0).donated[0][1]
 
 
+def test_a_guess_is_a_donor_and_then_nothing_is_drawn_or_scored(cubes, tmp_path):
+    fill(tmp_path, cubes[128], some(cubes[128], 1, 4))
+    run = tuner_of([cubes[96]], 1, donors_of(tmp_path))._run(0)
+    viewed = run.search.viewed
+    assert run.search.candidate_of(run.guess()) in run.donated and run.search.viewed == viewed
+    run.donated = []
+    assert run.guess() is not None and run.search.viewed > viewed
+
+
 def test_a_run_that_goes_on_measures_no_donor_twice(cubes, tmp_path):
     fill(tmp_path / "donors", cubes[128], some(cubes[128], 0, 4))
     measured = []

@@ -10,7 +10,6 @@ arguments; for convolutions and matrix products the axes and the knob that tiles
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import orjson
 from tcl_core.programs.tuning_logs.actions import Action, Annotate, Other, Programs, Split, Steps
 from tcl_core.programs.tuning_logs.line import Line, Malformed, Shape, check_result
 from tcl_core.programs.tuning_logs.workload import REDUCED, LogWorkload, operator_in, unnamed_axes
+from tcl_core.programs.workload import bytes_of
 
 NAME = "AutoTVM"
 # Annotations of axes; a decision is an index into this list.  Other words stay in the sketch.
@@ -128,7 +128,7 @@ def read_workload(about: Mapping[str, Any]) -> LogWorkload:
         name=" ".join([name, *("x".join(map(str, shape)) for shape in shapes)]),
         operator=operator_in(name),
         flops=2.0 * math.prod(axes.values()) if knobs else 0.0,
-        argument_bytes=sum(math.prod(shape) * _bytes_of(dtype) for shape, dtype in tensors),
+        argument_bytes=sum(math.prod(shape) * bytes_of(dtype) for shape, dtype in tensors),
         axes=axes,
         knobs=knobs,
         strides=strides,
@@ -173,11 +173,6 @@ def _conv_axes(data: Sequence[int], weight: Sequence[int], strides: Any, padding
     channels = {"co": filters * inner} if depthwise else {"co": filters, "ci": inner}
     spatial = {"n": batch, "co": channels.pop("co"), "oh": out[0], "ow": out[1]}
     return spatial | channels | {"kh": window[0], "kw": window[1]}
-
-
-def _bytes_of(dtype: str) -> int:
-    bits = re.search(r"\d+", dtype)  # the first number: float8_e4m3fn has eight
-    return max(1, int(bits[0] if bits else 8) // 8)
 
 
 def read_programs(steps: Steps, workload: LogWorkload) -> Programs:

@@ -1,7 +1,8 @@
 """The tasks and sketches of imported logs, as rows of the tables that all programs share.
 
 A sketch's number is derived from what the sketch does, so that a program has the same key whichever log and platform
-it comes from: records of one program on two platforms can be joined.
+it comes from: records of one program on two platforms can be joined.  A trace finds blocks by their names, so of MetaSchedule's
+programs this holds only where both platforms keep modules whose blocks have the same names.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Known:
         self._tasks[row["task_key"]] = row
 
     def module_json(self, task_key: str) -> str | None:
-        """The module of a known task, or of the pool's, whose blocks its sketches name."""
+        """The module whose blocks a task's sketches name: the one imported before, else the pool's; None where there is neither."""
         return self._tasks[task_key]["module_json"] if task_key in self._tasks else self._modules.get(task_key)
 
     def sketch_id(self, task_key: str, text: str) -> int:

@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ from tcl_core.programs.sketches import (
     trace_from_json,
     trace_to_json,
 )
-from tcl_core.programs.tasks import Task, describe, named
+from tcl_core.programs.tasks import Task, block_names, describe, named, operator_type
 from tcl_core.programs.tuning_logs.known import Known, blank_instructions
 from tcl_core.programs.tuning_logs.line import Line, Malformed, check_result
+from tcl_core.programs.tuning_logs.opening import RECORDS, WORKLOADS
 from tcl_core.programs.tuning_logs.reading import Log, text_lines
-from tcl_core.programs.workload import read_workload
 from tcl_core.records import ProgramKey
 
 NAME = "MetaSchedule"
@@ -117,7 +117,7 @@ class DatabaseLog(Log):
         self._modules: dict[int, Any] = {}
         self._places: dict[int, int] = {}
         self._unread: dict[int, str] = {}  # workload -> why it cannot be read
-        self._names: dict[int, dict[str, str]] = {}  # workload -> its blocks' names -> those of the known task's module
+        self._names: dict[int, dict[str, str]] = {}  # workload -> its blocks' names -> the known task's module's, where these differ
         self._templates: dict[tuple[int, bytes], _Template] = {}
 
     def _parse(self, entry: Any) -> Line:
@@ -152,6 +152,8 @@ class DatabaseLog(Log):
 
     def _place(self, workload: int) -> int:
         """Index of a workload's task among the keys; tries to read the module once, on first use."""
+        if not (type(workload) is int and 0 <= workload < len(self._lines)):  # before it is looked up: True and 1.0 are equal to 1
+            raise Malformed(f"the database has no workload {workload}")
         if workload in self._unread:
             raise Malformed(self._unread[workload])
         if workload not in self._places:
@@ -166,21 +168,21 @@ class DatabaseLog(Log):
         module = self._read_module(workload)
         try:
             task = describe("", module)
-            name = named(task.operator, module)
             kept = self.known.module_json(task.key) or task.module_json
             if kept != task.module_json:  # the same structure, whose blocks may have other names, by which traces find them
-                module, own = load_module(kept), module
-                self._names[workload] = dict(zip(_block_names(own), _block_names(module), strict=True))
+                own, module = module, load_module(kept)
+                pairs = zip(block_names(own), block_names(module), strict=True)
+                self._names[workload] = {given: name for given, name in pairs if given != name}
+                task = replace(task, operator=operator_type("", module), module_json=kept)
+            task = replace(task, name=named(task.operator, module))
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             # From TVM for a single opaque block, such as a scatter; for symbolic extents; for arguments that are no tensors.
             raise Malformed(f"workload {workload} has no blocks that could be scheduled ({last_line(error)})") from None
-        self.known.add_task({**task.as_row(), "name": name, "module_json": kept})
+        self.known.add_task(task.as_row())
         self._keys.append(task.key)
         self._modules[workload], self._places[workload] = module, len(self._keys) - 1
 
     def _read_module(self, workload: int) -> Any:
-        if not (type(workload) is int and 0 <= workload < len(self._lines)):
-            raise Malformed(f"the database has no workload {workload}")
         try:
             with quiet_compiler():
                 return meta_schedule().database.Workload.from_json(json.loads(self._lines[workload])).mod
@@ -201,11 +203,6 @@ class DatabaseLog(Log):
         places = [next(n for n, i in enumerate(whole) if i.same_as(kept.insts[slot.instruction])) for slot in sketch.slots]
         number = self.known.sketch_id(sketch.task_key, trace_to_json(kept))
         return _Template(number, tuple(zip(places, sketch.slots, strict=True)))
-
-
-def _block_names(module: Any) -> list[str]:
-    """Names of a module's blocks, in an order that structurally equal modules share."""
-    return [block.name for block in read_workload("", 0.0, module).blocks]
 
 
 def _renamed(instruction: list[Any], names: Mapping[str, str]) -> list[Any]:
@@ -277,9 +274,9 @@ def write_database(
     written: dict[str, int] = {}
     counts = Counter()
     with (
-        replacing(folder / "database_tuning_record.json") as records,
-        replacing(folder / "database_workload.json") as workloads,
-        _without(folder / "database_tuning_record.json"),
+        replacing(folder / RECORDS) as records,
+        replacing(folder / WORKLOADS) as workloads,
+        _without(folder / RECORDS),
     ):
         for (key, target), group in groupby(programs, key=lambda p: (p.key[0], json.dumps(p.target, sort_keys=True))):
             if key not in tasks:

@@ -27,13 +27,20 @@ def log_file(given: Path) -> Path:
 
     A folder that ``tcl tune --out`` wrote has its database in ``INSIDE``.  Raises UsageError for a folder without one.
     """
-    if not os.path.isdir(given):
-        return given.with_name(given.name.replace(WORKLOADS, RECORDS))
-    for folder in (given, given / INSIDE):
-        for name in (RECORDS, f"{RECORDS}.gz"):
-            if os.path.lexists(folder / name):
-                return folder / name
-    raise UsageError(f"the folder {shown(given)} has no {RECORDS}; give a log file or a MetaSchedule database")
+    if os.path.isdir(given):
+        for folder in (given, given / INSIDE):
+            if found := _plain_or_compressed(folder / RECORDS):
+                return found
+        raise UsageError(f"the folder {shown(given)} has no {RECORDS}; give a log file or a MetaSchedule database")
+    if WORKLOADS not in given.name:
+        return given
+    records = given.with_name(given.name.removesuffix(".gz").replace(WORKLOADS, RECORDS))
+    return _plain_or_compressed(records) or records
+
+
+def _plain_or_compressed(file: Path) -> Path | None:
+    """The file, else the same with the suffix .gz; None where there is neither."""
+    return next((path for path in (file, file.with_name(f"{file.name}.gz")) if os.path.lexists(path)), None)
 
 
 def log_name(path: Path) -> str:
@@ -42,7 +49,7 @@ def log_name(path: Path) -> str:
 
     Leading dots are dropped too, since hidden files do not count as records.
     """
-    folder = path.absolute().parent
+    folder = Path(os.path.abspath(path)).parent  # ``absolute`` would keep a "..", which is no name
     folder = folder.parent if folder.name == INSIDE and (folder.parent / "report.json").is_file() else folder
     name = folder.name if path.name.startswith(RECORDS) else path.name
     while name.lower().endswith(SUFFIXES):
