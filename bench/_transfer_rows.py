@@ -227,7 +227,7 @@ def _mtl_tlp(given: Lesson) -> Learned:
     settings = replace(settings, epochs=max(1, min(settings.epochs, given.fit.epochs, MTL_TLP_PROGRAMS // programs)))
     model = MtlTlpModel(settings).fit(last, sources=sources)
     heads = [*(_under_head(model, 1 + place) for place in range(len(sources))), model]
-    nearest = np.cumsum(learned) - 1  # a platform that teaches nothing is ranked by the head of the nearest one before it
+    nearest = np.maximum(np.cumsum(learned) - 1, 0)  # a platform that teaches nothing is ranked by the head of the nearest one before it
     return Learned(tuple(heads[place] for place in nearest), given.state, settings.epochs * -(-programs // settings.batch_size))
 
 

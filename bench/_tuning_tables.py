@@ -101,8 +101,8 @@ def by_age(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]
 
 
 def by_seeds(present: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
-    """(the part with most comparisons, the last one of several; the others)."""
-    main = max(reversed(present), key=lambda here: len(present[here]["compared"]))
+    """(the part with most seeds of its networks, the last one of several; the others)."""
+    main = max(reversed(present), key=lambda here: sum(compared["trials"] != LONG for compared in present[here]["compared"].values()))
     return {main: present[main]}, {here: part for here, part in present.items() if here != main}
 
 
@@ -237,8 +237,10 @@ def _scaled(system: str, compared: Mapping[str, Any], curves: Mapping[str, Curve
 def table(parts: Mapping[str, Part]) -> str:
     """A row for each network on each machine, then the geometric means over each machine's networks.
 
-    Columns without any figure are left out.
+    Columns without any figure are left out; "" without parts.
     """
+    if not parts:
+        return ""
     columns = {"TCL": "ours_ms", "PyTorch eager": "eager_ms", "torch.compile": "compile_ms"}
     ratios = {
         "eager / TCL": "speedup_over_eager",

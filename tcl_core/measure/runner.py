@@ -106,6 +106,8 @@ class Runner:
             try:
                 worker.ask(self._limit_s(limits.build_s + limits.run_s), "sentinel")
             except Failed as error:
+                if self._wants_memory(_failure(error, "build", "")):
+                    return
                 raise PlatformError(
                     f"none of {len(outcomes)} programs can be built, nor can the sentinel ({error}); look at the compiler, and at "
                     f"the space in {tempfile.gettempdir()}"

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from tcl_core.errors import DataError, UsageError
 from tcl_core.features import layout, per_store
-from tcl_core.features.action_statistics import action_statistics
+from tcl_core.features.action_statistics import action_statistics, annotation_reaches
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_features, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
@@ -248,13 +248,16 @@ class TreesModel(BoostedTrees):
 
     @staticmethod
     def rows(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """One row per program: hardware and workload token, last tokens (innermost level first), statistics of all tokens."""
+        """One row per program: hardware and workload token, last tokens (innermost level first), statistics of all tokens, and what
+        each annotation reaches.  Columns are only ever added at the end, since saved trees know theirs by number.
+        """
         last = samples.lengths[:, None] - 1 - np.arange(LAST)
         places = np.concatenate([np.tile([0, 1], (len(samples), 1)), last], axis=1)
         there = (places >= 0) & (places < samples.lengths[:, None])
         kept = np.take_along_axis(samples.features, np.where(there, places, 0)[..., None], axis=1) * there[..., None]
         flat = kept.reshape(len(samples), places.shape[1] * samples.features.shape[2])
-        return np.concatenate([flat, action_statistics(samples.features)], axis=1), np.arange(len(samples))
+        columns = [flat, action_statistics(samples.features), annotation_reaches(samples.features)]
+        return np.concatenate(columns, axis=1), np.arange(len(samples))
 
 
 class _Ranking:

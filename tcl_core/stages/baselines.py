@@ -51,7 +51,7 @@ def train_baseline(workspace: Workspace, name: str, platform: str | None = None)
     It uses its own settings, not params.yaml's, which were chosen for the chain's model; seed and validation share are
     params.yaml's.  Raises UsageError for a name or a platform that it cannot learn.
     """
-    ran = platforms_of(name, _measured(workspace))
+    ran = platforms_of(name, platforms_measured(workspace))
     check_lowering(name, workspace.params.candidates.design_space)
     if platform and platform not in ran:
         raise UsageError(f"{name} cannot be trained on {platform}: {_why_not(workspace, platform)}")
@@ -83,7 +83,7 @@ def platforms_of(name: str, platforms: list[str]) -> list[str]:
     return platforms[1:] if catalogue.model_class(name).learns_from_sources else platforms
 
 
-def _measured(workspace: Workspace) -> list[str]:
+def platforms_measured(workspace: Workspace) -> list[str]:
     """``platforms_that_ran`` from the first whose records lie here; all of them where none do.
 
     Unlike ``platforms_here`` it reads nothing but data/records, the stage's input: DVC would not see what else changes.
@@ -97,7 +97,8 @@ def predicted(workspace: Workspace, name: str, without: Collection[str] = ()) ->
 
     Tasks of the keys ``without`` are left out.  Raises DataError where a baseline has not been trained.
     """
-    folders = {platform: baseline_folder(workspace, name, platform) for platform in platforms_of(name, workspace.platforms_here())}
+    trained, here = platforms_of(name, platforms_measured(workspace)), workspace.platforms_here()
+    folders = {platform: baseline_folder(workspace, name, platform) for platform in trained if platform in here}
     if missing := [folder for folder in folders.values() if not folder.exists()]:
         raise DataError(f"baselines.models lists {name}, but there is no {missing[0]}; run: tcl train --model {name}")
     held_out = {p: without_tasks(workspace, workspace.samples_for(name, p, "holdout"), without)[0] for p in folders}
@@ -109,7 +110,7 @@ def _why_not(workspace: Workspace, platform: str) -> str:
         return "it is not in the chain of params.yaml"
     if reason := workspace.skipped(platform):
         return reason
-    if platform not in _measured(workspace):
+    if platform not in platforms_measured(workspace):
         return f"no records of it lie here; run: dvc repro collect@{platform}"
     return "it also learns from earlier platforms, and there is none"
 
@@ -135,7 +136,7 @@ def _train(workspace: Workspace, name: str, platform: str, checkpoint: Path) -> 
 
 def _origin(workspace: Workspace, name: str, platform: str, settings: dict[str, Any], all_earlier: bool) -> dict[str, Any]:
     """Provenance of a baseline: its own settings, and the records of its platform or of all platforms up to it."""
-    ran, params = _measured(workspace), workspace.params
+    ran, params = platforms_measured(workspace), workspace.params
     learned = ran[: ran.index(platform) + 1] if all_earlier else [platform]
     given = {"validation_share": params.train.validation_share, "collect": asdict(params.collect), "measure": asdict(params.measure)}
     return provenance.collect(f"baseline@{name}", settings | given, {p: workspace.records_folder(p) for p in learned})
@@ -144,6 +145,6 @@ def _origin(workspace: Workspace, name: str, platform: str, settings: dict[str, 
 def _sources(workspace: Workspace, platform: str, valid: Samples | None) -> list[Samples]:
     """Samples of each platform before this one, without the validation tasks."""
     apart = valid.tasks if valid is not None else []
-    ran = _measured(workspace)
+    ran = platforms_measured(workspace)
     sources = [workspace.samples(earlier) for earlier in ran[: ran.index(platform)]]
     return [samples.take(~np.isin(samples.tasks, apart)) for samples in sources]

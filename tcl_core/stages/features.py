@@ -6,7 +6,7 @@ import numpy as np
 
 from tcl_core.records import ProgramKey
 from tcl_core.models import catalogue
-from tcl_core.stages.baselines import platforms_of
+from tcl_core.stages.baselines import platforms_measured, platforms_of
 from tcl_core.stages.training import learns_beside
 from tcl_core.stages.workspace import Workspace
 
@@ -22,12 +22,10 @@ def programs_to_lower(workspace: Workspace) -> list[ProgramKey]:
     keys = _pseudo_labelled(workspace) if params.train.unlabelled and not learns_beside(workspace) else []
     for name in params.baselines.models:
         if catalogue.reads(name) == "per-store features":
-            keys += [
-                key
-                for platform in platforms_of(name, workspace.platforms_here())
-                for kind in ("records", "holdout")
-                for key in _measured(workspace, platform, kind)
-            ]
+            learned = platforms_of(name, platforms_measured(workspace))
+            judged = [platform for platform in learned if platform in workspace.platforms_here()]
+            for kind, platforms in {"records": learned, "holdout": judged}.items():
+                keys += [key for platform in platforms for key in _measured(workspace, platform, kind)]
     return list(dict.fromkeys(keys))
 
 

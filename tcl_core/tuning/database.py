@@ -13,10 +13,9 @@ from tcl_core.compat import meta_schedule
 from tcl_core.errors import DataError, PlatformError, UsageError
 from tcl_core.files import shown, writing
 from tcl_core.programs.tuning_logs.metaschedule import FAILED_S, WRITTEN_S
-from tcl_core.programs.tuning_logs.opening import files_of, log_file
+from tcl_core.programs.tuning_logs.opening import RECORDS, WORKLOADS, files_of, log_file
 
 GUESSED_S = 2 * FAILED_S  # stands for a program that nobody measured: TVM applies it where a task has no other
-WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 
 
 def records_file(folder: Path) -> Path:

@@ -267,8 +267,9 @@ def search_tasks(
 
         def told(outcome: Any) -> None:
             shown.advance(f"{tuner.said()}, {_short(outcome)}")
-            on_trial(sum(account.trials for account in tuner.budget.accounts), tuner.budget.network_s())
+            on_trial(_trials(tuner), tuner.budget.network_s())
 
+        on_trial(_trials(tuner), tuner.budget.network_s())  # what an earlier run measured
         tuner.run(runner, told, math.inf if seconds is None else seconds)
     database, untouched = tuner.winners(ALTERNATIVES), tuner.untouched()
     with progress("choosing programs of tasks that have no measured one", len(untouched)) as shown, quiet_compiler():
@@ -284,6 +285,10 @@ def tunables_of(module: Any, target: dict[str, Any]) -> list[Tunable]:
     near = not kind_measured(target, remote=False).apart
     cold = near and is_cold([(task, times) for _, task, times in uses], own_cache_bytes(host_fields()))
     return [Tunable(describe(name, task), times, task, cold and is_large(task)) for name, task, times in uses]
+
+
+def _trials(tuner: Tuner) -> int:
+    return sum(account.trials for account in tuner.budget.accounts)
 
 
 def _short(outcome: Any) -> str:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcl_core.features.action_statistics import COUNTED, action_statistics, hardware_numbers
-from tcl_core.features.layout import KINDS, NUMBERS, WIDTH
+from tcl_core.features.action_statistics import COUNTED, action_statistics, annotation_reaches, hardware_numbers
+from tcl_core.features.layout import ANNOTATE, ANNOTATIONS, KINDS, NUMBERS, WIDTH
 
 
 def row(kind: str, *numbers: float) -> np.ndarray:
@@ -53,7 +53,30 @@ def test_hardware_numbers():
     assert found.shape == (2, NUMBERS) and found[0, :3].tolist() == [7, 3, 0] and not found[1].any()
 
 
+def annotation(name: str, reached: int) -> np.ndarray:
+    numbers = np.zeros(ANNOTATE.width)
+    numbers[ANNOTATE.key.start + ANNOTATIONS.index(name)], numbers[ANNOTATE.reach] = 1.0, np.log2(1.0 + reached)
+    return row("Annotate", *numbers)
+
+
+def test_each_annotations_reach_is_told_apart():
+    """Their statistics are equal where parallel and vector iterations change places."""
+    cpu = row("hardware", np.log2(3.0), np.log2(3.0))  # two cores, two threads
+    tokens = np.stack(
+        [
+            program(cpu, annotation("parallel", 33), annotation("vectorize", 16), annotation("unroll_explicit", 0)),
+            program(cpu, annotation("parallel", 16), annotation("vectorize", 33), annotation("unroll_explicit", 0)),
+            program(cpu, row("Split", 5, 5, 5)),  # runs on one thread
+            program(annotation("parallel", 3)),  # of unknown hardware
+        ]
+    )
+    np.testing.assert_array_equal(action_statistics(tokens)[0], action_statistics(tokens)[1])
+    found = annotation_reaches(tokens)
+    expected = [[33, 16, 0, 34 / 33], [16, 33, 0, 1], [0, 0, 0, 2], [3, 0, 0, 1]]
+    np.testing.assert_allclose(np.concatenate([np.exp2(found[:, :3]) - 1, found[:, 3:]], axis=1), expected, atol=1e-5)
+
+
 def test_no_programs():
     none = np.zeros((0, 4, WIDTH), dtype=np.float32)
     assert action_statistics(none).shape == (0, len(COUNTED) * (1 + 3 * NUMBERS))
-    assert hardware_numbers(none).shape == (0, NUMBERS)
+    assert hardware_numbers(none).shape == (0, NUMBERS) and annotation_reaches(none).shape == (0, 4)

@@ -302,6 +302,7 @@ def test_where_not_even_the_sentinel_can_be_built_no_program_is_to_blame(machine
         ("fails in build", GPU, Late()),
         ("fails in build", GPU, Died("the process was killed by SIGKILL")),
         ("wants memory in build", GPU, Failed("CUDA: out of memory")),  # others may hold it
+        ("fails in build", GPU, Failed("CUDA: out of memory")),
         ("fails in build", CPU, Failed("ValueError: no")),  # nothing outside the worker builds for it
     ],
 )

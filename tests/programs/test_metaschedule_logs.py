@@ -19,12 +19,12 @@ from tcl_core.programs.tasks import Task, describe
 from tcl_core.programs.tuning_logs import metaschedule
 from tcl_core.programs.tuning_logs.known import Known, identity
 from tcl_core.programs.tuning_logs.metaschedule import DatabaseLog, Tuned, write_database
+from tcl_core.programs.tuning_logs.opening import RECORDS, WORKLOADS
 from tcl_core.programs.workload import read_workload
 from tests.conftest import TinyTask
 from tests.programs.hostile_logs import hostile
 
 TARGET = {"kind": "llvm", "mcpu": "haswell", "num-cores": 2}
-RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
 
 
 def plain_database(folder: Path):  # type: ignore[no-untyped-def]

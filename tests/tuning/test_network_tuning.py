@@ -23,8 +23,8 @@ from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import latency, network
-from tcl_core.programs.tuning_logs.opening import INSIDE
-from tcl_core.tuning.database import RECORDS, seconds_of
+from tcl_core.programs.tuning_logs.opening import INSIDE, RECORDS
+from tcl_core.tuning.database import seconds_of
 from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE, by_task
 from tcl_core.tuning.transfer import Donors
 
@@ -166,6 +166,8 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tunables, m
     assert (len(first), donated) == (tasks, 0)
     assert [trials for trials, _ in points] == sorted(trials for trials, _ in points) and points[-1][0] == 60
     assert points[0][1] == float("inf") and 0 < points[-1][1] < float("inf")  # known as soon as every task has run
+    assert searched(60, folder=tmp_path / INSIDE)[1] == tasks and [trials for trials, _ in points] == [60]
+    assert points[0][1] < float("inf")  # a run that goes on begins with what it knows
     donors = Donors([tmp_path], EXTRACTION_TARGET)
     for options in ({"trials": tasks}, {"trials": 1000, "searches": False}):
         again, _, donated = searched(**options, donors=donors)

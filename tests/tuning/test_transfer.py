@@ -15,8 +15,8 @@ from tcl_core.measure.job import Outcome
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
-from tcl_core.programs.tuning_logs.opening import INSIDE
-from tcl_core.tuning.database import RECORDS, Shelf, open_database
+from tcl_core.programs.tuning_logs.opening import INSIDE, RECORDS
+from tcl_core.tuning.database import Shelf, open_database
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.transfer import FEW, TRANSFERRED, Donors, adapted, nearest, retiled, structure, transferred
 from tcl_core.tuning.tuner import Tunable, Tuner

@@ -16,9 +16,10 @@ from tcl_core.errors import DataError, PlatformError, TclError
 from tcl_core.measure.job import Outcome
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.programs.tuning_logs.opening import RECORDS
 from tcl_core.tuning import database, tuner as tuner_module
 from tcl_core.tuning.budget import Turn
-from tcl_core.tuning.database import RECORDS, Shelf, open_database, seconds_of
+from tcl_core.tuning.database import Shelf, open_database, seconds_of
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.tuner import AGAIN, Tunable, Tuner
 
