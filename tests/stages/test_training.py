@@ -20,6 +20,7 @@ from tcl_core.chain.state import fit_settings, within_steps
 from tcl_core.errors import DataError
 from tcl_core.evaluation.metrics import top_k
 from tcl_core.features.batches import Samples, concatenate
+from tcl_core.features.layout import WIDTH
 from tcl_core.features.tokens import hardware_rows
 from tcl_core.learning.fit_settings import FitSettings
 from tcl_core.models import catalogue
@@ -61,7 +62,8 @@ def samples(platform: str, kind: str) -> Samples:
     direction = fixed.normal(size=5) + 0.4 * number * np.random.default_rng(number).normal(size=5)
     tokens = draw.normal(size=(64, 6, 5)).astype(np.float32)
     latencies_s = 1e-3 * np.exp(-0.5 * np.tanh(tokens @ direction).sum(1))
-    return Samples(tokens, np.full(64, 6, np.int32), np.repeat(np.arange(8, dtype=np.int32), 8), latencies_s)
+    rows = np.pad(tokens, [(0, 0), (0, 0), (0, WIDTH - 5)])
+    return Samples(rows, np.full(64, 6, np.int32), np.repeat(np.arange(8, dtype=np.int32), 8), latencies_s)
 
 
 class TinyWorkspace(Workspace):
