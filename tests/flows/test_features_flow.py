@@ -166,7 +166,7 @@ class Measured:
         (Measured(0), []),
         (Measured(0, ("tlp",)), []),
         (Measured(3), ["host-sse42 records", "further 0", "further 1"]),
-        (Measured(0, ("xgboost",)), ["host-sse42 records", "host-sse42 holdout", "host-avx2 records", "host-avx2 holdout"]),
+        (Measured(0, ("xgboost",)), ["host-sse42 records", "host-avx2 records", "host-sse42 holdout", "host-avx2 holdout"]),
         (Measured(3, ("xgboost",), "cuda"), []),
         (Measured(3, shipped=True), []),  # who learns what comes with TCL too has teachers on tokens alone
     ],
