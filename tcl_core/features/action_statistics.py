@@ -6,12 +6,12 @@ from dataclasses import fields
 
 import numpy as np
 
-from tcl_core.features.layout import ANNOTATE, ANNOTATIONS, HARDWARE, KINDS, NUMBERS, kinds_of, numbers_of
+from tcl_core.features.layout import ANNOTATE, HARDWARE, KINDS, NUMBERS, kinds_of, numbers_of
+from tcl_core.features.tokens import REACHING
 from tcl_core.platforms.hardware import Hardware
 
 COUNTED = [number for number, kind in enumerate(KINDS) if kind not in ("workload", "hardware")]
 PER_KIND = 1 + 3 * NUMBERS
-REACHING = ANNOTATIONS[:3]  # parallel, vectorize, unroll
 THREADS = [field.name for field in fields(Hardware)].index("threads")
 STATISTICS = len(COUNTED) * PER_KIND
 
