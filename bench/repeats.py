@@ -19,6 +19,7 @@ spread             standard deviation of the programs' mean logarithms over the 
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -80,7 +81,16 @@ def chosen(data: Reference, platform: str, tasks: int, programs: int, enough: in
 def measured(data: Reference, runner: Runner, task: Task) -> list[float]:
     """Median seconds of each of the task's programs; inf for one that failed."""
     module = data.encoder.tasks[task.key].module_json
-    jobs = [Job(task.key, module, data.encoder.trace_json(task.key, record.sketch_id), record.decisions) for record in task.records]
+    jobs = [
+        Job(
+            task_key=task.key,
+            module_json=module,
+            trace_json=data.encoder.trace_json(task.key, record.sketch_id),
+            decisions=record.decisions,
+            cold=json.loads(record.protocol).get("cold_weights", False),  # as it was timed then
+        )
+        for record in task.records
+    ]
     return [float(np.median(outcome.latencies_s)) if outcome.latencies_s else math.inf for outcome in runner.measure(jobs)]
 
 

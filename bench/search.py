@@ -179,7 +179,8 @@ class Bench:
         return found
 
     def _measure(self, search: ScheduleSearch, task: Task, candidates: Sequence[Candidate], found: Searched) -> list[float]:
-        jobs = [Job(task.key, task.module_json, search.traces_json[sketch], decisions) for sketch, decisions in candidates]
+        cold = self.runner.setup.times_cold(task.module_json)
+        jobs = [Job(task.key, task.module_json, search.traces_json[sketch], decisions, cold=cold) for sketch, decisions in candidates]
         outcomes = list(self.runner.measure(jobs))
         for outcome in outcomes:
             if not outcome.latencies_s:

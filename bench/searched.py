@@ -1,6 +1,6 @@
 """Measure what searches meet: the programs that a search proposes for the tasks of a data set, given its earlier measurements.
 
-    python bench/searched.py [--minutes M] [--platform host-avx2] [--like data/registers] [--draws FOLDER] [--to data/searched] [--again]
+    python bench/searched.py [--minutes M] [--platform host-avx2] [--like data/registers] [--draws FOLDER] [--to data/searched] [--again [--large]]
 
 The search's model is the one that comes with TCL.  Each pass measures ``EACH`` programs of every training and held-out task of the data
 set; so a run that is stopped, or whose minutes are over, has equally many of each task, and the same command resumes it.  Unmeasured
@@ -9,7 +9,8 @@ programs are added: the next ones that each search would propose.
 The passes over a task are minutes apart, and its latencies shift by some hundredths from one to the next, as much as programs near the
 fastest differ (bench/repeats.py): the order of two programs of different passes also reflects the passes.  With --again all programs of
 a platform in the data set, draws included, are measured once more, each task's in one go; the new records replace the old ones when the
-last one is done.
+last one is done.  --large: those of tasks with large weights alone, which were timed warm in some data sets and are timed cold today.
+Both work on any data set: --to data/registers.
 
 Further platforms can join a data set, each measured by a machine of its own: programs keep their numbers, and new ones follow.
 
@@ -44,6 +45,7 @@ from tcl_core.profiles import load_patched
 from tcl_core.programs.pool import Program
 from tcl_core.programs.sketches import trace_to_json
 from tcl_core.programs.tasks import Task
+from tcl_core.programs.weights import is_large_json
 from tcl_core.progress import progress
 from tcl_core.records import Record
 from tcl_core.shipped_model import pretrained
@@ -175,25 +177,34 @@ def write(searches: Searches, draws: Sequence[Record], splits: Mapping[str, str]
     )
 
 
-def again(workspace: Workspace, platform: str, folder: Path) -> str:
-    """Measure each of the platform's programs in the folder once more, task by task, and write the records when all are measured."""
+def again(workspace: Workspace, platform: str, folder: Path, large: bool) -> str:
+    """Measure each of the platform's programs in the folder once more, task by task, and write the records when all are measured.
+
+    With ``large`` only those of tasks with large weights; then the others stay, so this must be the machine that measured them.
+    """
     tasks = [Task.from_row(row) for row in store.read_table(folder / "tasks.parquet", "tasks")]
+    chosen = {task.key for task in tasks if not large or is_large_json(task.module_json)}
     place = folder / f"platform={platform}"
-    records = sorted(store.read_records(place), key=lambda record: (record.task_key, record.program_id))
-    if others := {record.host for record in records} - {host_fingerprint()}:
-        raise DataError(f"{place} was measured on {' and '.join(sorted(others))}, and is measured again there alone")
+    records = store.read_records(place)
+    if others := {record.host for record in records if record.task_key not in chosen} - {host_fingerprint()}:
+        raise DataError(f"{place} was measured on {' and '.join(sorted(others))}; measure all of it again, or its large weights there")
+    measured = sorted((r for r in records if r.task_key in chosen), key=lambda record: (record.task_key, record.program_id))
+    hardware = hardware_of(workspace, platform)
     collection = Collection(
-        programs=[Program(record.task_key, record.program_id, record.sketch_id, tuple(record.decisions)) for record in records],
+        programs=[Program(record.task_key, record.program_id, record.sketch_id, tuple(record.decisions)) for record in measured],
         encoder=Encoder(tasks, store.read_table(folder / "sketches.parquet", "sketches")),
-        hardware=hardware_of(workspace, platform).vector(),
+        hardware=hardware.vector(),
         host=host_fingerprint(),
         setup=setup_of(workspace, platform),
         journal=workspace.journal / folder.name / f"{platform}-again",
     )
-    with progress("measuring again", len(records)) as shown, collection.measuring() as measuring:
-        measuring.measure(range(len(records)), 0, workspace.params.measure.check_fraction, lambda record: shown.advance())
-    store.write_records(place, [collection.records[row] for row in range(len(records))])
-    return f"{platform}: {len(records):,} programs measured again"
+    with progress("measuring again", len(measured)) as shown, collection.measuring() as measuring:
+        measuring.measure(range(len(measured)), 0, workspace.params.measure.check_fraction, lambda record: shown.advance())
+    new = {record.key: record for record in collection.records.values()}
+    store.write_records(place, [new.get(record.key, record) for record in records])
+    if not large:
+        save_hardware(place, hardware)
+    return f"{platform}: {len(measured):,} programs measured again, {sum(record.disturbed for record in new.values())} of them disturbed"
 
 
 def table(folder: Path, name: str, rows: list[dict]) -> None:
@@ -213,6 +224,7 @@ def main() -> None:
     parser.add_argument("--draws", type=Path, metavar="FOLDER", help="a data set in which this machine measured draws of these tasks")
     parser.add_argument("--to", type=Path, default=Path("data/searched"), help="folder of the data set")
     parser.add_argument("--again", action="store_true", help="measure what it has of the platform once more, each task in one go")
+    parser.add_argument("--large", action="store_true", help="with --again: the tasks with large weights alone")
     given = parser.parse_args()
     workspace = Workspace(".", load_patched(BENCH / "registers.yaml"))
     try:
@@ -225,7 +237,7 @@ def main() -> None:
             given.to, given.minutes, tasks = result_file("searched"), 0.0, tasks[:2]
         if given.again:
             with measuring_alone():
-                print(again(workspace, given.platform, given.to))
+                print(again(workspace, given.platform, given.to, given.large))
             return
         check_folder(workspace, given.to, given.platform)
         end = time.monotonic() + 60 * given.minutes

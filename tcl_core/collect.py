@@ -96,7 +96,7 @@ class Collection:
     def _read_journal(self) -> None:
         rows = {key: row for row, key in enumerate(self.keys)}
         for record in iter_journal(self.journal):
-            if record.key in rows and record.protocol == self.setup.protocol_json(record.error):
+            if record.key in rows and record.protocol == self.protocol_json(record.task_key, record.error):
                 self._require_this_host(record)
                 if not record.disturbed:
                     self.known[rows[record.key]] = record
@@ -107,6 +107,14 @@ class Collection:
                 f"{self.journal} holds measurements of another host ({record.host}; this one is {self.host}); "
                 "give this host a platform name of its own in params.yaml, or move that folder away"
             )
+
+    def times_cold(self, task_key: str) -> bool:
+        """Whether the task's programs are timed with cold weights."""
+        return self.setup.times_cold(self.encoder.tasks[task_key].module_json)
+
+    def protocol_json(self, task_key: str, error: str) -> str:
+        """``Setup.protocol_json`` of a program of the task."""
+        return self.setup.protocol_json(error, self.times_cold(task_key))
 
     @contextmanager
     def measuring(self) -> Iterator[Measuring]:
@@ -179,6 +187,7 @@ class Measuring:
             decisions=program.decisions,
             best_s=best.get(program.task_key, math.inf),
             check=_is_checked(self.collection.keys[row], check_fraction),
+            cold=self.collection.times_cold(program.task_key),
         )
 
     def _recorded(self, row: int, number: int, outcome: Outcome) -> Record:
@@ -193,7 +202,7 @@ class Measuring:
             message=outcome.message,
             round=number,
             measured_at=datetime.now(UTC),
-            protocol=self.collection.setup.protocol_json(outcome.error),
+            protocol=self.collection.protocol_json(program.task_key, outcome.error),
             host=self.collection.host,
             tvm_version=self.runner.tvm_version,
             checked=outcome.checked,

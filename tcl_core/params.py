@@ -125,6 +125,7 @@ class Measure:
     early_stop_factor: Annotated[float, Between(1, 1e9)]
     flush_cache: bool
     pin_threads: bool
+    cold_weights: bool = False
 
 
 @dataclass(frozen=True)

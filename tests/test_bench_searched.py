@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,29 +106,48 @@ def test_a_platform_of_other_tasks_does_not_join(tmp_path, draws, matmul):
     assert not (folder / "platform=host-avx512").exists()
 
 
-def test_measured_again_a_program_keeps_its_number(tmp_path, draws, matmul, runners, monkeypatch):
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    monkeypatch.setattr(searched, "setup_of", lambda *_: quick_setup())
+    monkeypatch.setattr(searched, "hardware_of", lambda *_: Hardware(platform="host-avx2", cores=1))
+    return SimpleNamespace(journal=tmp_path / "journal", params=SimpleNamespace(measure=SimpleNamespace(check_fraction=0.0)))
+
+
+def test_measured_again_a_program_keeps_its_number(draws, matmul, runners, workspace):
     """And the records change when all are measured, not before."""
     folder, records = draws
     store.write_table(folder / "tasks.parquet", "tasks", [matmul.task.as_row()])
-    monkeypatch.setattr(searched, "setup_of", lambda *_: quick_setup())
-    monkeypatch.setattr(searched, "hardware_of", lambda *_: Hardware(cores=1))
-    workspace = SimpleNamespace(journal=tmp_path / "journal", params=SimpleNamespace(measure=SimpleNamespace(check_fraction=0.0)))
     before = store.data_digest(folder)
     runners.limit = 3
     with pytest.raises(KeyboardInterrupt):
-        searched.again(workspace, "host-avx2", folder)
+        searched.again(workspace, "host-avx2", folder, large=False)
     assert store.data_digest(folder) == before
     runners.limit = None
-    assert searched.again(workspace, "host-avx2", folder) == f"host-avx2: {len(records)} programs measured again"
+    said = searched.again(workspace, "host-avx2", folder, large=False)
+    assert said == f"host-avx2: {len(records)} programs measured again, 0 of them disturbed"
     assert len(runners[0].jobs) == 3 and len(runners[1].jobs) == len(records) - 3
     again = store.read_records(folder / "platform=host-avx2")
     assert {r.key: r.program_id for r in again} == {r.key: r.program_id for r in records}
     assert min(r.measured_at for r in again) > max(r.measured_at for r in records)
 
 
-def test_another_machines_programs_are_measured_again_there(tmp_path, draws, matmul):
-    folder, _ = draws
-    store.write_table(folder / "tasks.parquet", "tasks", [matmul.task.as_row()])
-    store.write_records(folder / "platform=host-avx2", measured(matmul, np.random.default_rng(0), TARGET, host="cpu-2"))
-    with pytest.raises(DataError, match="was measured on cpu-2, and is measured again there alone"):
-        searched.again(SimpleNamespace(), "host-avx2", folder)
+def test_of_large_weights_alone_the_others_stay(draws, matmul, conv, runners, workspace, monkeypatch):
+    """So the machine must be the same; all can be measured again on another one, which is written beside them."""
+    folder, large = draws
+    small = measured(conv, np.random.default_rng(0), TARGET, host="cpu-2")
+    store.write_table(folder / "tasks.parquet", "tasks", [each.task.as_row() for each in (matmul, conv)])
+    store.write_table(folder / "sketches.parquet", "sketches", [*matmul.rows(), *conv.rows()])
+    place = folder / "platform=host-avx2"
+    store.write_records(place, [*small, *large])
+    monkeypatch.setattr(searched, "is_large_json", lambda text: text == matmul.task.module_json)
+    with pytest.raises(DataError, match="was measured on cpu-2; measure all of it again, or its large weights there"):
+        searched.again(workspace, "host-avx2", folder, large=True)
+    store.write_records(place, [*(replace(record, host=host_fingerprint()) for record in small), *large])
+    before = {record.key: record for record in store.read_records(place)}
+    searched.again(workspace, "host-avx2", folder, large=True)
+    assert {job.task_key for job in runners[-1].jobs} == {matmul.task.key} and not (place / "hardware.json").exists()
+    after = store.read_records(place)
+    assert {record.key for record in after if record == before[record.key]} == {record.key for record in small}
+    store.write_records(place, small)
+    searched.again(workspace, "host-avx2", folder, large=False)
+    assert {record.host for record in store.read_records(place)} == {host_fingerprint()} and (place / "hardware.json").exists()

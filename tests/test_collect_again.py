@@ -195,6 +195,23 @@ def test_latencies_of_another_target_are_not_this_ones(collection_in, tmp_path, 
     assert collection_in(tmp_path, setup=nehalem).known.keys() == {0}
 
 
+def test_a_task_of_large_weights_is_timed_cold_and_what_was_timed_warm_does_not_count(
+    collection_in, runners, tmp_path, make_setup, matmul, monkeypatch
+):
+    monkeypatch.setattr("tcl_core.measure.job.is_large_json", lambda text: text == matmul.task.module_json)
+    warm, cold = make_setup(), replace(make_setup(), cold_weights=True)
+    measure_all(collection_in(tmp_path, setup=warm), 0.0, ignore)
+    assert not any(job.cold for job in runners[-1].jobs)
+    collection = collection_in(tmp_path, setup=cold)
+    assert {collection.keys[row][0] == matmul.task.key for row in collection.known} == {False}
+    measure_all(collection, 0.0, ignore)
+    assert len(runners[-1].jobs) == 30 and all(job.cold and job.task_key == matmul.task.key for job in runners[-1].jobs)
+    told = {(record.task_key == matmul.task.key, json.loads(record.protocol).get("cold_weights")) for record in collection.records.values()}
+    assert told == {(True, True), (False, None)}
+    measure_all(collection_in(tmp_path, setup=cold), 0.0, ignore)
+    assert runners[-1].jobs == []
+
+
 @pytest.mark.parametrize("limits", [{"run_s": 20.0}, {"build_s": 60.0}, {"memory_bytes": 1 << 30}], ids=str)
 @pytest.mark.parametrize(("error", "measured"), [("timeout", 1), ("ok", 0), ("crash", 0), ("wrong-result", 0)])
 def test_other_limits_measure_again_only_what_timed_out(collection_in, runners, tmp_path, make_setup, pool, error, measured, limits):

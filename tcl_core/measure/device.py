@@ -15,6 +15,8 @@ from tcl_core.measure.job import Setup
 from tcl_core.measure.timing import CALL_S, LAUNCH_S, Clock
 from tcl_core.platforms import largest_cache_bytes
 
+EVICT = "cache_flush_cpu_non_first_arg"  # of TVM's runtime; evicts cache line by cache line
+
 
 class Device(Interface):
     """What the worker needs of the place where programs run."""
@@ -60,7 +62,7 @@ class HostDevice:
         self._tvm = tvm
         self._device = tvm.device(setup.kind.device, 0)
         self._flushed = np.zeros(2 * largest_cache_bytes() if protocol.flush_cache else 0, dtype=np.uint8)
-        self._evict = tvm.get_global_func(ColdClock.EVICT)
+        self._evict = tvm.get_global_func(EVICT)
         self._call_s = LAUNCH_S if setup.kind.apart else CALL_S
 
     def load(self, built: Any) -> HostProgram:
@@ -96,12 +98,11 @@ class HostDevice:
 class ColdClock:
     """Times a program with all arguments but the first evicted from the caches before each run; ``mean`` uses TVM's own loop."""
 
-    EVICT = "cache_flush_cpu_non_first_arg"  # of TVM's runtime; evicts cache line by cache line
     call_s = CALL_S
 
     def __init__(self, program: HostProgram, arguments: Sequence[Any], tvm: Any) -> None:
         self._program, self._arguments, self._device = program, arguments, tvm.cpu()
-        self._evict, self.between_s = tvm.get_global_func(self.EVICT), 0.0
+        self._evict, self.between_s = tvm.get_global_func(EVICT), 0.0
 
     def once(self) -> float:
         start = time.perf_counter()
@@ -112,7 +113,7 @@ class ColdClock:
         return time.perf_counter() - evicted
 
     def mean(self, number: int) -> float:
-        evaluate = self._program.module.time_evaluator("main", self._device, number=1, repeat=number, f_preproc=self.EVICT)
+        evaluate = self._program.module.time_evaluator("main", self._device, number=1, repeat=number, f_preproc=EVICT)
         return float(np.mean(evaluate(*self._arguments).results))
 
 

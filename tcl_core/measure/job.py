@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tcl_core.platforms import Kind, kind_measured
+from tcl_core.programs.weights import is_large_json
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Job:
     best_s       the fastest latency of the task known so far, seconds
     check        compare the output with that of the untuned module on the same inputs
     cold         evict all arguments but the first from the caches before each timed run: in a network weights are cold,
-                 while the previous program has just written the first argument
+                 while the previous program has just written the first argument; with ``Protocol.flush_cache`` all are, in any case
     """
 
     task_key: str
@@ -120,22 +121,29 @@ class Tracker:
 class Setup:
     """What workers are started with: the TVM target's dictionary, protocol and limits.
 
-    tracker  programs run on devices behind it; None: on this machine
+    tracker       programs run on devices behind it; None: on this machine
+    cold_weights  collections time the programs of tasks with large weights cold (``Job.cold``); a tuner decides by itself
     """
 
     target: dict
     protocol: Protocol = field(default_factory=Protocol)
     limits: Limits = field(default_factory=Limits)
     tracker: Tracker | None = None
+    cold_weights: bool = False
+
+    def times_cold(self, module_json: str) -> bool:
+        """Whether a collection times the programs of the task with this module cold."""
+        return self.cold_weights and is_large_json(module_json)
 
     @property
     def kind(self) -> Kind:
         """Kind of the platform that is measured."""
         return kind_measured(self.target, self.tracker is not None)
 
-    def protocol_json(self, error: str = "ok") -> str:
+    def protocol_json(self, error: str = "ok", cold: bool = False) -> str:
         """Protocol and target as one line of JSON, stored with each record: latencies compare only where these lines are equal.
 
+        Names cold weights where the program was timed so (``cold``).
         No line says that repeats before 2026-11-27 were in a row, not by turns (docs/measuring.md).
         Includes the limits where they may have decided the outcome: a timeout may pass with more time, a failed build or run
         with more memory.
@@ -145,4 +153,5 @@ class Setup:
             limits = {"limits": asdict(self.limits)}
         elif error in ("build", "run") and self.limits.memory_bytes:
             limits = {"memory_bytes": self.limits.memory_bytes}
-        return json.dumps({**asdict(self.protocol), "target": self.target, **limits}, sort_keys=True)
+        timed = {"cold_weights": True} if cold else {}
+        return json.dumps({**asdict(self.protocol), "target": self.target, **timed, **limits}, sort_keys=True)

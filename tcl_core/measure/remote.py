@@ -32,7 +32,7 @@ import numpy as np
 from tcl_core.compat import load_tvm
 from tcl_core.errors import PlatformError, last_line
 from tcl_core.files import shown
-from tcl_core.measure.device import Crashed, TimedOut
+from tcl_core.measure.device import EVICT, Crashed, TimedOut
 from tcl_core.measure.job import Setup
 from tcl_core.measure.serving import DESCRIBE, SET_THREADS
 from tcl_core.measure.timing import CALL_S, Clock
@@ -74,8 +74,7 @@ class RemoteDevice:
         return RemoteTensor(self, array)
 
     def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor], cold: bool = False, flush: bool = True) -> Clock:
-        """As ``Device.clock``; ignores ``cold``, since networks are tuned on this machine only."""
-        return RemoteClock(self, program, arguments, flush and self._setup.protocol.flush_cache)
+        return RemoteClock(self, program, arguments, flush and self._setup.protocol.flush_cache, cold)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """As ``Device.run``.  Raises PlatformError where there is no device, or the devices differ or cannot load programs."""
@@ -192,17 +191,25 @@ class RemoteClock:
 
     between_s, call_s = 0.0, CALL_S
 
-    def __init__(self, device: RemoteDevice, program: RemoteProgram, arguments: Sequence[RemoteTensor], flush: bool) -> None:
+    def __init__(
+        self, device: RemoteDevice, program: RemoteProgram, arguments: Sequence[RemoteTensor], flush: bool, cold: bool = False
+    ) -> None:
         self._device, self._program, self._arguments, self._flush = device, program, arguments, flush
+        self._cold = cold and not flush
 
     def once(self) -> float:
         return self.mean(1)
 
     def mean(self, number: int) -> float:
         session = self._device.session
-        number, repeat = (1, number) if self._flush else (number, 1)  # flushed before each of TVM's repeats
+        number, repeat = (1, number) if self._flush or self._cold else (number, 1)  # evicted before each of TVM's repeats
         evaluate = self._device.module(self._program).time_evaluator(
-            "main", session.device, number=number, repeat=repeat, cache_flush_bytes=session.flushed_bytes if self._flush else 0
+            "main",
+            session.device,
+            number=number,
+            repeat=repeat,
+            cache_flush_bytes=session.flushed_bytes if self._flush else 0,
+            f_preproc=EVICT if self._cold else "",
         )
         return float(np.mean(evaluate(*[session.tensor(argument) for argument in self._arguments]).results))
 

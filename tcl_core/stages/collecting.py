@@ -135,8 +135,9 @@ def measure_probes(workspace: Workspace, platform: str, choose: Callable[[Sequen
     return {record.key: record.latency_s for record in collection.records.values()}
 
 
-def measure_now(workspace: Workspace, platform: str, keys: Sequence[ProgramKey]) -> tuple[list[Outcome], Setup, str]:
-    """Measure programs of the pool by today's protocol, outside all journals; returns the outcomes, the setup and the host.
+def measure_now(workspace: Workspace, platform: str, keys: Sequence[ProgramKey]) -> tuple[list[Outcome], list[str], str]:
+    """Measure programs of the pool by today's protocol, outside all journals; returns the outcomes, how each was
+    timed (``Setup.protocol_json``), and the host.
 
     The caller must hold the machine (``measuring_alone``).  Raises PlatformError for a platform that this machine cannot run,
     DataError for a program of another pool.
@@ -145,13 +146,17 @@ def measure_now(workspace: Workspace, platform: str, keys: Sequence[ProgramKey])
         raise PlatformError(f"{platform} cannot be measured here ({reason}); run this on its machine")
     place, encoder = _place(workspace, platform), workspace.encoder
     traces = [encoder.trace_json(task_key, sketch) for task_key, sketch, _ in keys]
-    jobs = [Job(key[0], encoder.tasks[key[0]].module_json, trace, key[2]) for key, trace in zip(keys, traces, strict=True)]
+    modules = [encoder.tasks[task_key].module_json for task_key, _, _ in keys]
+    jobs = [
+        Job(task_key, module_json, trace, decisions, cold=place.setup.times_cold(module_json))
+        for (task_key, _, decisions), module_json, trace in zip(keys, modules, traces, strict=True)
+    ]
     outcomes = []
     with Runner(place.setup) as runner, progress(f"measuring {platform} again", len(jobs)) as shown:
         for outcome in runner.measure(jobs):
             outcomes.append(outcome)
             shown.advance(outcome.error)
-    return outcomes, place.setup, place.host
+    return outcomes, [place.setup.protocol_json(cold=job.cold) for job in jobs], place.host
 
 
 def _plan(workspace: Workspace, platform: str, programs: int) -> Plan:
@@ -211,7 +216,8 @@ def setup_of(workspace: Workspace, platform: str) -> Setup:
     memory_bytes = int(m.memory_gib * 2**30) if kind.bounded else 0
     limits = Limits(build_s=m.build_timeout_s, run_s=m.timeout_s, memory_bytes=memory_bytes)
     behind = kind.behind(spec)
-    return Setup(kind.target(spec), protocol, limits, Tracker(*behind) if behind else None)
+    cold_weights = m.cold_weights and not m.flush_cache and not kind.apart  # flushed, all are cold; a GPU has no use for it
+    return Setup(kind.target(spec), protocol, limits, Tracker(*behind) if behind else None, cold_weights)
 
 
 @dataclass(frozen=True)

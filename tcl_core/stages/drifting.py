@@ -21,7 +21,7 @@ from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
 from tcl_core.evaluation.drift import SAME_ORDER, UNDECIDED, Comparison, compare, verdict
 from tcl_core.features.batches import Samples
 from tcl_core.records import Record
-from tcl_core.measure.job import Outcome, Setup
+from tcl_core.measure.job import Outcome
 from tcl_core.models import catalogue
 from tcl_core.platforms import kind_of, read_saved_hardware
 from tcl_core.progress import say
@@ -97,16 +97,17 @@ def _check(workspace: Workspace, platform: str) -> dict[str, Any]:
         raise DataError(f"{platform} has no task of which two held-out programs ran; nothing can be compared")
     samples = _samples(workspace, platform, probes)
     version, champion = _champion(platform, samples)
-    best_s, attempt = np.full(len(probes), np.nan), 0
+    best_s, attempt, changed = np.full(len(probes), np.nan), 0, list[str]()
     found = compare(samples.latencies_s, best_s, samples.tasks, settings.clear)
     while attempt < 2:
         if reason := _why_busy(workspace, platform):
             judged = UNDECIDED
             break
         attempt += 1
-        outcomes, setup, host = measure_now(workspace, platform, [probe.key for probe in probes])
+        outcomes, protocols, host = measure_now(workspace, platform, [probe.key for probe in probes])
         if all(outcome.error == "build" for outcome in outcomes):
             raise PlatformError(f"none of the probes of {platform} can be built any more ({outcomes[0].message}); mend the compiler")
+        changed = list(dict.fromkeys(line for probe, now in zip(probes, protocols, strict=True) for line in _changed(probe, now, host)))
         best_s = np.fmin(best_s, [_seconds(outcome) for outcome in outcomes])  # a neighbour only ever makes a program slower
         found = compare(samples.latencies_s, best_s, samples.tasks, settings.clear, champion, workspace.params.seed)
         judged, reason = verdict(found, settings.agreement, settings.champion_fall)
@@ -119,7 +120,7 @@ def _check(workspace: Workspace, platform: str) -> dict[str, Any]:
         "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "verdict": judged,
         "reason": reason,
-        "changed": list(_changed(probes[0], setup, host)) if attempt else [],
+        "changed": changed,
         **_figures(found),
         "champion_version": version,
         "measured": attempt,
@@ -185,13 +186,13 @@ def _seconds(outcome: Outcome) -> float:
     return float(np.median(outcome.latencies_s)) if outcome.latencies_s else np.inf
 
 
-def _changed(old: Record, setup: Setup, host: str) -> Iterator[str]:
-    """What differs from the earlier measurement: the host, TVM's version, settings of the protocol such as threads."""
+def _changed(old: Record, protocol: str, host: str) -> Iterator[str]:
+    """What differs from the earlier measurement: the host, TVM's version, how it is timed, such as the threads."""
     if old.host != host:
         yield f"measured on {old.host} then, on {host} now"
     if old.tvm_version not in (TVM_VERSION, "unknown"):
         yield f"compiled by TVM {old.tvm_version} then, by {TVM_VERSION} now"
-    before, now = json.loads(old.protocol), json.loads(setup.protocol_json())
+    before, now = json.loads(old.protocol), json.loads(protocol)
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             yield f"{name} was {before.get(name)} then and is {now.get(name)} now"

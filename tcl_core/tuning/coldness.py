@@ -8,32 +8,12 @@ all weights of the network fit the cores' private caches.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from tcl_core.programs.graph import FREE
-from tcl_core.programs.tasks import argument_types
+from tcl_core.programs.weights import weight_bytes
 
 TIMED = "large weights cold"  # tells a database of programs timed so from one timed otherwise
-LARGE = 1 << 16  # bytes of weights; reading fewer from memory takes only some microseconds
-
-
-def weight_bytes(module: Any) -> int:
-    """Bytes of the arguments that the graph says may be packed, without argument 0, which cold timing does not evict.
-
-    0 for a graph that is not packed: it names none.
-    """
-    types = argument_types(module)
-    places = [int(place) for place in (module["main"].attrs or {}).get(FREE) or () if int(place)]
-    return sum(math.prod(types[place][0]) * np.dtype(types[place][1]).itemsize for place in places)
-
-
-def is_large(module: Any) -> bool:
-    """Whether a task has ``LARGE`` bytes of weights or more, worth timing cold."""
-    return weight_bytes(module) >= LARGE
 
 
 def is_cold(uses: Sequence[tuple[Any, float]], own_bytes: float) -> bool:

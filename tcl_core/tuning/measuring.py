@@ -16,7 +16,7 @@ from typing import Any
 from tcl_core.compat import load_module, load_tvm, meta_schedule
 from tcl_core.measure.job import Job, Outcome
 from tcl_core.measure.runner import Runner
-from tcl_core.tuning.coldness import is_large
+from tcl_core.programs.weights import is_large
 
 MARKER = ".tcl-artifact"
 MODULE = "module.json"

@@ -25,9 +25,10 @@ from tcl_core.progress import progress, say
 from tcl_core.programs.graph import Graph, apply_database, fixed_shapes, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import describe, fused_tasks
+from tcl_core.programs.weights import is_large
 from tcl_core.sandbox import scratch_folder
 from tcl_core.tuning import latency
-from tcl_core.tuning.coldness import is_cold, is_large, own_cache_bytes
+from tcl_core.tuning.coldness import is_cold, own_cache_bytes
 from tcl_core.tuning.database import open_database
 from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE, by_task, database_of, export, without_spoilers
 from tcl_core.tuning.schedules import SearchSettings

@@ -91,6 +91,11 @@ def test_a_program_is_built_here_and_timed_there(worker, job, tracker):
     assert free(tracker) == 1
 
 
+def test_its_weights_can_be_cold_there(worker, job):
+    worker.build(0, replace(job, cold=True))
+    assert 0 < worker.time(0, math.inf) < 1
+
+
 def test_a_wrong_result_is_seen_on_the_device(worker, job):
     """The check reads what the device computed."""
     worker.build(0, job)

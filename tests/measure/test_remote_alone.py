@@ -15,6 +15,7 @@ import pytest
 
 from tcl_core.errors import PlatformError
 from tcl_core.measure import remote, serving as serving_module
+from tcl_core.measure.device import EVICT
 from tcl_core.measure.remote import RemoteClock, answer_s, session_s
 from tcl_core.measure.tracker import NoDevice
 from tcl_core.measure.worker import Worker
@@ -58,8 +59,8 @@ def test_the_clock_is_the_devices():
     calls = []
 
     class Module:
-        def time_evaluator(self, name, device, number, repeat, cache_flush_bytes):
-            calls.append((name, device, number, repeat, cache_flush_bytes))
+        def time_evaluator(self, name, device, number, repeat, cache_flush_bytes, f_preproc):
+            calls.append((name, device, number, repeat, cache_flush_bytes, f_preproc))
             seconds = np.arange(1, repeat + 1, dtype=float)
             return lambda *arguments: type("Result", (), {"results": tuple(seconds)})
 
@@ -69,10 +70,14 @@ def test_the_clock_is_the_devices():
         def module(self, program):
             return Module()
 
-    warm, cold = (RemoteClock(Device(), "program", ["a"], flush) for flush in (False, True))
+    warm, flushed = (RemoteClock(Device(), "program", ["a"], flush) for flush in (False, True))
     assert (warm.once(), warm.mean(5)) == (1.0, 1.0)
-    assert (cold.once(), cold.mean(4)) == (1.0, 2.5)
-    assert [call[2:] for call in calls] == [(1, 1, 0), (5, 1, 0), (1, 1, 7), (1, 4, 7)]
+    assert (flushed.once(), flushed.mean(4)) == (1.0, 2.5)
+    assert RemoteClock(Device(), "program", ["a"], flush=False, cold=True).mean(3) == 2.0
+    assert RemoteClock(Device(), "program", ["a"], flush=True, cold=True).mean(2) == 1.5  # all is evicted as it is
+    assert [call[2:] for call in calls] == [
+        (1, 1, 0, ""), (5, 1, 0, ""), (1, 1, 7, ""), (1, 4, 7, ""), (1, 3, 0, EVICT), (1, 2, 7, ""),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tcl_core.gpu import Gpu, GpuHardware
 from tcl_core.measure.job import Tracker
 from tcl_core.measure.tracker import Listed
 from tcl_core.stages import collecting, listing
+from tcl_core.stages.collecting import setup_of
 from tcl_core.platforms import read_saved_hardware
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
@@ -143,6 +144,11 @@ def test_a_gpus_caches_are_not_flushed(one_gpu, runners):
     write_params(ONE_GPU | {"measure.flush_cache": True})
     with pytest.raises(UsageError, match="^measure.flush_cache empties a CPU's caches, and gpu is a GPU; set it to false"):
         tcl("collect", "-p", "gpu")
+
+
+def test_a_gpus_weights_are_not_cold(one_gpu, runners):
+    write_params(ONE_GPU | {"measure.cold_weights": True})
+    assert not setup_of(Workspace(), "gpu").cold_weights
 
 
 # --- what there is ---

@@ -61,6 +61,14 @@ def test_what_is_asked_of_the_measuring_process_stands_in_params(pool, runners, 
     assert {r.protocol for r in records if r.error == "ok"} == {runner.setup.protocol_json()}
 
 
+@pytest.mark.parametrize(("cold", "flush", "times_cold"), [(True, False, True), (False, False, False), (True, True, False)])
+def test_weights_are_cold_where_params_say_so(pool, monkeypatch, cold, flush, times_cold):
+    """With all caches flushed, they are as it is."""
+    monkeypatch.setattr("tcl_core.measure.job.is_large_json", lambda text: True)
+    write_params({"measure.cold_weights": cold, "measure.flush_cache": flush})
+    assert collecting.setup_of(Workspace(), "first").times_cold("a module") is times_cold
+
+
 def test_steps_are_reported_and_can_be_followed(pool, runners):
     tcl("collect", "-p", "first")
     steps = lines_of(ROUNDS)
@@ -238,9 +246,13 @@ def test_programs_can_be_timed_beside_all_journals(pool, runners, monkeypatch):
     monkeypatch.setattr(collecting, "Runner", lambda setup: runners.append(FakeRunner(setup)) or runners[-1])
     project = Workspace()
     keys = [(p.task_key, p.sketch, p.decisions) for p in project.programs("held_out")]
-    outcomes, setup, host = collecting.measure_now(project, "first", keys)
+    monkeypatch.setattr("tcl_core.measure.job.is_large_json", lambda text: text == project.encoder.tasks[keys[0][0]].module_json)
+    outcomes, protocols, host = collecting.measure_now(project, "first", keys)
     assert [(job.task_key, job.decisions) for job in runners[0].jobs] == [(key[0], key[2]) for key in keys]
-    assert len(outcomes) == len(keys) == 6 and setup == collecting.setup_of(project, "first") and host
+    cold = [key[0] == keys[0][0] for key in keys]
+    assert [job.cold for job in runners[0].jobs] == cold and set(cold) == {True, False}
+    assert protocols == [collecting.setup_of(project, "first").protocol_json(cold=each) for each in cold]
+    assert len(outcomes) == len(keys) == 6 and host
     assert not Path("data/journal/collect").exists() and not Path("data/journal/holdout").exists()
     with pytest.raises(DataError, match="sketch 99 of task"):
         collecting.measure_now(project, "first", [(keys[0][0], 99, keys[0][2])])

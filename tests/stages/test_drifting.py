@@ -64,6 +64,7 @@ class Machine:
         self.busy: list[float] = []  # percent of the CPUs that others take, look by look
         self.disturbed: list[bool] = []  # whether others are at work, measurement by measurement
         self.setup, self.host = SETUP, HOST
+        self.cold: set[str] = set()  # tasks that are timed with cold weights
 
     def measure_now(self, project, platform, keys):
         self.measured.append(list(keys))
@@ -71,7 +72,7 @@ class Machine:
         loud = self.disturbed.pop(0) if self.disturbed else False
         return (
             [Outcome("ok", (s,), disturbed=loud) if np.isfinite(s) else Outcome("build", message="no g++") for s in found],
-            self.setup,
+            [self.setup.protocol_json(cold=key[0] in self.cold) for key in keys],
             self.host,
         )
 
@@ -187,6 +188,17 @@ def test_what_is_measured_otherwise_is_told(machine, project):
     (check,) = check_drift(project, P)
     assert check["changed"][0] == "measured on this one then, on another now" and "nehalem" in check["changed"][1]
     assert drift_text(check).endswith(", ".join(check["changed"]))
+
+
+def test_what_is_timed_with_cold_weights_now_is_told_once(machine, project):
+    """Also where the first probe's task has none; a record that says so is compared with another that says so."""
+    machine.cold = {"task3", "task4"}
+    (check,) = check_drift(project, P)
+    assert check["changed"] == ["cold_weights was None then and is True now"]
+    cold = SETUP.protocol_json(cold=True)
+    write(P, [record(task, number, **({"protocol": cold} if task in (3, 4) else {})) for task in range(12) for number in range(6)])
+    (check,) = check_drift(project, P)
+    assert check["changed"] == []
 
 
 def test_a_champion_that_cannot_rank_is_left_out(machine, project, monkeypatch, capsys):

@@ -8,8 +8,8 @@ import pytest
 
 from tcl_core.compat import load_tvm
 from tcl_core.measure.job import Outcome
+from tcl_core.programs import weights
 from tcl_core.programs.graph import FREE
-from tcl_core.tuning import coldness
 from tcl_core.tuning.measuring import MARKER, MODULE, new_artifact, remove_artifact, worker_runner
 
 
@@ -112,7 +112,7 @@ def test_programs_of_large_weights_are_timed_with_cold_ones_where_told(tmp_path,
     free = tvm.IRModule({"main": matmul.module["main"].with_attr(FREE, [1])})
     texts = [tvm.ir.save_json(module) for module in (free, matmul.module)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coldness, "LARGE", 4096)
+        patch.setattr(weights, "LARGE", 4096)
         run(runner, [new_artifact(text, tmp_path) for text in texts], cold=cold)
     assert [job.cold for job in runner.jobs] == timed_cold
 

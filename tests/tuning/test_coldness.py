@@ -9,8 +9,9 @@ from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.programs.graph import AS_GIVEN, PREPARED, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.programs.weights import LARGE, is_large, weight_bytes
 from tcl_core.tuning import network
-from tcl_core.tuning.coldness import LARGE, is_cold, is_large, own_cache_bytes, weight_bytes
+from tcl_core.tuning.coldness import is_cold, own_cache_bytes
 
 WIDE, NARROW = 4 * 256 * 128, 4 * 128 * 64  # bytes of the layers' weights
 
