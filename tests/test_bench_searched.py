@@ -109,7 +109,7 @@ def test_a_platform_of_other_tasks_does_not_join(tmp_path, draws, matmul):
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):
     monkeypatch.setattr(searched, "setup_of", lambda *_: quick_setup())
-    monkeypatch.setattr(searched, "hardware_of", lambda *_: Hardware(platform="host-avx2", cores=1))
+    monkeypatch.setattr(searched, "hardware_of", lambda *_: Hardware(cores=1))
     return SimpleNamespace(journal=tmp_path / "journal", params=SimpleNamespace(measure=SimpleNamespace(check_fraction=0.0)))
 
 
@@ -134,20 +134,21 @@ def test_measured_again_a_program_keeps_its_number(draws, matmul, runners, works
 def test_of_large_weights_alone_the_others_stay(draws, matmul, conv, runners, workspace, monkeypatch):
     """So the machine must be the same; all can be measured again on another one, which is written beside them."""
     folder, large = draws
-    small = measured(conv, np.random.default_rng(0), TARGET, host="cpu-2")
+    small = measured(conv, np.random.default_rng(0), TARGET, host=host_fingerprint())
+    elsewhere = [replace(record, host="cpu-2") for record in (*small, *large)]
     store.write_table(folder / "tasks.parquet", "tasks", [each.task.as_row() for each in (matmul, conv)])
     store.write_table(folder / "sketches.parquet", "sketches", [*matmul.rows(), *conv.rows()])
     place = folder / "platform=host-avx2"
-    store.write_records(place, [*small, *large])
+    store.write_records(place, elsewhere)
     monkeypatch.setattr(searched, "is_large_json", lambda text: text == matmul.task.module_json)
     with pytest.raises(DataError, match="was measured on cpu-2; measure all of it again, or its large weights there"):
         searched.again(workspace, "host-avx2", folder, large=True)
-    store.write_records(place, [*(replace(record, host=host_fingerprint()) for record in small), *large])
+    store.write_records(place, [*small, *large])
     before = {record.key: record for record in store.read_records(place)}
     searched.again(workspace, "host-avx2", folder, large=True)
     assert {job.task_key for job in runners[-1].jobs} == {matmul.task.key} and not (place / "hardware.json").exists()
     after = store.read_records(place)
     assert {record.key for record in after if record == before[record.key]} == {record.key for record in small}
-    store.write_records(place, small)
+    store.write_records(place, elsewhere)
     searched.again(workspace, "host-avx2", folder, large=False)
     assert {record.host for record in store.read_records(place)} == {host_fingerprint()} and (place / "hardware.json").exists()

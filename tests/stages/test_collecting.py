@@ -245,14 +245,14 @@ def test_how_long_stages_took_is_remembered(pool, runners):
 def test_programs_can_be_timed_beside_all_journals(pool, runners, monkeypatch):
     monkeypatch.setattr(collecting, "Runner", lambda setup: runners.append(FakeRunner(setup)) or runners[-1])
     project = Workspace()
-    keys = [(p.task_key, p.sketch, p.decisions) for p in project.programs("held_out")]
+    keys = [(p.task_key, p.sketch, p.decisions) for p in (*project.programs("held_out"), *project.programs("train")[:4])]
     monkeypatch.setattr("tcl_core.measure.job.is_large_json", lambda text: text == project.encoder.tasks[keys[0][0]].module_json)
     outcomes, protocols, host = collecting.measure_now(project, "first", keys)
     assert [(job.task_key, job.decisions) for job in runners[0].jobs] == [(key[0], key[2]) for key in keys]
     cold = [key[0] == keys[0][0] for key in keys]
     assert [job.cold for job in runners[0].jobs] == cold and set(cold) == {True, False}
     assert protocols == [collecting.setup_of(project, "first").protocol_json(cold=each) for each in cold]
-    assert len(outcomes) == len(keys) == 6 and host
+    assert len(outcomes) == len(keys) == 10 and host
     assert not Path("data/journal/collect").exists() and not Path("data/journal/holdout").exists()
     with pytest.raises(DataError, match="sketch 99 of task"):
         collecting.measure_now(project, "first", [(keys[0][0], 99, keys[0][2])])
