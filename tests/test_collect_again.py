@@ -206,8 +206,8 @@ def test_a_task_of_large_weights_is_timed_cold_and_what_was_timed_warm_does_not_
     assert {collection.keys[row][0] == matmul.task.key for row in collection.known} == {False}
     measure_all(collection, 0.0, ignore)
     assert len(runners[-1].jobs) == 30 and all(job.cold and job.task_key == matmul.task.key for job in runners[-1].jobs)
-    told = {(record.task_key == matmul.task.key, json.loads(record.protocol).get("cold_weights")) for record in collection.records.values()}
-    assert told == {(True, True), (False, None)}
+    told = {(record.task_key == matmul.task.key, json.loads(record.protocol).get("cold")) for record in collection.records.values()}
+    assert told == {(True, "weights"), (False, None)}
     measure_all(collection_in(tmp_path, setup=cold), 0.0, ignore)
     assert runners[-1].jobs == []
 

@@ -11,11 +11,12 @@ from typing import Any, Protocol as Interface
 import numpy as np
 
 from tcl_core.compat import load_tvm, set_threads
+from tcl_core.measure.eviction import as_bytes, evictor
 from tcl_core.measure.job import Setup
 from tcl_core.measure.timing import CALL_S, LAUNCH_S, Clock
 from tcl_core.platforms import largest_cache_bytes
 
-EVICT = "cache_flush_cpu_non_first_arg"  # of TVM's runtime; evicts cache line by cache line
+EVICT = "tcl.evict"  # the global function by which TVM's own loop evicts what ``ColdClock`` names
 
 
 class Device(Interface):
@@ -27,9 +28,10 @@ class Device(Interface):
     def tensor(self, array: np.ndarray) -> Any:
         """The array, placed where programs can read it."""
 
-    def clock(self, program: Any, arguments: Sequence[Any], cold: bool = False, flush: bool = True) -> Clock:
-        """A clock that times a loaded program on the arguments; ``cold`` as in ``Job``.
+    def clock(self, program: Any, arguments: Sequence[Any], cold: Sequence[int] = (), flush: bool = True) -> Clock:
+        """A clock that times a loaded program on the arguments.
 
+        cold   numbers of the arguments to evict from the caches before each run
         flush  evict the caches where the protocol says so; False: never
         """
 
@@ -62,7 +64,6 @@ class HostDevice:
         self._tvm = tvm
         self._device = tvm.device(setup.kind.device, 0)
         self._flushed = np.zeros(2 * largest_cache_bytes() if protocol.flush_cache else 0, dtype=np.uint8)
-        self._evict = tvm.get_global_func(EVICT)
         self._call_s = LAUNCH_S if setup.kind.apart else CALL_S
 
     def load(self, built: Any) -> HostProgram:
@@ -71,11 +72,11 @@ class HostDevice:
     def tensor(self, array: np.ndarray) -> Any:
         return self._tvm.runtime.tensor(array, self._device)
 
-    def clock(self, program: HostProgram, arguments: Sequence[Any], cold: bool = False, flush: bool = True) -> Clock:
+    def clock(self, program: HostProgram, arguments: Sequence[Any], cold: Sequence[int] = (), flush: bool = True) -> Clock:
         if cold and not self._flushed.size:
-            return ColdClock(program, arguments, self._tvm)
+            return ColdClock(program, arguments, cold, self._tvm)
         flushed = self._flushed if flush else self._flushed[:0]
-        return HostClock(program, arguments, self._device, flushed, self._call_s, self._evict)
+        return HostClock(program, arguments, self._device, flushed, self._call_s)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Call ``work``; exit this process if the program left the device unusable, as a fault on a GPU does."""
@@ -96,24 +97,28 @@ class HostDevice:
 
 
 class ColdClock:
-    """Times a program with all arguments but the first evicted from the caches before each run; ``mean`` uses TVM's own loop."""
+    """Times a program with some of its arguments (``cold``: their numbers) evicted from the caches before each run.
+
+    ``mean`` uses TVM's own loop.
+    """
 
     call_s = CALL_S
 
-    def __init__(self, program: HostProgram, arguments: Sequence[Any], tvm: Any) -> None:
-        self._program, self._arguments, self._device = program, arguments, tvm.cpu()
-        self._evict, self.between_s = tvm.get_global_func(EVICT), 0.0
+    def __init__(self, program: HostProgram, arguments: Sequence[Any], cold: Sequence[int], tvm: Any) -> None:
+        self._program, self._arguments, self._tvm = program, arguments, tvm
+        self._evicted, self._evict, self.between_s = [as_bytes(arguments[number]) for number in cold], evictor(), 0.0
 
     def once(self) -> float:
         start = time.perf_counter()
-        self._evict(*self._arguments)
+        self._evict(self._evicted)
         evicted = time.perf_counter()
         self._program(*self._arguments)
         self.between_s = evicted - start
         return time.perf_counter() - evicted
 
     def mean(self, number: int) -> float:
-        evaluate = self._program.module.time_evaluator("main", self._device, number=1, repeat=number, f_preproc=EVICT)
+        self._tvm.register_global_func(EVICT, lambda *_: self._evict(self._evicted), override=True)
+        evaluate = self._program.module.time_evaluator("main", self._tvm.cpu(), number=1, repeat=number, f_preproc=EVICT)
         return float(np.mean(evaluate(*self._arguments).results))
 
 
@@ -140,16 +145,14 @@ class HostClock:
         device: Any,
         flushed: np.ndarray,
         call_s: float,
-        evict: Callable[..., Any] | None = None,
     ) -> None:
         self._program, self._arguments, self._device, self._flushed, self.call_s = program, arguments, device, flushed, call_s
-        self._evict = evict
+        self._evicted = [as_bytes(argument) for argument in arguments] if flushed.size else []
 
     def once(self) -> float:
         if self._flushed.size:
             self._flushed += 1  # touches every line of twice the largest cache of this core
-            if self._arguments and self._evict:  # EVICT skips its first argument; it evicts the others from the other cores' own caches too
-                self._evict(self._arguments[0], *self._arguments)
+            evictor()(self._evicted)  # from the other cores' own caches too
         start = time.perf_counter()
         self._program(*self._arguments)
         self._device.sync()

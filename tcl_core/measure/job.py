@@ -60,8 +60,8 @@ class Job:
     decisions    the sketch's decision vector
     best_s       the fastest latency of the task known so far, seconds
     check        compare the output with that of the untuned module on the same inputs
-    cold         evict all arguments but the first from the caches before each timed run: in a network weights are cold,
-                 while the previous program has just written the first argument; with ``Protocol.flush_cache`` all are, in any case
+    cold         evict the weights (``weights.weight_places``) from the caches before each timed run: in a network others have been read
+                 in between.  With ``Protocol.flush_cache`` all arguments are evicted in any case; on remote devices all but the first
     """
 
     task_key: str
@@ -143,7 +143,7 @@ class Setup:
     def protocol_json(self, error: str = "ok", cold: bool = False) -> str:
         """Protocol and target as one line of JSON, stored with each record: latencies compare only where these lines are equal.
 
-        Names cold weights where the program was timed so (``cold``).
+        Says what was evicted where the program was timed ``cold``.
         No line says that repeats before 2026-11-27 were in a row, not by turns (docs/measuring.md).
         Includes the limits where they may have decided the outcome: a timeout may pass with more time, a failed build or run
         with more memory.
@@ -153,5 +153,5 @@ class Setup:
             limits = {"limits": asdict(self.limits)}
         elif error in ("build", "run") and self.limits.memory_bytes:
             limits = {"memory_bytes": self.limits.memory_bytes}
-        timed = {"cold_weights": True} if cold else {}
+        timed = {"cold": "all but the first" if self.tracker else "weights"} if cold else {}
         return json.dumps({**asdict(self.protocol), "target": self.target, **timed, **limits}, sort_keys=True)

@@ -32,7 +32,8 @@ import numpy as np
 from tcl_core.compat import load_tvm
 from tcl_core.errors import PlatformError, last_line
 from tcl_core.files import shown
-from tcl_core.measure.device import EVICT, Crashed, TimedOut
+from tcl_core.measure.device import Crashed, TimedOut
+from tcl_core.measure.eviction import SLOW
 from tcl_core.measure.job import Setup
 from tcl_core.measure.serving import DESCRIBE, SET_THREADS
 from tcl_core.measure.timing import CALL_S, Clock
@@ -73,8 +74,9 @@ class RemoteDevice:
     def tensor(self, array: np.ndarray) -> RemoteTensor:
         return RemoteTensor(self, array)
 
-    def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor], cold: bool = False, flush: bool = True) -> Clock:
-        return RemoteClock(self, program, arguments, flush and self._setup.protocol.flush_cache, cold)
+    def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor], cold: Sequence[int] = (), flush: bool = True) -> Clock:
+        """As ``Device.clock``, but where ``cold`` names any argument, all but the first are evicted: TVM's runtime there can nothing else."""
+        return RemoteClock(self, program, arguments, flush and self._setup.protocol.flush_cache, bool(cold))
 
     def run(self, work: Callable[[], Any]) -> Any:
         """As ``Device.run``.  Raises PlatformError where there is no device, or the devices differ or cannot load programs."""
@@ -209,7 +211,7 @@ class RemoteClock:
             number=number,
             repeat=repeat,
             cache_flush_bytes=session.flushed_bytes if self._flush else 0,
-            f_preproc=EVICT if self._cold else "",
+            f_preproc=SLOW if self._cold else "",
         )
         return float(np.mean(evaluate(*[session.tensor(argument) for argument in self._arguments]).results))
 

@@ -48,6 +48,7 @@ from tcl_core.process import die_with_parent
 from tcl_core.programs.packing import packed
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, Sketch, read_sketch, trace_from_json
 from tcl_core.programs.tasks import argument_types
+from tcl_core.programs.weights import weight_places
 
 # Outputs are compared relative to the largest magnitude: reordered float32 sums differ by about 1e-6.
 TOLERANCE = 1e-3
@@ -175,7 +176,9 @@ class Worker:
         do not affect the latency.
         """
         built = self.built[number]
-        clock = self.device.clock(built.function, self.inputs(built.job.task_key, built.job.module_json), built.job.cold)
+        job = built.job
+        cold = weight_places(self.space(job.task_key, job.module_json).module) if job.cold else ()
+        clock = self.device.clock(built.function, self.inputs(job.task_key, job.module_json), cold)
         with self._steady():
             return self.device.run(lambda: time_repeat(clock, self.setup.protocol, best_s))
 

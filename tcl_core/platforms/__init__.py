@@ -28,6 +28,7 @@ from tcl_core.platforms.hardware import (
 from tcl_core.platforms.host import (
     USABLE_CORES as USABLE_CORES,
     copy_bandwidth_gbs as copy_bandwidth_gbs,
+    cpu_flags as cpu_flags,
     host_fields as host_fields,
     host_fingerprint as host_fingerprint,
     largest_cache_bytes as largest_cache_bytes,

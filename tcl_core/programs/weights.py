@@ -15,14 +15,15 @@ from tcl_core.programs.tasks import argument_types
 LARGE = 1 << 16  # bytes of weights; reading fewer from memory takes only some microseconds
 
 
-def weight_bytes(module: Any) -> int:
-    """Bytes of the arguments that the graph says may be packed, without argument 0, which cold timing does not evict.
+def weight_places(module: Any) -> list[int]:
+    """Numbers of the arguments that the graph says may be packed, without argument 0; none for a graph that is not packed."""
+    return [int(place) for place in (module["main"].attrs or {}).get(FREE) or () if int(place)]
 
-    0 for a graph that is not packed: it names none.
-    """
+
+def weight_bytes(module: Any) -> int:
+    """Bytes of the arguments at ``weight_places``."""
     types = argument_types(module)
-    places = [int(place) for place in (module["main"].attrs or {}).get(FREE) or () if int(place)]
-    return sum(math.prod(types[place][0]) * np.dtype(types[place][1]).itemsize for place in places)
+    return sum(math.prod(types[place][0]) * np.dtype(types[place][1]).itemsize for place in weight_places(module))
 
 
 def is_large(module: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tcl_core.programs.weights import weight_bytes
 
-TIMED = "large weights cold"  # tells a database of programs timed so from one timed otherwise
+TIMED = "large weights cold, and nothing else"  # tells a database of programs timed so from one timed otherwise
 
 
 def is_cold(uses: Sequence[tuple[Any, float]], own_bytes: float) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from tcl_core.errors import PlatformError
 from tcl_core.measure import remote, serving as serving_module
-from tcl_core.measure.device import EVICT
+from tcl_core.measure.eviction import SLOW
 from tcl_core.measure.remote import RemoteClock, answer_s, session_s
 from tcl_core.measure.tracker import NoDevice
 from tcl_core.measure.worker import Worker
@@ -76,7 +76,7 @@ def test_the_clock_is_the_devices():
     assert RemoteClock(Device(), "program", ["a"], flush=False, cold=True).mean(3) == 2.0
     assert RemoteClock(Device(), "program", ["a"], flush=True, cold=True).mean(2) == 1.5  # all is evicted as it is
     assert [call[2:] for call in calls] == [
-        (1, 1, 0, ""), (5, 1, 0, ""), (1, 1, 7, ""), (1, 4, 7, ""), (1, 3, 0, EVICT), (1, 2, 7, ""),
+        (1, 1, 0, ""), (5, 1, 0, ""), (1, 1, 7, ""), (1, 4, 7, ""), (1, 3, 0, SLOW), (1, 2, 7, ""),
     ]  # fmt: skip
 
 

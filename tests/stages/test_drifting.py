@@ -194,7 +194,7 @@ def test_what_is_timed_with_cold_weights_now_is_told_once(machine, project):
     """Also where the first probe's task has none; a record that says so is compared with another that says so."""
     machine.cold = {"task3", "task4"}
     (check,) = check_drift(project, P)
-    assert check["changed"] == ["cold_weights was None then and is True now"]
+    assert check["changed"] == ["cold was None then and is weights now"]
     cold = SETUP.protocol_json(cold=True)
     write(P, [record(task, number, **({"protocol": cold} if task in (3, 4) else {})) for task in range(12) for number in range(6)])
     (check,) = check_drift(project, P)
