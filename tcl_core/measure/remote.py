@@ -75,7 +75,7 @@ class RemoteDevice:
         return RemoteTensor(self, array)
 
     def clock(self, program: RemoteProgram, arguments: Sequence[RemoteTensor], cold: Sequence[int] = (), flush: bool = True) -> Clock:
-        """As ``Device.clock``, but where ``cold`` names any argument, all but the first are evicted: TVM's runtime there can nothing else."""
+        """As ``Device.clock``, but where ``cold`` names any argument, all but the first are evicted: TVM's runtime there can do nothing else."""
         return RemoteClock(self, program, arguments, flush and self._setup.protocol.flush_cache, bool(cold))
 
     def run(self, work: Callable[[], Any]) -> Any:
