@@ -74,7 +74,7 @@ class HostDevice:
 
     def clock(self, program: HostProgram, arguments: Sequence[Any], cold: Sequence[int] = (), flush: bool = True) -> Clock:
         if cold and not self._flushed.size:
-            return ColdClock(program, arguments, cold, self._tvm)
+            return ColdClock(program, arguments, cold, self._device)
         flushed = self._flushed if flush else self._flushed[:0]
         return HostClock(program, arguments, self._device, flushed, self._call_s)
 
@@ -104,8 +104,8 @@ class ColdClock:
 
     call_s = CALL_S
 
-    def __init__(self, program: HostProgram, arguments: Sequence[Any], cold: Sequence[int], tvm: Any) -> None:
-        self._program, self._arguments, self._tvm = program, arguments, tvm
+    def __init__(self, program: HostProgram, arguments: Sequence[Any], cold: Sequence[int], device: Any) -> None:
+        self._program, self._arguments, self._device = program, arguments, device
         self._evicted, self._evict, self.between_s = [as_bytes(arguments[number]) for number in cold], evictor(), 0.0
 
     def once(self) -> float:
@@ -117,9 +117,14 @@ class ColdClock:
         return time.perf_counter() - evicted
 
     def mean(self, number: int) -> float:
-        self._tvm.register_global_func(EVICT, lambda *_: self._evict(self._evicted), override=True)
-        evaluate = self._program.module.time_evaluator("main", self._tvm.cpu(), number=1, repeat=number, f_preproc=EVICT)
-        return float(np.mean(evaluate(*self._arguments).results))
+        import tvm_ffi
+
+        tvm_ffi.register_global_func(EVICT, lambda *_: self._evict(self._evicted))
+        try:
+            evaluate = self._program.module.time_evaluator("main", self._device, number=1, repeat=number, f_preproc=EVICT)
+            return float(np.mean(evaluate(*self._arguments).results))
+        finally:
+            tvm_ffi.registry.remove_global_func(EVICT)  # it would keep the weights
 
 
 class HostProgram:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tvm_ffi
 
 from tcl_core.compat import load_tvm, make_target
 from tcl_core.measure import device as device_module
@@ -59,27 +60,27 @@ def test_nothing_is_kept_where_nobody_flushes(make_setup):
 
 
 def test_a_cold_program_finds_some_arguments_evicted_before_each_run(cpu, monkeypatch):
-    """Also by TVM's own loop, which calls by its name what evicts them."""
-    steps, asked, named = [], [], {}
+    """Also by TVM's own loop, which calls by its name what evicts them; the name is gone afterwards, and with it what it kept."""
+    steps, asked = [], []
     monkeypatch.setattr(device_module, "evictor", lambda: lambda tensors: steps.append(("evict", tensors)))
     monkeypatch.setattr(device_module, "as_bytes", lambda tensor: f"bytes of {tensor}")
 
     def time_evaluator(name, where, **given):
         asked.append((name, where, given))
-        named[given["f_preproc"]]("x", "b", "w")
+        tvm_ffi.get_global_func(given["f_preproc"])("x", "b", "w")
         return lambda *arguments: SimpleNamespace(results=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
 
     def program(*arguments):
         steps.append(("run", arguments))
 
     program.module = SimpleNamespace(time_evaluator=time_evaluator)
-    tvm = SimpleNamespace(cpu=lambda: cpu, register_global_func=lambda name, function, override: named.update({name: function}))
-    clock = ColdClock(program, ["x", "b", "w"], [2], tvm)
+    clock = ColdClock(program, ["x", "b", "w"], [2], cpu)
     assert clock.once() > 0 and clock.between_s > 0
     assert steps == [("evict", ["bytes of w"]), ("run", ("x", "b", "w"))]
     assert clock.mean(6) == 3.5
     assert asked == [("main", cpu, {"number": 1, "repeat": 6, "f_preproc": device_module.EVICT})]
     assert steps[2:] == [("evict", ["bytes of w"])]
+    assert tvm_ffi.get_global_func(device_module.EVICT, allow_missing=True) is None
 
 
 def test_many_short_runs_are_timed_by_tvms_own_loop(cpu):
