@@ -8,13 +8,14 @@ drawn             data/prepared and data/registers: uniform draws, and draws suc
 + both            and both, in the same tasks
 + elsewhere       drawn, and both of the other platforms, each of another machine
 + all             all of it: what comes with TCL
++ all, LambdaRank the same by LambdaRank, where the other rows' trees count every pair alike
 
 Boosted trees on tokens learn each row in one heap, as the data that comes with TCL is learned, under this machine's hardware row, and
 without the tasks of three training networks at a time.  Of these tasks they rank the programs that searches met, and those that were
 drawn on the Xeon.
 
 all   rank correlation of scores with speed;  near   of the programs within 1.6 times the fastest;  pairs   share of pairs ranked right.
-Mean over tasks, and the 95 % interval of the difference from `drawn` over draws of the folds and of their tasks.
+Mean over tasks, and the 95 % interval of the difference from `drawn`, LambdaRank's from `+ all`, over draws of the folds and of their tasks.
 --quick: one fold, one seed.  Units with the same code and data are kept.
 """
 
@@ -46,7 +47,10 @@ from tcl_core.records import ProgramKey
 from tcl_core.reference import Reference, apart
 from tcl_core.stages.training import as_here
 
-DRAWN, HERE, ALONE, BOTH, ELSEWHERE, ALL = ROWS = "drawn", "+ draws here", "+ searched alone", "+ both", "+ elsewhere", "+ all"
+DRAWN, HERE, ALONE, BOTH, ELSEWHERE, ALL = "drawn", "+ draws here", "+ searched alone", "+ both", "+ elsewhere", "+ all"
+LAMBDA = f"{ALL}, LambdaRank"
+ROWS = DRAWN, HERE, ALONE, BOTH, ELSEWHERE, ALL, LAMBDA
+BASES = dict.fromkeys(ROWS, DRAWN) | {LAMBDA: ALL}  # row -> what it is compared with
 SETS = "prepared", "registers", "searched"
 DRAWS = {"host-avx2": "epyc/registers", "host-avx512": "registers"}  # of the machines that searched
 NEAR, ENOUGH = 1.6, 8  # times the fastest; fewest programs for a rank correlation
@@ -78,7 +82,8 @@ class Bench:
         before = [as_here(self.sets[name].pooled(ranked), here) for name in SETS[:-1]]
         learned = {DRAWN: before}
         learned |= {row: [*before, as_here(heap, here)] for row, heap in self._heaps(platform, ranked).items()}
-        return {row: self._judged(heaps, platform, tested, seed) for row, heaps in learned.items()}
+        found = {row: self._judged(heaps, platform, tested, seed) for row, heaps in learned.items()}
+        return found | {LAMBDA: self._judged(learned[ALL], platform, tested, seed, "rank")}
 
     def _heaps(self, platform: str, ranked: Collection[str]) -> dict[str, Samples]:
         """What each row learns in addition to `drawn`, without the tasks that are ranked."""
@@ -95,8 +100,8 @@ class Bench:
         records = store.read_records(self.searched.folder / f"platform={platform}")
         return np.array([record.key in self.draws[platform] for record in records])
 
-    def _judged(self, heaps: Sequence[Samples], platform: str, tested: Sequence[str], seed: int) -> Figures:
-        model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed))
+    def _judged(self, heaps: Sequence[Samples], platform: str, tested: Sequence[str], seed: int, loss: str = "pairs") -> Figures:
+        model = catalogue.create("trees", replace(catalogue.own_settings("trees"), seed=seed, loss=loss))
         model.fit(apart(heaps, self.counts[: len(heaps)]))
         found: Figures = {name: {} for name in FIGURES}
         weights = self.searched.case(platform, tested=tested).networks.values()
@@ -126,7 +131,10 @@ def correlations(scores: np.ndarray, samples: Samples, enough: int = ENOUGH) -> 
 
 
 def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """Platform -> row -> figure -> [mean, low, high], and its difference from `drawn`; a task of a fold counts once, with its mean."""
+    """Platform -> row -> figure -> [mean, low, high], and its difference from that of the row's base (``BASES``).
+
+    A task of a fold counts once, with its mean.
+    """
     found: dict[str, Any] = {}
     for platform in dict.fromkeys(unit.split(", ")[0] for unit in units):
         of_platform = {name: unit for name, unit in units.items() if name.split(", ")[0] == platform}
@@ -136,10 +144,10 @@ def summary(units: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
                 continue
             rows[row] = {}
             for name in FIGURES:
-                mine, base = (_by_task(of_platform, which, name) for which in (row, DRAWN))
+                mine, base = (_by_task(of_platform, which, name) for which in (row, BASES[row]))
                 both = mine.keys() & base.keys()  # scores that are all alike have no correlation
                 rows[row][name] = by_fold({place: mine[place] for place in both})
-                rows[row][f"{name}_less_drawn"] = by_fold(mine, base)
+                rows[row][f"{name}_less_base"] = by_fold(mine, base)
     return found
 
 
@@ -154,7 +162,7 @@ def _by_task(units: Mapping[str, Mapping[str, Figures]], row: str, name: str) ->
 
 def table(found: Mapping[str, Any]) -> str:
     def cell(rows: Mapping[str, Any], row: str, name: str) -> str:
-        _, low, high = rows[row][f"{name}_less_drawn"]
+        _, low, high = rows[row][f"{name}_less_base"]
         return f"{rows[row][name][0]:.3f}" + ("" if row == DRAWN or low is None else f" ({low:+.3f} to {high:+.3f})")
 
     lines = [[platform, row, *(cell(rows, row, name) for name in FIGURES)] for platform, rows in found.items() for row in rows]

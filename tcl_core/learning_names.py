@@ -2,6 +2,7 @@
 
 LOSSES = {
     "rank": "tcl_core.learning.losses:lambda_rank",
+    "pairs": "tcl_core.learning.losses:rank_net",
     "scores": "tcl_core.learning.losses:score_regression",
 }
 SCHEDULES = {  # of the learning rate

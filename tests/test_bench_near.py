@@ -31,8 +31,8 @@ def test_a_difference_is_of_tasks_that_both_ranked():
     figures = {row: {name: {f"host-avx2, {task}": 0.25 for task in range(12)} for name in FIGURES} for row in ROWS}
     figures[ALONE]["near"] = {f"host-avx2, {task}": 0.5 for task in range(1, 13)}
     found = summary({"host-avx2, 0, 0": figures})["host-avx2"]
-    assert found[ALONE]["near"] == [0.5, 0.5, 0.5] and found[ALONE]["near_less_drawn"] == [0.25, 0.25, 0.25]
-    assert found[DRAWN]["near_less_drawn"] == [0.0, 0.0, 0.0]
+    assert found[ALONE]["near"] == [0.5, 0.5, 0.5] and found[ALONE]["near_less_base"] == [0.25, 0.25, 0.25]
+    assert found[DRAWN]["near_less_base"] == [0.0, 0.0, 0.0]
 
 
 def test_platforms_stand_apart():

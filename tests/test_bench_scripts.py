@@ -48,7 +48,7 @@ TABLES = {
     "near": tuple(
         f"summary.*.{row}.{figure}"
         for row in ("drawn", "+ draws here", "+ searched alone", "+ both", "+ elsewhere", "+ all")
-        for figure in ("all", "near", "pairs_less_drawn")
+        for figure in ("all", "near", "pairs_less_base")
     ),
     "repeats": tuple(f"summary.{figure}" for figure in ("same processes", "new processes", "all, the data", "scatter", "spread")),
     "pipeline": (),  # tests/test_end_to_end.py shows a run

@@ -52,7 +52,7 @@ def test_losses_and_schedules_are_where_their_names_say():
     from tcl_core.learning import fit, losses
 
     assert CHOICES["train.loss"] == tuple(LOSSES) and CHOICES["train.schedule"] == ("constant", "cosine")
-    assert {fit._at(place) for place in LOSSES.values()} == {losses.lambda_rank, losses.score_regression}
+    assert {fit._at(place) for place in LOSSES.values()} == {losses.lambda_rank, losses.rank_net, losses.score_regression}
     assert [fit._at(place)(3, 10) for place in SCHEDULES.values()] == [1.0, fit.cosine(3, 10), 1.0]
     assert [round(fit._at(place)(25, 10), 4) for place in SCHEDULES.values()] == [1.0, 0.5, 0.64]
 

@@ -156,11 +156,13 @@ def validation_metrics(network: nn.Module, samples: Samples, batch_size: int, si
         return ranking_metrics(predicted, sigma)
 
 
-def ranking_metrics(predicted: Iterable[tuple[Tensor, Batch]], sigma: float = 1.0) -> dict[str, float]:
-    """``validation_metrics`` from pairs of (T, P) predictions and their batch."""
+def ranking_metrics(
+    predicted: Iterable[tuple[Tensor, Batch]], sigma: float = 1.0, loss: Callable[..., Tensor] = lambda_rank
+) -> dict[str, float]:
+    """``validation_metrics`` from pairs of (T, P) predictions and their batch, or those with another per-task loss."""
     losses, top = [], []
     for values, batch in predicted:
-        losses += by_size(lambda_rank, values, batch.labels, batch.mask, sigma).tolist()
+        losses += by_size(loss, values, batch.labels, batch.mask, sigma).tolist()
         best = values.masked_fill(~batch.mask, -torch.inf).argmax(1, keepdim=True)
         top += batch.labels.gather(1, best)[:, 0].tolist()
     return {"valid_loss": float(np.mean(losses)), "valid_top1": float(np.mean(top))}

@@ -16,7 +16,7 @@ class FitSettings:
     clip_norm: float = 0.5  # for the norm of the whole gradient; from TLP's public code, as the paper gives none
     schedule: str = "constant"  # see ``learning_names``; also cosine (restarts every period), step (times 0.8 every period)
     period: int = 10  # epochs
-    loss: str = "rank"  # see ``learning_names``: LambdaRank; also scores: regression on the logarithm of the labels
+    loss: str = "rank"  # LambdaRank; also pairs: every pair alike; scores: regression on the logarithm of the labels
     sigma: float = 1.0  # steepness of the ranking loss
     seed: int = 0
     checkpoint_every: int = 5  # epochs

@@ -33,6 +33,17 @@ def lambda_rank(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 
     return (pair_weights(predicted, labels, mask) * surprise).sum((1, 2))
 
 
+def rank_net(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> Tensor:
+    """(T,) mean over a task's pairs with different labels of log2(1 + exp(-sigma (s_i - s_j))), y_i > y_j; 0 without such pairs.
+
+    Every pair counts alike, two programs near the fastest as much as the fastest and the slowest (RankNet, Burges et al., ICML 2005;
+    AutoTVM's rank loss, arXiv 1805.08166, section 3).  Arguments and memory as in ``lambda_rank``.
+    """
+    counted = every_pair(predicted, labels, mask)
+    surprise = F.softplus(-sigma * differences(predicted.masked_fill(~mask, 0.0))) / math.log(2.0)
+    return (counted * surprise).sum((1, 2)) / counted.sum((1, 2)).clamp_min(1)
+
+
 def alike(mask: Tensor) -> list[tuple[Tensor, int]]:
     """Groups of tasks of similar size, each with its largest size, for losses whose memory grows with the square of that.
 
@@ -76,8 +87,13 @@ def pair_weights(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """(T, P, P) cost of ranking i below j, |G_i - G_j| |1/D_i - 1/D_j|; 0 unless i is the better program."""
     labels = labels.masked_fill(~mask, 0.0)
     discount = 1.0 / torch.log2(1.0 + predicted_ranks(predicted, mask))
+    return differences(normalised_gains(labels)).abs() * differences(discount).abs() * every_pair(predicted, labels, mask)
+
+
+def every_pair(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """(T, P, P) 1 where i is the better program of a pair, else 0; takes ``predicted`` for its type alone, as ``pair_weights`` does more."""
     ordered = (labels[:, :, None] > labels[:, None, :]) & mask[:, :, None] & mask[:, None, :]
-    return differences(normalised_gains(labels)).abs() * differences(discount).abs() * ordered
+    return ordered.to(predicted.dtype)
 
 
 def normalised_gains(labels: Tensor) -> Tensor:

@@ -2,9 +2,12 @@
 
 A program is one or more rows; every tree assigns each row a number, and the program's score is the sum over its rows and
 trees, as in TVM's XGBModel.  TVM fits that sum to the label by weighted least squares.  Here, as in AutoTVM, only the
-order within a task is learned: trees are grown on the derivatives of LambdaRank, which all rows of a program share.  On
-24 measured tasks, a quarter held out in turn, this ranked 71 % of the pairs right, against 67 % with least squares and
+order within a task is learned: trees are grown on the derivatives of a ranking loss, which all rows of a program share.  On
+24 measured tasks, a quarter held out in turn, LambdaRank ranked 71 % of the pairs right, against 67 % with least squares and
 68 % with one row per program (the sums and maxima over its stores).
+
+In the loss every pair of a task counts alike (``losses.rank_net``).  LambdaRank counts a pair by the gain and the places that
+it is about; programs near the fastest, among which a search chooses, then count little.  docs/learning.md has the comparison.
 
 ``XgboostModel`` reads the per-store features of the lowered program, as TVM's model does.  ``TreesModel`` reads tokens, one
 row per program, and needs no lowering.
@@ -16,7 +19,8 @@ features); greater depth, and any regularisation (row sampling, L2, fewer column
 instead of XGBoost's 256, which take a quarter less time: on the folds of bench/near.py, with one seed, .766 of drawn pairs
 vs .768, and a rank correlation of .211 vs .235 near the fastest of searched programs.
 
-Of FitSettings only epochs (``ROUNDS`` trees each), batch size, sigma and seed apply; the rest is for gradient descent.
+Of FitSettings only epochs (``ROUNDS`` trees each), batch size, loss (one of ``LOSSES``), sigma and seed apply; the rest is for
+gradient descent.
 """
 
 from __future__ import annotations
@@ -34,13 +38,13 @@ import torch
 import xgboost
 from torch import Tensor
 
-from tcl_core.errors import DataError, UsageError
+from tcl_core.errors import DataError, UsageError, unknown_name
 from tcl_core.features import layout, per_store
 from tcl_core.features.action_statistics import action_statistics, annotation_reaches
 from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_features, group_tasks, make_batch, usable_tasks
 from tcl_core.learning.fit import FitReport, FitSettings, OnEpoch, ranking_metrics
-from tcl_core.learning.losses import differences, pair_weights
+from tcl_core.learning.losses import differences, every_pair, lambda_rank, pair_weights, rank_net
 from tcl_core.models.cost_model import CostModel, read_model, whole_model, write_model
 
 ROUNDS = 10  # trees per epoch
@@ -58,7 +62,9 @@ GROWING = {
     "base_score": 0.0,
 }
 
-SETTINGS = FitSettings(epochs=60)
+LOSSES = {"pairs": (rank_net, every_pair), "rank": (lambda_rank, pair_weights)}  # name -> loss, weights of the pairs in it
+
+SETTINGS = FitSettings(epochs=60, loss="pairs")
 """600 trees."""
 
 Rows = Callable[[Samples], tuple[np.ndarray, np.ndarray]]
@@ -261,9 +267,12 @@ class TreesModel(BoostedTrees):
 
 
 class _Ranking:
-    """LambdaRank over ``size`` measured programs: loss and derivatives of scores for them."""
+    """The settings' loss over ``size`` measured programs, and its derivatives by scores for them.  Raises UsageError for another's name."""
 
     def __init__(self, samples: Samples, settings: FitSettings) -> None:
+        if settings.loss not in LOSSES:
+            raise unknown_name("loss", settings.loss, LOSSES, "boosted trees")
+        self.loss, self.weights = LOSSES[settings.loss]
         groups, scores = usable_tasks(samples), samples.scores
         parts = group_tasks(groups, settings.batch_size, np.random.default_rng(settings.seed))
         lean = replace(samples, features=samples.features[..., :0])  # a batch would copy features that nothing reads here
@@ -276,14 +285,14 @@ class _Ranking:
         found = np.zeros((2, self.size), dtype=np.float32)
         for batch in self.batches:
             predicted = batch.by_task(torch.from_numpy(scores[batch.rows]))
-            for values, kept in zip(rank_derivatives(predicted, batch.labels, batch.mask, self.sigma), found, strict=True):
+            for values, kept in zip(pair_derivatives(predicted, batch.labels, batch.mask, self.weights, self.sigma), found, strict=True):
                 kept[batch.rows[batch.index[batch.mask]]] = values[batch.mask]
         return found[0], found[1]
 
     def metrics(self, scores: np.ndarray) -> dict[str, float]:
-        """Mean LambdaRank loss and top-1 of (N,) ``scores`` over the tasks, or parts of large ones."""
+        """Mean loss and top-1 of (N,) ``scores`` over the tasks, or parts of large ones."""
         predicted = ((batch.by_task(torch.from_numpy(scores[batch.rows])), batch) for batch in self.batches)
-        return ranking_metrics(predicted, self.sigma)
+        return ranking_metrics(predicted, self.sigma, self.loss)
 
 
 def _alike(parts: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
@@ -293,12 +302,14 @@ def _alike(parts: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
         yield from (alike[first : first + count] for first in range(0, len(alike), count))
 
 
-def rank_derivatives(predicted: Tensor, labels: Tensor, mask: Tensor, sigma: float = 1.0) -> tuple[Tensor, Tensor]:
-    """(T, P) first and second derivatives of the tasks' LambdaRank losses (``losses.lambda_rank``) by ``predicted``.
+def pair_derivatives(
+    predicted: Tensor, labels: Tensor, mask: Tensor, weights: Callable[..., Tensor], sigma: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """(T, P) first and second derivatives by ``predicted`` of the tasks' losses over pairs, whose weights are ``weights(predicted, labels, mask)``.
 
     Pair weights are scaled so that each task's sum to its number of programs: every program of every task counts alike.
     """
-    weight = pair_weights(predicted, labels, mask)
+    weight = weights(predicted, labels, mask)
     total = weight.sum((1, 2), keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
     weight = weight * mask.sum(1)[:, None, None] / total
     wrong = torch.sigmoid(-sigma * differences(predicted.masked_fill(~mask, 0.0)))

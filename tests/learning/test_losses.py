@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tcl_core.learning.losses import alike, by_size, lambda_rank, score_regression, within_task
+from tcl_core.learning.losses import alike, by_size, lambda_rank, rank_net, score_regression, within_task
 
 
 def literal_lambda_rank(s: list[float], y: list[float], sigma: float) -> float:
@@ -34,6 +34,27 @@ def test_by_hand():
     assert loss.item() == pytest.approx(0.32474, abs=2e-5)
 
 
+def test_every_pair_counts_alike_by_hand():
+    """Three programs and padding: pairs (0, 1), (0, 2), (1, 2) whose scores differ by 1, -1, -2; the mean of log2(1 + e^-d).
+
+    .45194 + 1.89463 + 3.06850, over 3.  A tie of labels forms no pair: of the second task's three, two with difference 1 remain.
+    """
+    s = torch.tensor([[1.0, 0.0, 2.0, torch.nan], [0.0, 1.0, 0.0, torch.nan]], requires_grad=True)
+    y = torch.tensor([[1.0, 0.9, 0.1, 0.5], [0.2, 0.8, 0.2, 0.5]])
+    loss = rank_net(s, y, torch.tensor([[True, True, True, False]] * 2))
+    assert loss.tolist() == pytest.approx([1.80502, 0.45194], abs=2e-5)
+    loss.sum().backward()
+    assert s.grad[:, 3].tolist() == [0.0, 0.0] and s.grad[0, 0] < 0 < s.grad[0, 2]
+    near = rank_net(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.99]]), torch.ones(1, 2, dtype=torch.bool))
+    assert near.item() == pytest.approx(0.45194, abs=2e-5)  # as much as two far apart
+
+
+@pytest.mark.parametrize("loss", [lambda_rank, rank_net])
+def test_tasks_without_an_order_cost_nothing(loss):
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    assert loss(torch.rand(2, 3), torch.tensor([[0.0, 0.0, 0.0], [0.4, 0.4, 0.4]]), mask).tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("sigma", [1.0, 2.5])
 def test_equals_the_literal_formula_with_padding(sigma):
     draw = torch.Generator().manual_seed(0)
@@ -50,12 +71,6 @@ def test_padding_gets_no_gradient_even_when_it_is_not_finite():
     mask = torch.tensor([[True, True, False]])
     lambda_rank(s, torch.tensor([[0.2, 1.0, 0.7]]), mask).sum().backward()
     assert s.grad[0, 2] == 0 and s.grad[0, 1] < 0 < s.grad[0, 0]
-
-
-def test_tasks_without_an_order_cost_nothing():
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    loss = lambda_rank(torch.rand(2, 3), torch.tensor([[0.0, 0.0, 0.0], [0.4, 0.4, 0.4]]), mask)
-    assert loss.tolist() == [0.0, 0.0]
 
 
 def test_better_orders_cost_less():

@@ -17,12 +17,11 @@ from tcl_core.features import layout, per_store
 from tcl_core.features.layout import KINDS, LEVEL, numbers_of
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.learning.fit import FitSettings
-from tcl_core.learning.losses import lambda_rank, pair_weights
 from tcl_core.models import catalogue, trees
 from tcl_core.models.cost_model import CostModel
-from tcl_core.models.trees import LAST, ROUNDS, TreesModel, XgboostModel, rank_derivatives
+from tcl_core.models.trees import LAST, ROUNDS, TreesModel, XgboostModel, pair_derivatives
 
-SETTINGS = FitSettings(epochs=3, seed=1)
+SETTINGS = replace(trees.SETTINGS, epochs=3, seed=1)
 
 
 def statement_samples(seed: int = 0, tasks: int = 8, programs: int = 24) -> Samples:
@@ -65,21 +64,31 @@ def fitted(name: str = "xgboost", settings: FitSettings = SETTINGS, **valid):
     return model
 
 
-def test_derivatives_are_those_of_the_loss():
+@pytest.mark.parametrize("name", trees.LOSSES)
+def test_derivatives_are_those_of_the_loss(name):
+    loss, weights = trees.LOSSES[name]
     draw = torch.Generator().manual_seed(0)
     s = torch.randn(3, 6, generator=draw, dtype=torch.float64, requires_grad=True)
     y, mask = torch.rand(3, 6, generator=draw, dtype=torch.float64), torch.arange(6) < torch.tensor([[6], [4], [2]])
-    scale = (mask.sum(1) / pair_weights(s, y, mask).sum((1, 2)))[:, None]
-    (gradient,) = torch.autograd.grad(lambda_rank(s, y, mask, 1.5).sum(), s, create_graph=True)
+    counted = weights(s, y, mask).sum((1, 2))
+    scale = (mask.sum(1) / (counted if name == "rank" else torch.ones(3)))[:, None]  # rank_net is a mean over pairs already
+    (gradient,) = torch.autograd.grad(loss(s, y, mask, 1.5).sum(), s, create_graph=True)
     diagonal = [torch.autograd.grad(g, s, retain_graph=True)[0].flatten()[n] for n, g in enumerate(gradient.flatten())]
-    first, second = rank_derivatives(s.detach(), y, mask, 1.5)
+    first, second = pair_derivatives(s.detach(), y, mask, weights, 1.5)
     torch.testing.assert_close(first, gradient.detach() * scale)
     torch.testing.assert_close(second, torch.stack(diagonal).view(3, 6) * scale)
 
 
-def test_tasks_without_an_order_have_no_derivatives():
-    first, second = rank_derivatives(torch.rand(1, 3), torch.full((1, 3), 0.4), torch.ones(1, 3, dtype=torch.bool))
+@pytest.mark.parametrize("name", trees.LOSSES)
+def test_tasks_without_an_order_have_no_derivatives(name):
+    flat = torch.full((1, 3), 0.4)
+    first, second = pair_derivatives(torch.rand(1, 3), flat, torch.ones(1, 3, dtype=torch.bool), trees.LOSSES[name][1])
     assert not first.any() and not second.any()
+
+
+def test_a_loss_without_pairs_is_refused():
+    with pytest.raises(UsageError, match=r"^unknown loss 'scores' in boosted trees; known: pairs, rank\.$"):
+        fitted(settings=replace(SETTINGS, loss="scores"))
 
 
 def test_tasks_of_one_size_are_compared_together(monkeypatch):
