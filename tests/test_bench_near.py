@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from near import ALONE, DRAWN, FIGURES, ROWS, correlations, summary, table
+from near import ALL, ALONE, DRAWN, FIGURES, LAMBDA, ROWS, correlations, summary, table
 
 from tcl_core.features.batches import Samples
 
@@ -33,6 +33,15 @@ def test_a_difference_is_of_tasks_that_both_ranked():
     found = summary({"host-avx2, 0, 0": figures})["host-avx2"]
     assert found[ALONE]["near"] == [0.5, 0.5, 0.5] and found[ALONE]["near_less_base"] == [0.25, 0.25, 0.25]
     assert found[DRAWN]["near_less_base"] == [0.0, 0.0, 0.0]
+
+
+def test_another_loss_is_compared_with_the_same_data():
+    figures = {
+        row: {name: {f"host-avx2, {task}": {ALL: 0.5, LAMBDA: 0.375}.get(row, 0.25) for task in range(12)} for name in FIGURES}
+        for row in ROWS
+    }
+    found = summary({"host-avx2, 0, 0": figures})["host-avx2"]
+    assert found[ALL]["near_less_base"] == [0.25, 0.25, 0.25] and found[LAMBDA]["near_less_base"] == [-0.125, -0.125, -0.125]
 
 
 def test_platforms_stand_apart():
