@@ -34,11 +34,16 @@ Views = Mapping[str, Samples]
 
 @dataclass(frozen=True)
 class Member:
-    """``count`` models of one class with different seeds; ``weight`` is that of each model's scores."""
+    """``count`` models of one class with different seeds, which learn by ``loss``; ``weight`` is that of each model's scores.
+
+    Trees order programs better by a loss in which every pair counts alike, their own.  But the network learns the scores themselves,
+    and in a run of the pipeline it ranked fewer pairs right after such teachers (docs/learning.md).
+    """
 
     model: str
     count: int
     weight: float
+    loss: str = "rank"
 
 
 TEACHERS = (Member("trees", 2, 1.0), Member("xgboost", 2, 0.5))
@@ -71,7 +76,7 @@ def pseudo_labelled(
     def scores(member: Member, number: int) -> np.ndarray:
         """One model's weighted scores of all programs."""
         model, reads = catalogue.create(member.model), catalogue.reads(member.model)
-        model.settings = replace(model.settings, seed=seed + 1000 * number)
+        model.settings = replace(model.settings, seed=seed + 1000 * number, loss=member.loss)
         model.fit(measured[reads], on_epoch=lambda *_: ended(member.model))
         found = [model.predict(part[reads]) for part in (measured, unlabelled)]
         return member.weight * standardised(np.concatenate(found), tokens.tasks)

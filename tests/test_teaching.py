@@ -57,6 +57,14 @@ def test_labels_are_the_teachers_scores_of_all_programs():
     np.testing.assert_array_equal(found.features[: len(measured)], measured.features)
 
 
+def test_a_teacher_learns_by_its_members_loss():
+    measured, more = problem(0), problem(1)
+    taught = {loss: pseudo_labelled(views(measured), views(more), 0, (Member("trees", 1, 1.0, loss),)) for loss in ("rank", "pairs")}
+    usual = pseudo_labelled(views(measured), views(more), 0, ONE)
+    np.testing.assert_array_equal(usual.latencies_s, taught["rank"].latencies_s)
+    assert (usual.latencies_s != taught["pairs"].latencies_s).any()
+
+
 def test_scores_of_models_of_different_scale_count_alike():
     tasks = np.array([0, 0, 1, 1, 1], np.int32)
     scores = np.array([1.0, 3.0, 10.0, 12.0, 11.0])
