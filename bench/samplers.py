@@ -11,8 +11,8 @@ uniform     data/reference: programs drawn evenly from the design space, 64 of m
 leaning     data/registers: nine in ten accumulate in registers, as a search's draws do (``programs.registers``), 16 of each task
 pairs, u16  of boosted trees on tokens that learned from the measured programs alone, on unseen tasks
 found       seconds of the task's fastest program / of its fastest chosen one, mean over the pool's tasks; 0 for a task without one
-labels      on later platforms: share of pairs of unchosen programs that are ordered right by the labels that the chain's next step
-            learns from (``tcl_core.chain.completion``: the platform before, corrected by the chosen programs)
+labels      on later platforms: share of the pool's pairs that are ordered right by the labels that the chain's next step learns
+            from (``tcl_core.chain.completion``: chosen programs have their own, others the platform before's, corrected by these)
 
 at scale    seconds to pick a tenth of a million synthetic candidates of 2,000 tasks, and the peak memory
 
@@ -156,7 +156,10 @@ class Bench:
         }
 
     def labels(self, unit: Unit, pool: Collection, case: Case) -> dict[str, float]:
-        """How well the labels that follow from the chosen programs order all others; empty on the first platform."""
+        """How well the labels that follow from the chosen programs order all programs; empty on the first platform.
+
+        Of all, since what each sampler leaves differs: one that chooses close programs would be judged on distant ones.
+        """
         if (earlier := self.earlier(unit)) is None:
             return {}
         everything = pool.encoder.encode(pool.keys, pool.hardware, [pool.known[row].latency_s for row in range(len(pool.keys))])
@@ -164,9 +167,9 @@ class Bench:
         source_s, open_rows = np.array([seconds[key] for key in pool.keys]), pool.open_rows()
         target_s = everything.latencies_s.astype(np.float64)
         target_s[open_rows] = np.nan
-        labelled = completed(everything, source_s, target_s, unit.seed).latencies_s[open_rows]
+        labelled = completed(everything, source_s, target_s, unit.seed).latencies_s
         speed = -np.log(np.minimum(labelled, 1e6))  # a program that failed on the platform before is the slowest
-        return {"labels": pairwise_accuracy(speed, everything.latencies_s[open_rows], everything.tasks[open_rows])}
+        return {"labels": pairwise_accuracy(speed, everything.latencies_s, everything.tasks)}
 
     @property
     def summary(self) -> dict[str, Any]:
