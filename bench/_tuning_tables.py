@@ -33,7 +33,13 @@ Curve = Sequence[Sequence[float]]
 Group = tuple[dict[str, Any], dict[str, Curve]]
 """Systems that were compared on a network, and the curve of each."""
 
-RIVALS = {"time_to_tenset_x": TENSET, "time_to_tenset_our_engine_x": f"{TENSET}, our engine", "time_to_stock_x": STOCK}
+RIVALS = {
+    "time_to_tenset_x": TENSET,
+    "time_to_tenset_our_engine_x": f"{TENSET}, our engine",
+    "time_to_stock_x": STOCK,
+    "time_to_random_x": RANDOM,
+    "time_to_scratch_x": SCRATCH,
+}
 MEANS = {
     "speedup_over_eager": "PyTorch eager's time / TCL's",
     "speedup_over_compile": "torch.compile's / TCL's",
@@ -284,6 +290,8 @@ PYTORCH = {
 TIMES = {
     TENSET: ("seconds to TenSet's best, its / TCL's", "time_to_tenset_x"),
     f"{TENSET}, our engine": ("the same, both on our engine", "time_to_tenset_our_engine_x"),
+    RANDOM: ("seconds to random's best, its / TCL's", "time_to_random_x"),
+    SCRATCH: ("seconds to the best from scratch, its / TCL's", "time_to_scratch_x"),
 }  # the rival whose best is to be reached -> name of the row, figure
 
 
