@@ -111,7 +111,8 @@ def _on(folds: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """Tables by pair, at the number of labels that most pairs have, and by number of labels, as means over the pairs A>B.
+    """Tables by pair, at the number of labels that most pairs have; by number of labels, as means over the pairs A>B; and for pairs
+    with several numbers of labels, one by these.
 
     A star marks a figure whose difference from ours has an interval without 0.  A pair's number of labels that was run on fewer folds
     than others is left out.
@@ -129,6 +130,8 @@ def tables(found: Mapping[str, Any]) -> str:
         parts.append(f"{title}, {usual} labels:\n\n{_of_pairs(found, usual, name)}")
         if len(found) > 1 or len(set(counts)) > 1:  # else it would repeat the one before
             parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=_size), name)}")
+        if name in FIGURES and len(set(counts)) > 1:
+            parts.append(f"{title}, by number of labels:\n\n{_of_sizes(found, usual, sorted(set(counts), key=_size), name)}")
     return "\n\n".join(
         [
             *parts,
@@ -152,15 +155,38 @@ def _of_pairs(found: Mapping[str, Any], labels: str, name: str) -> str:
 
 
 def _of_labels(found: Mapping[str, Any], counts: Sequence[str], name: str) -> str:
-    """A row per method, a column per number of labels, over the pairs that have all methods there."""
+    """A row per method, a column per number of labels, if ours was run there on as many pairs as anywhere: means over other pairs cannot
+    be compared.  A method that was not run on all of these has none.
+    """
     of_two = [by_labels for pair, by_labels in found.items() if pair.count(">") == 1]
-    whole = {labels: [by for by in of_two if all(_row_of(by, labels, method) for method in METHODS)] for labels in counts}
-    whole = {labels: pairs for labels, pairs in whole.items() if pairs}
+    run = {labels: [by for by in of_two if _row_of(by, labels, OURS)] for labels in counts}
+    most = max(map(len, run.values()))
+    columns = {labels: pairs for labels, pairs in run.items() if pairs and len(pairs) == most}
     rows = [
-        [method, *(f"{np.mean([_row_of(by, labels, method)[name][0] for by in pairs]):.3f}" for labels, pairs in whole.items())]
-        for method in METHODS
+        [method, *(_mean([_row_of(by, labels, method) for by in pairs], name) for labels, pairs in columns.items())] for method in METHODS
     ]
-    return markdown(["learned by", *(f"{labels} labels ({len(pairs)} pairs)" for labels, pairs in whole.items())], rows)
+    return markdown(["learned by", *(f"{labels} labels ({len(pairs)} pairs)" for labels, pairs in columns.items())], rows)
+
+
+def _of_sizes(found: Mapping[str, Any], usual: str, counts: Sequence[str], name: str) -> str:
+    """For each pair a row per method that was run with other numbers of labels than the usual, and a column per number."""
+    rows = [
+        [
+            pair.replace(">", " to "),
+            method,
+            _mean([_row_of(by_labels, "0", ZERO_SHOT)], name),
+            *(_cell(by_labels, n, method, name) for n in counts),
+        ]
+        for pair, by_labels in found.items()
+        for method in ROWS
+        if any(_row_of(by_labels, n, method) for n in counts if n != usual)
+    ]
+    return markdown(["from, to", "learned by", "zero-shot", *(f"{labels} labels" for labels in counts)], rows)
+
+
+def _mean(rows: Sequence[Mapping[str, Any] | None], name: str) -> str:
+    values = [row[name][0] for row in rows if row]
+    return f"{np.mean(values):.3f}" if len(values) == len(rows) else "-"
 
 
 def _never_knew(pair: str, method: str) -> bool:

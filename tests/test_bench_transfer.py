@@ -253,6 +253,26 @@ def test_the_tables_mark_what_differs_from_ours():
     assert tables(summary({unit: found for unit, found in units().items() if unit.labels == 0})).count("0.500") == 1
 
 
+def test_tables_by_number_of_labels_hold_what_was_run():
+    """Means over equal pairs alone, a dash for a method that lacks one, and no row of a pair that was run once only."""
+    found = units() | {replace(unit, pair="host-b>host-a"): figures for unit, figures in units().items()}
+    folds = (range(10), (0, *range(10, 19)))
+    for pair, labels, method, right in (
+        ("host-a>host-b", 2400, OURS, 0.9), ("host-a>host-b", "all", OURS, 0.9), ("host-a>host-b", 2400, "own", 0.7), ("host-b>host-a", 2400, OURS, 0.9),
+    ):  # fmt: skip
+        found |= {Unit(pair, labels, method, fold): of(dict.fromkeys(tasks, right)) for fold, tasks in enumerate(folds)}
+    means, sizes = tables(summary(found)).split("Pairs ranked right, ")[2:4]
+    assert "| learned by | 160 labels (2 pairs) | 2400 labels (2 pairs) |" in means  # all labels: of one pair
+    assert "| own | 0.400 | - |" in means and "| ours | 0.695 | 0.900 |" in means and "| zero-shot | 0.500 | 0.500 |" in means
+    rows = [line for line in sizes.split("U16")[0].splitlines() if line.startswith(("| a to b", "| b to a"))]
+    assert rows == [
+        "| a to b | own | 0.500 | 0.400* | 0.700* | - |",
+        "| a to b | ours | 0.500 | 0.695 | 0.900 | 0.900 |",
+        "| b to a | ours | 0.500 | 0.695 | 0.900 | - |",
+    ]
+    assert "by number of labels" not in tables(summary(units()))
+
+
 def test_a_difference_in_what_is_forgotten_has_its_star_and_who_never_knew_has_no_figure():
     found = {replace(unit, pair="host-x>host-a>host-b"): figures for unit, figures in units().items()}
     for unit, figures in found.items():
