@@ -124,14 +124,14 @@ def tables(found: Mapping[str, Any]) -> str:
     counts = [labels for by_labels in found.values() for labels in by_labels if labels != "0"]
     if not counts:
         return _of_pairs(found, "0", "pairs")
-    usual = max(sorted(set(counts), key=_size), key=counts.count)
+    usual = max(sorted(set(counts), key=size_of), key=counts.count)
     parts = []
     for name, title in TITLES.items():
         parts.append(f"{title}, {usual} labels:\n\n{_of_pairs(found, usual, name)}")
         if len(found) > 1 or len(set(counts)) > 1:  # else it would repeat the one before
-            parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=_size), name)}")
+            parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=size_of), name)}")
         if name in FIGURES and len(set(counts)) > 1:
-            parts.append(f"{title}, by number of labels:\n\n{_of_sizes(found, usual, sorted(set(counts), key=_size), name)}")
+            parts.append(f"{title}, by number of labels:\n\n{_of_sizes(found, usual, sorted(set(counts), key=size_of), name)}")
     return "\n\n".join(
         [
             *parts,
@@ -209,5 +209,6 @@ def _cell(by_labels: Mapping[str, Any], labels: str, method: str, name: str) -> 
     return f"{figures[name][0]:.3f}{'*' if star else ''}"
 
 
-def _size(labels: str) -> float:
+def size_of(labels: str) -> float:
+    """A number of labels, to sort by; infinite for all."""
     return float(labels) if labels.isdigit() else np.inf

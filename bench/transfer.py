@@ -70,6 +70,7 @@ from _identity import code_identity, data_identity
 from _tables import ROOT, Quick, Results, arguments, into_document
 from _transfer_data import DEVICES, FOLDS, Devices, Targets
 from _transfer_machines import Machines
+from _transfer_plot import by_labels
 from _transfer_rows import ROWS, ZERO_SHOT
 from _transfer_tables import best_variant, short, summary, tables
 from _transfer_units import ALL, Learning, Unit, of_devices
@@ -92,6 +93,7 @@ MACHINES = (
 DATA = ("reference", "prepared", "machines")
 LABELS = (160, ALL, 16, 600, 64, 2400)  # the first are run first
 UNMEASURED = 64
+PICTURE = ROOT / "docs" / "transfer_labels.png"
 QUICK_EPOCHS = 8  # of all networks
 
 
@@ -228,6 +230,8 @@ def main() -> None:
         print("not published: what is published has units that are not computed again")
     elif not (given.quick or given.smallest):
         into_document(name, tables(bench.summary))
+        if name == "transfer" and (drawn := by_labels(bench.summary)):
+            drawn.savefig(PICTURE, dpi=100, metadata={"Software": None})
 
 
 def targets_of(data: str, unmeasured: int) -> Targets | Machines:

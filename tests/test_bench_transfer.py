@@ -16,6 +16,7 @@ import pytest
 import torch
 from _datasets import Reference
 from _transfer_data import EACH, FOLDS, Side, Targets, joined, shared_out
+from _transfer_plot import by_labels
 from _transfer_rows import (
     LITTLE, MOST_EPOCHS, OURS, ROWS, TENTH, WHOLE, ZERO_SHOT, Earlier, Learned, Lesson, Row, _under_head, batches, epochs_of, replayed, steps_of,
 )  # fmt: skip
@@ -271,6 +272,19 @@ def test_tables_by_number_of_labels_hold_what_was_run():
         "| b to a | ours | 0.500 | 0.695 | 0.900 | - |",
     ]
     assert "by number of labels" not in tables(summary(units()))
+
+
+def test_the_plot_has_a_panel_for_each_pair_with_several_numbers_of_labels():
+    assert by_labels(summary(units())) is None
+    found = units() | {Unit("host-a>host-b", "all", OURS, 0): of(dict.fromkeys(range(10), 0.9))}
+    found |= {replace(unit, pair="host-b>host-a"): figures for unit, figures in units().items()}
+    figure = by_labels(summary(found))
+    assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == ["a to b, zero-shot 0.500"]
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["160", "all"]
+    drawn = {line.get_label(): line for line in axes.get_lines()}
+    assert drawn[OURS].get_xydata() == pytest.approx(np.array([[0, 0.695 - 0.5], [1, 0.4]]), abs=1e-3)
+    assert drawn["own"].get_xydata() == pytest.approx(np.array([[0, -0.1]]))
 
 
 def test_a_difference_in_what_is_forgotten_has_its_star_and_who_never_knew_has_no_figure():
