@@ -155,13 +155,13 @@ def _of_pairs(found: Mapping[str, Any], labels: str, name: str) -> str:
 
 
 def _of_labels(found: Mapping[str, Any], counts: Sequence[str], name: str) -> str:
-    """A row per method, a column per number of labels, if ours was run there on as many pairs as anywhere: means over other pairs cannot
+    """A row per method, a column per number of labels, if ours was run there on the pairs of the fullest: means over other pairs cannot
     be compared.  A method that was not run on all of these has none.
     """
-    of_two = [by_labels for pair, by_labels in found.items() if pair.count(">") == 1]
-    run = {labels: [by for by in of_two if _row_of(by, labels, OURS)] for labels in counts}
-    most = max(map(len, run.values()))
-    columns = {labels: pairs for labels, pairs in run.items() if pairs and len(pairs) == most}
+    of_two = {pair: by_labels for pair, by_labels in found.items() if pair.count(">") == 1}
+    run = {labels: {pair: by for pair, by in of_two.items() if _row_of(by, labels, OURS)} for labels in counts}
+    most = max(run.values(), key=len)
+    columns = {labels: list(pairs.values()) for labels, pairs in run.items() if pairs and pairs.keys() == most.keys()}
     rows = [
         [method, *(_mean([_row_of(by, labels, method) for by in pairs], name) for labels, pairs in columns.items())] for method in METHODS
     ]
