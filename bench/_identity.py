@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import subprocess
+import tomllib
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,7 @@ CODE = (
     "reference.py", "datasets.py", "records.py", "platforms", "stages/exchange.py",
 )  # fmt: skip
 NEUTRAL = ("_tables", "_identity", "_smallest")  # how figures are kept and shown, which does not change them
+SAME = ROOT / "bench" / "same_figures.toml"  # files whose latest changes cannot have changed a figure
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # the teachers of ``TAUGHT``
 
@@ -37,7 +40,32 @@ def identity(model: str, data: str, settings: object = None) -> str:
 
 @cache
 def _code_in(path: Path) -> str:
-    return code(path.read_text())
+    """A file's code; that of an earlier commit where ``SAME`` says that figures of then are figures of now."""
+    now = code(path.read_text())
+    said = _said().get(path.relative_to(ROOT).as_posix())
+    if said and said["code"] == code_digest(now) and (then := code_as_of(said["as_of"], path)) is not None:
+        return then
+    return now
+
+
+@cache
+def _said() -> dict[str, dict[str, str]]:
+    return tomllib.loads(SAME.read_text()) if SAME.exists() else {}
+
+
+def code_digest(text: str) -> str:
+    """Digest of a file's code, as ``SAME`` names it."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def code_as_of(commit: str, path: Path) -> str | None:
+    """A file's code in a commit; None where the history is not there, so that stored runs count as outdated."""
+    named = f"{commit}:{path.relative_to(ROOT).as_posix()}"
+    try:
+        shown = subprocess.run(["git", "-C", str(ROOT), "show", named], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return code(shown.stdout)
 
 
 def digest_of(function: Callable[..., Any]) -> str:

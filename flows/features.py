@@ -114,8 +114,9 @@ def lower(job: bytes) -> tuple[str, list[np.ndarray]]:
 
 def main() -> int:
     try:
+        run = load_params().run  # outside a project nothing is begun
         with only_run(), prefect_api():
-            state = lower_programs(load_params().run, return_state=True)
+            state = lower_programs(run, return_state=True)
             wait_until_recorded(state.state_details.flow_run_id)
         found = state.result(raise_on_failure=False)
     except KeyboardInterrupt:

@@ -207,6 +207,7 @@ def main() -> int:
     parser.add_argument("--force-holdout", action="append", default=[], metavar="PLATFORM", help="the same of its held-out programs")
     arguments = parser.parse_args()
     try:
+        load_params()  # outside a project nothing is begun
         with prefect_api():
             state = pipeline(tuple(arguments.force_collect), tuple(arguments.force_holdout), return_state=True)
             wait_until_recorded(state.state_details.flow_run_id)

@@ -139,7 +139,10 @@ def hand_on_errors() -> None:
     load_tvm()
     import tvm_ffi
 
-    for kind in TclError.__subclasses__():
+    waiting = TclError.__subclasses__()
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
         tvm_ffi.register_error(kind)
 
 

@@ -29,6 +29,14 @@ _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 TOKEN = "[0-9a-f]" * 12  # glob pattern of the random part of a temporary name
 
 
+def present_folder() -> Path:
+    """The working folder.  Raises UsageError where it has been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the present folder has been removed; cd to one that is there") from None
+
+
 def place(path: str | Path) -> Path:
     """A path of this machine; for a URL such as s3://bucket/folder, a path that fsspec reads in the same way.
 

@@ -287,7 +287,7 @@ def tune(
         trained.check_target(make_target(setup.target))
     if trials is None and minutes is None:
         trials = DEFAULT_TRIALS
-    databases = [Path(folder) for folder in warm_start]
+    databases = [Path(folder) for folder in ([warm_start] if isinstance(warm_start, str | Path) else warm_start)]
     donors = Donors(databases, setup.target) if databases else None
     asked = {"network": str(network), "target": setup.target, "model": _digest(trained)}
     kept = _kept_in(folder_of(asked | asked_for(str(network), PREPARED, setup, seed, databases)))

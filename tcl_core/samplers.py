@@ -83,6 +83,8 @@ def per_task(candidates: Samples, budget: float = 0.1, *, labelled: Samples | No
 def _scores(candidates: Samples, model: Ranks | Sequence[Ranks], labelled: Samples | None) -> tuple[np.ndarray, np.ndarray]:
     """(members, N) and (members, M): each model's predictions, scaled to [0, 1] within each task."""
     models = list(model) if isinstance(model, Sequence) else [model]
+    if not models:
+        raise UsageError("the ensemble has no model; give one, or several")
     both = candidates if labelled is None else concatenate([candidates, labelled])
     scores = np.stack([scaled_within_task(each.predict(both), both.tasks) for each in models])
     return scores[:, : len(candidates)], scores[:, len(candidates) :]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import tomllib
+
 import pytest
 import _identity
-from _identity import code, code_of, identity, reached
+from _identity import ROOT, SAME, code, code_as_of, code_digest, code_of, identity, reached
 
 SOURCE = '"""What it is."""\n\n\ndef double(x):\n    """Twice as much."""\n    return 2 * x  # twice\n'
 
@@ -56,3 +59,63 @@ def test_a_folder_of_its_own_is_known_by_its_code(tmp_path, monkeypatch):
         found.append(_identity.folder_identity("tuning"))
     _identity._code_in.cache_clear()
     assert found[0] == found[1] != found[2]
+
+
+# --- changes that cannot have changed a figure ---
+
+
+@pytest.mark.parametrize(("file", "said"), tomllib.loads(SAME.read_text()).items(), ids=str)
+def test_what_is_said_of_a_file_is_said_of_its_code_of_today(file, said):
+    """Whoever changes it once more must look again: renew ``code`` if figures stay the same, else remove the entry."""
+    now = code((ROOT / file).read_text())
+    assert said["code"] == code_digest(now) and said["why"]
+    then = code_as_of(said["as_of"], ROOT / file)
+    if then is None:
+        pytest.skip("this checkout lacks the history")
+    assert then != now, "the file is as it was: remove the entry"
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """One whose file was changed since its only commit; returns a function that says what of it, and gives its identity."""
+    monkeypatch.setattr(_identity, "ROOT", tmp_path)
+    monkeypatch.setattr(_identity, "SAME", tmp_path / "same.toml")
+    file = tmp_path / "tcl_core" / "tuning" / "search.py"
+    file.parent.mkdir(parents=True)
+
+    def git(*words: str) -> str:
+        settings = ["-c", "user.name=n", "-c", "user.email=e"]
+        return subprocess.run(
+            ["git", *settings, *words], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+        ).stdout.strip()
+
+    def found(text: str, said: str = "") -> str:
+        file.write_text(text)
+        (tmp_path / "same.toml").write_text(said)
+        _identity._code_in.cache_clear()
+        _identity._said.cache_clear()
+        return _identity.folder_identity("tuning")
+
+    before = found("A = 1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    yield found, before, git("rev-parse", "HEAD")
+    _identity._code_in.cache_clear()
+    _identity._said.cache_clear()
+
+
+def entry(commit: str, text: str) -> str:
+    return f'["tcl_core/tuning/search.py"]\nas_of = "{commit}"\ncode = "{code_digest(code(text))}"\nwhy = "an error\'s words"\n'
+
+
+def test_a_change_that_is_said_to_change_no_figure_makes_no_run_untrue(repository):
+    found, before, commit = repository
+    assert found("A = 2\n") != before
+    assert found("A = 2\n", entry(commit, "A = 2\n")) == before
+
+
+def test_what_was_said_of_other_code_or_of_a_commit_that_is_not_there_does_not_count(repository):
+    found, before, commit = repository
+    assert found("A = 3\n", entry(commit, "A = 2\n")) == found("A = 3\n") != before
+    assert found("A = 2\n", entry("0" * 40, "A = 2\n")) == found("A = 2\n") != before

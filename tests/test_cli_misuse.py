@@ -103,7 +103,8 @@ def test_a_folder_that_is_gone(tcl, monkeypatch, tmp_path):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert tcl("candidates") == (2, "", "tcl: the present folder has been removed; cd to the project's\n")
+    assert tcl("candidates") == (2, "", "tcl: the present folder has been removed; cd to one that is there\n")
+    assert tcl("init", "new") == (2, "", "tcl: the present folder has been removed; cd to one that is there\n")
     monkeypatch.chdir(tmp_path)
 
 

@@ -344,3 +344,21 @@ def test_without_standard_error_nothing_is_silenced():
     code = "import os; os.close(2); from tcl_core.compat import quiet_compiler\nwith quiet_compiler(): print('done')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "done\n")
+
+
+def test_errors_keep_their_type_on_their_way_through_tvm():
+    """Those that are derived from another of TCL's too."""
+    said = fresh("""
+from tcl_core import compat
+from tcl_core.errors import BusyError, UsageError
+compat.hand_on_errors()
+import tvm_ffi
+for kind in (UsageError, BusyError):
+    def fails():
+        raise kind("a sentence")
+    try:
+        tvm_ffi.convert_func(fails)()
+    except Exception as error:
+        print(type(error).__name__, str(error).splitlines()[-1])
+""")
+    assert said.splitlines() == ["UsageError a sentence", "BusyError a sentence"]

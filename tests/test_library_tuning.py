@@ -104,6 +104,12 @@ def test_a_model_is_the_same_after_it_was_loaded(tuner, tmp_path):
     assert tuner.folders[0] == tuner.folders[1] == tuner.folders[2]
 
 
+def test_one_database_to_start_from_need_not_be_in_a_list(tuner, tmp_path):
+    for one in (str(tmp_path / "none"), tmp_path / "none"):
+        with pytest.raises(UsageError, match=f"the folder {tmp_path}/none has no database_tuning_record.json|{tmp_path}/none"):
+            tcl.tune("bert-tiny", None, warm_start=one)
+
+
 def test_the_network_runs_on_as_many_threads_as_are_asked_for(tuner):
     stopped("bert-tiny", None, threads=1)
     assert tuner.setups[0].target["num-cores"] == 1 == tuner.setups[0].protocol.threads

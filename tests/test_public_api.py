@@ -468,6 +468,8 @@ def test_samplers_refuse_what_they_cannot_use(samples, model):
     for wrong in (-1, float("nan"), float("inf")):
         with pytest.raises(UsageError, match=f"the budget is {wrong}"):
             tcl.samplers.random(samples, wrong)
+    with pytest.raises(UsageError, match="the ensemble has no model; give one"):
+        tcl.samplers.rdu(samples, [])
     assert len(tcl.samplers.random(samples, np.float32(0.25))) == len(tcl.samplers.random(samples, np.int64(24))) == 24
     other = ranking_problem()
     with pytest.raises(UsageError, match="6 features per token, not the .* give operator_types"):

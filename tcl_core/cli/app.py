@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
+from typer.core import TyperGroup
 
 from tcl_core import __version__, environment
 from tcl_core.checked import plain_json
 from tcl_core.cli.saying import say
 from tcl_core.errors import TclError, UsageError
+from tcl_core.files import present_folder
 from tcl_core.params import PARAMS
 from tcl_core.process import ANSWER_FILE, end_with_parents
 from tcl_core.settings import restored
@@ -29,7 +31,32 @@ TOGETHER = ("train", "distill")  # what several processes of torchrun can do tog
 WITHOUT_PROJECT = ("device", "init", "run")
 _began: list[Any] = []  # in a stage of DVC: the project's folder, the stage, and what it reads
 
+
+class Commands(TyperGroup):
+    """Commands whose wrong words, which typer would only print, reach the flow that started `tcl`."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _told_to_flows():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, context: Any) -> Any:
+        with _told_to_flows():
+            return super().invoke(context)
+
+
+@contextmanager
+def _told_to_flows() -> Iterator[None]:
+    """Raise typer's errors of usage, which have a ``format_message``, as UsageError if a flow waits for the answer."""
+    try:
+        yield
+    except Exception as error:
+        if ANSWER_FILE not in os.environ or not hasattr(error, "format_message"):
+            raise
+        raise UsageError(f"{error.format_message().rstrip('.')}; see: tcl --help") from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Learn to rank tensor programs: choose what to measure, train, carry knowledge down a chain of platforms, tune.",
     epilog="The whole pipeline: make run.  One stage by hand: tcl collect --platform host-avx2",
     no_args_is_help=True,
@@ -92,10 +119,7 @@ def _end(number: int, frame: object) -> NoReturn:
 
 def _project() -> Path:
     """The folder of params.yaml, here or above, relative to the present one."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:
-        raise UsageError("the present folder has been removed; cd to the project's") from None
+    here = present_folder()
     for folder in (here, *here.parents):
         file = folder / PARAMS
         if file.is_file():

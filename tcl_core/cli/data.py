@@ -33,7 +33,7 @@ def platforms(
     if similar is None:
         if probes is not None:
             raise UsageError("--probes is of --similar; give both, or leave it out")
-        say(told(list_platforms(context.obj.params), platforms_text, as_json))
+        say(told(list_platforms(context.obj), platforms_text, as_json))
         return
     if as_json:
         raise UsageError("--similar has no --json; leave one of them out")

@@ -18,17 +18,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tcl_core.compat import calling_thread_pinned, load_tvm, set_threads
-from tcl_core.errors import PlatformError
+from tcl_core.errors import PlatformError, last_line
 from tcl_core.platforms import copy_bandwidth_gbs, host_fields, host_fingerprint, threads
 from tcl_core.process import die_with_parent
 from tcl_core.sandbox import scratch_folder
 
+END_S = 5.0  # for a process to end by itself after its last word
 SERVER_PORTS = (9091, 9190)  # the first free one of these, all below the tracker's
 DESCRIBE, SET_THREADS = "tcl.device.describe", "tcl.device.set_threads"
 _until_the_end = ExitStack()
@@ -51,8 +52,12 @@ class Served:
         )
         said = self.process.stdout.readline().strip()
         if not said.isdecimal():
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_S)
             self.stop()
-            raise PlatformError(f"the {role} exited with {self.process.returncode} at its start; is the port taken?")
+            raise PlatformError(
+                f"the {role} exited with {self.process.returncode} at its start ({said or 'no word'}); if its port is taken, give another"
+            )
         self.port = int(said)
 
     def stop(self) -> None:
@@ -143,7 +148,11 @@ def main() -> None:
     os.environ.setdefault("TVM_NUM_THREADS", str(threads()))
     load_tvm(without_torch=True)
     role, *arguments = sys.argv[1:]
-    state = {"tracker": _run_tracker, "server": _run_server}[role](*arguments)
+    try:
+        state = {"tracker": _run_tracker, "server": _run_server}[role](*arguments)
+    except (OSError, ValueError) as error:  # ValueError: TVM's for a port that is taken
+        print(last_line(error), flush=True)
+        sys.exit(1)
     print(state.port, flush=True)
     state.thread.join()
 

@@ -160,7 +160,9 @@ class WorkerHandle:
                 return
         death = _death(self.process)
         self.stop()
-        raise PlatformError(f"the measuring process {death} at its start; its last words: {self._last_words()}")
+        raise PlatformError(
+            f"the measuring process {death} at its start; its last words: {self._last_words()}; run it again, and if it ends so again, install TCL anew"
+        )
 
     def _resident_bytes(self) -> int:
         try:

@@ -82,7 +82,7 @@ def read_saved_hardware(folder: Path) -> Hardware | GpuHardware:
     try:
         found = read_json(path, AGAIN)
     except FileNotFoundError:
-        raise DataError(f"there is no {path}; the stage that writes {folder} writes it: run dvc repro") from None
+        raise DataError(f"there is no {path}; run the stage that writes {folder} (dvc repro)") from None
     platform = found.pop("platform", None)
     if platform is not None and _place(folder).get("platform", platform) != platform:
         raise damaged(path, f"it is that of {shown(platform)}", AGAIN)

@@ -159,6 +159,10 @@ def _told(error: BaseException) -> RegistryError:
             f"the model registry at {where} failed ({reason}), for this user lacks the rights; "
             "see to the rights of the database and its folder, or be their owner"
         )
+    if any(type(cause).__name__.startswith("Unsupported") for cause in causes):  # MLflow's, of a URI whose scheme it does not know
+        return RegistryError(
+            f"MLflow has no registry of the kind of {where}; set MLFLOW_TRACKING_URI to an http, sqlite or postgresql address"
+        )
     if of_server and (status in _AWAY or _is_away(causes)):
         return RegistryAway(f"the model registry at {where} is away ({reason}); start it, or set MLFLOW_TRACKING_URI to one that answers")
     return RegistryError(

@@ -9,17 +9,19 @@ from typing import Any
 from tcl_core import sandbox
 from tcl_core.errors import PlatformError
 from tcl_core.measure.tracker import NONE, list_devices
-from tcl_core.params import Params, Platform
-from tcl_core.platforms import Ask, copy_bandwidth_gbs, kind_of
+from tcl_core.params import Platform
+from tcl_core.platforms import Ask, kind_of
+from tcl_core.stages.machine import measured_bandwidth
+from tcl_core.stages.workspace import Workspace
 
 RUNS = "runs here"
 
 
-def list_platforms(params: Params) -> dict[str, Any]:
+def list_platforms(workspace: Workspace) -> dict[str, Any]:
     """The chain's platforms and whether this machine can run each, the hardware vector of the last that it can run, and how
-    work on untrusted programs and files is confined; for JSON and ``platforms_text``.
+    work on untrusted programs and files is confined; for JSON and ``platforms_text``.  The memory's bandwidth is 0 until it was measured.
     """
-    rows, last = [], None
+    params, rows, last = workspace.params, [], None
     for name in params.chain_order:
         spec = params.platforms[name]
         status = _status(spec, params.candidates.design_space)
@@ -31,7 +33,10 @@ def list_platforms(params: Params) -> dict[str, Any]:
     if last is None:
         return {"platforms": rows, "hardware": None, **_confinement()}
     spec = params.platforms[last]
-    vector = {"platform": last, "vector": asdict(kind_of(spec).find(spec, Ask(copy_bandwidth_gbs, dict)).hardware)}
+    vector = {
+        "platform": last,
+        "vector": asdict(kind_of(spec).find(spec, Ask(lambda: measured_bandwidth(workspace) or 0.0, dict)).hardware),
+    }
     return {"platforms": rows, "hardware": vector, **_confinement()}
 
 

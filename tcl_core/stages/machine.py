@@ -19,14 +19,25 @@ from tcl_core.progress import say
 from tcl_core.stages.workspace import Workspace, kept
 
 
+HARDWARE = "hardware.json"
+READINGS, APART_S = 5, 0.25  # of the memory's bandwidth: the best one counts, since other work on the machine only lowers it
+
+
+def measured_bandwidth(workspace: Workspace) -> float | None:
+    """GB/s of this host's memory if it was measured in this project, else None."""
+    saved = kept(workspace.journal / HARDWARE, "it is measured again")
+    return saved["bandwidth_gbs"] if saved.get("host") == host_fingerprint() else None
+
+
 def bandwidth_here(workspace: Workspace) -> float:
     """GB/s of this host's memory, measured once per host and kept."""
-    path = workspace.journal / "hardware.json"
-    saved = kept(path, "it is measured again")
-    if saved.get("host") != host_fingerprint():
-        saved = {"host": host_fingerprint(), "bandwidth_gbs": copy_bandwidth_gbs()}
-        write_json(path, saved)
-    return saved["bandwidth_gbs"]
+    if (found := measured_bandwidth(workspace)) is None:
+        found = copy_bandwidth_gbs()
+        for _ in range(READINGS - 1):
+            time.sleep(APART_S)
+            found = max(found, copy_bandwidth_gbs())
+        write_json(workspace.journal / HARDWARE, {"host": host_fingerprint(), "bandwidth_gbs": found})
+    return found
 
 
 def hardware_here(workspace: Workspace, mcpu: str, given: Mapping[str, float]) -> Hardware:

@@ -36,7 +36,7 @@ from tcl_core.progress import progress
 from tcl_core.stages.exchange import BLOCK, Refused, encoder_of, outcomes_text
 from tcl_core.stages.workspace import Workspace, with_registry
 from tcl_core.store import Coded, Columns, Ragged
-from tcl_core.trained import Trained, load_folder
+from tcl_core.trained import Trained, load, load_folder
 
 TOP = 3  # programs of a task in the table
 TASKS = 10  # tasks in the table; a file has all of them
@@ -182,11 +182,13 @@ def _stat_if_there(path: Path) -> os.stat_result | None:
 
 
 def _given(platform: str | None, folder: Path | None) -> Trained:
-    """The champion of a platform, or the model of a folder."""
+    """The champion of a platform, or the model of a folder or file."""
     if (platform is None) == (folder is None):
         raise UsageError("give either --platform P, whose champion is to score, or --model FOLDER, a saved model")
-    if folder is not None and os.path.lexists(folder) and not os.path.isdir(folder):
-        raise UsageError(f"{shown(folder)} is no folder; give --model the folder that a model was saved in")
+    if folder is not None and not (folder / "model.json").is_file():  # a file that ``Trained.save`` wrote, or no model
+        found = load(folder)
+        check_reads_tokens(found.model.reads, found.origin)
+        return found
     champion = ""
     if folder is None:
         version, folder = registry.champion(platform)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tcl_core.errors import UsageError
-from tcl_core.files import shown, writing
+from tcl_core.files import present_folder, shown, writing
 from tcl_core.settings import read_yaml
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "package_data" / "project"
@@ -38,7 +38,7 @@ def start_project(folder: Path) -> Path:
     params.yaml comes last and makes it a project: if the command was stopped, running it again finishes the project.  Raises
     UsageError for a folder with anything else in it, and for a file; PlatformError where nothing can be written.
     """
-    folder = Path(os.path.abspath(folder))
+    folder = Path(os.path.normpath(present_folder() / folder))
     _check_place(folder)
     with writing(folder):
         _fill(folder, in_git=any((place / ".git").exists() for place in (folder, *folder.parents)))

@@ -183,7 +183,9 @@ def run_tuned(folder: Path, rounds: int = ROUNDS) -> RunReport:
     with measuring_alone(), latency.running(folder / LIBRARY, report["threads"], report["pin_threads"], inputs, device) as process:
         differs = difference(process.outputs, expected)
         if differs > TOLERANCE:
-            raise PlatformError(f"{shown(folder)} computes something else here: its output differs by {differs:.2g} of its magnitude")
+            raise PlatformError(
+                f"{shown(folder)} computes something else here: its output differs by {differs:.2g} of its magnitude; tune it here"
+            )
         rounds_ms = tuple(process.round_ms() for _ in range(rounds))
     return RunReport(report["network"], report["platform"], rounds_ms, report["tuned_ms"], differs)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tcl_core.compat import load_module, load_tvm, meta_schedule
+from tcl_core.compat import hand_on_errors, load_module, load_tvm, meta_schedule
 from tcl_core.measure.job import Job, Outcome
 from tcl_core.measure.runner import Runner
 from tcl_core.programs.weights import is_large
@@ -45,6 +45,7 @@ def module_builder(below: str | Path | None = None) -> Any:
     below  the folder for artifacts; the caller removes it after tuning, with any that a stopped run has built and not measured
     """
     tvm, ms = load_tvm(), meta_schedule()
+    hand_on_errors()
     from tvm.ir.utils import derived_object
 
     @derived_object
@@ -62,6 +63,7 @@ def worker_runner(runner: Runner, on_outcome: Callable[[Outcome], Any] = lambda 
     ``cold``: time programs with large weights with cold ones, as in a network of many weights (``coldness``).
     """
     ms = meta_schedule()
+    hand_on_errors()
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.runner import RunnerFuture, RunnerResult
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tcl_core.compat import make_target, quiet_compiler, structural_key
-from tcl_core.errors import PlatformError, UsageError
+from tcl_core.errors import PlatformError, UsageError, last_line
 from tcl_core.files import shown
 from tcl_core.measure.job import Setup
 from tcl_core.measure.runner import Runner
@@ -231,7 +231,11 @@ class _Workshop:
         return self.difference <= TOLERANCE
 
     def _apply(self, records: Sequence[Any]) -> None:
-        export(apply_database(self.module, self.target, database_of(records)), self.target, self.tuned)
+        try:
+            applied = apply_database(self.module, self.target, database_of(records))
+        except Exception as error:  # TVM passes on whatever its passes raise
+            raise PlatformError(f"TVM cannot apply the chosen programs ({last_line(error)})") from error
+        export(applied, self.target, self.tuned)
 
     def _running(self, library: Path) -> AbstractContextManager[latency.Process]:
         protocol = self.setup.protocol

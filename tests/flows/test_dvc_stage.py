@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from flows import dvc_stage
 from tcl_core.locks import try_lock
 from tcl_core.errors import BusyError
 from tcl_core.process import PARENT_PID
+from tests.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -231,3 +233,12 @@ def test_a_run_that_waits_has_its_turn(project):
     assert try_lock(holder)
     with dvc_stage.only_run(60.0, lambda text: holder.close()):  # the other one ends while this one waits
         assert holder.closed
+
+
+def test_wrong_words_reach_the_flow_with_their_exit_code(tmp_path, monkeypatch):
+    """As of somebody who starts a flow with a negative number of trials."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(SHIPPED, tmp_path)
+    with pytest.raises(dvc_stage.StageFailed, match="^tune: Invalid value for '--trials': .* 1; see: tcl --help$") as failed:
+        dvc_stage.run_command("tune", {}, ["--trials", "-5"])
+    assert failed.value.exit_code == 2

@@ -351,7 +351,7 @@ def test_when_no_device_is_left_what_was_recorded_is_kept(tracker, collection):
 
 
 def test_a_port_that_is_taken(tracker):
-    with pytest.raises(PlatformError, match="^the tracker exited with 1 at its start; is the port taken?"):
+    with pytest.raises(PlatformError, match=r"^the tracker exited with 1 at its start \(.*bind.*\); if its port is taken, give another$"):
         start_tracker(HERE, tracker)
 
 

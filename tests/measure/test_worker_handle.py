@@ -308,7 +308,10 @@ def test_an_installation_that_cannot_start_a_worker(tmp_path, monkeypatch):
     worker.launch()
     with pytest.raises(PlatformError) as raised:
         worker.wait_until_ready()
-    assert str(raised.value) == ("the measuring process exited with 3 at its start; its last words: No module named tvm")
+    assert str(raised.value) == (
+        "the measuring process exited with 3 at its start; its last words: No module named tvm; run it again, and if it ends so again, "
+        "install TCL anew"
+    )
     worker.close()
 
 
@@ -318,7 +321,7 @@ def test_a_worker_that_hangs_at_its_start_is_not_left_running(tmp_path, monkeypa
     worker = WorkerHandle(Setup({"kind": "llvm"}))
     worker.launch()
     process = psutil.Process(worker.process.pid)
-    with pytest.raises(PlatformError, match="^the measuring process hung at its start; its last words: none$"):
+    with pytest.raises(PlatformError, match="^the measuring process hung at its start; its last words: none; run it again, "):
         worker.wait_until_ready()
     assert not process.is_running() and not worker.is_alive
     worker.close()

@@ -212,6 +212,8 @@ def test_records_that_cannot_be_replayed_are_refused_one_by_one(matmul, tmp_path
     line = (tmp_path / RECORDS).read_text().splitlines()[0]
     decisions = json.loads(line)[1][0][1]
     (unrolled,) = [n for n, (place, _) in enumerate(decisions) if json.loads(line)[1][0][0][place][0] == "SampleCategorical"]
+    tiled = [place for place, _ in decisions if json.loads(line)[1][0][0][place][0] == "SamplePerfectTile"]
+    too_large = [[place, [2**30] * len(value) if place == tiled[0] else value] for place, value in decisions]
     out_of_range = [[place, 99 if n == unrolled else value] for n, (place, value) in enumerate(decisions)]
     nonsense = [
         ["GetSBlock", [], ["nowhere", "main"], ["b0"]],
@@ -222,16 +224,16 @@ def test_records_that_cannot_be_replayed_are_refused_one_by_one(matmul, tmp_path
         line, changed(line, workload=7), changed(line, workload="0"),
         changed(line, instructions=nonsense, decisions=[]),
         changed(line, decisions=decisions[1:]), changed(line, decisions=[[decisions[0][0], [1, 2]], *decisions[1:]]),
-        changed(line, decisions=out_of_range), "[0, [1, 2]]", "{}", line[:-20],
+        changed(line, decisions=out_of_range), changed(line, decisions=too_large), "[0, [1, 2]]", "{}", line[:-20],
     ]  # fmt: skip
     (tmp_path / RECORDS).write_text("\n".join(lines))
     log, rows, refused = read(tmp_path)
     assert len(rows) == 1 and log.lines == len(lines)
     reasons = [
         "has no workload 7", "has no workload 0", "cannot be replayed", "has no decision", "2 decisions instead of 4",
-        "chooses number 99, which it does not offer", "not shaped as a line of MetaSchedule", "not shaped as a line of MetaSchedule", "no JSON",
+        "chooses number 99, which it does not offer", f"splits a loop of 32 into {2**120}", "not shaped as a line of MetaSchedule", "not shaped as a line of MetaSchedule", "no JSON",
     ]  # fmt: skip
-    assert [number for number, _ in refused] == list(range(2, 11))
+    assert [number for number, _ in refused] == list(range(2, 12))
     assert all(reason in found for (_, found), reason in zip(refused, reasons, strict=True)), refused
 
 

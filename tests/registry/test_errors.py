@@ -124,3 +124,12 @@ def test_a_server_that_refuses(monkeypatch, tmp_path, status, kind, said):
         with pytest.raises(RegistryError, match=f"^the model registry at {address} {said}") as error:
             registry.champion("p-server")
     assert type(error.value) is kind and "secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_address_of_a_kind_that_mlflow_does_not_know(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "foo://x")
+    with pytest.raises(
+        RegistryError, match="^MLflow has no registry of the kind of foo://x; set MLFLOW_TRACKING_URI to an http, sqlite or"
+    ):
+        registry.champion("p-server")

@@ -14,6 +14,7 @@ from tcl_core.measure.tracker import Listed
 from tcl_core.stages import collecting, listing
 from tcl_core.stages.collecting import setup_of
 from tcl_core.platforms import read_saved_hardware
+from tcl_core.stages.machine import bandwidth_here
 from tcl_core.stages.workspace import Workspace
 from tests.commands import tcl
 from tests.stages import tiny_project
@@ -155,7 +156,7 @@ def test_a_gpus_weights_are_not_cold(one_gpu, runners):
 
 
 def test_platforms_and_their_state(here, monkeypatch):
-    monkeypatch.setattr(listing, "copy_bandwidth_gbs", lambda: 12.5)
+    bandwidth_here(Workspace())
     write_params({"platforms": {"first": {"mcpu": "nehalem"}, "second": BOARD}})
     monkeypatch.setattr(listing, "list_devices", lambda host, port: {"pi4": Listed(3, 1, 0)})
     header, first, second, _, known, unknown, _, confined = tcl("platforms").splitlines()

@@ -34,7 +34,7 @@ def test_models_that_cannot_score_a_log(here):
         predict_log(path, folder=told(name="xgboost"))
     with pytest.raises(DataError, match="the told model in models/nan predicts values that are not numbers; "):
         predict_log(path, folder=told("nan"))
-    with pytest.raises(DataError, match="no model in 'gone'"):
+    with pytest.raises(UsageError, match="gone is no saved model .* give the folder that a model was saved in"):
         predict_log(path, folder=Path("gone"))
     trained(ranking_problem(), Path("narrow"))
     with pytest.raises(DataError, match="reads tokens of 6 numbers, and this version.s have 48; train it again"):
@@ -169,7 +169,7 @@ def test_a_log_that_is_no_file_is_not_waited_for(here):
 
 def test_a_model_that_is_no_folder(here):
     path = write(here / "a.log", line(1, 1))
-    with pytest.raises(UsageError, match="a.log is no folder; give --model the folder that a model was saved in"):
+    with pytest.raises(UsageError, match="a.log is no folder; give the folder that a model was saved in"):
         predict_log(path, folder=path)
 
 

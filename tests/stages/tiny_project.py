@@ -56,6 +56,7 @@ def here(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # the lock is not that of real measurements
     monkeypatch.setattr("tcl_core.platforms.local.why_not", lambda mcpu: None)
     monkeypatch.setattr("tcl_core.stages.machine.copy_bandwidth_gbs", lambda: 12.5)
+    monkeypatch.setattr("tcl_core.stages.machine.APART_S", 0.0)
     write_params({})
     return work
 

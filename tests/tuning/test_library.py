@@ -185,6 +185,23 @@ def test_a_wrong_winner_never_spoils_the_rest(monkeypatch, make_setup, broken, w
     assert applied == [name for name in "abcd" if name not in broken + wrong] and workshop.difference == 0.0
 
 
+def test_a_winner_that_tvm_cannot_apply_spoils_no_other(monkeypatch, make_setup):
+    """TVM raises what it likes where it applies programs and folds their weights."""
+    workshop = network._Workshop("net", None, None, make_setup(), [], [np.ones(2)], Path("folder"))
+    exported = []
+
+    def apply(module, target, records):
+        if "c" in records:
+            raise RuntimeError("ScheduleError: cannot tile\nthe last line")
+        return list(records)
+
+    monkeypatch.setattr(network, "database_of", list)
+    monkeypatch.setattr(network, "apply_database", apply)
+    monkeypatch.setattr(network, "export", lambda applied, target, path: exported.append(applied))
+    monkeypatch.setattr(workshop, "_running", lambda library: nullcontext(SimpleNamespace(outputs=[np.ones(2)])))
+    assert workshop.build_tuned(Records("abcd")) == 1 and workshop.kept == list("abd") == exported[-1]
+
+
 def test_where_nothing_can_be_built_any_more_no_program_is_blamed(monkeypatch, make_setup):
     """A full disk, say: the network was built before it was tuned, and what was measured is good."""
     workshop = network._Workshop("net", None, None, make_setup(), [], [np.ones(2)], Path("folder"))

@@ -10,6 +10,7 @@ sketch is replayed to read the sketch; for all others the decisions are picked f
 from __future__ import annotations
 
 import json
+import math
 import os
 from array import array
 from collections import Counter
@@ -47,15 +48,20 @@ POSTPROC = "EnterPostproc"
 WRITTEN_S = 1e10  # latency that MetaSchedule writes for a failed program, and never chooses
 MOST_WORKLOADS = 1 << 30  # bytes of a database's workloads, unpacked
 FAILED_S = 1e9  # no program takes this long: a record that says so is of a failed one
+MOST_LOOPS = 256  # that a block can be moved below: more than any program nests
 RUN_FAILED = 4  # TVM's number of a runtime error, since records do not say how a program failed
 
 
 @dataclass(frozen=True)
 class _Template:
-    """A sketch read so far: its number, and for each slot the index of its instruction in a record."""
+    """A sketch read so far: its number, and for each slot the index of its instruction in a record.
+
+    extents  of the loop that each slot tiles; None for slots of other kinds, and where it depends on other decisions
+    """
 
     sketch_id: int
     slots: tuple[tuple[int, Slot], ...]
+    extents: tuple[int | None, ...]
 
 
 def is_record(entry: Any) -> bool:
@@ -69,7 +75,11 @@ def files_of(path: Path) -> list[Path]:
     for candidate in (path.with_name(name), path.with_name(f"{name}.gz")):
         if candidate != path and os.path.lexists(candidate):
             return [path, candidate]
-    raise UsageError(f"{shown(path)} are a MetaSchedule database's records, but its workloads, {name}, are not beside it")
+    expected = f"its workloads, {shown(name)}, are not beside it" if name != path.name else "its name does not tell that of its workloads"
+    raise UsageError(
+        f"{shown(path)} are a MetaSchedule database's records, but {expected}; name them as TVM does, database_tuning_record.json and "
+        "database_workload.json, in one folder"
+    )
 
 
 def _workload_lines(workloads: Path) -> list[bytes]:
@@ -190,19 +200,37 @@ class DatabaseLog(Log):
             raise Malformed(f"this TVM cannot read workload {workload} ({last_line(error)})") from None
 
     def _template(self, workload: int, instructions: list[Any], decisions: list[Any]) -> _Template:
-        schedule = load_tvm().s_tir.Schedule(self._modules[workload], seed=1, error_render_level="none")
-        try:
-            with quiet_compiler():
-                load_tvm().s_tir.schedule.Trace.apply_json_to_schedule([instructions, decisions], schedule)
-        except Exception as error:  # TVM reports an impossible trace by several types
-            raise Malformed(f"its trace cannot be replayed ({last_line(error)})") from None
+        schedule = self._replayed(workload, instructions, decisions)
         kept, whole = schedule.trace.simplified(remove_postproc=True), list(schedule.trace.insts)
         if unknown := [i.kind.name for i in kept.insts if i.kind.name.startswith("Sample") and i.kind.name not in KINDS]:
             raise Malformed(f"its trace draws by {unknown[0]}, which this version does not know")
         sketch = read_sketch(self._keys[self._places[workload]], 0, kept)
         places = [next(n for n, i in enumerate(whole) if i.same_as(kept.insts[slot.instruction])) for slot in sketch.slots]
         number = self.known.sketch_id(sketch.task_key, trace_to_json(kept))
-        return _Template(number, tuple(zip(places, sketch.slots, strict=True)))
+        tilings = [place for place, slot in zip(places, sketch.slots, strict=True) if slot.kind == "tile"]
+        extents = self._extents(workload, instructions, [d for d in decisions if d[0] not in tilings], tilings)
+        return _Template(number, tuple(zip(places, sketch.slots, strict=True)), tuple(map(extents.get, places)))
+
+    def _replayed(self, workload: int, instructions: list[Any], decisions: list[Any], seed: int = 1) -> Any:
+        """A schedule of the instructions with these decisions, and with random ones where there are none."""
+        schedule = load_tvm().s_tir.Schedule(self._modules[workload], seed=seed, error_render_level="none")
+        try:
+            with quiet_compiler():
+                load_tvm().s_tir.schedule.Trace.apply_json_to_schedule([instructions, decisions], schedule)
+        except Exception as error:  # TVM reports an impossible trace by several types
+            raise Malformed(f"its trace cannot be replayed ({last_line(error)})") from None
+        return schedule
+
+    def _extents(self, workload: int, instructions: list[Any], others: list[Any], tilings: list[int]) -> dict[int, int]:
+        """Instruction -> the extent that it tiles, where two random draws of all tilings agree on it."""
+        drawn = []
+        for seed in (1, 2):
+            try:
+                trace = self._replayed(workload, instructions, others, seed).trace
+            except Malformed:  # the drawn tilings do not go with the other decisions: the extents stay unknown
+                return {}
+            drawn.append([math.prod(map(int, trace.decisions[trace.insts[place]])) for place in tilings])
+        return {place: one for place, one, other in zip(tilings, *drawn, strict=True) if one == other}
 
 
 def _renamed(instruction: list[Any], names: Mapping[str, str]) -> list[Any]:
@@ -222,7 +250,7 @@ def _check_tilings(decided: Mapping[int, Any]) -> None:
 
 
 def _picked(template: _Template, instructions: list[Any], decided: dict[int, Any]) -> Iterator[int]:
-    for place, slot in template.slots:
+    for (place, slot), extent in zip(template.slots, template.extents, strict=True):
         if slot.kind == "constant":
             value = instructions[place][1][1]
             if value < 0:  # with -1 TVM's post-processor would run until memory is exhausted
@@ -234,6 +262,10 @@ def _picked(template: _Template, instructions: list[Any], decided: dict[int, Any
         values = decided[place] if slot.kind == "tile" else [decided[place]]
         if len(values) != slot.width:
             raise Malformed(f"instruction {place} of its trace has {len(values)} decisions instead of {slot.width}")
+        if extent is not None and math.prod(values) != extent:
+            raise Malformed(f"instruction {place} of its trace splits a loop of {extent} into {math.prod(values)}")
+        if slot.kind == "location" and not -2 <= values[0] < MOST_LOOPS:  # -1 and -2: not moved, and inlined
+            raise Malformed(f"instruction {place} of its trace moves a block to loop {values[0]}")
         if slot.kind == "categorical" and not 0 <= values[0] < len(instructions[place][2][0]):
             raise Malformed(f"instruction {place} of its trace chooses number {values[0]}, which it does not offer")
         yield from values

@@ -83,4 +83,6 @@ def _dialect_of(path: Path) -> ModuleType:
                 return dialect
     if not looked_at:
         raise DataError(f"{shown(path)} is empty; give a tuning log")
-    raise DataError(f"{shown(path)} is no tuning log: in its first lines ({looked_at}) there is no record of {dialect_names()}")
+    raise DataError(
+        f"{shown(path)} is no tuning log: in its first lines ({looked_at}) there is no record of {dialect_names()}; give another file"
+    )
