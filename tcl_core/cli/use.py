@@ -40,7 +40,9 @@ def tune(
     force: Annotated[
         bool, typer.Option("--force", help="Tune anew; without it, what this champion tuned already is only said once more.")
     ] = False,
-    model: Annotated[Optional[Path], typer.Option(help="Rank with the saved model in this folder, not with the champion.")] = None,
+    model: Annotated[
+        Optional[Path], typer.Option(help="Rank with the saved model in this folder or .safetensors file, not with the champion.")
+    ] = None,
     warm_start: Annotated[
         Optional[list[Path]], typer.Option(help="A folder with the database of a tuned network, whose programs are tried first.")
     ] = None,
@@ -73,7 +75,7 @@ def predict(
     context: typer.Context,
     log: Annotated[Path, typer.Argument(help=f"A log of {dialect_names()}, gzip or plain; of a database, its folder.")],
     platform: Annotated[Optional[str], typer.Option("--platform", "-p", help="Score with this platform's champion.")] = None,
-    model: Annotated[Optional[Path], typer.Option(help="Score with the saved model in this folder instead.")] = None,
+    model: Annotated[Optional[Path], typer.Option(help="Score with the saved model in this folder or .safetensors file instead.")] = None,
     to: Annotated[Optional[Path], typer.Option(help="A CSV file that takes all scores; none: print a table of the best.")] = None,
     overwrite: Overwrite = False,
     top: Annotated[Optional[int], typer.Option(min=1, help="Only so many programs of each task, the best ranked.")] = None,
