@@ -15,6 +15,7 @@ from tcl_core.stages.machine import measured_bandwidth
 from tcl_core.stages.workspace import Workspace
 
 RUNS = "runs here"
+BANDWIDTH = "bandwidth_gbs"
 
 
 def list_platforms(workspace: Workspace) -> dict[str, Any]:
@@ -47,7 +48,8 @@ def platforms_text(listed: Mapping[str, Any]) -> str:
     if listed["hardware"]:
         name, fields = listed["hardware"]["platform"], listed["hardware"]["vector"]
         known = ", ".join(f"{field} {value:g}" for field, value in fields.items() if value)
-        unknown = ", ".join(field for field, value in fields.items() if not value)
+        known += "" if fields.get(BANDWIDTH, 1.0) else f", {BANDWIDTH} not measured yet"
+        unknown = ", ".join(field for field, value in fields.items() if not value and field != BANDWIDTH)
         lines += ["", f"hardware of {name}: {known}"]
         lines += [f"unknown here (platforms.{name}.hardware of params.yaml can say): {unknown}"] if unknown else []
     return "\n".join([*lines, "", f"what cannot be trusted runs {_confined_text(listed)}"])

@@ -156,9 +156,10 @@ def test_a_gpus_weights_are_not_cold(one_gpu, runners):
 
 
 def test_platforms_and_their_state(here, monkeypatch):
-    bandwidth_here(Workspace())
     write_params({"platforms": {"first": {"mcpu": "nehalem"}, "second": BOARD}})
     monkeypatch.setattr(listing, "list_devices", lambda host, port: {"pi4": Listed(3, 1, 0)})
+    assert "bandwidth_gbs not measured yet" in tcl("platforms") and "bandwidth_gbs 12.5" not in tcl("platforms")
+    bandwidth_here(Workspace())
     header, first, second, _, known, unknown, _, confined = tcl("platforms").splitlines()
     assert header.split() == ["platform", "hardware", "from", "status"]
     assert first.split() == ["first", "nehalem", "-", "runs", "here"]
