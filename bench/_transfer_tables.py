@@ -46,12 +46,14 @@ def best_variant(units: Units, pair: str, labels: int | str, method: str) -> str
 def summary(units: Units) -> dict[str, Any]:
     """pair -> labels -> method -> figure -> [mean, low, high] over the folds and their tasks, as ``transfer.py`` says.
 
-    Further keys are ``on`` (platform -> pairs there), ``variant``, ``steps`` and ``folds``.
+    Further keys are ``on`` (platform -> pairs there), ``variant``, ``steps`` and ``folds``.  Zero-shot, which learns no labels, stands
+    under each of their numbers.
     """
     found: dict[str, Any] = {}
     for pair, labels in dict.fromkeys((unit.pair, unit.labels) for unit in units):
         rows = {method: _folds(units, pair, labels, method) for method in METHODS}
-        zero, ours = _folds(units, pair, 0, ZERO_SHOT), rows[OURS]
+        zero = rows[ZERO_SHOT] = _folds(units, pair, 0, ZERO_SHOT)
+        ours = rows[OURS]
         for method, folds in rows.items():
             if folds:
                 others = {"less_zero_shot": zero, "less_ours": ours}
@@ -60,7 +62,7 @@ def summary(units: Units) -> dict[str, Any]:
                 names = (*FIGURES, "forgetting")
                 figures |= {f"{name}_{less}": _less(folds, other, name) for less, other in others.items() for name in names}
                 figures["on"] = _on(folds)
-                figures["variant"] = best_variant(units, pair, labels, method)
+                figures["variant"] = best_variant(units, pair, 0 if method == ZERO_SHOT else labels, method)
                 figures["steps"] = float(np.mean([fold["steps"] for fold in folds.values()]))
                 figures["folds"] = len(folds)
                 found.setdefault(short(pair), {}).setdefault(str(labels), {})[method] = figures
@@ -195,7 +197,7 @@ def _never_knew(pair: str, method: str) -> bool:
 
 
 def _row_of(by_labels: Mapping[str, Any], labels: str, method: str) -> Mapping[str, Any] | None:
-    return by_labels.get("0" if method == ZERO_SHOT else labels, {}).get(method)
+    return by_labels.get(labels, {}).get(method)
 
 
 def _cell(by_labels: Mapping[str, Any], labels: str, method: str, name: str) -> str:

@@ -237,6 +237,8 @@ def test_the_summary_is_over_the_tasks_of_all_folds_and_counts_a_task_once():
     assert row["pairs_less_zero_shot"][0] == pytest.approx(expected - 0.5) and row["pairs_less_zero_shot"][1] > 0
     assert row["pairs_less_ours"] == [0.0, 0.0, 0.0] and row["forgetting"][0] == pytest.approx(0.5 - expected)
     assert row["on"] == {"a": 0.5, "b": pytest.approx(0.7)} and row["folds"] == 2
+    zero = summary(units())["a>b"]["160"]["zero-shot"]  # it learned no labels, and stands beside those that did
+    assert zero["pairs"][0] == 0.5 and zero["pairs_less_ours"][0] == pytest.approx(0.5 - expected)
 
 
 def test_the_variant_that_the_first_fold_says_counts_on_all():
