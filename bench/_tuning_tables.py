@@ -21,6 +21,7 @@ from _tuning_curves import draw
 OURS, RANDOM, STOCK, TENSET, SCRATCH = "TCL", "random", "MetaSchedule", "TenSet MLP", "from scratch"
 DONORS, WARM_START = "Transfer-Tuning", "TCL, warm start"
 LONG = 1000  # programs
+CHECKPOINTS = 200, 500  # programs
 DRAWN = (OURS, WARM_START, SCRATCH, RANDOM, TENSET, f"{TENSET}, our engine", STOCK, f"{STOCK}, our engine")  # of the curves
 
 Part = dict[str, dict[str, Any]]
@@ -61,6 +62,7 @@ def show() -> None:
     into_document("tune", table(main))
     into_document("tune-machines", table(others))
     into_document("tune-systems", table_of_systems(summary))
+    into_document("tune-checkpoints", table_at_checkpoints(next(iter(main.values()))))
     into_document(
         "tune-donors", table_of_donors(last) or table_of_donors(list(found["parts"].values()))
     )  # of earlier parts, where the present ones have none
@@ -315,6 +317,33 @@ def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
         f"A star: with graphs and searches of before, or another champion, the mean of what there is. What else has no interval is of one seed; the "
         f"others: {groups}. Seconds (1 of 2): in one of two comparisons TCL never was as fast, and such a network is not in the mean."
     )
+
+
+def table_at_checkpoints(part: Part) -> str:
+    """Milliseconds of each network after so many programs, by system and by how many programs it was given; means over seeds."""
+    found: dict[tuple[str, int, str], list[Curve]] = {}
+    for group, compared in part["compared"].items():
+        for system in (OURS, SCRATCH, RANDOM, TENSET):
+            unit = part["units"].get(f"{group}: {system}", {})
+            if curve := _scaled(system, compared, {system: unit.get("curve", [])}):
+                found.setdefault((compared["network"], unit["trials"], system), []).append(curve)
+    rows = []
+    networks = list(dict.fromkeys(network for network, *_ in found))
+    for (network, trials, system), curves in sorted(found.items(), key=lambda each: networks.index(each[0][0])):
+        cells = [[_ms_after(count, curve) for curve in curves] if count <= trials else [None] for count in CHECKPOINTS]
+        rows.append([network, system, f"{trials:,}", *map(_mean_ms, cells), _mean_ms([curve[-1][2] for curve in curves])])
+    return markdown(["network", "system", "programs", *(f"after {count:,}" for count in CHECKPOINTS), "in the end"], rows)
+
+
+def _ms_after(count: int, curve: Curve) -> float | None:
+    """A curve's milliseconds after so many programs; None while a task has none that ran."""
+    reached = [ms for measured, _, ms in curve if measured <= count]
+    return reached[-1] if reached else None
+
+
+def _mean_ms(values: Sequence[float | None]) -> str:
+    there = [value for value in values if value is not None]
+    return f"{statistics.fmean(there):.2f}" if len(there) == len(values) else "-"
 
 
 def table_of_donors(parts: Sequence[Part]) -> str:

@@ -28,7 +28,7 @@ import search
 import transfer
 import worker_memory
 from _pool_rows import table as pool_rows
-from _tuning_tables import by_age, by_seeds, table as tuned, table_of_systems
+from _tuning_tables import by_age, by_seeds, table as tuned, table_at_checkpoints, table_of_systems
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = runpy.run_path(str(ROOT / "bench" / "shipped.py"))  # a module of the tests has that name
@@ -38,6 +38,7 @@ SHOWN: dict[str, tuple[str, Callable[[Found], str]]] = {
     "tune": ("tune", lambda found: tuned(by_seeds(by_age(found["parts"])[0])[0])),
     "tune-machines": ("tune", lambda found: tuned(by_seeds(by_age(found["parts"])[0])[1])),
     "tune-systems": ("tune", lambda found: table_of_systems(found["summary"])),
+    "tune-checkpoints": ("tune", lambda found: table_at_checkpoints(next(iter(by_seeds(by_age(found["parts"])[0])[0].values())))),
     "near": ("near", lambda found: near.table(found["summary"])),
     "repeats": ("repeats", lambda found: repeats.table(found["summary"])),
     "pools": ("pools", lambda found: pool_rows(found["summary"], first=pools.UNIFORM, said="learned", of=" programs")),

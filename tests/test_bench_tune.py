@@ -262,6 +262,18 @@ def test_what_donors_are_worth():
     assert tables.table_of_donors([SLOW]) == ""
 
 
+def test_a_table_of_what_was_reached_after_so_many_programs():
+    """The mean over seeds, as the whole network takes; nothing before all tasks had a program, nor beyond the last one."""
+    curves = {"seed 0": [[120, 9.0, 8.0], [190, 20.0, 4.0]], "seed 1": [[150, 9.0, 6.0], [250, 9.0, 2.0]]}  # ends were 2 and 4 ms
+    late = [[201, 9.0, 3.0]]
+    units = {f"net, {seed}: TCL": {"trials": 320, "curve": curve} for seed, curve in curves.items()}
+    units["net, seed 0: random"] = {"trials": 600, "curve": late}
+    compared = {"net, seed 0": group("net", eager=[9.0], TCL=[2.0], random=[9.0]), "net, seed 1": group("net", eager=[9.0], TCL=[4.0])}
+    rows = tables.table_at_checkpoints({"units": units, "compared": compared}).splitlines()
+    assert rows[0] == "| network | system | programs | after 200 | after 500 | in the end |"
+    assert rows[2:] == ["| net | TCL | 320 | 7.00 | - | 3.00 |", "| net | random | 600 | - | 9.00 | 9.00 |"]
+
+
 def test_a_table_of_all_systems_beside_ours():
     summary = {"net": tables.figures("net", [FAST], [SLOW]), "other": tables.figures("net", [FAST])}
     summary["net"] |= {"time_to_tenset_x": [5.0, None, None], "earlier_systems": ["random", tables.TENSET]}
