@@ -80,8 +80,11 @@ class Results:
         return [row for row in self._read("runs") if Run(*row["run"]) not in self.known]
 
     def outdated(self) -> set[str]:
-        """Data sets of which a stored run is of other code or data: what is published of them stays until all are computed again."""
-        return {Run(*row["run"]).data for row in self._untrue()}
+        """Data sets of which a stored run is of other code or data: what is published of them stays until all are computed again.
+
+        "curve" stands for the points of the learning curve, whose table is one of its own.
+        """
+        return {run.data if run.whole else "curve" for run in (Run(*row["run"]) for row in self._untrue())}
 
     def compute(self, runs: Sequence[Run]) -> None:
         """Compute the missing runs (with ``force`` all), saving each before the next begins."""

@@ -173,7 +173,7 @@ def run(given: argparse.Namespace) -> None:
         _show("accuracy", known.overview())
     if calibrated and "reference" not in old:
         _show("calibration", calibration_table(calibrated))
-    if not all(run.whole for run in known.known) and "reference" not in old:
+    if not all(run.whole for run in known.known) and not {"reference", "curve"} & old:
         draw_curve(known.curve(), known.size(), result_file(PICTURE.name) if small else PICTURE)
         picture = f"![Accuracy against the number of training tasks and programs]({PICTURE.name})"
         _show("accuracy_curve", f"{picture}\n\n{curve_table(known.curve())}")

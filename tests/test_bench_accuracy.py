@@ -122,6 +122,16 @@ def test_points_of_a_curve_are_not_in_the_summary(made):
     assert stored()["summary"]["a"]["trees"]["top1"][0] == pytest.approx(0.505)
 
 
+def test_an_outdated_curve_does_not_keep_the_tables_back(made, monkeypatch):
+    bench().compute([*RUNS, Run("reference", "a", "trees", 0, tasks=19)])
+    monkeypatch.setattr(results, "identity", lambda *_: "new code")
+    shifted = results.figures
+    monkeypatch.setattr(results, "figures", lambda *given: shifted(*given) | {"top1": 1.0})
+    changed = bench()
+    changed.compute(RUNS)
+    assert changed.outdated() == {"curve"} and stored()["summary"]["a"]["trees"]["top1"][0] == 1.0
+
+
 def test_a_data_set_is_not_taken_for_another_with_the_same_platforms(made):
     prepared = [Run("prepared", run.platform, run.model, run.seed) for run in RUNS]
     bench().compute([*RUNS[:1], *prepared])
