@@ -131,6 +131,27 @@ def test_what_another_machine_found_stays_in_the_file(results):
     assert saved["summary"]["net"]["groups"] == 1 and saved["summary"]["net"]["earlier_systems"] == ["random"]
 
 
+def test_what_the_latest_change_cannot_have_touched_is_taken_over(results, monkeypatch):
+    """Random programs' unit with its database, not TCL's; none whose database is gone, of another machine, or to code of later."""
+    monkeypatch.setattr(tune, "LATEST", tune.Change("old", "new", (tables.RANDOM, tables.TENSET)))
+    machine, random = SimpleNamespace(lenders=()), tune.Unit("bert-tiny", tables.RANDOM, 1)
+
+    def of(name, code):
+        choices = {"graph": {}, "code": {"digest": code}}
+        return tune.Bench(machine, f"{name}, code {code}", choices, results.about, "tune", tune.COMMAND, False)
+
+    earlier = of("here", "old")
+    for unit in (random, tune.Unit("bert-tiny", tables.OURS, 1), tune.Unit("bert-tiny", tables.TENSET, 0)):
+        earlier.units[tune._name(unit)] = {"seconds": 1.0, "curve": []}
+    (earlier.folder / random.place).mkdir(parents=True)
+    (earlier.folder / random.place / "database_workload.json").write_text("[]")
+    earlier.save()
+    now = of("here", "new")
+    assert now.units == {"bert-tiny, seed 1: random": {"seconds": 1.0, "curve": []}}
+    assert (now.folder / random.place / "database_workload.json").read_text() == "[]" and now.folder != earlier.folder
+    assert not of("there", "new").units and not of("here", "newer").units
+
+
 def test_results_by_another_protocol_are_neither_mixed_nor_dropped(results):
     kept = results.file.read_bytes()
     with pytest.raises(DataError, match=r"results of another protocol; give --force"):

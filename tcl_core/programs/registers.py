@@ -77,8 +77,25 @@ def in_registers(blocks: list[Block], decisions: np.ndarray, simd_bytes: int) ->
     return fits
 
 
+def split_well(blocks: list[Block], decisions: np.ndarray, simd_bytes: int) -> np.ndarray:
+    """(N,) which of (N, width) decision vectors have, in all of these blocks, columns that LLVM splits well: a vector or a part of one,
+    or a power of two of whole ones.
+    """
+    lanes, splits = simd_bytes // FLOAT, np.ones(len(decisions), dtype=bool)
+    for block in blocks:
+        _, vectors = shape(block, decisions, simd_bytes)
+        splits &= (decisions[:, block[-1]] <= lanes) | ((vectors > 0) & is_power_of_two(vectors))
+    return splits
+
+
 def leaning(sketches: Sequence[Sketch], simd_bytes: int) -> Fits:
     """Test for programs that accumulate in registers; all pass of a sketch where none of PROBED draws does."""
     drawn = {sketch.index: (blocks_of(sketch), sketch.sample(PROBED, np.random.default_rng(0))) for sketch in sketches}
     blocks = {index: found if in_registers(found, rows, simd_bytes).any() else [] for index, (found, rows) in drawn.items()}
     return lambda sketch, decisions: in_registers(blocks[sketch.index], decisions, simd_bytes)
+
+
+def splitting(sketches: Sequence[Sketch], simd_bytes: int) -> Fits:
+    """Test for programs whose columns LLVM splits well (``split_well``)."""
+    blocks = {sketch.index: blocks_of(sketch) for sketch in sketches}
+    return lambda sketch, decisions: split_well(blocks[sketch.index], decisions, simd_bytes)

@@ -17,7 +17,7 @@ from tcl_core.models.cost_model import CostModel
 from tcl_core.models.trees import TreesModel
 from tcl_core.platforms import simd_bytes
 from tcl_core.programs.gpu_limits import launching
-from tcl_core.programs.registers import leaning
+from tcl_core.programs.registers import leaning, splitting
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, in_threads, trace_to_json
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.unrolling import unrolled
@@ -67,7 +67,10 @@ class ScheduleSearch(DecisionSearch):
         if target["kind"] == "cuda":
             self.fits = launching(sketches, encoder.workload(task.key))
         else:
-            self.leans, self.lean = leaning(sketches, simd_bytes(self.space.target)), settings.lean
+            width = simd_bytes(self.space.target)
+            in_registers, self.splits = leaning(sketches, width), splitting(sketches, width)
+            self.leans = lambda sketch, decisions: in_registers(sketch, decisions) & self.splits(sketch, decisions)
+            self.lean = settings.lean
 
     def _counted(self, view: View) -> View:
         def counted(candidates: Sequence[Candidate]) -> Views:

@@ -37,6 +37,7 @@ class DecisionSearch:
     fits         tells, without a replay, which vectors may be valid programs; others are never considered
     leans, lean  ``leans`` tells which vectors are likelier to be fast; ``lean`` is their share among random draws, as far as
                  there are enough, and the probability that a child of the other kind is dropped
+    splits       tells which vectors have columns that the compiler splits well (``transfer.adapted``)
     measured     candidate -> seconds, inf where it failed
     excluded     candidates that are invalid, or other names of programs
     waiting      candidates whose results are due
@@ -52,6 +53,7 @@ class DecisionSearch:
     fits: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
     leans: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
     lean: float = 0.0
+    splits: Fits = lambda sketch, decisions: np.ones(len(decisions), dtype=bool)
     measured: dict[Candidate, float] = field(default_factory=dict)
     excluded: set[Candidate] = field(default_factory=set)
     waiting: list[Candidate] = field(default_factory=list)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tcl_core.programs.registers import blocks_of, in_registers
+from tcl_core.programs.registers import blocks_of, in_registers, split_well
 from tcl_core.programs.sketches import DesignSpace
-from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
+from tests.conftest import TinyTask, matmul_module
 
 AVX512, AVX2, SSE = 64, 32, 16
 
@@ -39,6 +40,37 @@ def sketches(tiny_tasks):
 def test_blocks_of_whole_vectors_that_leave_room(rows, columns, fit):
     decisions = np.array([[1, 1, 1, rows, 2, 2, 2, columns, 8, 4]], dtype=np.int32)
     assert {width for width in (AVX512, AVX2, SSE) if in_registers([(3, 7)], decisions, width)[0]} == fit
+
+
+@pytest.mark.parametrize(
+    ("columns", "split"),
+    [
+        (64, {AVX512, AVX2, SSE}),
+        (24, set()),  # a vector of 16 and a half; three of 8; six of 4
+        (12, {AVX512}),  # a part of one
+        (16, {AVX512, AVX2, SSE}),
+        (36, set()),
+        (4, {AVX512, AVX2, SSE}),
+        (6, {AVX512, AVX2}),
+        (48, set()),
+    ],
+)
+def test_columns_are_a_part_of_a_vector_or_a_power_of_two_of_whole_ones(columns, split):
+    decisions = np.array([[1, 1, 1, 3, 2, 2, 2, columns, 8, 4]], dtype=np.int32)
+    assert {width for width in (AVX512, AVX2, SSE) if split_well([(3, 7)], decisions, width)[0]} == split
+
+
+def test_where_no_block_fills_registers_a_search_leans_to_columns_that_split_well():
+    """24 channels: no whole vectors of 16."""
+    task = TinyTask(describe("fused_matmul", matmul_module(24, 24, 24)))
+    target = {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2}
+    search = ScheduleSearch(task.task, None, (1.0,) * 11, target, SearchSettings(lean=1.0))
+    sketch = search.sketches[0]
+    drawn = np.array([decisions for index, decisions in search._random(600) if index == 0])
+    (block,) = blocks_of(sketch)
+    assert not in_registers([block], drawn, AVX512).any()
+    assert len(drawn) > 50 and set(drawn[:, block[-1]]) == {1, 2, 3, 4, 6, 8, 12}
+    assert search.leans(sketch, drawn).all() and 24 in sketch.sample(2000, np.random.default_rng(0))[:, block[-1]]
 
 
 def test_of_several_nests_all_blocks_are_asked():

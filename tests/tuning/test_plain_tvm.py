@@ -136,6 +136,21 @@ def dense_network():
 
 
 @both_ways
+def test_tune_tasks(tmp_path, measuring, way):
+    """The tasks that a program extracts and weighs by itself."""
+    parts, ours = way
+    fresh_loggers()
+    integration, place = meta_schedule().relax_integration, str(tmp_path)
+    extracted = integration.extract_tasks(dense_network(), make_target(EXTRACTION_TARGET), {})
+    tasks, weights = integration.extracted_tasks_to_tune_contexts(extracted, place, strategy=parts["strategy"], seed=1)
+    rest = {name: part for name, part in (measuring | parts).items() if name != "strategy"}
+    database = meta_schedule().tune_tasks(
+        tasks=tasks, task_weights=weights, work_dir=place, max_trials_global=4, num_trials_per_iter=2, **rest
+    )
+    check(database, ours, 4)
+
+
+@both_ways
 def test_tune_relax(tmp_path, measuring, way):
     """Each of both tasks gets its programs; then the network runs with them and computes what it should."""
     parts, ours = way
