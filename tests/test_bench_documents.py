@@ -15,6 +15,7 @@ import collect
 import costly
 import faults
 import gate
+import layouts
 import model_speed
 import near
 import networks
@@ -49,6 +50,7 @@ SHOWN: dict[str, tuple[str, Callable[[Found], str]]] = {
     "blocks": ("blocks", lambda found: blocks.table(found["summary"])),
     "search": ("search", lambda found: f"{search.table(found)}\n\n{search.told(found['summary'])}\n\n{search.table_after(found)}"),
     "networks": ("networks", lambda found: networks.table(found["rows"])),
+    "layouts": ("layouts", lambda found: layouts.table(found["units"])),
     "collect": ("collect", lambda found: collect.tables(found["figures"])),
     "transfer": ("transfer", lambda found: transfer.tables(found["summary"])),
     "transfer_machines": ("transfer_machines", lambda found: transfer.tables(found["summary"])),

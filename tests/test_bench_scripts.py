@@ -39,6 +39,7 @@ TABLES = {
     ),
     "faults": ("parts.kills.trials", "parts.kills.outcomes.*", "summary.kills"),
     "gate": tuple(f"summary.{rule}.{key}" for rule in ("both 95%", "together 90%", "all") for key in ("better in both", "u16_gained")),
+    "layouts": (*(f"summary.{kind}" for kind in ("3x3", "depthwise")), "units.*.best_s.NCHW", "units.*.best_s.NHWC"),
     "lean": tuple(f"summary.*.{key}" for key in ("pairs", "u16", "found", "pairs_less_random", "u16_less_random", "found_less_random")),
     "model_speed": ("programs_per_s.*.*.train", "programs_per_s.*.*.infer", "cold_start_s.mamba.*.first", "cold_start_s.mamba.*.later"),
     "networks": (
