@@ -118,7 +118,7 @@ class Size:
 
 
 QUICK = Size([next(layer for layer in LAYERS if layer.kind == kind) for kind in KINDS], seeds=1, trials=16)
-SMALLEST = Size([Layer("3x3", "none", 8, 8, 8), Layer("depthwise", "none", 8, 8, 8, groups=8)], seeds=2, trials=4, round=2)
+SMALLEST = Size([Layer("3x3", "none", 8, 8, 8), Layer("depthwise", "none", 8, 8, 8, groups=8)], seeds=1, trials=2, round=2)
 
 
 def graphs(graph: Graph) -> dict[str, Graph]:
