@@ -5,7 +5,7 @@
 Each layer, with a bias and a ReLU, is prepared as networks are (params.yaml), once in each layout and without Winograd, which only NHWC
 has.  In both its convolution gets equally many programs, which our search finds from scratch, for the champion has learned NHWC alone.
 Then the best programs of the two are measured once more, twice each, in turns.  What moves data from one layout to the other is left
-out: a whole network needs it two or three times.
+out: most networks need it at their entrance and end alone (docs/architecture.md).
 
 A ratio above 1 says that NCHW takes longer; a kind's is the geometric mean over its layers, with the 95 % interval over seeds.  Each
 layer and seed is a unit, of which none begins after --minutes; the same command goes on.  --quick: a layer of each kind, one seed, 16

@@ -235,7 +235,7 @@ def test_databases_to_start_from_are_read_and_told_apart(project, tuner, tmp_pat
     mcpu = project.params.platforms[P].mcpu
     start = tuned_before(tmp_path / "tuned", mcpu)
     said = tune(project, None, P, None, warm_start=[start])
-    why = "the databases are of other operators, or of graphs prepared otherwise, such as in another layout"
+    why = "perhaps the databases are of other operators, or of graphs prepared otherwise, such as in another layout"
     assert said.endswith(f"; 0 of 19 tasks had a donor: {why}") and tuner.donors.refused == 0
     assert tune(project, None, P, None, warm_start=[start]).startswith("unchanged")
     assert not tune(project, None, P, None).startswith("unchanged") and tuner.donors is None
@@ -250,7 +250,7 @@ def test_lines_that_are_no_donors_are_counted(project, tuner, tmp_path):
     with (start / "database" / "database_tuning_record.json").open("a") as file:
         file.write("torn\n[]\n")
     said = tune(project, None, P, None, warm_start=[start])
-    assert "; 0 of 19 tasks had a donor (2 lines of the databases are no programs): the databases are of other" in said
+    assert "; 0 of 19 tasks had a donor (2 lines of the databases are no programs): perhaps the databases are of other" in said
 
 
 def test_a_bad_database_to_start_from_is_said_before_anything_is_tuned(project, tuner, tmp_path):
