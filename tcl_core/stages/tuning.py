@@ -202,7 +202,11 @@ def _donated_text(tuned: Mapping[str, Any]) -> str:
     if not tuned["donors"]:
         return ""
     refused = f" ({tuned['refused']} lines of the databases are no programs)" if tuned["refused"] else ""
-    why = "" if tuned["donated"] else ": perhaps the databases are of other operators, or of graphs prepared otherwise, such as in another layout"
+    why = (
+        ""
+        if tuned["donated"]
+        else ": perhaps the databases are of other operators, or of graphs prepared otherwise, such as in another layout"
+    )
     return f"; {tuned['donated']} of {tuned['tasks']} tasks had a donor{refused}{why}"
 
 
