@@ -17,12 +17,9 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from _tables import Quick, Results, arguments, into_document, markdown, mean_interval
@@ -32,13 +29,15 @@ from tcl_core import environment  # noqa: F401  (before torch is imported)
 import torch
 from _identity import code_identity, folder_identity
 
-from tcl_core.compat import quiet_compiler
+from tcl_core.compat import make_target, quiet_compiler
 from tcl_core.errors import TclError
 from tcl_core.measure.job import Job, Protocol, Setup
 from tcl_core.measure.runner import Runner
 from tcl_core.params import Graph
 from tcl_core.platforms import host_fingerprint
-from tcl_core.programs.tasks import Task, extract_tasks
+from tcl_core.programs.graph import fuse
+from tcl_core.programs.network_files import relax_from_exported
+from tcl_core.programs.tasks import EXTRACTION_TARGET, Task, describe, fused_tasks
 from tcl_core.progress import progress
 from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.machine import measuring_alone
@@ -70,16 +69,17 @@ class Layer:
         more = {"stride": self.stride, "groups": self.groups, "dilation": self.dilation}
         return ", ".join([said, *(f"{name} {value}" for name, value in more.items() if value > 1)])
 
-    def task(self, graph: Graph) -> Task:
-        """The task of its convolution in a network of this layer alone."""
+    def tasks(self, graphs: Mapping[str, Graph]) -> dict[str, Task]:
+        """Layout -> the task of its convolution in a network of this layer alone."""
         options = {"stride": self.stride, "padding": self.dilation * (self.kernel // 2), "groups": self.groups, "dilation": self.dilation}
         network = torch.nn.Sequential(torch.nn.Conv2d(self.inputs, self.outputs, self.kernel, **options), torch.nn.ReLU()).eval()
-        with tempfile.TemporaryDirectory(prefix="tcl-layouts-") as folder, warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # torch.export warns about its own deprecated calls
-            file = str(Path(folder) / "layer.pt2")
-            torch.export.save(torch.export.export(network, (torch.zeros(1, self.inputs, self.image, self.image),)), file)
-            (task,) = (task for task, _ in extract_tasks(file, graph) if task.operator in CONVOLUTIONS)
-        return task
+        target, found = make_target(EXTRACTION_TARGET), {}
+        with quiet_compiler(), torch.no_grad():
+            module = relax_from_exported(torch.export.export(network, (torch.zeros(1, self.inputs, self.image, self.image),)), self.name)
+            for layout, graph in graphs.items():
+                described = [describe(each.task_name, each.dispatched[0]) for each in fused_tasks(fuse(module, target, graph), target)]
+                (found[layout],) = (task for task in described if task.operator in CONVOLUTIONS)
+        return found
 
 
 LAYERS = (
@@ -136,7 +136,8 @@ class Bench:
     def unit(self, layer: Layer, seed: int) -> dict[str, Any]:
         """A layer in both layouts, another one first with each seed, and its best programs side by side."""
         order = LAYOUTS if seed % 2 else LAYOUTS[::-1]
-        best = {layout: self._best(layer.task(self.graphs[layout]), seed) for layout in order}
+        tasks = layer.tasks(self.graphs)
+        best = {layout: self._best(tasks[layout], seed) for layout in order}
         there = [layout for layout, job in best.items() if job is not None] * 2
         readings: dict[str, list[float]] = {layout: [] for layout in LAYOUTS}
         for layout, outcome in zip(there, self.runner.measure([job for job in best.values() if job is not None] * 2), strict=True):

@@ -44,7 +44,7 @@ def test_the_table_has_each_layer_and_kind():
 def test_a_layer_in_two_layouts_is_two_tasks_of_equal_work(groups):
     """The convolution alone: what moves data between layouts is a task of its own."""
     layer = Layer("3x3", "none", 16, 16, 8, groups=groups)
-    tasks = {layout: layer.task(graph) for layout, graph in graphs(PREPARED).items()}
+    tasks = layer.tasks(graphs(PREPARED))
     shapes = {layout: [shape for shape, _ in argument_types(task.module())][:2] for layout, task in tasks.items()}
     of_each = 16 // groups
     assert shapes == {NCHW: [(1, 16, 8, 8), (16, of_each, 3, 3)], NHWC: [(1, 8, 8, 16), (3, 3, of_each, 16)]}
