@@ -57,6 +57,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") ->
     return UsageError(f"unknown {kind} '{name}'{' in ' + where if where else ''}; {hint}")
 
 
+def check_seed(seed: int) -> None:
+    """Raise UsageError for a seed that NumPy and torch do not take."""
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"the seed is {seed}; give a number from 0 to {2**32 - 1}")
+
+
 def last_line(error: BaseException) -> str:
     """Last line of an error's message, where TVM gives the reason; the error's type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -21,7 +21,7 @@ import numpy as np
 
 from tcl_core import store
 from tcl_core.compat import TVM_VERSION, make_target, structural_key
-from tcl_core.errors import UsageError, naming_extras
+from tcl_core.errors import UsageError, check_seed, naming_extras
 from tcl_core.evaluation.metrics import pairwise_accuracy, picks, spearman, subset_top_1
 from tcl_core.features.batches import Samples
 from tcl_core.files import shown, user_cache
@@ -208,24 +208,26 @@ def distill(
     earlier             hardware, or hardware vectors, whose ranking is to be preserved; none: that of ``model`` if it is known
 
     The network has the size and speed of ``model``, which is not changed.  Raises UsageError for a model of another class than
-    Mamba and for ``source_latencies_s`` of another shape, and as ``bridged``.
+    Mamba, for ``source_latencies_s`` of another shape and for a seed below 0, and as ``bridged``.
     """
     with naming_extras():
         from tcl_core.chain.bridge import BridgeSettings, bridged
 
+    check_seed(seed)
     trained = trained_of(model)
     if not isinstance(trained.model, MambaModel):
         raise UsageError(f"{trained.origin} is no mamba model, which alone is carried on to other hardware; train a Mamba first")
     kept = [vector_of(row) for row in earlier] or ([trained.hardware_vector] if trained.hardware else [])
     more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
-    if source_latencies_s is not None and np.shape(source_latencies_s) != (len(measured) + len(more),):
+    source_s = None if source_latencies_s is None else np.asarray(source_latencies_s, dtype=np.float64)
+    if source_s is not None and source_s.shape != (len(measured) + len(more),):
         raise UsageError(
-            f"there are {len(measured) + len(more)} programs, and source_latencies_s of shape {np.shape(source_latencies_s)}; "
+            f"there are {len(measured) + len(more)} programs, and source_latencies_s of shape {source_s.shape}; "
             "give a number of seconds for each program, NaN where it was not measured"
         )
     usual = BridgeSettings()
     settings = replace(usual, fit=replace(usual.fit, seed=seed))
-    return bridged(trained.model, measured, more, settings, source_s=source_latencies_s, earlier=kept)[0]
+    return bridged(trained.model, measured, more, settings, source_s=source_s, earlier=kept)[0]
 
 
 # --- tuning ---
@@ -259,7 +261,7 @@ def tune(
 
     Measurements are kept in the user's cache folder until the call ends well, so that the same call resumes one that was stopped.
 
-    Raises as ``load``, UsageError for trials below 1, minutes not above 0 or both of them, for an ``out`` that exists unless
+    Raises as ``load``, UsageError for trials below 1, minutes not above 0 or both of them, for a seed below 0, for an ``out`` that exists unless
     ``overwrite``, for a target that does not fit the model or that this machine cannot run, for more threads than CPUs,
     PlatformError where TVM cannot build the network.
     """
@@ -272,6 +274,7 @@ def tune(
     from tcl_core.tuning.transfer import Donors
 
     check_length(trials, minutes)
+    check_seed(seed)
     check_there(str(network))
     trained = None if model is None else trained_of(model)
     if trained:

@@ -15,7 +15,7 @@ from numbers import Integral
 
 import numpy as np
 
-from tcl_core.errors import UsageError
+from tcl_core.errors import UsageError, check_seed
 from tcl_core.features.batches import Samples, concatenate, scaled_within_task
 from tcl_core.features.layout import WIDTH
 from tcl_core.features.tokens import operators_of
@@ -43,7 +43,7 @@ def rdu(
 
     model  one model, such as that of a similar platform, or an ensemble, whose mean ranking is used
 
-    Raises UsageError for a budget below 0, DataError for predictions that are not finite.
+    Raises UsageError for a budget or a seed below 0, DataError for predictions that are not finite.
     """
     scores, _ = _scores(candidates, model, labelled)
     return _picked("rdu", candidates, scores.mean(axis=0), budget, labelled, seed)
@@ -96,6 +96,7 @@ def _picked(
     known = np.zeros(0, dtype=np.int32) if labelled is None else labelled.tasks
     told = {"operator_types": candidates.tasks, "labelled_predictions": np.zeros(len(known)), **told}
     count = _programs(budget, len(candidates))
+    check_seed(seed)
     rng = np.random.default_rng(seed)
     return catalogue.pick(name, predictions, budget=count, tasks=candidates.tasks, labelled_tasks=known, rng=rng, **told)
 

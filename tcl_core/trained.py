@@ -147,7 +147,6 @@ def load(source: str | Path) -> Trained:
             raise RegistryError(f"there is no model registry at {registry.where()}; set MLFLOW_TRACKING_URI to one, {ELSE}")
         platform, pin = registry.pinned(source)
         if pin is not None:
-            platform = platform.removeprefix(registry.model_name(""))
             version, folder = registry.champion(f"{platform}:{pin}")
             return load_folder(folder, f"version {version} of {platform}")
         platform = _with_champion(source)

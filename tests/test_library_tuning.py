@@ -130,6 +130,18 @@ def test_a_model_that_cannot_be_saved_tunes_and_begins_anew(tuner):
     assert len(set(tuner.folders)) == 2
 
 
+def test_a_seed_that_numpy_refuses_is_refused_before_anything_is_read(tuner, tmp_path):
+    samples = ranking_problem_in_tokens()
+    for call in (
+        lambda: tcl.tune(tmp_path / "none.pt2", None, seed=-1),
+        lambda: tcl.samplers.random(samples, 0.5, seed=-1),
+        lambda: tcl.distill(tcl.Mamba(), samples, seed=-1),
+    ):
+        with pytest.raises(UsageError, match="^the seed is -1; give a number from 0 to 4294967295$"):
+            call()
+    assert tuner.folders == []
+
+
 def test_a_full_disk_at_the_end_costs_no_measurement(tuner, tmp_path, monkeypatch):
     def full(*given):
         raise OSError(28, "No space left on device")

@@ -40,6 +40,16 @@ def test_a_models_name_in_the_registry_means_its_platform(tmp_path):
         registry.champion("tcl-p-nobody")
 
 
+def test_a_platform_whose_own_name_begins_as_a_models_is_found(tmp_path):
+    """Beside a platform of the name without that beginning."""
+    from tcl_core.trained import load
+
+    for platform, seed in (("tcl-box", 1), ("box", 2)):
+        registry.promote(platform, registry.register(platform, saved(tmp_path / platform, seed), {}, {}, TAGS), True, "the first", None)
+    for named, seed in (("tcl-box:1", 1), ("tcl-box", 1), ("box:1", 2), ("tcl-tcl-box:1", 1)):
+        assert load(named).model.settings.seed == seed
+
+
 def test_only_a_better_version_becomes_champion(tmp_path):
     import mlflow
 
