@@ -238,7 +238,10 @@ def _locked_folder(folder: Path) -> tuple[Path, int]:
     while True:
         aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.new")
         aside.mkdir()
-        descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # swept by another process, which took it for a dead writer's
+            continue
         try:
             if lock_if_there(aside, descriptor):
                 return aside, descriptor

@@ -135,6 +135,21 @@ def test_a_folder_that_a_living_process_writes_is_left_alone(tmp_path):
     assert (tmp_path / "m/x").read_text() == "first" and names(tmp_path) == {"m"}
 
 
+def test_a_folder_that_another_process_swept_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    opened, swept = os.open, []
+
+    def open_late(path, *given, **more):
+        if str(path).endswith(".new") and not swept:
+            swept.append(path)
+            os.rmdir(path)
+        return opened(path, *given, **more)
+
+    monkeypatch.setattr(os, "open", open_late)
+    with whole_folder(tmp_path / "m") as aside:
+        (aside / "x").write_text("kept")
+    assert swept and (tmp_path / "m/x").read_text() == "kept" and names(tmp_path) == {"m"}
+
+
 def test_pipes_are_written_to_and_stay(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:

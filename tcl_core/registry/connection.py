@@ -28,7 +28,7 @@ QUICK = {  # a server that is away is reported within seconds, not after minutes
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-TRACKING, REGISTRY = "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"
+TRACKING, REGISTRY, RUN = "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_RUN_ID"
 NOISY = {"mlflow": logging.CRITICAL, "alembic": logging.CRITICAL, "urllib3.connectionpool": logging.ERROR}
 _NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _READ_ONLY = ("readonly database", "unable to open database file", "access denied", "permission denied", "authentication failed")
@@ -84,12 +84,13 @@ def _turned_to(uri: str) -> Iterator[None]:
     from mlflow.tracking._model_registry import utils as of_models
     from mlflow.tracking._tracking_service import utils as of_runs
 
-    variables = {name: os.environ.get(name) for name in (TRACKING, REGISTRY, *QUICK)}
+    variables = {name: os.environ.get(name) for name in (TRACKING, REGISTRY, RUN, *QUICK)}
     # What was set in MLflow, not what the variables say: setting that would outlive a change of the variables.
     runs, models = getattr(of_runs, "_tracking_uri", None), getattr(of_models, "_registry_uri", None)
     try:
         os.environ.update({name: value for name, value in QUICK.items() if variables[name] is None})
         os.environ.pop(REGISTRY, None)
+        os.environ.pop(RUN, None)  # of whatever started this process: MLflow would log into that run
         mlflow.set_registry_uri(None)  # None: the same store as the runs'
         mlflow.set_tracking_uri(uri)
         yield

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
+import os
 from pathlib import Path
+
+import numpy as np
 import pytest
 
 from tcl_core import registry
@@ -53,6 +55,20 @@ def test_a_version_says_where_it_comes_from(tmp_path, monkeypatch):
     assert run.data.params["train.epochs"] == "60" and run.data.metrics["top_1"] == 0.9
     assert [(m.step, m.value) for m in client.get_metric_history(found.run_id, "loss")] == [(1, 3.0), (2, 2.0)]
     assert [file.path for file in client.list_artifacts(found.run_id)] == ["plot.png"]
+
+
+def test_a_run_that_the_environment_names_is_left_alone(tmp_path, monkeypatch):
+    """``mlflow run`` and other starters set MLFLOW_RUN_ID for the processes that they start."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    theirs = client.create_run("0", run_name="theirs").info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", theirs)
+    version = registry.register("p-started", saved(tmp_path / "model"), {"train.epochs": 60}, {}, TAGS)
+    assert client.get_model_version("tcl-p-started", str(version)).run_id != theirs
+    run = client.get_run(theirs)
+    assert run.info.run_name == "theirs" and run.info.status == "RUNNING" and not run.data.params
+    assert os.environ["MLFLOW_RUN_ID"] == theirs
 
 
 def test_a_model_that_came_back_is_the_version_that_it_was(tmp_path):
