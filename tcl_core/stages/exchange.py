@@ -31,7 +31,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.features.encode import Encoder
 from tcl_core.features.groups import COLUMNS
 from tcl_core.files import check_not_there, replacing, shown, writing
-from tcl_core.locks import is_still, try_lock
+from tcl_core.locks import lock_if_there
 from tcl_core.programs.tasks import Task
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.metaschedule import Tuned, has_failed, write_database
@@ -47,7 +47,7 @@ KINDS = ("records", "holdout")
 BLOCK = 16_384  # programs encoded at a time, about 10 KB each
 SHOWN = 3  # refused lines that the user is shown; a file beside the report lists all
 TABLES = ("tasks", "sketches")
-LOCK = ".lock"
+LOCK = ".tcl-lock"  # the folder may be a user's, with files of any other name
 REASON = 1_000  # characters of the reason why a line was refused
 LONGEST_NAME = 100  # characters of a platform's name, bytes of a log's
 
@@ -97,7 +97,7 @@ def import_logs(
     folder = into or workspace.imported_folder(platform)
     logs = _named(workspace, paths, folder, name)
     megabytes = {name: 1 + path.stat().st_size // 2**20 for name, path in logs.items()}
-    with _alone(folder), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as bar:
+    with _alone(folder, ("records", "reports")), progress(f"importing into {platform}, MiB", sum(megabytes.values())) as bar:
         modules = {row["task_key"]: row["module_json"] for row in _rows(workspace.task_tables, "tasks", by_stage("tasks"))}
         known = Known(*(_rows(folder, table) for table in TABLES), pool=_pool_sketches(workspace), modules=modules)
         reports = []
@@ -226,27 +226,28 @@ def _advance(bar: Progress, steps: int, note: str) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a folder to import or export into, as the only process; a folder that stays empty is removed at the end."""
+def _alone(folder: Path, parts: Sequence[str] = ()) -> Iterator[None]:
+    """Hold a folder to import or export into, as the only process.
+
+    At the end its lock goes, and whatever is empty of its ``parts`` and of the folder itself, unless the user made it.
+    """
+    made = bool(parts) or not os.path.lexists(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK, "wb")
-    with file:
-        if not (try_lock(file) and is_still(folder / LOCK, file.fileno())):
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        if not lock_if_there(folder / LOCK, lock):
             raise BusyError(f"another process is writing into {folder}; wait for its end")
         try:
             yield
         finally:
-            _remove_empty(folder)
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # a folder that is not empty
-        for part in filter(Path.exists, (folder / "records", folder / "reports")):
-            part.rmdir()
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-            folder.rmdir()
+            with suppress(OSError):
+                (folder / LOCK).unlink()
+            for part in (*(folder / name for name in parts), *([folder] if made else ())):
+                with suppress(OSError):  # not empty, or not there
+                    part.rmdir()
+    finally:
+        os.close(lock)
 
 
 def imported_batches(
@@ -360,7 +361,6 @@ def export_database(workspace: Workspace, platform: str, to: Path | None = None,
     programs = list(_measured(workspace, platform))
     with _alone(folder), progress(f"exporting {platform}", len(programs)) as bar:
         written, refused = write_database(folder, tasks, programs, lambda: bar.advance())
-        (folder / LOCK).unlink()  # a database has two files
     return ExportReport(platform, written, refused, folder)
 
 

@@ -119,6 +119,27 @@ def test_a_program_that_was_measured_again_is_one_row(here, matmul):
     assert sorted(found.latencies_s.tolist()) == wanted
 
 
+def test_what_a_users_folder_has_stays_as_it_was(here, matmul, monkeypatch):
+    """Also where the export fails; a folder that it made itself goes."""
+    write_pool("train", matmul)
+    store.write_records(Workspace().records_folder("host-avx2"), measured(matmul, np.random.default_rng(0), TARGET))
+    (here / "mine/records").mkdir(parents=True)
+    (here / "mine/.lock").write_text("mine")
+    tcl("export", "-p", "host-avx2", "--to", here / "mine")
+    assert {path.name for path in (here / "mine").iterdir()} == {"records", ".lock", RECORDS, WORKLOADS}
+    assert (here / "mine/.lock").read_text() == "mine"
+
+    def failing(*given):
+        raise DataError("none of them")
+
+    monkeypatch.setattr(exchange, "write_database", failing)
+    (here / "empty").mkdir()
+    for folder in ("empty", "new"):
+        with pytest.raises(DataError, match="none of them"):
+            tcl("export", "-p", "host-avx2", "--to", here / folder)
+    assert not list((here / "empty").iterdir()) and not (here / "new").exists()
+
+
 def test_export_names_what_is_missing(here, matmul):
     with pytest.raises(UsageError, match="unknown platform 'host-avx' in params.yaml; did you mean 'host-avx2'"):
         tcl("export", "-p", "host-avx")

@@ -207,7 +207,7 @@ def test_a_log_that_was_compressed_since_is_the_same_log(here):
 def test_a_second_import_into_a_platform_is_refused(here):
     path = log("a.log", line(1))
     FOLDER.mkdir(parents=True)
-    with open(FOLDER / ".lock", "wb") as file:
+    with open(FOLDER / exchange.LOCK, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(BusyError, match="another process is writing into .*platform=p"):
             import_logs([path], "p")
