@@ -82,8 +82,8 @@ def show_rounds(platform: str) -> None:
 
 
 def show_errors(reports: Path = HERE.reports) -> None:
-    """Show a row per platform: how many of its candidates ran, and how the others failed."""
-    files = sorted((reports / "collect").glob("*.json"))
+    """Show a row per platform of params.yaml: how many of its candidates ran, and how the others failed."""
+    files = [file for file in sorted((reports / "collect").glob("*.json")) if file.stem in HERE.params.platforms]
     found = [read_json(file, "collect its platform again: dvc repro") for file in files]
     if rows := error_rows([one for one in found if "errors" in one]):
         create_table_artifact(rows, key="errors", description="What became of the measured candidates, by platform and kind of error")

@@ -253,7 +253,10 @@ def reason_to_skip(workspace: Workspace, platform: str) -> str | None:
 
 
 def _collection(workspace: Workspace, place: _Place, split: str, journal: _Journal) -> Collection:
-    programs, encoder = workspace.programs(split), workspace.encoder  # first: missing data must raise before a journal is set aside
+    # First: data that is missing, or of other tasks, must raise before a journal is set aside.
+    programs, encoder = workspace.programs(split), workspace.encoder
+    for program in programs:
+        encoder.trace_json(program.task_key, program.sketch)
     journal.begin()
     return Collection(
         programs=programs,

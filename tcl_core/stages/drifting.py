@@ -17,7 +17,7 @@ import numpy as np
 from tcl_core import registry
 from tcl_core.checked import read_json, write_json
 from tcl_core.compat import TVM_VERSION
-from tcl_core.errors import DataError, PlatformError, RegistryError, UsageError
+from tcl_core.errors import DataError, NoChampionError, PlatformError, RegistryError, UsageError
 from tcl_core.evaluation.drift import SAME_ORDER, UNDECIDED, Comparison, compare, verdict
 from tcl_core.features.batches import Samples
 from tcl_core.records import Record
@@ -153,15 +153,15 @@ def _samples(workspace: Workspace, platform: str, probes: Sequence[Record]) -> S
 
 
 def _champion(platform: str, samples: Samples) -> tuple[int | None, np.ndarray | None]:
-    """The champion's version and predictions; None for both without a champion or, with a message, if it cannot rank the samples."""
+    """The champion's version and predictions; None for both without a champion or, with a message, if it cannot be had or cannot rank the samples."""
     if not registry.is_there():
         return None, None
     try:
         version, folder = registry.champion(platform)
         return version, catalogue.load(folder).predict(samples)
-    except RegistryError:
+    except NoChampionError:
         return None, None
-    except (DataError, UsageError) as error:
+    except (RegistryError, DataError, UsageError) as error:
         say(f"{platform}: its champion is left out of the check: {error}")
         return None, None
 

@@ -163,6 +163,7 @@ def _of_hash(asked: str, versions: Iterable[Version]) -> list[dict[str, Any]]:
 def _of_commit(commit: str, versions: Iterable[Version], project: Path) -> list[dict[str, Any]]:
     """Versions made with a commit's code, or whose records or model are those that its dvc.lock names."""
     locked = _locked(commit, project)
+    code = provenance.git("log", "-1", "--format=%H", commit, "--", ".", folder=provenance.CODE)  # as in a version's tag
     found = []
     for version in versions:
         folders = {
@@ -170,7 +171,9 @@ def _of_commit(commit: str, versions: Iterable[Version], project: Path) -> list[
             "model": (f"data/models/{version.platform}", "model.dvc"),
         }
         same = [what for what, (folder, tag) in folders.items() if folder in locked and locked[folder] == version.tags.get(tag)]
-        same += ["code"] if version.tags.get("git.commit") == commit else []
+        if code and version.tags.get("git.commit") == code:
+            changed = version.tags.get("git.dirty", "false")
+            same.append("code" if changed in ("false", "unknown") else f"code but for {changed}")
         if same:
             found.append({**_named(version), "same": same})
     return found

@@ -264,6 +264,15 @@ def test_what_became_of_the_candidates_is_a_table(stages):
     assert json.loads(artifacts()["errors"])[0] == {"platform": "host-avx2", "programs": 40, "ok": 38, "timeout": 2}
 
 
+def test_a_platform_that_is_no_longer_named_is_in_no_table(stages):
+    stages.errors = {"ok": 40}
+    old = Path("data/reports/collect/left-long-ago.json")
+    old.parent.mkdir(parents=True, exist_ok=True)
+    old.write_text("damaged")
+    run()
+    assert {row["platform"] for row in json.loads(artifacts()["errors"])} == {"host-avx2", "host-sse42"}
+
+
 def test_error_kinds_are_columns_in_their_order():
     collected = [
         {"platform": "a", "programs": 3, "errors": {"timeout": 1, "ok": 2}},

@@ -13,7 +13,7 @@ import pytest
 from tcl_core import store
 from tcl_core.checked import plain_json
 from tcl_core.compat import TVM_VERSION
-from tcl_core.errors import DRIFT, DataError, PlatformError, RegistryError, UsageError
+from tcl_core.errors import DRIFT, DataError, NoChampionError, PlatformError, RegistryError, UsageError
 from tcl_core.features.batches import Samples
 from tcl_core.records import Record
 from tcl_core.measure.job import Outcome, Setup
@@ -212,10 +212,17 @@ def test_a_champion_that_cannot_rank_is_left_out(machine, project, monkeypatch, 
     assert "its champion is left out of the check: the model reads 47 features" in capsys.readouterr().err
 
     def nobody(platform):
-        raise RegistryError("no champion")
+        raise NoChampionError("no champion")
 
     monkeypatch.setattr(drifting.registry, "champion", nobody)
+    assert check_drift(project, P)[0]["then"] is None and capsys.readouterr().err.count("its champion") == 0
+
+    def refused(platform):
+        raise RegistryError("the model registry refuses this user (HTTP 401)")
+
+    monkeypatch.setattr(drifting.registry, "champion", refused)
     assert check_drift(project, P)[0]["then"] is None
+    assert "its champion is left out of the check: the model registry refuses this user (HTTP 401)" in capsys.readouterr().err
 
 
 def test_each_platform_that_was_measured_is_checked(machine, project):

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from tcl_core import registry
+import tcl_core.stages.lineage as module
+from tcl_core import provenance, registry
 from tcl_core.errors import DataError, RegistryError, UsageError
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models.catalogue import create
@@ -178,6 +179,25 @@ def test_from_a_commit_to_the_models_that_its_lock_names(tmp_path):
     commit("stages: [1, {]")
     with pytest.raises(DataError, match="^dvc.lock of commit .* cannot be read .*; name another revision$"):
         lineage(Workspace(tmp_path), "HEAD")
+
+
+def test_from_a_commit_to_the_models_that_its_code_trained(tmp_path, monkeypatch):
+    """The code of a commit is that of the last one that changed it, and of no other; sources that differed are named."""
+    (tmp_path / "code").mkdir()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
+    for file in ("code/cli.py", "README.md"):
+        (tmp_path / file).write_text("x = 1")
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", file]):
+            subprocess.run([*git, *words], check=True)
+    head, before = (provenance.git("rev-parse", name, folder=tmp_path) for name in ("HEAD", "HEAD~1"))
+    monkeypatch.setattr(provenance, "CODE", tmp_path / "code")
+    versions = [
+        registry.Version("p-a", number, (), "", "", {"git.commit": commit, "git.dirty": dirty})
+        for number, (commit, dirty) in enumerate([(before, "false"), (before, "cli.py"), (head, "false")], start=1)
+    ]
+    for asked in (head, before):
+        found = module._of_commit(asked, versions, tmp_path)
+        assert [(each["version"], each["same"]) for each in found] == [(1, ["code"]), (2, ["code but for cli.py"])]
 
 
 @pytest.mark.parametrize("asked", ["nosuch", "HEAD", "--help", "-x", "cccccc0", "a\nb", "p_a:1", "999"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tcl_core import store
 from tcl_core.errors import DataError
 from tcl_core.journal import iter_journal
 from tcl_core.stages import collecting
@@ -117,6 +118,21 @@ def test_nothing_is_set_aside_when_nothing_can_be_measured(pool, runners, stage)
     shutil.move("data/programs/pool", "elsewhere")
     with pytest.raises(DataError, match="the stage candidates writes it"):
         tcl(stage, "-p", "first", "--force")
+    assert not list(journal.parent.glob("*.before-*")) and not (journal / collecting.FORCED).exists()
+
+
+@pytest.mark.parametrize("stage, split", [("collect", "train"), ("holdout", "held_out")])
+def test_programs_of_tasks_that_are_gone_are_refused_before_anything_is_set_aside(pool, runners, stage, split):
+    """Tasks were cut anew, and candidates were not drawn for them yet."""
+    write_params({"collect.sampler": "random"})  # trains nothing
+    tcl(stage, "-p", "first")
+    tables, journal = Workspace().task_tables, Workspace().journal_folder("first", stage)
+    gone = Workspace().programs(split)[0].task_key
+    rows = store.read_table(tables / "tasks.parquet", "tasks")
+    store.write_table(tables / "tasks.parquet", "tasks", [row for row in rows if row["task_key"] != gone])
+    for more in ([], ["--force"]):
+        with pytest.raises(DataError, match=f"sketch . of task {gone} is not in the pool; run the stage candidates again"):
+            tcl(stage, "-p", "first", *more)
     assert not list(journal.parent.glob("*.before-*")) and not (journal / collecting.FORCED).exists()
 
 
