@@ -66,10 +66,7 @@ def show() -> None:
     into_document(
         "tune-donors", table_of_donors(last) or table_of_donors(list(found["parts"].values()))
     )  # of earlier parts, where the present ones have none
-    # Of the last machine that tuned the network: milliseconds of two machines do not compare.
-    drawn = {
-        network: next((part for part in reversed(last) if _groups(network, [part], False)), fullest(network, last)) for network in summary
-    }
+    drawn = {network: fullest(network, last) for network in summary}  # one machine's: milliseconds of two do not compare
     curves = {
         network: {
             system: found
