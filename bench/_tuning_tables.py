@@ -130,7 +130,7 @@ def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -
     """The network's row of the summary: each figure as [mean, low, high] over the seeds of the fullest part, the ends None for a single
     seed; None without a group of TCL.
 
-    What another system is compared with in other parts alone (``earlier_systems`` if only in ``earlier`` ones) is the mean of what there
+    What another system is compared with in other parts alone (``elsewhere``), first in those of ``parts``, is the mean of what there
     is, without an interval: these differ in more than the seed.  ``reached`` is [groups in which TCL became as fast as the rival, all
     groups]; only in the former are their seconds compared.
     """
@@ -164,7 +164,7 @@ def figures(network: str, parts: Sequence[Part], earlier: Sequence[Part] = ()) -
         "equal_trials_random_x": times(RANDOM),
         "equal_trials_scratch_x": times(SCRATCH),
         "systems_x": systems_x,
-        "earlier_systems": [system for system in systems_x if not has(system, short)],
+        "elsewhere": [system for system in systems_x if not has(system, here)],
         **{key: over(RIVALS[key], found) for key, found in seconds.items()},
         "reached": {key: [sum(each is not None for each in found), len(found)] for key, found in seconds.items() if found},
         "long_ms": _over(typical(compared["rounds_ms"][OURS]) for compared, _ in here_long if OURS in compared["rounds_ms"]),
@@ -304,14 +304,14 @@ def table_of_systems(summary: Mapping[str, Mapping[str, Any]]) -> str:
         told = [f" ({reached} of {groups})" * (reached < groups) for reached, groups in some]
         means = [cell[0] for cell, missed in zip(cells, told, strict=True) if cell and not missed]
         if means:
-            stars = ["*" * (whose.get(name, name) in row["earlier_systems"]) for row in summary.values()]
+            stars = ["*" * (whose.get(name, name) in row["elsewhere"]) for row in summary.values()]
             mean = f"{math.exp(statistics.fmean(map(math.log, means))):.2f}x" + ("" if len(means) == len(cells) else f" of {len(means)}")
             shown = (_shown(cell, "x") + star + missed for cell, star, missed in zip(cells, stars, told, strict=True))
             rows.append([name, *shown, mean])
     groups = ", ".join(f"{network} {row['groups']}" for network, row in summary.items())
     return (
         f"{markdown(['system / TCL', *summary, 'geometric mean'], rows)}\n\n"
-        f"A star: with graphs and searches of before, or another champion, the mean of what there is. What else has no interval is of one seed; the "
+        f"A star: on another machine, with another champion, or with graphs and searches of before, the mean of what there is. What else has no interval is of one seed; the "
         f"others: {groups}. Seconds (1 of 2): in one of two comparisons TCL never was as fast, and such a network is not in the mean."
     )
 

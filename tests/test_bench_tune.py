@@ -49,7 +49,7 @@ def test_figures_are_of_the_machine_with_most_systems_and_what_it_lacks_of_other
     found_twice = tables.figures("net", [{"units": {}, "compared": twice}, other])
     mean, low, high = found_twice["speedup_over_eager"]
     assert mean == pytest.approx(6.0**0.5) and 0 < low < mean < high  # of 3 and 2
-    assert found_twice["equal_trials_stock_x"] == [pytest.approx(1.5), None, None] and found_twice["earlier_systems"] == []
+    assert found_twice["equal_trials_stock_x"] == [pytest.approx(1.5), None, None] and found_twice["elsewhere"] == ["MetaSchedule"]
     assert found["equal_trials_random_x"] == [pytest.approx(2.0), None, None] and found["compile_ms"] is None
     assert found["long_ms"] is None and found["long_speedup_over_eager"] == [pytest.approx(4.0), None, None]  # measured elsewhere
 
@@ -57,7 +57,7 @@ def test_figures_are_of_the_machine_with_most_systems_and_what_it_lacks_of_other
 def test_what_the_last_search_was_not_compared_with_is_told_of_before():
     found = tables.figures("net", [FAST], [SLOW])
     assert found["speedup_over_eager"] == [pytest.approx(2.0), None, None] and found["systems_x"] == {"random": [2.0, None, None]}
-    assert found["earlier_systems"] == ["random"] and found["random_ms"] is None
+    assert found["elsewhere"] == ["random"] and found["random_ms"] is None
     assert tables.summary_of([FAST], [{"units": {}, "compared": {"other": group("other", TCL=[2.0], eager=[4.0])}}]).keys() == {
         "net",
         "other",
@@ -128,7 +128,7 @@ def test_what_another_machine_found_stays_in_the_file(results):
     mine.save()
     saved = json.loads(results.file.read_text())
     assert saved["parts"]["elsewhere"] == SLOW and list(saved["parts"]) == ["elsewhere", "here"]
-    assert saved["summary"]["net"]["groups"] == 1 and saved["summary"]["net"]["earlier_systems"] == ["random"]
+    assert saved["summary"]["net"]["groups"] == 1 and saved["summary"]["net"]["elsewhere"] == ["random"]
 
 
 def test_what_the_latest_change_cannot_have_touched_is_taken_over(results, monkeypatch):
@@ -297,7 +297,7 @@ def test_a_table_of_what_was_reached_after_so_many_programs():
 
 def test_a_table_of_all_systems_beside_ours():
     summary = {"net": tables.figures("net", [FAST], [SLOW]), "other": tables.figures("net", [FAST])}
-    summary["net"] |= {"time_to_tenset_x": [5.0, None, None], "earlier_systems": ["random", tables.TENSET]}
+    summary["net"] |= {"time_to_tenset_x": [5.0, None, None], "elsewhere": ["random", tables.TENSET]}
     summary["other"] |= {"time_to_tenset_x": [9.0, None, None], "reached": {"time_to_tenset_x": [1, 2]}}
     assert tables.table_of_systems(summary).splitlines() == [
         "| system / TCL | net | other | geometric mean |",
@@ -307,7 +307,7 @@ def test_a_table_of_all_systems_beside_ours():
         "| random | 2.00x* | - | 2.00x of 1 |",
         "| seconds to TenSet's best, its / TCL's | 5.00x* | 9.00x (1 of 2) | 5.00x of 1 |",
         "",
-        "A star: with graphs and searches of before, or another champion, the mean of what there is. What else has no interval is of one seed; "
+        "A star: on another machine, with another champion, or with graphs and searches of before, the mean of what there is. What else has no interval is of one seed; "
         "the others: net 1, other 1. Seconds (1 of 2): in one of two comparisons TCL never was as fast, and such a network is not in the mean.",
     ]
 
