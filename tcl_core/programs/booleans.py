@@ -45,18 +45,20 @@ def _spelling(call: Any) -> Callable[..., Any] | None:
     if name not in (*COUNTING, *COMPARING, "relax.add", "relax.multiply") or not all(_is_boolean(a) for a in call.args):
         return None
     if name in COUNTING:
-        return lambda op, data: _counted(op, name, data, call.attrs)
+        return lambda op, data: _counted(op, name, data, call)
     if name in COMPARING:
         compare = name.removeprefix("relax.")
         return lambda op, left, right: getattr(op, compare)(op.astype(left, "uint8"), op.astype(right, "uint8"))
     return lambda op, left, right: (op.logical_or if name == "relax.add" else op.logical_and)(left, right)
 
 
-def _counted(op: Any, name: str, data: Any, attributes: Any) -> Any:
-    """The sum or product in int64, as PyTorch computes it for booleans."""
-    numbers = op.astype(data, "int64")
+def _counted(op: Any, name: str, data: Any, call: Any) -> Any:
+    """The sum or product in int64, as PyTorch computes it for booleans; a running one of another dtype is converted to that."""
+    numbers, attributes = op.astype(data, "int64"), call.attrs
     if name in ("relax.cumsum", "relax.cumprod"):
-        return getattr(op, name.removeprefix("relax."))(numbers, attributes.axis, "int64", bool(attributes.exclusive))
+        counted = getattr(op, name.removeprefix("relax."))(numbers, attributes.axis, "int64", bool(attributes.exclusive))
+        wanted = str(call.ty.dtype)
+        return counted if wanted in ("bool", "int64") else op.astype(counted, wanted)
     return getattr(op, name.removeprefix("relax."))(numbers, attributes.axis, bool(attributes.keepdims))
 
 

@@ -95,22 +95,25 @@ def without_masks(module: Any) -> Any:
 
 
 def without_checks_of_masks(module: Any) -> Any:
-    """Drop attention's check for rows whose scores are all -inf, where there is no mask or a constant one leaves a score in each row.
+    """Drop attention's check for rows whose scores are all -inf, which get zeros, where there is no mask or a constant one leaves a score
+    in each row.
 
-    Outputs differ only if scores themselves overflow to -inf.
+    Outputs differ only if scores themselves overflow to -inf.  A check for other scores, or one that gives such rows something else, stays.
     """
     relax, dpl = relax_and_patterns()
     product = dpl.is_op("relax.matmul")(dpl.wildcard(), dpl.wildcard())
     plain = product | dpl.is_op("relax.reshape")(product, dpl.wildcard())
-    mask = dpl.is_const()
+    mask, missing, filling = dpl.is_const(), dpl.is_const(), dpl.is_const()
     for scores, masked in ((plain, False), (dpl.is_op("relax.add")(plain, mask), True)):
         softmax = dpl.is_op("relax.nn.softmax")(scores)
-        there = dpl.is_op("relax.logical_not")(dpl.is_op("relax.equal")(scores, dpl.wildcard()))
+        there = dpl.is_op("relax.logical_not")(dpl.is_op("relax.equal")(scores, missing))
         any_there = dpl.is_op("relax.max")(dpl.is_op("relax.astype")(there))
         none_there = dpl.is_op("relax.logical_not")(dpl.is_op("relax.astype")(any_there))
-        checked = dpl.is_op("relax.where")(none_there, dpl.is_op("relax.full_like")(softmax, dpl.wildcard()), softmax)
+        checked = dpl.is_op("relax.where")(none_there, dpl.is_op("relax.full_like")(softmax, filling), softmax)
 
         def unchecked(call: Any, matched: Any, softmax: Any = softmax, masked: bool = masked) -> Any:
+            if not np.isneginf(matched[missing].value.numpy()).all() or matched[filling].value.numpy().any():
+                return call
             if masked and not (matched[mask].value.numpy() > -np.inf).any(axis=-1).all():
                 return call
             return matched[softmax]

@@ -156,7 +156,9 @@ def _is_depthwise(module: Any) -> bool:
         return False
     if any("nhwc" in name for name in block_names(module)):  # then weights are HWIO
         return weight[2] == 1 and weight[3] == data[3]
-    return weight[1] == 1 and weight[0] == data[1]
+    *_, output = others
+    kept = len(output) != 4 or data[1] in output  # not of a transposed convolution with one output, whose weight is (inputs, 1, ...)
+    return weight[1] == 1 and weight[0] == data[1] and kept
 
 
 def named(operator: str, module: Any) -> str:

@@ -4,7 +4,8 @@ LLVM calls the C library for each element of these.  A call costs as much as som
 from being vectorised, and takes longer for some values than for others, so that a program's latency depends on its data.  The
 polynomials here are those of the Cephes library (exp) and of Eigen (erf, tanh), to within a few units in the last place of float32.
 
-They turn NaN into a number: a network whose exponentials give NaN may give something else.
+They turn NaN into a number: a network whose exponentials give NaN may give something else.  Within softmax and sigmoid the exponential
+of -inf is 1.2e-38, which their sums do not feel; one whose logarithm may be taken is 0 (``exp_to_zero``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tcl_core.programs.rewriting import as_always
 # Cephes: exp(r) is about 1 + r + r^2 P(r) for |r| <= ln(2) / 2, highest power first.
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 EXP_RANGE = (-87.33654, 88.37626)  # whose exponentials are normal numbers of float32
+EXP_ZERO = -88.0  # n is -127 there, and all bits of 2^n are 0
 LN2 = (0.693359375, -2.12194440e-4)  # in two parts, the first so short that its multiples are exact
 
 # Eigen: x P(x^2) / Q(x^2), highest power first; constant beyond the bound.
@@ -36,19 +38,29 @@ TANH = (
 )  # fmt: skip
 
 
-def exp(x: Any) -> Any:
-    """e to the power of a float32 expression: 2^n exp(r), where x = n ln(2) + r with an integer n."""
+def exp(x: Any, least: float = EXP_RANGE[0]) -> Any:
+    """e to the power of a float32 expression, and of ``least`` below that: 2^n exp(r), where x = n ln(2) + r with an integer n."""
     tirx = load_tvm().tirx
-    x = _clamped(x, *EXP_RANGE)
+    x = _clamped(x, least, EXP_RANGE[1])
     n = tirx.floor(x * (1 / math.log(2)) + 0.5)
     r = x - n * LN2[0] - n * LN2[1]
     power = tirx.reinterpret("float32", (n.astype("int32") + 127) << 23)
     return (_horner(EXP, r) * r * r + r + 1.0) * power
 
 
+def exp_to_zero(x: Any) -> Any:
+    """``exp``, 0 from ``EXP_ZERO`` down: a sum of powers of -inf has the logarithm -inf."""
+    return exp(x, EXP_ZERO)
+
+
 def erf(x: Any) -> Any:
-    """The error function of a float32 expression."""
+    """The error function of a float32 expression; up to some units in the last place beyond -1 and 1."""
     return _odd_rational(x, ERF_BOUND, *ERF)
+
+
+def erf_within_one(x: Any) -> Any:
+    """``erf``, never beyond -1 and 1: the root of 1 - erf(x)^2 is a number."""
+    return _clamped(erf(x), -1.0, 1.0)
 
 
 def tanh(x: Any) -> Any:
@@ -73,7 +85,7 @@ def silu(x: Any) -> Any:
 
 
 ELEMENTWISE = {
-    "relax.exp": exp, "relax.erf": erf, "relax.tanh": tanh, "relax.sigmoid": sigmoid,
+    "relax.exp": exp_to_zero, "relax.erf": erf_within_one, "relax.tanh": tanh, "relax.sigmoid": sigmoid,
     "relax.nn.gelu": gelu, "relax.nn.gelu_tanh": gelu_tanh, "relax.nn.silu": silu,
 }  # fmt: skip
 

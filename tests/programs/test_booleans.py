@@ -14,6 +14,9 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET
 
 CASES = {
     "cumsum": lambda x: (x > 0).cumsum(-1).float(),
+    "cumsum to float32": lambda x: (x > 0).cumsum(-1, dtype=torch.float32) * x,
+    "cumsum to int32": lambda x: (x > 0).cumsum(-1, dtype=torch.int32),
+    "cumprod": lambda x: (x > 0).cumprod(-1, dtype=torch.float32),
     "sum": lambda x: (x > 0).sum(-1).float(),
     "add": lambda x: ((x > 0) + (x > 1)).float(),
     "multiply": lambda x: ((x > 0) * (x < 1)).float(),
@@ -39,7 +42,7 @@ def test_booleans_compute_what_they_do_in_pytorch(name):
         tvm, target = load_tvm(), make_target(EXTRACTION_TARGET)
         machine = tvm.relax.VirtualMachine(tvm.compile(fuse(module, target, PREPARED), target), tvm.cpu())
     found = machine["main"](tvm.runtime.tensor(x.numpy()))
-    np.testing.assert_array_equal((found if hasattr(found, "numpy") else found[0]).numpy(), CASES[name](x).numpy())
+    np.testing.assert_array_equal((found if hasattr(found, "numpy") else found[0]).numpy(), CASES[name](x).numpy(), strict=True)
 
 
 def test_a_network_without_them_stays_as_it_is():

@@ -96,6 +96,30 @@ def test_a_row_without_a_score_keeps_its_check():
     assert operators(simplify(layer(ROW_MASKED)[0]))["equal"] == 1
 
 
+class Checked(torch.nn.Module):
+    """Attention whose rows with nothing but ``score`` get ``filling``."""
+
+    def __init__(self, score: float, filling: float) -> None:
+        super().__init__()
+        self.score, self.filling = score, filling
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = x @ x.transpose(-1, -2)
+        shares = functional.softmax(scores, dim=-1)
+        return torch.where((scores == self.score).all(-1, keepdim=True), torch.full_like(shares, self.filling), shares)
+
+
+@pytest.mark.parametrize("score, filling, checks", [(-np.inf, 0.0, 0), (0.0, 0.0, 1), (-np.inf, 0.5, 1)])
+def test_a_check_for_anything_else_stays(score, filling, checks):
+    """Such as one for padded rows, whose scores are zeros."""
+    torch.manual_seed(0)
+    x = torch.randn(1, WORDS, WIDTH)
+    x[:, -1] = 0.0
+    module, given, expected = imported(Checked(score, filling), x)
+    assert operators(simplify(module))["where"] == checks
+    assert np.abs(output(fuse(module, make_target(TARGET), PREPARED), given) - expected).max() < 1e-6
+
+
 def test_three_products_of_one_matrix_are_one():
     module, _, _ = layer()
     given, simple = operators(module), operators(simplify(module))

@@ -123,6 +123,18 @@ def test_blocks_that_tell_nothing_are_told_by_what_they_do():
     assert operator_type("main", tvm.IRModule({"main": te.create_prim_func([x, y, product])})) == "matmul"
 
 
+def test_a_transposed_convolution_with_one_output_is_a_full_one():
+    """Its weight is (inputs, outputs, height, width): that of a depthwise one by its shape."""
+    tvm = load_tvm()
+    from tvm import te, topi
+
+    image, kernel = te.placeholder((1, 4, 6, 6), name="d"), te.placeholder((4, 1, 3, 3), name="w")
+    transposed = topi.nn.conv2d_transpose_nchw(image, kernel, (2, 2), (1, 1, 1, 1), "float32", (1, 1))
+    depthwise = topi.nn.depthwise_conv2d_nchw(image, kernel, 1, 1, 1)
+    for operator, made in (("conv2d", transposed), ("depthwise_conv2d", depthwise)):
+        assert operator_type("fused_conv2d_add", tvm.IRModule({"main": te.create_prim_func([image, kernel, made])})) == operator
+
+
 def test_nothing_telling_is_elementwise():
     tvm = load_tvm()
     from tvm import te

@@ -60,6 +60,36 @@ def test_far_out_all_stays_finite_and_in_bounds():
     assert computed(vector_math.sigmoid, far) == pytest.approx([0] * 4 + [1] * 4)
 
 
+def test_a_power_of_which_a_logarithm_may_be_taken_is_zero_far_down():
+    down = np.array([-np.inf, -3e38, -104.0, -88.0, -87.8, -87.3, -80.0], dtype=np.float32)
+    powers = computed(vector_math.exp_to_zero, down)
+    assert (powers[:5] == 0).all() and powers[5:] == pytest.approx(np.exp(down[5:].astype(np.float64)), rel=1e-6)
+
+
+def test_an_error_function_of_which_a_root_may_be_taken_stays_within_one():
+    x = np.linspace(3.2, 4.2, 200_001, dtype=np.float32)
+    found = computed(vector_math.erf_within_one, np.concatenate([x, -x]))
+    assert found.max() <= 1 and found.min() >= -1
+
+
+class LogSpace(torch.nn.Module):
+    """A step of a hidden Markov model, from states of which some cannot be reached."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        peak = x.max(-1, keepdim=True).values.clamp(min=-1e30)
+        return peak + torch.log(torch.exp(x - peak).sum(-1, keepdim=True)) + torch.sqrt(1 - torch.erf(x) ** 2).nan_to_num(9.0)
+
+
+def test_logarithms_of_sums_are_pytorchs():
+    x = torch.full((3, 4), -np.inf)
+    x[1, 0], x[2] = 2.0, torch.linspace(-3.9, 3.9, 4)
+    model = LogSpace().eval()
+    with quiet_compiler():
+        module = relax_from_exported(torch.export.export(model, (x,)), "network")
+    found, expected = output(fuse(module, make_target(TARGET), PREPARED), x.numpy()), model(x).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-3)
+
+
 class Activations(torch.nn.Module):
     """Every operator that becomes arithmetic, softmax along two axes."""
 
