@@ -67,7 +67,8 @@ class Scale:
     """Turns views into points; learned from a sample of the task's programs."""
 
     def __init__(self, sample: Views) -> None:
-        self._middle, self._spread = sample.scores.mean(), sample.scores.std() or 1.0
+        scores = sample.scores.astype(np.float64)  # in float32 the deviation of equal scores may not be 0
+        self._middle, self._spread = scores.mean(), scores.std() or 1.0
         self._blocks = [_block_scale(block) for block in sample.blocks]
 
     def __call__(self, views: Views) -> Points:

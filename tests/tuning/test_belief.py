@@ -125,6 +125,14 @@ def test_points_of_a_sample_have_unit_scale():
         assert (part**2).sum(axis=1).mean() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("count", [7, 200, 256])
+def test_equal_scores_are_equal_also_where_rounding_differs(count):
+    """The mean of equal numbers of float32 is often another number."""
+    scale = Scale(Views(np.full(count, 0.3, np.float32), (np.ones((count, 1)),)))
+    later = scale(Views(np.array([0.3, 0.31, 0.29], np.float32), (np.ones((3, 1)),)))
+    assert later.scores == pytest.approx([0.0, 0.01, -0.01], abs=1e-6)
+
+
 def test_a_sample_without_scores_or_differences():
     views = Views(np.zeros(3), (np.ones((3, 2)),))
     points = Scale(views)(views)

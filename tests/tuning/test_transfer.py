@@ -124,6 +124,7 @@ def test_tilings_follow_the_extents_and_all_else_is_kept(cubes):
     near = decisions_by_hand(cubes[96], 0, [(2, 3, 2, 8), (1, 2, 1, 48), (24, 4)], unroll=2)
     assert adapted(given, cubes[96].sketches[0], ANY) == [expected, near]
     assert adapted(given, cubes[128].sketches[0], ANY) == [given]
+    assert adapted(given, cubes[128].sketches[0], lambda sketch, decisions: (decisions != 64).all(axis=1)) == [given]  # of known latency
 
 
 def test_of_the_nearest_columns_those_that_llvm_splits_badly_give_way(cubes):
