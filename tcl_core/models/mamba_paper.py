@@ -1,7 +1,7 @@
 """The Mamba cost model with the paper's input (arXiv 2604.12891): only the schedule's primitives, no derived features.
 
-A program is a hardware row and one row per primitive, of 22 numbers each, at most 26 rows: the primitive's one-hot kind,
-then its raw, unscaled arguments.  The rows are built from our tokens by undoing their logarithms; the workload's and tiling
+A program is a hardware row and one row per primitive, of 22 numbers each, at most 26 rows, which is the paper's size for CPUs (for GPUs
+it has 41 of 20, which this model does not): the primitive's one-hot kind, then as many of its raw, unscaled arguments as fit.  The rows are built from our tokens by undoing their logarithms; the workload's and tiling
 levels' tokens are dropped, and so are the numbers of a primitive's token that are not its arguments.  With 22 numbers the
 network has the paper's 92,097 parameters.  Training is the paper's: Adam at 7e-4, batches of 1024, 100 epochs (the
 defaults of ``FitSettings``).
@@ -110,7 +110,7 @@ def _arguments(kind: str, numbers: np.ndarray, raw: np.ndarray) -> np.ndarray:
     elif kind in LOCATED:
         found[:, LOCATION.loop] = numbers[:, LOCATION.loop] * LOOPS
     elif kind == "Annotate":
-        found[:, ANNOTATE.key], found[:, ANNOTATE.values] = numbers[:, ANNOTATE.key], raw[:, ANNOTATE.values]
-    else:
-        found[:, PRIMITIVE.anchor], found[:, PRIMITIVE.numbers] = numbers[:, PRIMITIVE.anchor], raw[:, PRIMITIVE.numbers]
+        found[:, ANNOTATE.key], found[:, ANNOTATE.values.start :] = numbers[:, ANNOTATE.key], raw[:, ANNOTATE.values.start :]
+    else:  # as many numbers as fit: only logs' primitives have more than PRIMITIVE.numbers
+        found[:, PRIMITIVE.anchor], found[:, PRIMITIVE.numbers.start :] = numbers[:, PRIMITIVE.anchor], raw[:, PRIMITIVE.numbers.start :]
     return np.round(found)

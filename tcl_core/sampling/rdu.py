@@ -1,7 +1,7 @@
 """The RDU sampler of TCL (arXiv 2604.12891): representativeness, diversity, uncertainty.
 
-``pick_as_printed`` is the paper's, except that an operator type leaves the pool once its quota is spent: as printed, a rejected
-argmax would be the argmax again, forever.
+``pick_as_printed`` is the paper's, with two exceptions: an operator type leaves the pool once its quota is spent, for as printed, a
+rejected argmax would be the argmax again, forever; and its quota is its share of the programs that are left, not of all.
 
 ``pick`` pursues the same aims by other means:
 

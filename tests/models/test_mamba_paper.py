@@ -54,6 +54,21 @@ def test_rows_are_the_hardware_and_the_primitives_with_their_arguments_unscaled(
     np.testing.assert_array_equal(rows.features[0, 3, len(PRIMITIVES) :], [0, 1, 0, 0, 0, 64, 0, 0, 0])
 
 
+def test_of_a_logs_primitives_as_many_numbers_stay_as_fit():
+    """They may have more than a network's schedule: a tuner's knobs, and the code of the thread that a loop is bound to."""
+    more = np.array([5, 3])
+    numbers = [log2p(np.full(2, n)) for n in (1, 2, 3, 4)]
+    rows = primitive_rows(samples([
+        token_row("Reorder", [1.0, *numbers, log2p(more)], 2),
+        token_row("Annotate", [0.0, 1.0, 0.0, 0.0, 0.0, log2p(64), 0.0, log2p(more)], 2),
+        token_row("Bind", [0.0, 0.0, 0.0, 0.0, 0.0, log2p(more)], 2),
+    ]))  # fmt: skip
+    reorder, annotate, bind = (rows.features[0, place, len(PRIMITIVES) :].tolist() for place in range(3))
+    assert reorder == [1, 1, 2, 3, 4, 5, 0, 0, 0]
+    assert annotate == [0, 1, 0, 0, 0, 64, 0, 5, 0]
+    assert bind == [0, 0, 0, 0, 0, 5, 0, 0, 0]
+
+
 def test_programs_of_unlike_lengths_keep_their_own_rows_and_long_ones_are_cut():
     one = some()
     short = replace(one, lengths=np.array([6, 3], np.int32))
