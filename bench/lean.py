@@ -106,7 +106,7 @@ def judged(pool: Samples, chosen: Samples, test: Samples, seed: int) -> dict[str
 
 
 def summary(runs: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, list[float]]]:
-    """Choice -> figure, and FIGURE_less_random -> [mean, low, high] over the devices chosen for.
+    """Choice -> figure, and FIGURE_less_random -> [mean, low, high] over the devices chosen for; of a single one over its runs.
 
     All runs on a device share its pool and tested tasks, so they count as one, with their mean.
     """
@@ -114,6 +114,8 @@ def summary(runs: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str,
     alike: dict[str, list[dict[str, dict[str, float]]]] = {}
     for name, run in runs.items():
         alike.setdefault(name.partition(" > ")[2].partition(",")[0], []).append(run)
+    if len(alike) == 1:
+        alike = {name: [run] for name, run in runs.items()}
     for choice in next(iter(runs.values())):
         for key in FIGURES:
             mine, random = ([fmean(run[name][key] for run in some) for some in alike.values()] for name in (choice, RANDOM))
