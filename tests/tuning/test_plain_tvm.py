@@ -174,7 +174,7 @@ def test_a_model_has_several_names(champion, tmp_path, monkeypatch):
     """Its platform's, its registered name, both with its version, its folder's, whether absolute or not."""
     monkeypatch.chdir(champion.parent)
     names = dict.fromkeys((P, f"tcl-{P}"), f"the champion of {P} (version 1)")
-    names |= dict.fromkeys((f"{P}:1", f"tcl-{P}:1"), f"version 1 of {P}")
+    names |= {f"{P}:1": f"version 1 of {P}", f"tcl-{P}:1": f"version 1 of tcl-{P}"}
     names |= dict.fromkeys((champion, str(champion)), f"the trees model in {champion}") | {"trees": "the trees model in trees"}
     for name, origin in names.items():
         found = find_trained(name)
