@@ -1,8 +1,8 @@
 """The Mamba cost model with the paper's input (arXiv 2604.12891): only the schedule's primitives, no derived features.
 
-A program is a hardware row and one row per primitive, of 22 numbers each, at most 26 rows, which is the paper's size for CPUs (for GPUs
-it has 41 of 20, which this model does not): the primitive's one-hot kind, then as many of its raw, unscaled arguments as fit.  The rows are built from our tokens by undoing their logarithms; the workload's and tiling
-levels' tokens are dropped, and so are the numbers of a primitive's token that are not its arguments.  With 22 numbers the
+A program is a hardware row and one row per primitive, of 22 numbers each, at most 26 rows: the paper's size for CPUs.  (For GPUs the
+paper has 41 rows of 20 numbers, and this model does not.)  A row is the primitive's one-hot kind, then as many of its raw, unscaled
+arguments as fit.  The rows are built from our tokens by undoing their logarithms; the workload's and tiling levels' tokens are dropped, and so are the numbers of a primitive's token that are not its arguments.  With 22 numbers the
 network has the paper's 92,097 parameters.  Training is the paper's: Adam at 7e-4, batches of 1024, 100 epochs (the
 defaults of ``FitSettings``).
 

@@ -153,7 +153,7 @@ def _samples(workspace: Workspace, platform: str, probes: Sequence[Record]) -> S
 
 
 def _champion(platform: str, samples: Samples) -> tuple[int | None, np.ndarray | None]:
-    """The champion's version and predictions; None for both without a champion or, with a message, if it cannot be had or cannot rank the samples."""
+    """The champion's version and predictions; None for both without a champion or, with a message, if it cannot be had or cannot rank."""
     if not registry.is_there():
         return None, None
     try:
