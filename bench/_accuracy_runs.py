@@ -87,8 +87,8 @@ def chained(run: Run, case: ChainCase) -> MambaModel:
     model, platforms = taught(run, case.first), (*case.before, case.train)
     for place in range(1, len(platforms)):
         further = case.further[place]
-        source_s = np.concatenate([platforms[place - 1].latencies_s, np.full(len(further), np.nan)])
-        model, _ = bridged(model, platforms[place], further, settings, source_s=source_s, earlier=case.hardware[:place])
+        sources_s = [np.concatenate([side.latencies_s, np.full(len(further), np.nan)]) for side in reversed(platforms[:place])]
+        model, _ = bridged(model, platforms[place], further, settings, sources_s=sources_s, earlier=case.hardware[:place])
     return model
 
 

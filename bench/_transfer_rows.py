@@ -51,7 +51,7 @@ class Lesson:
     state      the chain's state after the platform before
     few, rest  the platform's measured programs, and all others of the training tasks: first those that only other platforms
                measured, then the unmeasured ones
-    source_s   seconds of ``few``, then ``rest``, on the platform before; NaN where unmeasured
+    sources_s  seconds of ``few``, then ``rest``, on each platform before, the nearest first; NaN where unmeasured
     earlier    the platforms before, in the chain's order
     fit        training settings of the bridge, whose steps and schedule the rows share
     """
@@ -59,7 +59,7 @@ class Lesson:
     state: ChainState
     few: Samples
     rest: Samples
-    source_s: np.ndarray
+    sources_s: tuple[np.ndarray, ...]
     earlier: tuple[Earlier, ...]
     fit: FitSettings
 
@@ -245,9 +245,9 @@ def _pooled(given: Lesson) -> Learned:
     return given.one_network(MambaModel(), labelled.take(labelled.tasks < APART), given.steps, "scores")
 
 
-def _bridged(given: Lesson, source_s: np.ndarray | None) -> Learned:
+def _bridged(given: Lesson, sources_s: Sequence[np.ndarray]) -> Learned:
     settings = BridgeSettings(given.fit)
-    model, _ = bridged(given.state.knowledge_base, given.few, given.rest, settings, source_s=source_s, earlier=given.hardware)
+    model, _ = bridged(given.state.knowledge_base, given.few, given.rest, settings, sources_s=sources_s, earlier=given.hardware)
     return given.ranked_by(model, given.steps)
 
 
@@ -274,6 +274,6 @@ ROWS = {
     "replay": Row(_by_steps(_replay), sequential=True),
     "mtl-tlp": Row({WHOLE: _mtl_tlp}),
     "pooled": Row({WHOLE: _pooled}),
-    "bridge-alone": Row({WHOLE: lambda given: _bridged(given, None)}, sequential=True),
-    OURS: Row({WHOLE: lambda given: _bridged(given, given.source_s)}, sequential=True),
+    "bridge-alone": Row({WHOLE: lambda given: _bridged(given, ())}, sequential=True),
+    OURS: Row({WHOLE: lambda given: _bridged(given, given.sources_s)}, sequential=True),
 }

@@ -108,15 +108,16 @@ def lesson_of(labels: int | str, sides: Sequence[Side], state: ChainState, fit: 
     count = len(target.train) if labels == ALL else int(labels)
     order = np.random.default_rng([fit.seed, count]).permutation(len(target.train))
     few, rest = order[:count], np.sort(order[count:])
-    there = before[-1].train.latencies_s.copy()
-    if len(before) > 1:
-        there[rest] = np.nan
     others = concatenate([target.train.take(rest), target.drawn])
+    nowhere = np.full(len(rest), np.nan), np.full(len(target.drawn), np.nan)
+    there = [
+        (side.train.latencies_s[few], side.train.latencies_s[rest] if side is before[0] else nowhere[0], nowhere[1]) for side in before
+    ]
     return Lesson(
         state,
         target.train.take(few),
         replace(others, latencies_s=np.full(len(others), np.nan)),
-        np.concatenate([there[few], there[rest], np.full(len(target.drawn), np.nan)]),
+        tuple(np.concatenate(parts) for parts in reversed(there)),
         (Earlier(before[0].train, before[0].hardware), *(Earlier(side.train.take(few), side.hardware) for side in before[1:])),
         fit,
     )

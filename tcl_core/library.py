@@ -196,7 +196,7 @@ def distill(
     measured: Samples,
     unlabelled: Samples | None = None,
     *,
-    source_latencies_s: np.ndarray | None = None,
+    source_latencies_s: np.ndarray | Sequence[np.ndarray] | None = None,
     earlier: Sequence[Sequence[float] | Hardware] = (),
     seed: int = 0,
 ) -> MambaModel:
@@ -204,7 +204,8 @@ def distill(
 
     measured            M programs that ran on that hardware, with its hardware row; some 100 already help
     unlabelled          U further programs of the same tasks, with that row; their latencies are not read
-    source_latencies_s  (M + U,) seconds of both on the hardware that ``model`` learned, NaN where they were not measured
+    source_latencies_s  (M + U,) seconds of both on the hardware that ``model`` learned, NaN where they were not measured; or, for
+                        several earlier machines, (K, M + U), the nearest one first
     earlier             hardware, or hardware vectors, whose ranking is to be preserved; none: that of ``model`` if it is known
 
     The network has the size and speed of ``model``, which is not changed.  Raises UsageError for a model of another class than
@@ -219,15 +220,16 @@ def distill(
         raise UsageError(f"{trained.origin} is no mamba model, which alone is carried on to other hardware; train a Mamba first")
     kept = [vector_of(row) for row in earlier] or ([trained.hardware_vector] if trained.hardware else [])
     more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
-    source_s = None if source_latencies_s is None else np.asarray(source_latencies_s, dtype=np.float64)
-    if source_s is not None and source_s.shape != (len(measured) + len(more),):
+    count = len(measured) + len(more)
+    sources_s = np.asarray(np.empty((0, count)) if source_latencies_s is None else source_latencies_s, dtype=np.float64)
+    if sources_s.shape[-1:] != (count,) or sources_s.ndim > 2:
         raise UsageError(
-            f"there are {len(measured) + len(more)} programs, and source_latencies_s of shape {source_s.shape}; "
+            f"there are {count} programs, and source_latencies_s of shape {sources_s.shape}; "
             "give a number of seconds for each program, NaN where it was not measured"
         )
     usual = BridgeSettings()
     settings = replace(usual, fit=replace(usual.fit, seed=seed))
-    return bridged(trained.model, measured, more, settings, source_s=source_s, earlier=kept)[0]
+    return bridged(trained.model, measured, more, settings, sources_s=list(np.atleast_2d(sources_s)), earlier=kept)[0]
 
 
 # --- tuning ---

@@ -189,13 +189,16 @@ def test_a_chain_knows_all_of_its_first_platform_and_as_few_of_the_next_as_of_th
     sides = [Side(replace(base, latencies_s=seconds * k), base, base.take(np.arange(2)), (float(k),)) for k in (1, 10, 100)]
     two, three = (lesson_of(5, sides[:n], None, FIT) for n in (2, 3))
     assert np.isnan(two.rest.latencies_s).all()  # so no row can learn from what counts as not measured
-    assert np.isfinite(two.source_s).sum() == 12 and len(two.source_s) == len(two.few) + len(two.rest) == 14
-    np.testing.assert_array_equal(two.source_s[:5] * 10, two.few.latencies_s)
-    np.testing.assert_array_equal(three.source_s[:5] * 10, three.few.latencies_s)
-    assert np.isnan(three.source_s[5:]).all()
+    (source_s,) = two.sources_s
+    assert np.isfinite(source_s).sum() == 12 and len(source_s) == len(two.few) + len(two.rest) == 14
+    np.testing.assert_array_equal(source_s[:5] * 10, two.few.latencies_s)
+    near_s, far_s = three.sources_s
+    np.testing.assert_array_equal(near_s[:5] * 10, three.few.latencies_s)
+    assert np.isnan(near_s[5:]).all()
+    np.testing.assert_array_equal(far_s, source_s)
     assert [len(platform.measured) for platform in three.earlier] == [12, 5] and three.hardware == [(1.0,), (10.0,)]
     everything = lesson_of("all", sides[:2], None, FIT)
-    assert len(everything.few) == 12 and len(everything.rest) == 2 and np.isnan(everything.source_s[12:]).all()
+    assert len(everything.few) == 12 and len(everything.rest) == 2 and np.isnan(everything.sources_s[0][12:]).all()
 
 
 def test_a_model_is_judged_task_by_task_where_programs_differ():

@@ -4,8 +4,9 @@ A network that has learned one platform ranks another's programs better than a n
 measurements; fine-tuning it on those alone damages what it knew.  So its knowledge becomes the labels:
 
     1. the knowledge base scores measured and unlabelled programs of the pool with the new platform's hardware row
-    2. the previous platform's measurements of them, where available, replace the scores
-    3. the few measurements on the new platform correct all of these labels (``completion``)
+    2. where an earlier platform measured a program, its seconds replace the score
+    3. the few measurements on the new platform correct all of these labels (``completion``): each earlier platform's by the
+       difference to that platform.  Of several that measured a program the nearest one in the chain counts
     4. if there are more than a few, labels by a teacher ensemble trained on them are mixed in (``teachers_share``)
     5. the knowledge base is trained on these thousands of labels by regression, like a teacher ensemble's student
        (``teaching``), and also on its own scores of the same programs under the earlier platforms' hardware rows, so that
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tcl_core.chain.completion import Completed, completed
+from tcl_core.chain.completion import Completed, completed, nearest_of
 from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, in_phase
 from tcl_core.errors import DataError
@@ -72,16 +73,16 @@ class BridgeSettings:
 class Bridge(Method):
     """``distill.method: bridge``."""
 
-    sections, reads_both = ("train", "bridge"), True
+    sections, reads_all = ("train", "bridge"), True
 
     def epochs(self, step: Step) -> int:
         return passes(step.params.bridge.epochs, step.measured)
 
     def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
-        others, source_s = step.others()
+        others, sources_s = step.others()
         model, labelled = bridged(
             step.state.knowledge_base, step.measured, others, BridgeSettings.of(step.params),
-            source_s=source_s, settled=step.state.shipped, earlier=step.state.hardware,
+            sources_s=sources_s, settled=step.state.shipped, earlier=step.state.hardware,
             on_epoch=in_phase("bridge", on_epoch), checkpoint=step.checkpoint,
         )  # fmt: skip
         # Programs that are alone in their tasks can train it, but give no Fisher diagonal.
@@ -96,7 +97,7 @@ def bridged(
     unlabelled: Samples,
     settings: BridgeSettings = BridgeSettings(),
     *,
-    source_s: np.ndarray | None = None,
+    sources_s: Sequence[np.ndarray] = (),
     settled: bool = False,
     earlier: Sequence[Sequence[float]] = (),
     on_epoch: OnEpoch | None = None,
@@ -106,7 +107,8 @@ def bridged(
 
     measured    programs measured on the platform, failed ones included, with its hardware row
     unlabelled  more programs of the same tasks, with the same hardware row; their latencies are not read
-    source_s    (M + U,) seconds of measured, then unlabelled programs on the source platform; NaN where not measured
+    sources_s   (M + U,) seconds of measured, then unlabelled programs on each earlier platform with measurements, the nearest
+                first; NaN where not measured
     settled     leave the network unchanged if the correction's share is 0 and few programs were measured
     earlier     hardware vectors of the platforms whose ranking is rehearsed
     checkpoint  as in ``fit_network``
@@ -115,11 +117,13 @@ def bridged(
     """
     check_latencies(measured)
     check_hardware(measured)
-    if source_s is not None and (source_s <= 0).any():
-        raise DataError("a latency of the earlier platform is not positive; make its records again.")
+    if any((source_s <= 0).any() for source_s in sources_s):
+        raise DataError("a latency of an earlier platform is not positive; make its records again.")
     programs = concatenate([measured, replace(unlabelled, latencies_s=np.full(len(unlabelled), np.nan))])
-    guess_s = source_seconds(base.predict(programs), programs, source_s)
-    labelled = completed(programs, guess_s, programs.latencies_s, settings.fit.seed)
+    scores = base.predict(programs)
+    guesses_s = [source_seconds(scores, programs, source_s) for source_s in (sources_s if len(sources_s) else (None,))]
+    by_source = [completed(programs, guess_s, programs.latencies_s, settings.fit.seed) for guess_s in guesses_s]
+    labelled = nearest_of(by_source, sources_s, programs.latencies_s, programs.tasks) if len(by_source) > 1 else by_source[0]
     model = copy.deepcopy(base)
     trust = teachers_share(measured)
     if settled and not labelled.share and not trust:

@@ -13,6 +13,7 @@ multi-fidelity models, Biometrika 2000.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,10 +60,34 @@ def completed(programs: Samples, source_s: np.ndarray, target_s: np.ndarray, see
     for task in rows_by_task(programs.tasks):
         known = task[np.isfinite(target_s[task])]
         both = known[np.isfinite(found[known])]
-        found[task] += np.mean(np.log(target_s[both]) - found[both]) if len(both) else 0.0
+        if len(both):
+            found[task] += np.mean(np.log(target_s[both]) - found[both])
+        elif len(known) and len(ratio):  # what is known of this task failed on the source: other tasks tell the level
+            found[task] += ratio.mean()
         found[known] = np.log(target_s[known])
         found[task[np.isinf(target_s[task])]] = np.inf
     return Completed(np.exp(found), share, left)
+
+
+def nearest_of(found: Sequence[Completed], sources_s: Sequence[np.ndarray], target_s: np.ndarray, tasks: np.ndarray) -> Completed:
+    """Labels of N programs from ``completed`` labels by each of K sources, the nearest first.
+
+    Each program gets the label by the nearest source that measured it, or, where none did, by the one that measured the most
+    programs.  In each task the labels are brought to the level of the latter's; programs measured on the target keep their
+    values.  ``share`` and ``left`` are means over the programs.
+    """
+    there = ~np.isnan(sources_s) & np.isnan(target_s)
+    told, widest = there.any(axis=0), int(there.sum(axis=1).argmax())
+    chosen = np.where(told, there.argmax(axis=0), widest)
+    logs = np.log([one.latencies_s for one in found])
+    for task in rows_by_task(tasks):
+        for labels in logs:
+            both = task[told[task] & np.isfinite(labels[task]) & np.isfinite(logs[widest, task])]
+            if len(both):
+                labels[task] += np.mean(logs[widest, both] - labels[both])
+    counts = np.bincount(chosen, minlength=len(found)) / max(1, len(tasks))
+    share, left = (float(counts @ [getattr(one, name) for one in found]) for name in ("share", "left"))
+    return Completed(np.exp(np.take_along_axis(logs, chosen[None], axis=0)[0]), share, left)
 
 
 def _rows(programs: Samples, log_source: np.ndarray) -> np.ndarray:

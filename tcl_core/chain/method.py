@@ -61,11 +61,12 @@ class Step(Protocol):
         their task's slowest.
         """
 
-    def others(self) -> tuple[Samples, np.ndarray]:
-        """U programs not measured on the next platform, and seconds on the previous one.
+    def others(self) -> tuple[Samples, Sequence[np.ndarray]]:
+        """U programs not measured on the next platform, and seconds on each of K earlier ones with records, the nearest first.
 
-        The programs are of the same tasks: first those that the previous platform measured, then unlabelled ones.  The seconds,
-        (M + U,), cover the M measured programs, then these: inf where they failed there, NaN where they were not measured.
+        The programs are of the same tasks: first those that the nearest of these measured, then those of the others and unlabelled
+        ones.  The seconds, (M + U,) of each, are of the M measured programs, then of these: inf where they failed there, NaN where
+        they were not measured.
         """
 
 
@@ -86,11 +87,11 @@ class Method(ABC):
     """A method for learning a later platform.
 
     sections    sections of params.yaml that it depends on; recorded in its model's provenance
-    reads_both  whether it also reads the previous platform's measurements (``Step.others``)
+    reads_all   whether it also reads the earlier platforms' measurements (``Step.others``)
     """
 
     sections: ClassVar[tuple[str, ...]]
-    reads_both: ClassVar[bool] = False
+    reads_all: ClassVar[bool] = False
 
     @abstractmethod
     def epochs(self, step: Step) -> int:

@@ -25,6 +25,7 @@ from tcl_core.models.mamba import MambaModel
 from tcl_core.params import Params
 from tcl_core.platforms import Hardware, cpu_named, read_saved_hardware, save_hardware
 from tcl_core.progress import Progress, progress, say
+from tcl_core.records import ProgramKey
 from tcl_core.stages.exchange import tuned_keys, tuned_samples, was_tuned
 from tcl_core.stages.machine import training_alone
 from tcl_core.stages.workspace import SCRATCH, Skipped, Workspace, with_registry
@@ -250,9 +251,9 @@ def distill(workspace: Workspace, platform: str, from_registry: bool = False) ->
     method, checkpoint = named(workspace.params.distill.method), workspace.journal / "checkpoints" / platform
     with training_alone(checkpoint), workspace.timed(f"distill@{platform}"):
         before, folder = _champion_before(workspace, platform) if from_registry else _model_before(workspace, platform)
-        records = [name for name in (platform, before) if name == platform or method.reads_both and workspace.seconds(name)]
+        step = _Step(workspace, platform, ChainState.load(folder), checkpoint)
+        records = [platform, *(step.sources if method.reads_all else ())]
         origin = _origin(workspace, f"distill@{platform}", records, *method.sections, before=folder)
-        step = _Step(workspace, before, platform, ChainState.load(folder), checkpoint)
         if from_registry and read_saved_hardware(folder).vector() not in step.state.hardware:
             say(
                 f"the champion of {before} was its chain's last, whose knowledge base does not learn {before}; {platform} goes on "
@@ -284,7 +285,6 @@ class _Step:
     """A step from one platform of the chain to the next, read from a project's folder (implements ``chain.method.Step``)."""
 
     workspace: Workspace
-    before: str
     platform: str
     state: ChainState
     checkpoint: Path
@@ -313,15 +313,24 @@ class _Step:
     def labelled(self, measured: Samples) -> Samples:
         return _pseudo_labelled(self.workspace, self.platform, measured, ("tokens",))
 
-    def others(self) -> tuple[Samples, np.ndarray]:
-        workspace, there = self.workspace, self.workspace.seconds(self.before)
+    @cached_property
+    def sources(self) -> dict[str, dict[ProgramKey, float]]:
+        """``Workspace.seconds`` of each earlier platform with records here, the nearest first."""
+        found, earlier = dict[str, dict[ProgramKey, float]](), self.params.previous(self.platform)
+        while earlier is not None:
+            found[earlier] = self.workspace.seconds(earlier)
+            earlier = self.params.previous(earlier)
+        return {name: seconds for name, seconds in found.items() if seconds}
+
+    def others(self) -> tuple[Samples, list[np.ndarray]]:
+        workspace, encoder, sources = self.workspace, self.workspace.encoder, self.sources.values()
         keys = [record.key for record in workspace.records(self.platform)]
-        with_records = set(keys)
-        others = [key for key in there if key not in with_records and key[:2] in workspace.encoder.texts]  # else of another pool
-        tasks = {workspace.encoder.numbers[key[0]] for key in (*keys, *others)}
-        others += workspace.unlabelled_keys(sorted(tasks), self.params.train.unlabelled, with_records | set(others))
-        source_s = np.array([there.get(key, np.nan) for key in (*keys, *others)])
-        return workspace.encoder.encode(others, self.hardware), source_s
+        here, (nearest, *farther) = set(keys), [[key for key in there if key[:2] in encoder.texts] for there in sources] or [[]]
+        others, preferred = [key for key in nearest if key not in here], [key for part in farther for key in part]
+        tasks = {encoder.numbers[key[0]] for key in (*keys, *others, *preferred)}
+        # What only farther platforms measured takes the place of unmeasured programs, so that a step costs the same in a long chain.
+        others += workspace.unlabelled_keys(sorted(tasks), self.params.train.unlabelled, here | set(others), preferred)
+        return encoder.encode(others, self.hardware), [np.array([there.get(key, np.nan) for key in (*keys, *others)]) for there in sources]
 
 
 def _own_data_only(step: _Step, shown: Progress) -> MambaModel | None:

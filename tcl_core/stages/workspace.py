@@ -251,13 +251,17 @@ class Workspace:
             return {"tokens": samples}
         return {"tokens": samples, "per-store features": with_per_store(samples, keys, self.encoder, self.per_store)}
 
-    def unlabelled_keys(self, tasks: Iterable[int], count: int, measured: Iterable[ProgramKey]) -> list[ProgramKey]:
-        """Up to ``count`` programs of each task that are not among ``measured``: the pool's first, then further ones."""
+    def unlabelled_keys(
+        self, tasks: Iterable[int], count: int, measured: Iterable[ProgramKey], preferred: Iterable[ProgramKey] = ()
+    ) -> list[ProgramKey]:
+        """Up to ``count`` programs of each task that are not among ``measured``: ``preferred`` ones, then the pool's, then further
+        ones.
+        """
         found: dict[str, list[ProgramKey]] = {self.tasks[task].key: [] for task in tasks} if count else {}
         if not found:
             return []
         known, pool = set(measured), [(p.task_key, p.sketch, p.decisions) for p in self.programs("train")]
-        for key in (*pool, *self._further(pool, count)):
+        for key in dict.fromkeys((*preferred, *pool, *self._further(pool, count))):
             mine = found.get(key[0])
             if mine is not None and len(mine) < count and key not in known:
                 mine.append(key)

@@ -85,8 +85,8 @@ def test_what_is_no_measurement_is_a_sentence(base):
             )
     source_s = np.full(2 * len(new), 1e-3)
     source_s[5] = 0.0
-    with pytest.raises(DataError, match="a latency of the earlier platform is not positive"):
-        bridged(base, new, new, settings, source_s=source_s)
+    with pytest.raises(DataError, match="a latency of an earlier platform is not positive"):
+        bridged(base, new, new, settings, sources_s=[source_s])
     lacking = new.features.copy()
     lacking[:, 0] = layout.token_row("workload", layout.WORKLOAD.row(), len(new))
     with pytest.raises(DataError, match="these programs have no hardware row"):
@@ -102,6 +102,24 @@ def test_nothing_that_only_the_test_knows_is_read(base):
                 for latencies in (rest.latencies_s, np.full(len(rest), np.inf)))  # fmt: skip
     np.testing.assert_array_equal(one.predict(rest), two.predict(rest))
     np.testing.assert_array_equal(base.predict(rest), before)
+
+
+def test_an_earlier_platform_tells_of_what_the_last_one_did_not_measure(base, monkeypatch):
+    """Both measured what no token shows and the new platform shares: the nearest of half of the programs, a farther one of all."""
+    monkeypatch.setattr(MambaModel, "fit", lambda *args, **kwargs: None)
+    drawn = np.random.default_rng(2).permutation(TASKS * EACH)
+    unseen = np.exp(np.random.default_rng(3).normal(size=len(drawn)))
+    new = replace(programs(NEW), latencies_s=programs(NEW).latencies_s * unseen).take(drawn)
+    old_s = (programs(OLD).latencies_s * unseen)[drawn]
+    half_s = np.where(np.arange(len(drawn)) % 2, old_s, np.nan)
+
+    def labels_s(*sources_s: np.ndarray) -> np.ndarray:
+        few, rest = new.take(np.arange(80)), new.take(np.arange(80, len(drawn)))
+        return bridged(base, few, rest, BridgeSettings(FIT, rehearsal=0.0), sources_s=sources_s)[1].latencies_s
+
+    right = [pairwise_accuracy(-found, new.latencies_s, new.tasks) for found in (labels_s(half_s), labels_s(half_s, old_s))]
+    assert right[1] > right[0] + 0.02
+    np.testing.assert_allclose(labels_s(old_s, half_s), labels_s(old_s))
 
 
 def test_a_settled_network_stays_as_it_is_where_there_is_no_difference(base):
@@ -213,7 +231,7 @@ def test_programs_alone_in_their_tasks_leave_the_fisher_diagonal_as_it_was(base,
         seed=0,
     )
     state = ChainState(base, base, {"w": torch.ones(1)}, (OLD,), shipped=True)
-    others = rest, np.full(len(new), np.nan)
+    others = rest, [np.full(len(new), np.nan)]
     step = SimpleNamespace(params=params, state=state, measured=lone, hardware=NEW, checkpoint=None, others=lambda: others)
     learned = Bridge().learn(step, None)
     assert learned.state.fisher is state.fisher and learned.state.hardware == (OLD, NEW) and learned.state.shipped

@@ -8,7 +8,7 @@ import pytest
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.evaluation.metrics import pairwise_accuracy
-from tcl_core.chain.completion import best_share, completed
+from tcl_core.chain.completion import Completed, best_share, completed, nearest_of
 
 TASKS, EACH = 40, 25
 N = TASKS * EACH
@@ -67,6 +67,39 @@ def test_what_was_measured_keeps_its_value_and_others_stand_at_its_level(world):
     assert found.latencies_s[there] == pytest.approx(target_s[there])
     with_some = np.isin(programs.tasks, programs.tasks[there])
     assert found.latencies_s[with_some] == pytest.approx(target_s[with_some], rel=1e-6)
+
+
+def test_where_all_that_is_known_of_a_task_failed_on_the_source_other_tasks_tell_its_level(world):
+    programs, _, source_s = world
+    target_s, known = 5 * source_s, measured(5 * source_s, 200)
+    in_first = np.flatnonzero(np.isfinite(known[:EACH]))
+    assert 0 < len(in_first) < EACH
+    source_s[in_first] = np.inf
+    found = completed(programs, source_s, known).latencies_s
+    assert found[:EACH] == pytest.approx(target_s[:EACH], rel=1e-6)
+
+
+def test_the_nearest_source_that_measured_a_program_tells_its_label_on_the_level_of_the_widest():
+    """Of two tasks with four programs each; of the second the near source measured none."""
+    tasks = np.repeat([0, 1], 4)
+    near, far = Completed(np.array([8.0, 2.0, 2.0, np.inf] + [1.0] * 4), 0.0, 1.0), Completed(np.arange(1.0, 9.0), 0.5, 0.6)
+    near_s = np.array([1.0, 1.0, np.nan, np.inf] + [np.nan] * 4)
+    far_s = np.array([np.nan, 1.0, 1.0, 1.0] + [1.0, np.inf, np.nan, 1.0])
+    target_s = np.array([np.nan, np.nan, np.nan, np.nan] + [5.0, np.nan, np.nan, np.nan])
+    found = nearest_of([near, far], [near_s, far_s], target_s, tasks)
+    factor = (1 * 2 * 3 / (8 * 2 * 2)) ** (1 / 3)  # of the programs that ran on both
+    assert found.latencies_s == pytest.approx([8 * factor, 2 * factor, 3.0, np.inf, 5.0, 6.0, 7.0, 8.0])
+    assert (found.share, found.left) == pytest.approx((0.5 * 5 / 8, (3 * 1.0 + 5 * 0.6) / 8))
+
+
+def test_programs_that_ran_on_the_target_keep_their_values_whatever_two_sources_say(world):
+    programs, difference, source_s = world
+    target_s = 3 * source_s * np.exp(difference)
+    known, near_s, far_s = measured(target_s, 200), measured(target_s, 300, seed=4), source_s
+    near_s[np.isnan(near_s)] = np.where(np.arange(N) % 2, source_s, np.nan)[np.isnan(near_s)]
+    each = [completed(programs, np.where(np.isnan(s), source_s, s), known) for s in (near_s, far_s)]
+    found, there = nearest_of(each, [near_s, far_s], known, programs.tasks), np.isfinite(known)
+    assert found.latencies_s[there] == pytest.approx(target_s[there])
 
 
 def test_failures_stay_failures(world):

@@ -209,7 +209,7 @@ def test_what_knows_the_shipped_stays_as_it_is_where_few_measurements_show_no_di
     few = samples("b", "records")
     few = few.take(few.tasks < 3)
     monkeypatch.setattr(training._Step, "measured", few)
-    monkeypatch.setattr(training._Step, "others", lambda step: (few.take(np.arange(0)), np.full(len(few), np.nan)))
+    monkeypatch.setattr(training._Step, "others", lambda step: (few.take(np.arange(0)), [np.full(len(few), np.nan)]))
     training.train(chain)
     report = training.distill(chain, "b")
     kept = f"{len(few)} programs of b show no difference from a that can be believed: its model stays as it is for b"
@@ -336,9 +336,27 @@ def test_what_the_platform_before_measured_here_is_among_the_learned_tasks(folde
     monkeypatch.setattr(training.registry, "champion", lambda platform: (1, elsewhere))
     monkeypatch.setattr(TinyWorkspace, "seconds", lambda self, platform: {("of-a", 0, ()): 1.0})
     monkeypatch.setattr(TinyWorkspace, "recorded_tasks", lambda self, platform: frozenset({f"measured-{platform}"}))
-    monkeypatch.setattr(training._Step, "others", lambda step: (samples("b", "holdout").take(np.arange(0)), np.full(64, np.nan)))
+    monkeypatch.setattr(training._Step, "others", lambda step: (samples("b", "holdout").take(np.arange(0)), [np.full(64, np.nan)]))
     training.distill(chain, "b", from_registry=True)
     assert provenance.learned_tasks(Workspace().model_folder("b")) == {"everywhere", "of-a", "measured-a", "measured-b"}
+
+
+def test_a_step_is_told_what_each_earlier_platform_measured(folder, monkeypatch):
+    """Of its own pool, the nearest platform first; a platform without records here tells nothing."""
+    chain, asked = project(), []
+    key = lambda number, sketch=0: ("task", sketch, (number,))  # noqa: E731
+    seconds = {"a": {key(1): 1.0, key(2): np.inf, key(3): 3.0, key(5, sketch=9): 5.0}, "b": {key(1): 10.0, key(4): 40.0}, "d": {}}
+    chain.params = dataclasses.replace(chain.params, chain=Chain("a", {"d": Link("a"), "b": Link("d"), "c": Link("b")}))
+    chain.encoder = SimpleNamespace(numbers={"task": 0}, texts={("task", 0): ""}, encode=lambda keys, hardware: tuple(keys))
+    monkeypatch.setattr(TinyWorkspace, "records", lambda self, platform: [SimpleNamespace(key=key(1))])
+    monkeypatch.setattr(TinyWorkspace, "seconds", lambda self, platform: seconds[platform])
+    monkeypatch.setattr(TinyWorkspace, "unlabelled_keys", lambda self, *given: asked.append(given) or [key(3), key(7)])
+    step = training._Step(chain, "c", None, folder)
+    others, sources_s = step.others()
+    assert list(step.sources) == ["b", "a"] and others == (key(4), key(3), key(7))
+    np.testing.assert_array_equal(sources_s, [[10.0, 40.0, np.nan, np.nan], [1.0, np.nan, 3.0, np.nan]])
+    ((tasks, _, known, preferred),) = asked
+    assert tasks == [0] and known == {key(1), key(4)} and preferred == [key(1), key(2), key(3)]
 
 
 def test_a_champion_that_ended_its_chain_does_not_know_its_own_platform(folder, monkeypatch, capsys):

@@ -277,6 +277,8 @@ def test_further_programs_are_drawn_once_for_a_pool(monkeypatch, caplog):
     assert first[:5] == pool[3:] and len(set(first)) == 12 and not set(first) & set(pool[:3])
     assert Workspace(params=params).unlabelled_keys([0], 12, pool[:3]) == first
     assert Workspace(params=params).unlabelled_keys([0], 12, ())[:8] == pool and len(draws) == 1
+    preferred = [first[7], pool[0], first[7], pool[4]]
+    assert Workspace(params=params).unlabelled_keys([0], 12, pool[:3], preferred)[:4] == [first[7], pool[4], pool[3], pool[5]]
     Path("data/journal/further.json").write_text("{}")
     assert Workspace(params=params).unlabelled_keys([0], 12, pool[:3]) == first and len(draws) == 2
     assert "further.json is damaged" in caplog.text
