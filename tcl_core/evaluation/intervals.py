@@ -144,18 +144,19 @@ def model_figures(
     return figures
 
 
-def chain_figures(platforms: Sequence[str], top_1: Sequence[Sequence[float]], before: Mapping[str, str]) -> dict:
+def chain_figures(platforms: Sequence[str], pairs: Sequence[Sequence[float]], before: Mapping[str, str]) -> dict:
     """The chain matrix for JSON and ``report``: row = model after a platform, column = platform ranked.
 
     platforms  in the order of learning
+    pairs      ``pairwise_accuracy``, since a single held-out task's choice may decide top-1
     before     platform -> the platform whose model it continues from, for all but the first
     """
     places = {platform: place for place, platform in enumerate(platforms)}
-    lost = forgetting(np.asarray(top_1, dtype=np.float64), [places[before[p]] if p in before else None for p in platforms])
+    lost = forgetting(np.asarray(pairs, dtype=np.float64), [places[before[p]] if p in before else None for p in platforms])
     return {
         "platforms": list(platforms),
-        "top_1": [list(map(float, row)) for row in top_1],
-        "forgetting": dict(zip(platforms, lost.tolist(), strict=True)),
+        "pairs": [list(map(float, row)) for row in pairs],
+        "forgotten": dict(zip(platforms, lost.tolist(), strict=True)),
     }
 
 

@@ -120,20 +120,20 @@ def spearman(predictions: np.ndarray, latencies_s: np.ndarray, tasks: np.ndarray
     return mean_over_tasks(_by_task(_rank_correlation, predictions, latencies_s, tasks))
 
 
-def forgetting(top_1: np.ndarray, before: Sequence[int | None]) -> np.ndarray:
-    """(P,) top-1 lost on each platform: the best of any model on its line minus that of the line's last model, at least 0.
+def forgetting(accuracy: np.ndarray, before: Sequence[int | None]) -> np.ndarray:
+    """(P,) accuracy lost on each platform: the best of any model on its line minus that of the line's last model, at least 0.
 
     A platform's line is its own model, those it was built on, and those built on it; a model of another branch of the chain has
     learned nothing of the platform.
 
-    top_1[i, p]  top-1 on platform p of the model after the chain's i-th platform; NaN where not evaluated
-    before[i]    index of the platform whose model the i-th continues from; None for the first
+    accuracy[i, p]  accuracy on platform p of the model after the chain's i-th platform; NaN where not evaluated
+    before[i]       index of the platform whose model the i-th continues from; None for the first
     """
     lines: list[set[int]] = []  # each platform and its ancestors
     for place, former in enumerate(before):
         lines.append({place} | (set() if former is None else lines[former]))
     rows = [[i for i, line in enumerate(lines) if p in line or i in lines[p]] for p in range(len(lines))]
-    return np.array([np.nanmax(top_1[of, p]) - top_1[of[-1], p] for p, of in enumerate(rows)])
+    return np.array([np.nanmax(accuracy[of, p]) - accuracy[of[-1], p] for p, of in enumerate(rows)])
 
 
 def pooled(networks: Networks) -> dict[int, float]:

@@ -58,17 +58,17 @@ def _bars(axes: Axes, platforms: Sequence[str], series: Mapping[str, Mapping[str
 
 def plot_chain(chain: Mapping[str, Any], folder: str | Path) -> Path:
     """The chain matrix as a heat map: transfer above the diagonal, retention below it."""
-    platforms, top_1 = chain["platforms"], np.array(chain["top_1"], dtype=float)
+    platforms, pairs = chain["platforms"], np.array(chain["pairs"], dtype=float)
     figure, (axes,) = _panels(1, width=2.8 + 1.1 * len(platforms), height=1.8 + 0.8 * len(platforms))
-    image = axes.imshow(top_1, cmap="cividis", vmin=min(0.5, np.nanmin(top_1)), vmax=1, aspect="auto")
-    for (row, column), value in np.ndenumerate(top_1):
+    image = axes.imshow(pairs, cmap="cividis", vmin=min(0.5, np.nanmin(pairs)), vmax=1, aspect="auto")
+    for (row, column), value in np.ndenumerate(pairs):
         shade = "black" if image.norm(value) > 0.5 else "white"
         if np.isfinite(value):
             axes.text(column, row, f"{value:.3f}", ha="center", va="center", color=shade)
     axes.set_xticks(range(len(platforms)), platforms, rotation=15)
     axes.set_yticks(range(len(platforms)), platforms)
-    axes.set(xlabel="evaluated on", ylabel="model after", title="top-1 along the chain")
-    figure.colorbar(image, label="top-1")
+    axes.set(xlabel="evaluated on", ylabel="model after", title="pairs ranked right, along the chain")
+    figure.colorbar(image, label="pairs ranked right")
     return _save(figure, folder, "chain.png")
 
 

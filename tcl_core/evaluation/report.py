@@ -5,7 +5,7 @@ Format of the evaluation that the functions here and in ``plots`` read:
     {"platforms": {platform: figures of its own model},          figures: intervals.model_figures
      "baselines": {name: {platform: figures}},                   may be missing
      "chain": intervals.chain_figures(...),                      of the deployable models; may be missing
-     "knowledge_base": intervals.chain_figures(...)}             of the knowledge base; may be missing
+     "knowledge_base": intervals.chain_figures(...)}             of the knowledge base; may be missing, or the same
 """
 
 from __future__ import annotations
@@ -26,10 +26,22 @@ def terminal_table(evaluation: Mapping[str, Any], width: int = 160) -> str:
 
     console = Console(file=StringIO(), width=width)
     console.print(_ranking_table(evaluation))
-    for key, what in (("chain", "along the chain"), ("knowledge_base", "of the knowledge base alone")):
-        if key in evaluation:
-            console.print(_chain_table(evaluation[key], f"Top-1 {what}, by platform ranked"))
+    titles = {
+        "chain": "Pairs along the chain, by platform ranked",
+        "knowledge_base": "Pairs of the knowledge base alone, by platform ranked",
+    }
+    for name, matrix in chain_matrices(evaluation).items():
+        console.print(_chain_table(matrix, titles[name]))
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def chain_matrices(evaluation: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """ "chain", and "knowledge_base" where that is not the deployable model -> the evaluation's matrix of pairs.
+
+    An evaluation of an earlier version, whose matrices are of top-1, has none.
+    """
+    found = {name: matrix for name in ("chain", "knowledge_base") if (matrix := evaluation.get(name, {})).get("pairs")}
+    return {name: matrix for name, matrix in found.items() if name == "chain" or matrix != found.get("chain")}
 
 
 def _ranking_table(evaluation: Mapping[str, Any]) -> Any:
@@ -64,9 +76,9 @@ def _chain_table(chain: Mapping[str, Any], title: str) -> Any:
     table = Table("model after", title=title)
     for platform in chain["platforms"]:
         table.add_column(platform, justify="right", no_wrap=True)
-    for platform, row in zip(chain["platforms"], chain["top_1"], strict=True):
+    for platform, row in zip(chain["platforms"], chain["pairs"], strict=True):
         table.add_row(platform, *map(_number, row), end_section=platform == chain["platforms"][-1])
-    table.add_row("forgotten", *(_number(chain["forgetting"][platform]) for platform in chain["platforms"]))
+    table.add_row("forgotten", *(_number(chain["forgotten"][platform]) for platform in chain["platforms"]))
     return table
 
 

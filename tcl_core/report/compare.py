@@ -132,9 +132,9 @@ def _outside(value: float, of: Mapping[str, Any]) -> bool:
 
 
 def _forgetting(evaluations: Sequence[Mapping[str, Any]]) -> Table | None:
-    found = [evaluation.get("chain", {}).get("forgetting", {}) for evaluation in evaluations]
+    found = [evaluation.get("chain", {}).get("forgotten", {}) for evaluation in evaluations]
     rows = [[name, *(number(each.get(name)) for each in found), _signed(*(each.get(name) for each in found))] for name in _both(*found)]
-    return Table("Top-1 that was forgotten along the chain", ["platform", "A", "B", "B - A"], rows) if rows else None
+    return Table("Pairs that were forgotten along the chain", ["platform", "A", "B", "B - A"], rows) if rows else None
 
 
 def _signed(first: float | None, second: float | None, digits: int = 3) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tcl_core.evaluation.report import ks_of
+from tcl_core.evaluation.report import chain_matrices, ks_of
 from tcl_core.provenance import changed_text
 from tcl_core.report import charts
 from tcl_core.report.parts import (
@@ -155,12 +155,9 @@ def _accuracy_table(evaluation: Mapping[str, Any]) -> Table:
 
 
 def chain_matrix(run: Run) -> Section | None:
-    """Top-1 of each platform's model on all platforms, and what was forgotten."""
-    tables = [
-        _matrix(run["evaluation"][key], f"Top-1 {of}")
-        for key, of in (("chain", "of each platform's model"), ("knowledge_base", "of the knowledge base that goes along the chain"))
-        if run["evaluation"].get(key, {}).get("top_1")
-    ]
+    """Pairs that each platform's model ranks right on all platforms, and what was forgotten."""
+    whose = {"chain": "each platform's model", "knowledge_base": "the knowledge base that goes along the chain"}
+    tables = [_matrix(matrix, f"Pairs ranked right, of {whose[name]}") for name, matrix in chain_matrices(run["evaluation"]).items()]
     text = (
         "A row is the model after a platform, a column the platform that it ranks. Right of the diagonal is transfer to platforms still to "
         "come, left of it what is remembered; forgotten is what was lost between the best earlier model and the last one that goes back to the platform's own."
@@ -172,9 +169,9 @@ def _matrix(matrix: Mapping[str, Any], caption: str) -> Table:
     platforms = matrix["platforms"]
     rows: list[list[str | Cell]] = [
         [platform, *(Cell(number(value), None if value is None else round(55 * max(0.0, min(value, 1.0)))) for value in row)]
-        for platform, row in zip(platforms, matrix["top_1"], strict=True)
+        for platform, row in zip(platforms, matrix["pairs"], strict=True)
     ]
-    rows.append(["forgotten", *(number(matrix["forgetting"].get(platform)) for platform in platforms)])
+    rows.append(["forgotten", *(number(matrix["forgotten"].get(platform)) for platform in platforms)])
     return Table(caption, ["model after", *platforms], rows)
 
 

@@ -12,7 +12,7 @@ from tcl_core.checked import write_json
 from tcl_core.errors import DataError
 from tcl_core.evaluation import plots
 from tcl_core.evaluation.intervals import chain_figures, model_figures
-from tcl_core.evaluation.metrics import Networks, top_k
+from tcl_core.evaluation.metrics import Networks, pairwise_accuracy
 from tcl_core.evaluation.report import collection_progress
 from tcl_core.features.batches import Samples
 from tcl_core.models import catalogue
@@ -52,8 +52,8 @@ def evaluate(workspace: Workspace) -> dict[str, Any]:
                 "own data only": _figures(workspace, held_out, weights, _by_scratch(workspace, held_out)),
                 **{name: _figures(workspace, held_out, weights, baselines.predicted(workspace, name, known)) for name in others},
             },
-            "chain": _chain(workspace, links, predicted, held_out, weights),
-            "knowledge_base": _chain(workspace, links, by_base, held_out, weights),
+            "chain": _chain(workspace, links, predicted, held_out),
+            "knowledge_base": _chain(workspace, links, by_base, held_out),
             "parameters": {p: m.parameter_count() for p, m in models.items()},
             "judged": judged,
         }
@@ -109,16 +109,15 @@ def _chain(
     links: dict[str, str],
     predicted: dict[tuple[str, str], np.ndarray],
     held_out: dict[str, Samples],
-    weights: Networks,
 ) -> dict[str, Any]:
-    """The matrix of top-1 (row = model after a platform, column = platform ranked), and what was forgotten; None where a link is missing."""
+    """The matrix of pairs (row = model after a platform, column = platform ranked), and what was forgotten; None where a link is missing."""
     ran = list(held_out)
-    top_1 = lambda m, p: top_k(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks, weights, 1)  # noqa: E731
-    found = chain_figures(ran, [[top_1(m, p) for p in ran] for m in ran], links)
+    pairs = lambda m, p: pairwise_accuracy(predicted[m, p], held_out[p].latencies_s, held_out[p].tasks)  # noqa: E731
+    found = chain_figures(ran, [[pairs(m, p) for p in ran] for m in ran], links)
     for platform in ran[1:]:
         before = None if platform in links else workspace.ran_before(platform)
         while before in ran:
-            found["forgetting"][before] = None
+            found["forgotten"][before] = None
             before = links.get(before)
     return found
 

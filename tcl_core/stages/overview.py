@@ -41,7 +41,7 @@ def _figures(workspace: Workspace, evaluation: Mapping[str, Any], platform: str)
             "top5": figures["top_5"]["value"] if "top_5" in figures else None,
             "random_top1": figures["top_1_random"]["value"],
             "pairwise_accuracy": figures["pairwise_accuracy"],
-            "forgetting": evaluation["chain"]["forgetting"][platform],
+            "forgotten": evaluation["chain"]["forgotten"][platform],
             "programs_measured": sum(len(workspace.records(platform, kind)) for kind in MEASURED_BY),
             **promotion.standing(workspace, platform),
             "peers": {name: by[platform]["top_1"]["value"] for name, by in evaluation.get("baselines", {}).items() if platform in by},
@@ -109,9 +109,8 @@ def _beside(p: Mapping[str, Any]) -> str:
     """The figures that put a platform's top-1 into context."""
     low, high = p["top1_interval"]
     parts = [] if low is None or high is None else [f"top-1 from {low:.3f} to {high:.3f} (95 %)"]
-    parts += [f"pairs ranked right {_number(p['pairwise_accuracy'])}"]
+    parts += [f"pairs ranked right {_number(p['pairwise_accuracy'])}, forgotten {_number(p['forgotten'])}"]
     parts += [f"top-1 of {name} {_number(top1)}" for name, top1 in p["peers"].items()]
-    parts += [f"forgotten {_number(p['forgetting'])}"]
     if "failed" in p:
         parts.append(f"{p['failed']} programs failed, {p['disturbed']} timed while the machine was not quiet")
     return ", ".join(parts)

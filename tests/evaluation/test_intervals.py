@@ -128,12 +128,12 @@ def test_model_figures_hold_every_table_column():
 
 def test_chain_figures():
     chain = chain_figures(["a", "b"], np.array([[0.9, 0.6], [0.85, 0.8]]), {"b": "a"})
-    assert chain["top_1"] == [[0.9, 0.6], [0.85, 0.8]]
-    assert chain["forgetting"] == pytest.approx({"a": 0.05, "b": 0.0})
+    assert chain["pairs"] == [[0.9, 0.6], [0.85, 0.8]]
+    assert chain["forgotten"] == pytest.approx({"a": 0.05, "b": 0.0})
 
 
 def test_a_branch_forgets_nothing_of_another_one():
     """Both b and c go on from a: c's model has never learned b."""
-    top_1 = [[0.9, 0.5, 0.4], [0.8, 0.9, 0.4], [0.85, 0.6, 0.7]]
-    assert chain_figures(["a", "b", "c"], top_1, {"b": "a", "c": "a"})["forgetting"] == pytest.approx({"a": 0.05, "b": 0.0, "c": 0.0})
-    assert chain_figures(["a", "b", "c"], top_1, {"b": "a", "c": "b"})["forgetting"] == pytest.approx({"a": 0.05, "b": 0.3, "c": 0.0})
+    pairs = [[0.9, 0.5, 0.4], [0.8, 0.9, 0.4], [0.85, 0.6, 0.7]]
+    assert chain_figures(["a", "b", "c"], pairs, {"b": "a", "c": "a"})["forgotten"] == pytest.approx({"a": 0.05, "b": 0.0, "c": 0.0})
+    assert chain_figures(["a", "b", "c"], pairs, {"b": "a", "c": "b"})["forgotten"] == pytest.approx({"a": 0.05, "b": 0.3, "c": 0.0})

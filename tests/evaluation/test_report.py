@@ -50,8 +50,16 @@ def test_the_table_shows_every_model_beside_random(evaluation):
         ["host-avx2", "0.600", "0.800"],
         ["forgotten", "0.300", "0.000"],
     ]
-    assert text.index("Top-1 along the chain") < text.index("Top-1 of the knowledge base") and "\x1b[" not in text
+    assert text.index("Pairs along the chain") < text.index("Pairs of the knowledge base alone") and "\x1b[" not in text
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_a_knowledge_base_that_is_the_deployable_model_is_not_shown_twice(evaluation):
+    """And a matrix of an earlier version, of top-1, is not taken for one of pairs."""
+    text = terminal_table(evaluation | {"knowledge_base": dict(evaluation["chain"])})
+    assert text.count("forgotten") == 1 and "knowledge base" not in text
+    earlier = {"platforms": ["host-sse42"], "top_1": [[0.9]], "forgetting": {"host-sse42": 0.0}}
+    assert "forgotten" not in terminal_table(evaluation | {"chain": earlier, "knowledge_base": earlier})
 
 
 def test_the_table_does_without_chain_and_baselines(evaluation):

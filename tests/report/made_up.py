@@ -70,7 +70,7 @@ def made(name: str) -> dict[str, Any]:
 def run() -> dict[str, Any]:
     first, second, third = PLATFORMS
     names = list(PLATFORMS)
-    top_1 = [[0.808, 0.584, 0.402], [0.801, 0.614, 0.431], [0.790, 0.609, 0.546]]
+    pairs = [[0.808, 0.584, 0.402], [0.801, 0.614, 0.431], [0.790, 0.609, 0.546]]
     return {
         "name": "small", "target": third, "chain": [step(name, place) for place, name in enumerate(names)],
         "evaluation": {
@@ -81,8 +81,8 @@ def run() -> dict[str, Any]:
                 "own data only": {second: judged(0.655, 0.999, 0.666), third: judged(0.763, 0.999, 0.745)},
                 "xgboost": {name: judged(0.5, 0.9, 0.7) for name in names},
             },
-            "chain": {"platforms": names, "top_1": top_1, "forgetting": {first: 0.018, second: 0.005, third: 0.0}},
-            "knowledge_base": {"platforms": names, "top_1": top_1, "forgetting": dict.fromkeys(names, 0.0)},
+            "chain": {"platforms": names, "pairs": pairs, "forgotten": {first: 0.018, second: 0.005, third: 0.0}},
+            "knowledge_base": {"platforms": names, "pairs": pairs, "forgotten": dict.fromkeys(names, 0.0)},
         },
         "learning": {
             first: [{"phase": "train", "epoch": epoch, "loss": 1 / epoch, "valid_loss": 1.2 / epoch} for epoch in range(1, 6)],

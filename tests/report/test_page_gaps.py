@@ -21,7 +21,7 @@ def test_a_run_without_tuning_baselines_and_with_a_skipped_platform(undrawn):
     evaluation = copy.deepcopy(run["evaluation"])
     del evaluation["platforms"]["host-avx512"]
     for name, matrix in (("chain", evaluation["chain"]), ("knowledge_base", evaluation["knowledge_base"])):
-        evaluation[name] = {**matrix, "platforms": matrix["platforms"][:2], "top_1": [row[:2] for row in matrix["top_1"][:2]]}
+        evaluation[name] = {**matrix, "platforms": matrix["platforms"][:2], "pairs": [row[:2] for row in matrix["pairs"][:2]]}
     read = without(
         tuned={}, evaluation=evaluation | {"baselines": {}}, chain=[*run["chain"][:2], skipped], target="host-avx2",
         collection={}, left_out=[["platform host-avx512", "this CPU lacks avx512f"]],
@@ -43,13 +43,13 @@ def test_a_machine_without_repeats_has_no_chart_of_their_spread(undrawn):
 def test_figures_that_are_not_known_are_dashes():
     run = made_up.run()
     run["evaluation"]["platforms"]["host-avx2"] |= {"pairwise_accuracy": None, "top_5": {"value": None, "low": None, "high": None}}
-    run["evaluation"]["chain"]["top_1"][0][2] = None
+    run["evaluation"]["chain"]["pairs"][0][2] = None
     run["tuned"] |= {"pytorch_ms": None, "compile_ms": None, "compared": {}, "curve": []}
     run["made"]["changed"] = None
     read = Reader(render(page_of(run)))
     row = next(row for row in read.tables["Accuracy on held-out programs; 1 is best"] if row[:2] == ["host-avx2", "TCL"])
     assert row[2:5] == ["0.614 (0.514 to 0.714)", "–", "–"]
-    assert read.tables["Top-1 of each platform's model"][1][3] == "–"
+    assert read.tables["Pairs ranked right, of each platform's model"][1][3] == "–"
     assert [row[0] for row in read.tables["One inference"][1:]] == ["tuned", "untuned"]
     assert "PyTorch did not run it" in read.sections[""] and "params.yaml is not committed" in read.sections["provenance"]
 

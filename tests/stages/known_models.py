@@ -123,7 +123,7 @@ def evaluation(*platforms: str) -> dict:
     figures |= {"tasks": 12, "programs": 72}
     return {
         "platforms": dict.fromkeys(platforms, figures),
-        "chain": {"forgetting": dict.fromkeys(platforms, 0.0)},
+        "chain": {"forgotten": dict.fromkeys(platforms, 0.0)},
         "judged": {platform: Workspace().judged_now(platform) for platform in platforms},
     }
 

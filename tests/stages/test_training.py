@@ -18,7 +18,7 @@ from tcl_core.chain import ckd
 from tcl_core.chain.ckd import DistillSettings
 from tcl_core.chain.state import fit_settings, within_steps
 from tcl_core.errors import DataError
-from tcl_core.evaluation.metrics import top_k
+from tcl_core.evaluation.metrics import pairwise_accuracy, top_k
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.layout import WIDTH
 from tcl_core.features.tokens import hardware_rows
@@ -518,14 +518,18 @@ def test_an_evaluation_shows_what_distillation_is_worth(evaluation):
         s = samples(platform, "holdout")
         return top_k(catalogue.load(Workspace().model_folder(name)).predict(s), s.latencies_s, s.tasks, WEIGHTS, 1)
 
+    def pairs(name: str | Path, platform: str) -> float:
+        s = samples(platform, "holdout")
+        return pairwise_accuracy(catalogue.load(Workspace().model_folder(name)).predict(s), s.latencies_s, s.tasks)
+
     zero_shot, alone = evaluation["baselines"]["zero-shot"], evaluation["baselines"]["own data only"]
     assert list(zero_shot) == list(alone) == ["b", "c"]
-    assert zero_shot["c"]["top_1"]["value"] == top_1("b", "c") == evaluation["chain"]["top_1"][1][2]
+    assert zero_shot["c"]["top_1"]["value"] == top_1("b", "c") and pairs("b", "c") == evaluation["chain"]["pairs"][1][2]
     assert alone["b"]["top_1"]["value"] == top_1("b/scratch", "b")
-    assert evaluation["platforms"]["b"]["top_1"]["value"] == top_1("b", "b") == evaluation["chain"]["top_1"][1][1]
-    base = evaluation["knowledge_base"]["top_1"]
-    assert base[1] == [top_1("b/knowledge_base", p) for p in "abc"] == base[2]  # the last platform has no KD phase
-    assert base[0] == evaluation["chain"]["top_1"][0]  # the first platform's model is the knowledge base
+    assert evaluation["platforms"]["b"]["top_1"]["value"] == top_1("b", "b") and pairs("b", "b") == evaluation["chain"]["pairs"][1][1]
+    base = evaluation["knowledge_base"]["pairs"]
+    assert base[1] == [pairs("b/knowledge_base", p) for p in "abc"] == base[2]  # the last platform has no KD phase
+    assert base[0] == evaluation["chain"]["pairs"][0]  # the first platform's model is the knowledge base
     assert evaluation["judged"]["b"] == {
         "model": store.data_digest(Workspace().model_folder("b")), "holdout": store.data_digest(Workspace().records_folder("b", "holdout")),
     }  # fmt: skip
@@ -601,7 +605,7 @@ def test_a_model_is_compared_with_the_one_it_was_distilled_from_alone(folder, mo
     found = judging.evaluate(chain)
     assert "the model of c was not distilled from the model of b that lies here: zero-shot, and what" in capsys.readouterr().err
     assert list(found["baselines"]["zero-shot"]) == ["b"] and list(found["baselines"]["own data only"]) == ["b", "c"]
-    assert found["chain"]["forgetting"] == {"a": None, "b": None, "c": 0.0}
+    assert found["chain"]["forgotten"] == {"a": None, "b": None, "c": 0.0}
     training.distill(chain, "c")
     assert list(judging.evaluate(chain)["baselines"]["zero-shot"]) == ["b", "c"]
     assert "was not distilled from" not in capsys.readouterr().err
@@ -619,7 +623,7 @@ def test_platforms_that_learned_from_one_that_was_skipped_have_no_link(folder, m
     for platform in "bc":
         training.distill(chain, platform, from_registry=True)
     found = judging.evaluate(chain)
-    assert list(found["platforms"]) == ["b", "c"] and found["chain"]["forgetting"] == {"b": 0.0, "c": 0.0}
+    assert list(found["platforms"]) == ["b", "c"] and found["chain"]["forgotten"] == {"b": 0.0, "c": 0.0}
     assert found["baselines"]["zero-shot"] == {} and list(found["baselines"]["own data only"]) == ["b", "c"]
     with pytest.raises(DataError, match="no platform before b in the chain could be run here; nothing to go on from"):
         training.distill(chain, "b")
@@ -635,7 +639,7 @@ def test_an_evaluation_names_a_listed_model_that_was_not_trained(folder):
 def test_the_table_and_the_plots_show_them(evaluation, folder):
     rows = [line.split("│")[2].strip() for line in evaluation["text"].splitlines() if line.count("│") > 6]
     assert rows == ["TCL", "random", *["TCL", "zero-shot", "own data only", "random"] * 2]
-    assert "Top-1 of the knowledge base alone" in evaluation["text"]
+    assert "Pairs of the knowledge base alone" in evaluation["text"]
     assert {path.name for path in (folder / "data" / "reports" / "plots").iterdir()} == {
         "top_k.png", "chain.png", "ranks.png", "learning.png", "collection.png",
     }  # fmt: skip

@@ -508,7 +508,7 @@ def test_the_summary_says_what_top_1_is_to_be_read_with(project):
     rounds = [{"step": "measure", "disturbed": 3}, {"step": "refit"}, {"step": "measure", "disturbed": 4}]
     write_json(Workspace().reports / "collect" / f"{P}.json", {"errors": {"ok": 8, "timeout": 1, "crash": 1}, "rounds": rounds})
     assert (
-        "  top-1 from 0.750 to 0.980 (95 %), pairs ranked right -, top-1 of zero-shot 0.600, forgotten 0.000, "
+        "  top-1 from 0.750 to 0.980 (95 %), pairs ranked right -, forgotten 0.000, top-1 of zero-shot 0.600, "
         "2 programs failed, 7 timed while the machine was not quiet\n"
     ) in summary(project)
     saved = json.loads((Workspace().reports / overview.SUMMARY).read_text())["platforms"][P]
