@@ -220,16 +220,22 @@ def distill(
         raise UsageError(f"{trained.origin} is no mamba model, which alone is carried on to other hardware; train a Mamba first")
     kept = [vector_of(row) for row in earlier] or ([trained.hardware_vector] if trained.hardware else [])
     more = measured.take(np.arange(0)) if unlabelled is None else unlabelled
-    count = len(measured) + len(more)
-    sources_s = np.asarray(np.empty((0, count)) if source_latencies_s is None else source_latencies_s, dtype=np.float64)
-    if sources_s.shape[-1:] != (count,) or sources_s.ndim > 2:
+    sources_s, count = _by_machine(source_latencies_s), len(measured) + len(more)
+    if wrong := [row.shape for row in sources_s if row.shape != (count,)]:
         raise UsageError(
-            f"there are {count} programs, and source_latencies_s of shape {sources_s.shape}; "
-            "give a number of seconds for each program, NaN where it was not measured"
+            f"there are {count} programs, and source_latencies_s of shape {wrong[0]}; "
+            "give, for one earlier machine or for each, a number of seconds for each program, NaN where it was not measured"
         )
     usual = BridgeSettings()
     settings = replace(usual, fit=replace(usual.fit, seed=seed))
-    return bridged(trained.model, measured, more, settings, sources_s=list(np.atleast_2d(sources_s)), earlier=kept)[0]
+    return bridged(trained.model, measured, more, settings, sources_s=sources_s, earlier=kept)[0]
+
+
+def _by_machine(latencies_s: np.ndarray | Sequence[np.ndarray] | None) -> list[np.ndarray]:
+    """One array for each machine, given one array or several."""
+    if latencies_s is None or not len(latencies_s):
+        return []
+    return [np.asarray(row, dtype=np.float64) for row in (latencies_s if np.ndim(latencies_s[0]) else [latencies_s])]
 
 
 # --- tuning ---

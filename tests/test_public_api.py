@@ -410,6 +410,8 @@ def test_distilling_needs_a_network_that_can(samples, model):
     assert np.isfinite(moved.predict(samples)).all()
     with pytest.raises(UsageError, match=r"there are 128 programs, and source_latencies_s of shape \(1,\)"):
         tcl.distill(model, samples.take(np.arange(0, 96, 3)), samples, source_latencies_s=[1e-3])
+    with pytest.raises(UsageError, match=r"of shape \(2,\); give, for one earlier machine or for each, a number of seconds"):
+        tcl.distill(model, samples.take(np.arange(0, 96, 3)), samples, source_latencies_s=[np.ones(128), np.ones(2)])
     with pytest.raises(DataError, match="a latency of an earlier platform is not positive"):  # a list as well as an array
         tcl.distill(model, samples.take(np.arange(0, 96, 3)), samples, source_latencies_s=[0.0] * 128)
     with pytest.raises(UsageError, match="the trees model is no mamba model, which alone is carried on"):

@@ -17,8 +17,8 @@ base's own scores.  Training on them again helps a network that has learned from
 that comes with TCL: that one is left unchanged (``settled``).
 
 The result is one network of the same size, which predicts without any measurement of the source.  Rehearsed programs are
-divided among the earlier platforms, so a step costs the same however long the chain is, as long as this leaves each of those
-platforms two programs per task.
+divided among the earlier platforms, so training costs the same however long the chain is, as long as this leaves each of those
+platforms two programs per task.  (The correction's trees are grown for each earlier platform with records: a second or two.)
 """
 
 from __future__ import annotations
@@ -166,19 +166,22 @@ def source_seconds(scores: np.ndarray, programs: Samples, source_s: np.ndarray |
 
     A score unit's worth in log(seconds) is estimated from the source's measurements, else from the target's; it is 1 if both are
     too few.  Scores contain no task levels, so these are estimated likewise; otherwise the correction would learn them, and
-    levels rank no programs.
+    levels rank no programs.  A level estimated from the target's measurements is brought to the source's by the mean ratio of
+    programs that ran on both.
     """
-    scales = (score_scale(scores, known_s, programs.tasks) for known_s in (source_s, programs.latencies_s) if known_s is not None)
+    source_s = np.full(len(scores), np.nan) if source_s is None else source_s
+    both = np.isfinite(source_s) & np.isfinite(programs.latencies_s)
+    slower = np.log(programs.latencies_s[both] / source_s[both]).mean() if both.any() else 0.0
+    scales = (score_scale(scores, known_s, programs.tasks) for known_s in (source_s, programs.latencies_s))
     guess = -next((scale for scale in scales if scale is not None), 1.0) * scores.astype(np.float64)
     for task in rows_by_task(programs.tasks):
-        for seconds in (source_s, programs.latencies_s):
-            mine = task[:0] if seconds is None else task[np.isfinite(seconds[task])]
+        for seconds, above in ((source_s, 0.0), (programs.latencies_s, slower)):
+            mine = task[np.isfinite(seconds[task])]
             if len(mine):
-                guess[task] += np.mean(np.log(seconds[mine]) - guess[mine])
+                guess[task] += np.mean(np.log(seconds[mine]) - guess[mine]) - above
                 break
-    if source_s is not None:
-        there = ~np.isnan(source_s)
-        guess[there] = np.log(source_s[there])
+    there = ~np.isnan(source_s)
+    guess[there] = np.log(source_s[there])
     return np.exp(guess)
 
 

@@ -76,13 +76,13 @@ def nearest_of(found: Sequence[Completed], sources_s: Sequence[np.ndarray], targ
     programs.  In each task the labels are brought to the level of the latter's; programs measured on the target keep their
     values.  ``share`` and ``left`` are means over the programs.
     """
-    there = ~np.isnan(sources_s) & np.isnan(target_s)
-    told, widest = there.any(axis=0), int(there.sum(axis=1).argmax())
-    chosen = np.where(told, there.argmax(axis=0), widest)
+    there, open_ = ~np.isnan(sources_s), np.isnan(target_s)
+    widest = int(there.sum(axis=1).argmax())
+    chosen = np.where(open_ & there.any(axis=0), there.argmax(axis=0), widest)
     logs = np.log([one.latencies_s for one in found])
     for task in rows_by_task(tasks):
         for labels in logs:
-            both = task[told[task] & np.isfinite(labels[task]) & np.isfinite(logs[widest, task])]
+            both = task[open_[task] & np.isfinite(labels[task]) & np.isfinite(logs[widest, task])]
             if len(both):
                 labels[task] += np.mean(logs[widest, both] - labels[both])
     counts = np.bincount(chosen, minlength=len(found)) / max(1, len(tasks))

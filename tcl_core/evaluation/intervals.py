@@ -149,14 +149,16 @@ def chain_figures(platforms: Sequence[str], pairs: Sequence[Sequence[float]], be
 
     platforms  in the order of learning
     pairs      ``pairwise_accuracy``, since a single held-out task's choice may decide top-1
+               (None in the matrix where it is undefined)
     before     platform -> the platform whose model it continues from, for all but the first
     """
+    known = lambda x: float(x) if np.isfinite(x) else None  # noqa: E731
     places = {platform: place for place, platform in enumerate(platforms)}
     lost = forgetting(np.asarray(pairs, dtype=np.float64), [places[before[p]] if p in before else None for p in platforms])
     return {
         "platforms": list(platforms),
-        "pairs": [list(map(float, row)) for row in pairs],
-        "forgotten": dict(zip(platforms, lost.tolist(), strict=True)),
+        "pairs": [list(map(known, row)) for row in pairs],
+        "forgotten": dict(zip(platforms, map(known, lost), strict=True)),
     }
 
 

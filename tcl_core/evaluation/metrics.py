@@ -133,7 +133,7 @@ def forgetting(accuracy: np.ndarray, before: Sequence[int | None]) -> np.ndarray
     for place, former in enumerate(before):
         lines.append({place} | (set() if former is None else lines[former]))
     rows = [[i for i, line in enumerate(lines) if p in line or i in lines[p]] for p in range(len(lines))]
-    return np.array([np.nanmax(accuracy[of, p]) - accuracy[of[-1], p] for p, of in enumerate(rows)])
+    return np.array([np.fmax.reduce(accuracy[of, p]) - accuracy[of[-1], p] for p, of in enumerate(rows)])
 
 
 def pooled(networks: Networks) -> dict[int, float]:

@@ -60,7 +60,7 @@ def plot_chain(chain: Mapping[str, Any], folder: str | Path) -> Path:
     """The chain matrix as a heat map: transfer above the diagonal, retention below it."""
     platforms, pairs = chain["platforms"], np.array(chain["pairs"], dtype=float)
     figure, (axes,) = _panels(1, width=2.8 + 1.1 * len(platforms), height=1.8 + 0.8 * len(platforms))
-    image = axes.imshow(pairs, cmap="cividis", vmin=min(0.5, np.nanmin(pairs)), vmax=1, aspect="auto")
+    image = axes.imshow(pairs, cmap="cividis", vmin=np.fmin.reduce(pairs, axis=None, initial=0.5), vmax=1, aspect="auto")
     for (row, column), value in np.ndenumerate(pairs):
         shade = "black" if image.norm(value) > 0.5 else "white"
         if np.isfinite(value):

@@ -33,7 +33,7 @@ from ruamel.yaml.error import YAMLError
 from tcl_core import provenance, store
 from tcl_core.checked import damaged, read_json
 from tcl_core.errors import DataError, UsageError
-from tcl_core.evaluation.report import collection_progress
+from tcl_core.evaluation.report import chain_matrices, collection_progress
 from tcl_core.files import shown
 from tcl_core.params import PARAMS
 from tcl_core.report.tuned import NAMES
@@ -197,9 +197,12 @@ def _collected(file: Path) -> dict[str, Any]:
 def _left_out_by_evaluation(evaluation: Mapping[str, Any]) -> list[list[str]]:
     if not evaluation:
         return [["accuracy", "no model has been judged yet; run: dvc repro evaluate"]]
+    found = []
     if set(evaluation.get("baselines", {})) <= {"zero-shot", "own data only"}:
-        return [["models beside the chain", "baselines.models of params.yaml lists none"]]
-    return []
+        found.append(["models beside the chain", "baselines.models of params.yaml lists none"])
+    if not chain_matrices(evaluation):
+        found.append(["what was forgotten along the chain", "the models were judged by an earlier version; run: dvc repro -f evaluate"])
+    return found
 
 
 def _left_out_by_tuning(tuned: Mapping[str, Any]) -> list[list[str]]:

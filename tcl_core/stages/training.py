@@ -328,7 +328,7 @@ class _Step:
         here, (nearest, *farther) = set(keys), [[key for key in there if key[:2] in encoder.texts] for there in sources] or [[]]
         others, preferred = [key for key in nearest if key not in here], [key for part in farther for key in part]
         tasks = {encoder.numbers[key[0]] for key in (*keys, *others, *preferred)}
-        # What only farther platforms measured takes the place of unmeasured programs, so that a step costs the same in a long chain.
+        # What only farther platforms measured takes the place of unmeasured programs, so that training costs the same in a long chain.
         others += workspace.unlabelled_keys(sorted(tasks), self.params.train.unlabelled, here | set(others), preferred)
         return encoder.encode(others, self.hardware), [np.array([there.get(key, np.nan) for key in (*keys, *others)]) for there in sources]
 

@@ -237,14 +237,17 @@ def test_programs_alone_in_their_tasks_leave_the_fisher_diagonal_as_it_was(base,
     assert learned.state.fisher is state.fisher and learned.state.hardware == (OLD, NEW) and learned.state.shipped
 
 
-def test_a_task_that_the_source_did_not_measure_stands_at_the_targets_level():
+def test_a_task_that_the_source_did_not_measure_stands_where_the_source_would_have_it():
+    """The target takes 7 / 3 of its time, so no correction learns that this task differs from the others."""
     scores, tasks = np.tile(np.linspace(0, 1, 32, dtype=np.float32), 2), np.repeat(np.arange(2, dtype=np.int32), 32)
     target_s = np.where(np.arange(64) % 4, np.nan, 7 * np.exp(-2 * scores.astype(np.float64)))
     both = Samples(np.zeros((64, 1, 1), np.float32), np.ones(64, np.int32), tasks, target_s)
     source_s = np.where(tasks == 0, 3 * np.exp(-2 * scores.astype(np.float64)), np.nan)
     found = source_seconds(scores, both, source_s)
     assert found[:32] == pytest.approx(source_s[:32], rel=1e-4)
-    assert found[32:] == pytest.approx(7 * np.exp(-2 * scores[32:]), rel=1e-4)
+    assert found[32:] == pytest.approx(3 * np.exp(-2 * scores[32:]), rel=1e-4)
+    unknown = source_seconds(scores, both, None)
+    assert unknown == pytest.approx(7 * np.exp(-2 * scores), rel=1e-4)
 
 
 def test_what_is_rehearsed_is_divided_among_the_earlier_platforms(base):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.evaluation.metrics import pairwise_accuracy
+from tcl_core.chain.bridge import source_seconds
 from tcl_core.chain.completion import Completed, best_share, completed, nearest_of
 
 TASKS, EACH = 40, 25
@@ -79,6 +82,19 @@ def test_where_all_that_is_known_of_a_task_failed_on_the_source_other_tasks_tell
     assert found[:EACH] == pytest.approx(target_s[:EACH], rel=1e-6)
 
 
+@pytest.mark.parametrize("on_source", [np.inf, np.nan])
+def test_a_task_of_which_nothing_ran_on_the_source_is_on_the_targets_level(world, on_source):
+    """Whether the source failed with what the target measured, or never tried it; all else is told by a network's scores."""
+    programs, _, source_s = world
+    target_s, known = 5 * source_s, measured(5 * source_s, 200)
+    scores, in_first = -np.log(source_s), np.flatnonzero(np.isfinite(known[:EACH]))
+    source_s[:EACH] = np.nan
+    source_s[in_first] = on_source
+    guess_s = source_seconds(scores, replace(programs, latencies_s=known), source_s)
+    found = completed(programs, guess_s, known).latencies_s
+    assert found[:EACH] == pytest.approx(target_s[:EACH], rel=1e-6)
+
+
 def test_the_nearest_source_that_measured_a_program_tells_its_label_on_the_level_of_the_widest():
     """Of two tasks with four programs each; of the second the near source measured none."""
     tasks = np.repeat([0, 1], 4)
@@ -90,6 +106,15 @@ def test_the_nearest_source_that_measured_a_program_tells_its_label_on_the_level
     factor = (1 * 2 * 3 / (8 * 2 * 2)) ** (1 / 3)  # of the programs that ran on both
     assert found.latencies_s == pytest.approx([8 * factor, 2 * factor, 3.0, np.inf, 5.0, 6.0, 7.0, 8.0])
     assert (found.share, found.left) == pytest.approx((0.5 * 5 / 8, (3 * 1.0 + 5 * 0.6) / 8))
+
+
+def test_programs_that_the_target_measured_count_for_the_widest_source():
+    """And where what the near source measured failed on it, the other labels of the task bring both to one level."""
+    tasks, nan = np.zeros(6, int), np.nan
+    wide, near = Completed(np.array([np.inf, 2.0, 3.0, 4.0, 5.0, 6.0]), 0.0, 1.0), Completed(np.arange(10.0, 70.0, 10.0), 0.0, 1.0)
+    wide_s, near_s = np.array([np.inf, nan, nan, nan, 1.0, 1.0]), np.array([1.0, nan, nan, nan, nan, nan])
+    found = nearest_of([near, wide], [near_s, wide_s], np.array([nan, nan, nan, nan, 5.0, 6.0]), tasks)
+    assert found.latencies_s == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 
 
 def test_programs_that_ran_on_the_target_keep_their_values_whatever_two_sources_say(world):

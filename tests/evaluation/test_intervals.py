@@ -132,6 +132,13 @@ def test_chain_figures():
     assert chain["forgotten"] == pytest.approx({"a": 0.05, "b": 0.0})
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_no_pair_can_be_judged_there_is_no_figure():
+    nan = float("nan")
+    chain = chain_figures(["a", "b"], [[nan, 0.6], [nan, 0.8]], {"b": "a"})
+    assert chain["pairs"] == [[None, 0.6], [None, 0.8]] and chain["forgotten"] == {"a": None, "b": 0.0}
+
+
 def test_a_branch_forgets_nothing_of_another_one():
     """Both b and c go on from a: c's model has never learned b."""
     pairs = [[0.9, 0.5, 0.4], [0.8, 0.9, 0.4], [0.85, 0.6, 0.7]]

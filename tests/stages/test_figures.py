@@ -192,6 +192,16 @@ def test_committed_parameters_that_are_no_yaml_are_not_compared_with(project):
     assert gather(Workspace())["made"]["changed"] is None
 
 
+def test_a_chain_that_an_earlier_version_judged_has_no_matrix_and_that_is_said(project):
+    file = Workspace().reports / promotion.EVALUATION
+    earlier = read_json(file, "")
+    write_json(
+        file, {name: value for name, value in earlier.items() if name != "checksum"} | {"chain": {"platforms": [FIRST], "top_1": [[1.0]]}}
+    )
+    why = "the models were judged by an earlier version; run: dvc repro -f evaluate"
+    assert ["what was forgotten along the chain", why] in gather(Workspace())["left_out"]
+
+
 def test_what_is_missing_is_said_with_its_reason(project):
     assert gather(Workspace())["left_out"] == [
         [f"platform {SKIPPED}", "this CPU lacks avx512f"],
