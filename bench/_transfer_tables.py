@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from _paired import against
 from _tables import markdown
+from _transfer_data import DEVICES
 from _transfer_rows import OURS, ROWS, ZERO_SHOT
 
 FIGURES = ("pairs", "u16", "top1")
@@ -113,7 +114,7 @@ def _on(folds: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """Tables by pair, at the number of labels that most pairs have; by number of labels, as means over the pairs A>B; and for pairs
+    """Tables by pair, at the number of labels that most pairs have; by number of labels, as means over the data set's pairs A>B; and for pairs
     with several numbers of labels, one by these.
 
     A star marks a figure whose difference from ours has an interval without 0.  A pair's number of labels that was run on fewer folds
@@ -158,9 +159,10 @@ def _of_pairs(found: Mapping[str, Any], labels: str, name: str) -> str:
 
 def _of_labels(found: Mapping[str, Any], counts: Sequence[str], name: str) -> str:
     """A row per method, a column per number of labels, if ours was run there on the pairs of the fullest: means over other pairs cannot
-    be compared.  A method that was not run on all of these has none.
+    be compared.  A method that was not run on all of these has none.  Real devices, whose programs are others, count only alone.
     """
     of_two = {pair: by_labels for pair, by_labels in found.items() if pair.count(">") == 1}
+    of_two = {pair: by_labels for pair, by_labels in of_two.items() if pair.split(">")[0] not in DEVICES} or of_two
     run = {labels: {pair: by for pair, by in of_two.items() if _row_of(by, labels, OURS)} for labels in counts}
     most = max(run.values(), key=len)
     columns = {labels: list(pairs.values()) for labels, pairs in run.items() if pairs and pairs.keys() == most.keys()}
