@@ -131,7 +131,7 @@ def tables(found: Mapping[str, Any]) -> str:
     parts = []
     for name, title in TITLES.items():
         parts.append(f"{title}, {usual} labels:\n\n{_of_pairs(found, usual, name)}")
-        if len(found) > 1 or len(set(counts)) > 1:  # else it would repeat the one before
+        if sum(pair.count(">") == 1 for pair in found) > 1 or len(set(counts)) > 1:  # else it would repeat the one before
             parts.append(f"{title}, mean over pairs A to B:\n\n{_of_labels(found, sorted(set(counts), key=size_of), name)}")
         if name in FIGURES and len(set(counts)) > 1:
             parts.append(f"{title}, by number of labels:\n\n{_of_sizes(found, usual, sorted(set(counts), key=size_of), name)}")
