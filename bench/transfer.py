@@ -15,7 +15,8 @@ Platform A is learned from all its programs, platform B from a number of its own
     mtl-tlp        MTL-TLP, a head for B and one for A, with its own settings
     pooled         a network taught by trees that learned B's programs and all of A's in one heap
     bridge-alone   ours, without A's measurements: A's network alone, corrected
-    ours           the default (tcl_core.chain.bridge): A's measurements and A's network's predictions, corrected
+    ours           the default (tcl_core.chain.bridge): A's measurements and A's network's predictions, corrected; along a
+                   chain the measurements of all platforms before B
 
 In common they have: as many optimiser steps, to half an epoch, as the bridge takes there (half of its steps rehearse A); batches of 512
 programs; a cosine schedule to 0, from .002 for networks that start at random and from .001 for those trained further.  Rows with fewer
