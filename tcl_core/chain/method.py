@@ -65,8 +65,8 @@ class Step(Protocol):
         """U programs not measured on the next platform, and seconds on each of K earlier ones with records, the nearest first.
 
         The programs are of the same tasks: first those that the nearest of these measured, then, up to ``train.unlabelled`` of a task,
-        those of the others and unmeasured ones.  The seconds, (M + U,) of each, are of the M measured programs, then of these: inf where they failed there, NaN where
-        they were not measured.
+        those of the others and unmeasured ones.  The seconds, (M + U,) of each, are of the M measured programs, then of these: inf
+        where they failed there, NaN where they were not measured.
         """
 
 

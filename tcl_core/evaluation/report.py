@@ -36,7 +36,7 @@ def terminal_table(evaluation: Mapping[str, Any], width: int = 160) -> str:
 
 
 def chain_matrices(evaluation: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """ "chain", and "knowledge_base" where that is not the deployable model -> the evaluation's matrix of pairs.
+    """Name -> the evaluation's matrix of pairs: "chain", and "knowledge_base" where that is not the deployable model.
 
     An evaluation of an earlier version, whose matrices are of top-1, has none.
     """
