@@ -276,7 +276,7 @@ def tune(
     from tcl_core.programs.graph import PREPARED
     from tcl_core.programs.networks import check_there
     from tcl_core.stages.machine import measuring_alone
-    from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder
+    from tcl_core.stages.tuned_folder import add_report, tasks_ms, tuned_folder
     from tcl_core.stages.unfinished import asked_for, check_length, folder_of
     from tcl_core.tuning.network import tune_network
     from tcl_core.tuning.transfer import Donors
@@ -316,7 +316,7 @@ def tune(
                     "pin_threads": setup.protocol.pin_threads, "protocol": asdict(setup.protocol), "seed": seed,
                     "host": host_fingerprint(), "tvm_version": TVM_VERSION, "graph": asdict(PREPARED),
                 }  # fmt: skip
-                fill(aside, kept, {**asdict(tuned), **told})
+                add_report(aside, {**asdict(tuned), **told})
         shutil.rmtree(kept, ignore_errors=True)  # only now, so that a call stopped earlier can be resumed
     return tuned
 

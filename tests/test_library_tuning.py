@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ class Tuner:
         if out is not None:
             for file in ("network.so", "example.npz"):
                 (out / file).write_text("built")
+            shutil.copytree(folder, out / "database")
         return Tuned(24, 3, 9.0, 2.0, 3.0, 1e-7, 30.0, compared=COMPARED)
 
 
@@ -147,7 +149,7 @@ def test_a_full_disk_at_the_end_costs_no_measurement(tuner, tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     tuner.stopped = False
-    monkeypatch.setattr("tcl_core.stages.tuned_folder.fill", full)
+    monkeypatch.setattr("tcl_core.stages.tuned_folder.add_report", full)
     with pytest.raises(PlatformError, match="cannot write .*fast .*free some space and run again"):
         tcl.tune("bert-tiny", None, out=tmp_path / "fast")
     assert [file.name for file in tuner.folders[0].iterdir()] == ["measured-1"] and not (tmp_path / "fast").exists()

@@ -2,7 +2,7 @@
 
     network.so     the tuned network, its weights inside; TVM's runtime is all it needs
     example.npz    input_0, input_1, ..., output_0, ...: the inputs it was compared on, and the reference's outputs
-    database/      what was measured, as a MetaSchedule database
+    database/      what was measured, as a MetaSchedule database from which TVM applies what the network was built with
     report.json    how it was tuned and how fast it is, task by task
     report.md      the same for people
     contents.json  checksums of all of these
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import glob
 import os
-import shutil
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,10 +29,10 @@ from tcl_core.files import TOKEN, shown, whole_folder, writing
 from tcl_core.outputs import difference
 from tcl_core.platforms import kind_measured
 from tcl_core.stages.machine import measuring_alone
-from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE
+from tcl_core.tuning.library import DATABASE, EXAMPLE, LIBRARY, TOLERANCE
 
 FORMAT = "tuned network 2"
-REPORT, TEXT, DATABASE = "report.json", "report.md", "database"
+REPORT, TEXT = "report.json", "report.md"
 WRITTEN = {LIBRARY, EXAMPLE, REPORT, TEXT, DATABASE, CONTENTS}
 BESIDE = {".ipynb_checkpoints", ".DS_Store"}  # files that viewers leave
 ROUNDS = 7
@@ -79,13 +78,8 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-def fill(aside: Path, measured: Path, report: Mapping[str, Any]) -> None:
-    """Add the database and the report to a folder that already has the library and the example."""
-    if measured.is_dir():
-        with writing(aside / DATABASE):
-            (aside / DATABASE).mkdir()
-            for file in measured.iterdir():
-                shutil.copyfile(file, aside / DATABASE / file.name)
+def add_report(aside: Path, report: Mapping[str, Any]) -> None:
+    """Add the report to a folder that already has the rest."""
     write_json(aside / REPORT, {"format": FORMAT, **report})
     with writing(aside / TEXT):
         (aside / TEXT).write_bytes(_as_text(report).encode("utf-8", "backslashreplace"))  # names of files may be no UTF-8

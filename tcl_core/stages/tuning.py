@@ -24,7 +24,7 @@ from tcl_core.stages.collecting import setup_of
 from tcl_core.stages.exchange import keep_tuned
 from tcl_core.stages.machine import measuring_alone
 from tcl_core.stages.workspace import Workspace, kept, with_registry
-from tcl_core.stages.tuned_folder import fill, tasks_ms, tuned_folder, unchecked_text
+from tcl_core.stages.tuned_folder import add_report, tasks_ms, tuned_folder, unchecked_text
 from tcl_core.stages.tuned_report import TUNED, tuned_text
 from tcl_core.stages.unfinished import asked_for, check_length, folder_of
 from tcl_core.trained import Trained, find_trained
@@ -281,7 +281,7 @@ def _tune(
         )
         report = {**asdict(result), "refused": donors.refused if donors else 0, **asked}
         if out is not None:
-            fill(out, folder, {**report, **_circumstances(setup, result)})
+            add_report(out, {**report, **_circumstances(setup, result)})
     return report
 
 

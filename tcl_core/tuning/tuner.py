@@ -33,6 +33,7 @@ AGAIN, AGAIN_SHARE = 2, 0.25
 # Programs of a task that are measured again at the end: at most FINALISTS, none slower than CLOSE times the fastest.
 FINALISTS, CLOSE = 3, 1.1
 FINALS = 3  # most rounds of finals: another follows where all finalists of one fail, or others then seem faster
+LAST_FINALS = 10  # most of a task none of whose finalists is right yet: any right program that was measured is better than a guess
 DRIFT_OF = 8  # finalists from which on their second readings tell how much slower the machine has become since the first ones
 AT_ONCE = 32  # finalists measured at once, whose results are then kept
 GUESSES = 16  # best ranked candidates to try for a task without a program found right: some are invalid
@@ -274,15 +275,16 @@ class Tuner:
     def _lend(self, number: int) -> None:
         """Offer what a task's first turn measured to the tasks that come later."""
         run = self._runs[number]
-        if self._neighbours and number not in self._lent and len(run.readings) > 1:  # a single one was not selected among others
+        several = len(run.readings) > 1 and any(run.readings.values())  # a single program was not selected among others
+        if self._neighbours and number not in self._lent and several:
             self._neighbours.lend(run.task.key, run.search.sketches, run.readings)
             self._lent.add(number)
 
     def run(self, runner: Runner, on_trial: Callable[[Outcome], Any] = lambda outcome: None, seconds: float = math.inf) -> None:
         """Spend the trials, then measure the best programs of each task again and check their outputs.
 
-        With ``seconds`` the last turn begins early enough for all this to end in time, as estimated from the turns before, and no
-        second round of finals begins after them.
+        With ``seconds`` the last turn begins early enough for all this to end in time, as estimated from the turns before, and after
+        them no second round of finals begins, but for tasks none of whose finalists is right.
         """
         end, rates_s = time.monotonic() + seconds, []  # seconds per program of each turn
         while turn := self.budget.next():
@@ -309,11 +311,10 @@ class Tuner:
             for outcome in outcomes:
                 on_trial(outcome)
         drifts: list[float] = []
-        for number in range(FINALS):
-            if number and time.monotonic() >= end:
-                break
-            drift = _drift(drifts)
-            pairs = [(run, candidate) for run in self._runs.values() for candidate in run.finalists(drift)]
+        for number in range(LAST_FINALS):
+            late = number >= FINALS or number and time.monotonic() >= end
+            drift, runs = _drift(drifts), [run for run in self._runs.values() if not (late and run.final)]
+            pairs = [(run, candidate) for run in runs for candidate in run.finalists(drift)]
             for start in range(0, len(pairs), AT_ONCE):
                 drifts += self._finals(runner, pairs[start : start + AT_ONCE])
 

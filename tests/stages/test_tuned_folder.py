@@ -19,7 +19,7 @@ from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.networks import import_network
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.stages import tuned_folder
-from tcl_core.stages.tuned_folder import fill, run_tuned
+from tcl_core.stages.tuned_folder import add_report, run_tuned
 from tcl_core.tuning.library import export
 from tcl_core.tuning.tuner import TaskTime
 
@@ -38,7 +38,7 @@ def made(tiny_network, tmp_path_factory):
     with tuned_folder.tuned_folder(folder, overwrite=False) as aside:
         export(module, target, aside / "network.so")
         np.savez(aside / "example.npz", output_0=imported.outputs[0], input_0=imported.inputs[0])
-        fill(aside, folder / "nothing was measured", REPORT)
+        add_report(aside, REPORT)
     return folder
 
 
@@ -52,7 +52,7 @@ def folder(made, tmp_path, monkeypatch):
 def rewritten(folder, **changes) -> None:
     shutil.rmtree(folder / "database", ignore_errors=True)
     (folder / "report.json").unlink()
-    fill(folder, folder / "nothing was measured", {**REPORT, **changes})
+    add_report(folder, {**REPORT, **changes})
     write_contents(folder)
 
 
@@ -66,7 +66,7 @@ def test_the_report_tells_what_each_task_got(tmp_path):
     """The costliest first; cold weights are told from warm ones."""
     times = [TaskTime("softmax", 2.0, 0.05, 1), TaskTime("conv2d", 1.0, 0.3, 7, cold=True), TaskTime("reshape", 1.0, None, 0),
              TaskTime("dense", 1.0, None, 0, guessed=True)]  # fmt: skip
-    fill(tmp_path, tmp_path / "nothing was measured", REPORT | {"task_times": list(map(asdict, times))})
+    add_report(tmp_path, REPORT | {"task_times": list(map(asdict, times))})
     rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| ")]
     assert rows[1:] == [
         "| task | times | ms | weights | programs measured |",
@@ -101,7 +101,7 @@ def test_nothing_but_what_tune_wrote_is_overwritten(folder):
 
 
 def test_a_report_may_name_what_is_no_utf_8(tmp_path):
-    fill(tmp_path, tmp_path / "nothing was measured", REPORT | {"network": "caf\udce9.onnx"})
+    add_report(tmp_path, REPORT | {"network": "caf\udce9.onnx"})
     assert "# caf\\udce9.onnx on here" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 

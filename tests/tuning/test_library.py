@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tcl_core.compat import make_target, meta_schedule, quiet_compiler
+from tcl_core.compat import make_target, meta_schedule, quiet_compiler, structural_key
 from tcl_core.errors import PlatformError, UsageError
 from tcl_core.programs import graph
 from tcl_core.programs.graph import PREPARED, fuse
@@ -20,8 +20,8 @@ from tcl_core.programs.network_files import Imported, relax_from_exported
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.stages.tuned_folder import unchecked_text
 from tcl_core.tuning import network
-from tcl_core.tuning.database import Shelf
-from tcl_core.tuning.library import ROOM, by_task, database_of, export, without_spoilers
+from tcl_core.tuning.database import Shelf, open_database, seconds_of
+from tcl_core.tuning.library import ROOM, by_task, database_of, export, without_spoilers, write_database
 from tcl_core.tuning.tuner import TaskTime
 
 
@@ -45,6 +45,32 @@ def test_two_that_spoil_each_other_lose_one():
 def test_the_next_best_takes_the_place_of_what_spoils(spoilers, kept):
     """Three parts, of three, two and two alternatives."""
     assert "".join(without_spoilers(["abc", "de", "fg"], lambda parts: not set(parts) & set(spoilers))) == kept
+
+
+def test_tvm_applies_what_the_network_was_built_with(tmp_path, matmul, conv):
+    """Not what was read fast by luck, is wrong, or is of a task that was left to TVM."""
+    target, drawn = make_target(EXTRACTION_TARGET), lambda tiny: tiny.sample(tiny.sketches[0], 4)
+    schedules = {tiny.task.key: [tiny.space.materialise(tiny.sketches[0], one) for one in drawn(tiny)] for tiny in (matmul, conv)}
+    measured, winners = open_database(tmp_path / "measured"), meta_schedule().database.MemoryDatabase()
+    wrong, built, lucky, slow = (schedule.trace for schedule in schedules[matmul.task.key])
+    shelf = Shelf(measured, matmul.module, target)
+    for trace, seconds in ((wrong, [1e-5]), (built, [9e-5]), (lucky, [1e-4]), (slow, [3e-4, 1e-4]), (wrong, []), (built, [1.2e-4, 1.3e-4])):
+        shelf.put(trace, seconds)
+    shelf.put(slow, [2e-4])
+    Shelf(winners, matmul.module, target).put(built, [1.25e-4])
+    left = Shelf(measured, conv.module, target)
+    left.put(schedules[conv.task.key][0].trace, [1e-4])
+    left.put(schedules[conv.task.key][1].trace, [])
+    write_database(tmp_path / "measured", winners.get_all_tuning_records(), tmp_path / "written")
+
+    written = open_database(tmp_path / "written")
+    with target, written:
+        applied = written.query_ir_module(matmul.module, target, "main")
+        assert structural_key(applied) == structural_key(schedules[matmul.task.key][1].mod)
+        assert written.query_tuning_record(conv.module, target, "main") is None
+    found = [(structural_key(r.workload.mod), seconds_of(r)) for r in written.get_all_tuning_records()]
+    key = matmul.task.key
+    assert sorted(found) == sorted([(key, ()), (key, (1.25e-4,)), (key, (2e-4,)), (conv.task.key, ())])
 
 
 class Compares(torch.nn.Module):

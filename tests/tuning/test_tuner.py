@@ -409,6 +409,37 @@ def test_a_task_whose_finalists_all_fail_has_a_guess(tasks, conv):
     assert [time.guessed for time in tuner.times()] == [True, False]
 
 
+@pytest.mark.parametrize("seconds", [math.inf, 30.0])
+def test_many_fast_and_wrong_programs_do_not_hide_the_right_ones(matmul, clock, seconds):
+    """Five, each over a tenth faster than the next, so that a round of finals has one of them; also when the time is over."""
+    order = []
+
+    def answer(job):
+        clock[0] += 1.0 if math.isfinite(seconds) else 0.0
+        order.extend([key_of(job)] if key_of(job) not in order else [])
+        place = order.index(key_of(job))
+        if job.check and place < 5:
+            return Outcome("wrong-result", message="differs by 0.3")
+        return Outcome("ok", ((1e-6 * 2**place if place < 5 else 1e-3 + 1e-5 * place),) * 3, checked=job.check)
+
+    tuner = tuner_of([(matmul, 1.0)], 16 if math.isinf(seconds) else None)
+    tuner.run(FakeRunner(answer), seconds=seconds)
+    assert tuner.untouched() == [] and tuner.times()[0].latency_ms == pytest.approx(1.05) and tuner.times()[0].checked
+
+
+def test_a_task_lends_what_ran_though_all_of_its_first_turn_failed(matmul):
+    tuner = tuner_of([(matmul, 1.0)], 16)
+    tuner.budget.next = iter([Turn(0, 4), Turn(0, 4), None]).__next__
+    seen = []
+
+    def answer(job):
+        seen.append(job)
+        return Outcome("crash", message="SIGSEGV") if len(seen) <= 4 else None
+
+    tuner.run(FakeRunner(answer))
+    assert tuner._lent == {0} and any(tuner._neighbours.of(sketch) for sketch in tuner._runs[0].search.sketches)
+
+
 def test_a_finalist_that_something_disturbed_is_measured_once_more(matmul):
     """A late one beside a loud neighbour is no failure, also where no repeat is left."""
     late = []
