@@ -25,13 +25,15 @@ def table(summary: dict) -> str:
     rows = []
     for name, p in summary["platforms"].items():
         if "skipped" in p:
-            rows.append([name, f"skipped: {p['skipped']}", *[""] * (2 + len(ALONE) + 2)])
+            rows.append([name, f"skipped: {p['skipped']}", *[""] * (2 * (1 + len(ALONE)) + 2)])
             continue
-        alone = [f"{p['peers'][peer]:.3f}" if peer in p["peers"] else "" for peer in ALONE]
-        known = [f"{p[key]:.3f}" for key in ("pairwise_accuracy", "top1")]
-        rows.append([name, p["programs_measured"], *known, *alone, f"{p['random_top1']:.3f}", f"{p['top5']:.3f}"])
-    tops = ("top-1", *(f"top-1 of {peer}" for peer in (*ALONE, "a random ranking")), "top-5")
-    ranking = markdown(["platform", "programs measured", "pairs ranked right", *tops], rows)
+        pairs, top1 = (
+            [f"{p[own]:.3f}", *(f"{p[others][peer]:.3f}" if peer in p[others] else "" for peer in ALONE)]
+            for own, others in (("pairwise_accuracy", "peers_pairs"), ("top1", "peers"))
+        )
+        rows.append([name, p["programs_measured"], *pairs, *top1, f"{p['random_top1']:.3f}", f"{p['top5']:.3f}"])
+    pairs, top1 = ([what, *(f"of {peer}" for peer in ALONE)] for what in ("pairs ranked right", "top-1"))
+    ranking = markdown(["platform", "programs measured", *pairs, *top1, "of a random ranking", "top-5"], rows)
     tuned = summary["tuned"]
     known = ("untuned_ms", "tuned_ms", "pytorch_ms", "compile_ms")
     times = [f"{tuned[key]:.2f} ms" if tuned.get(key) else "-" for key in known]

@@ -33,6 +33,7 @@ def summarise(workspace: Workspace) -> dict[str, Any]:
 
 def _figures(workspace: Workspace, evaluation: Mapping[str, Any], platform: str) -> dict[str, Any]:
     """What the summary says of a platform.  Raises DataError when the evaluation is not of its present model and records."""
+    beside = evaluation.get("baselines", {})
     try:
         figures = evaluation["platforms"][platform]
         found = {
@@ -44,7 +45,8 @@ def _figures(workspace: Workspace, evaluation: Mapping[str, Any], platform: str)
             "forgotten": evaluation["chain"]["forgotten"][platform],
             "programs_measured": sum(len(workspace.records(platform, kind)) for kind in MEASURED_BY),
             **promotion.standing(workspace, platform),
-            "peers": {name: by[platform]["top_1"]["value"] for name, by in evaluation.get("baselines", {}).items() if platform in by},
+            "peers": {name: by[platform]["top_1"]["value"] for name, by in beside.items() if platform in by},
+            "peers_pairs": {name: by[platform].get("pairwise_accuracy") for name, by in beside.items() if platform in by},
             **_collected(workspace, platform),
         }
     except KeyError as error:
@@ -109,7 +111,8 @@ def _beside(p: Mapping[str, Any]) -> str:
     """The figures that put a platform's top-1 into context."""
     low, high = p["top1_interval"]
     parts = [] if low is None or high is None else [f"top-1 from {low:.3f} to {high:.3f} (95 %)"]
-    parts += [f"pairs ranked right {_number(p['pairwise_accuracy'])}, forgotten {_number(p['forgotten'])}"]
+    pairs = ", ".join(f"{name} {_number(right)}" for name, right in p["peers_pairs"].items())
+    parts += [f"pairs ranked right {_number(p['pairwise_accuracy'])}{f' ({pairs})' if pairs else ''}, forgotten {_number(p['forgotten'])}"]
     parts += [f"top-1 of {name} {_number(top1)}" for name, top1 in p["peers"].items()]
     if "failed" in p:
         parts.append(f"{p['failed']} programs failed, {p['disturbed']} timed while the machine was not quiet")
