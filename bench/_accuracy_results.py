@@ -14,10 +14,10 @@ from _calibration import calibration
 from _datasets import Case, Learned, Logs, Reference, reads_of
 from _identity import data_identity, identity
 from _lessons import chain_case, lesson, log_lesson
-from _operators import by_operator
 from _paired import ByTask, compared
 from _ranking_tables import FIGURES, LEAST, interval, overview_table, shown, sizes_and_times
 from _tables import ROOT, markdown, result_file, save
+from _task_kinds import by_kind, near_or_far
 
 import numpy as np
 
@@ -165,10 +165,20 @@ class Results:
 
     def by_operator(self, data: str) -> list[dict[str, Any]]:
         """Our model against the other two of ``NEAREST``, separately for the tasks of each operator."""
-        folder = getattr(self.sets[data], "ranked", self.sets[data]).folder
-        operators = dict(enumerate(Task.from_row(row).operator for row in read_table(folder / "tasks.parquet", "tasks")))
+        return self._by_kind(data, {number: task.operator for number, task in self._tested(data).items()})
+
+    def by_nearness(self, data: str) -> list[dict[str, Any]]:
+        """The same for tested tasks near to one that was learned, and for those far from all."""
+        split = "sealed" if data in TWINS else "held_out"
+        learned = [tasks[number] for each in self.sets[data].sets for tasks in [_tasks(each)] for number in each._split((), split)[0]]
+        return [{"data": data, **row} for row in self._by_kind(data, near_or_far(self._tested(data), learned))]
+
+    def _tested(self, data: str) -> dict[int, Task]:
+        return _tasks(getattr(self.sets[data], "ranked", self.sets[data]))
+
+    def _by_kind(self, data: str, kinds: Mapping[int, str]) -> list[dict[str, Any]]:
         judged = {of: found for of, found in self.of_tasks(data).items() if of[1] in NEAREST}
-        return by_operator(judged, operators, OURS)
+        return by_kind(judged, kinds, OURS)
 
     def calibration_of(self, seeds: Sequence[Run], named: dict[str, Any]) -> list[dict[str, Any]]:
         """Calibration of single runs (mean over seeds) and of all seeds as one ensemble; empty for one seed or without their scores."""
@@ -177,7 +187,7 @@ class Results:
         kept = [dict(np.load(self.scores_of(run))) for run in seeds]
         about = kept[0]["latencies_s"], kept[0]["tasks"]
         alone = [calibration([one["scores"]], *about) for one in kept]
-        mean = {key: float(np.mean([a[key] for a in alone])) for key in alone[0]}
+        mean = {key: None if value is None else float(np.mean([a[key] for a in alone])) for key, value in alone[0].items()}
         together = calibration([one["scores"] for one in kept], *about)
         return [named | {"members": 1} | mean, named | {"members": len(seeds)} | together]
 
@@ -225,6 +235,10 @@ class Results:
         key = lambda run: (run.tasks, run.programs, run.model) if mine(run) and run.model in CURVE else None  # noqa: E731
         found = [[*group, runs] for group, runs in grouped(self.known, key)]
         return sorted(found, key=lambda row: (row[0] or ALL, row[1] or ALL))
+
+
+def _tasks(reference: Reference) -> dict[int, Task]:
+    return dict(enumerate(map(Task.from_row, read_table(reference.folder / "tasks.parquet", "tasks"))))
 
 
 def _data(place: str, sets: Mapping[str, Reference | Learned]) -> str:

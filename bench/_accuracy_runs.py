@@ -24,7 +24,8 @@ from tcl_core.models.mamba import MambaModel
 from tcl_core.teaching import STUDENT
 
 TWINS = {name: "prepared" for name in ("registers", "sealed", "sealed-registers")}  # data sets that learn the same programs
-SETS = "reference", "prepared", *TWINS
+SEARCHED = "searched"
+SETS = "reference", "prepared", *TWINS, SEARCHED
 OURS, CHAINED = "mamba", "tcl"
 MODELS = ("random", "xgboost", "trees", "tenset-mlp", "tlp", "mtl-tlp", "world-model", "mamba-paper", OURS, CHAINED)
 EPOCHS = {("logs", "tlp"): 4} | {(data, model): epochs for data in SETS for model, epochs in (("tlp", 12), ("mtl-tlp", 6))}

@@ -18,12 +18,12 @@ PAIRS = 2000  # of a task at most
 TINY = 1e-6
 
 
-def calibration(scores: Sequence[np.ndarray], latencies_s: np.ndarray, tasks: np.ndarray) -> dict[str, float]:
+def calibration(scores: Sequence[np.ndarray], latencies_s: np.ndarray, tasks: np.ndarray) -> dict[str, float | None]:
     """Figures of an ensemble (or of a single model) from its members' (N,) scores.
 
     ece     expected calibration error: |mean certainty - share right|, averaged over pairs by ``BINS`` of certainty
     sharp   area under the ROC curve of certainty as a predictor of being right: 0.5 is chance, 1 perfect
-    error   Spearman correlation, within tasks, of the members' disagreement about a program with their error; nan for a single model
+    error   Spearman correlation, within tasks, of the members' disagreement about a program with their error; None for a single model
     """
     left, right = pairs(latencies_s, tasks)
     faster = (latencies_s[left] < latencies_s[right]).astype(float)
@@ -71,10 +71,10 @@ def area(sure: np.ndarray, is_right: np.ndarray) -> float:
     return float((ranks[is_right].sum() - right * (right + 1) / 2) / max(right * (len(sure) - right), 1))
 
 
-def error_known(scores: Sequence[np.ndarray], latencies_s: np.ndarray, tasks: np.ndarray) -> float:
+def error_known(scores: Sequence[np.ndarray], latencies_s: np.ndarray, tasks: np.ndarray) -> float | None:
     """Mean over tasks of the rank correlation of the members' standard deviation with their mean score's error in rank."""
     if len(scores) < 2:
-        return float("nan")
+        return None
     found = []
     for rows in rows_by_task(tasks):
         members = np.stack([_standard(s[rows]) for s in scores])

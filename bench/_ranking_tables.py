@@ -46,7 +46,7 @@ def compared_table(ours: str, rows: list[dict[str, Any]]) -> str:
 
 
 def calibration_table(rows: list[dict[str, Any]]) -> str:
-    shown_of = lambda x: ("" if np.isnan(x) else f"{x:.3f}") if isinstance(x, float) else x  # noqa: E731
+    shown_of = lambda x: f"{x:.3f}" if isinstance(x, float) else "" if x is None else x  # noqa: E731
     cells = [[shown_of(x) for key, x in row.items() if key != "identity"] for row in rows]
     header = ["platform", "model", "members", "calibration error", "certainty tells right from wrong", "disagreement tells error"]
     return markdown(header, cells)

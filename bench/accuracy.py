@@ -1,6 +1,6 @@
 """How well every cost model ranks programs of networks that it has never seen.
 
-    python bench/accuracy.py [--quick] [--part reference|prepared|logs|curve] [--models NAME,...] [--seeds N] [--threads N]
+    python bench/accuracy.py [--quick] [--part reference|prepared|searched|logs|curve] [--models NAME,...] [--seeds N] [--threads N]
                              [--logs FOLDER] [--force]
     python bench/accuracy.py --part sealed --why TEXT
 
@@ -8,7 +8,9 @@ reference   the reference data set, platform by platform: trained on the trainin
             networks', which share no task with them
 prepared    the two data sets of networks prepared as in projects, learned together; tested on the uniformly drawn programs of one and, as
             ``registers``, on those of the other, among which a search chooses
-sealed      the same models, tested on both data sets' programs of ten networks on which nothing was ever chosen.  Runs only when asked
+searched    the same and what searches met of the training networks' tasks, as a project learns it; tested on the programs that searches
+            proposed for the held-out networks, on the one machine and platform that also measured the rest
+sealed      the models of ``prepared``, tested on both data sets' programs of ten networks on which nothing was ever chosen.  Runs only when asked
             for, needs committed code, and adds a line to bench/sealed.md each time
 logs        imported AutoTVM and Ansor logs, device by device: trained on three quarters of the tasks, tested on the uniformly
             drawn programs of the others or, where a device has no such log (marked: chosen), on all that a tuner chose.
@@ -34,22 +36,25 @@ from pathlib import Path
 from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _accuracy_results import COMMAND, CURVE, DATA, Results
-from _accuracy_runs import CHAINED, EPOCHS, MODELS, OURS, SETS, Run
+from _accuracy_runs import CHAINED, EPOCHS, MODELS, OURS, SEARCHED, SETS, Run
 from _curve import draw_curve
-from _datasets import Learned, Reference, reads_of
+from _datasets import Learned, Reference, Searched, reads_of
 from _paired import compared
-from _operators import operators_table
 from _ranking_tables import calibration_table, compared_table, curve_table
 from _sealed import opened
 from _tables import ROOT, Quick, arguments, into_document, result_file
+from _task_kinds import kinds_table
 
 import torch
 
 from tcl_core.errors import DataError, TclError
 from tcl_core.teaching import STUDENT
 
-FOLDERS = {name: ROOT / "data" / name for name in ("reference", "prepared", "registers")}
-PARTS = {"reference": ("reference",), "prepared": ("prepared", "registers"), "sealed": ("sealed", "sealed-registers"), "logs": ("logs",)}
+FOLDERS = {name: ROOT / "data" / name for name in ("reference", "prepared", "registers", SEARCHED)}
+PARTS = {
+    "reference": ("reference",), "prepared": ("prepared", "registers"), SEARCHED: (SEARCHED,), "sealed": ("sealed", "sealed-registers"),
+    "logs": ("logs",),
+}  # fmt: skip
 SLOW = ("tlp", "mtl-tlp", "world-model", "mamba-paper", CHAINED)  # minutes each per seed
 SIZES = (*((n, None) for n in (19, 38, 76)), *((None, p) for p in (8, 16, 32)))  # tasks, or programs of each
 FEW, SMALLEST = ("random", "trees", "mtl-tlp", OURS, CHAINED), ((2, None), (None, 4))  # models and sizes of the smallest form
@@ -64,15 +69,15 @@ def wanted(
     """Runs of one part, or (None) of all but the sealed one; ``sizes`` are those of the curve."""
     platforms = known.reference.platforms
     last = platforms[-1]
-    asked = PARTS.get(part, ()) if part else ("reference", "logs") if quick else ("reference", "prepared", "registers", "logs")
+    asked = PARTS.get(part, ()) if part else ("reference", "logs") if quick else ("reference", "prepared", "registers", SEARCHED, "logs")
     runs = [
         Run(data, platform, model, seed)
         for data in known.sets
         if data in asked
-        for platform in (platforms[-1:] if quick else platforms)
+        for platform in (platforms[-1:] if quick or data == SEARCHED else platforms)
         for seed in range(seeds)
         for model in models
-        if not (model in (CHAINED, "mtl-tlp") and platform == platforms[0])
+        if not (model in (CHAINED, "mtl-tlp") and (platform == platforms[0] or data == SEARCHED))
     ]
     if "logs" in asked and known.logs.exists():
         on_tokens = [m for m in models if m not in (CHAINED, "mtl-tlp") and reads_of(m) == "tokens"]
@@ -126,7 +131,10 @@ def results_of(given: argparse.Namespace) -> Results:
         few = _smallest.reference()
         both = Learned([few, few], few)
         return Results(
-            {"reference": few, "prepared": both, "registers": both}, _smallest.scratch() / "logs", given.force, _smallest.scratch()
+            {"reference": few, "prepared": both, "registers": both, SEARCHED: both},
+            _smallest.scratch() / "logs",
+            given.force,
+            _smallest.scratch(),
         )
     for folder in FOLDERS.values():
         if not (folder / "tasks.parquet").exists():
@@ -141,11 +149,12 @@ def _sets(unlabelled: int) -> dict[str, Reference | Learned]:
     """Data sets by name; of those learned together each gives half of the unlabelled programs, drawn as its own programs are."""
     reference = Reference(FOLDERS["reference"], FEATURES, unlabelled)
     uniform, leaning = (Reference(FOLDERS[name], FEATURES, unlabelled // 2, lean) for name, lean in (("prepared", 0.0), ("registers", 0.9)))
+    met = Searched(FOLDERS[SEARCHED], FEATURES, unlabelled // 2, 0.9, lambda platform: FOLDERS["registers"] / f"platform={platform}")
     of = {each: Learned((uniform, leaning), each) for each in (uniform, leaning)}
     return {
         "reference": reference,
         "prepared": of[uniform], "registers": of[leaning],
-        "sealed": of[uniform], "sealed-registers": of[leaning],
+        "sealed": of[uniform], "sealed-registers": of[leaning], SEARCHED: Learned((uniform, leaning, met), met),
     }  # fmt: skip
 
 
@@ -168,9 +177,11 @@ def run(given: argparse.Namespace) -> None:
             _show(name, known.table(data))
             _show(f"{name}_compared", compared_table(OURS, compared(known.of_tasks(data), OURS)))
             if data not in ("reference", "logs"):
-                _show(f"{name}_operators", operators_table(OURS, known.by_operator(data)))
+                _show(f"{name}_operators", kinds_table(OURS, known.by_operator(data), "operator"))
     if known.of_tasks("reference") and "reference" not in old:
         _show("accuracy", known.overview())
+    if near := [row for data in SETS if known.of_tasks(data) and data not in old for row in known.by_nearness(data)]:
+        _show("accuracy_near", kinds_table(OURS, near, "data", "tested tasks"))
     if calibrated and "reference" not in old:
         _show("calibration", calibration_table(calibrated))
     if not all(run.whole for run in known.known) and not {"reference", "curve"} & old:

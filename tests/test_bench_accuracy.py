@@ -144,7 +144,10 @@ def test_the_sealed_networks_are_ranked_only_when_asked_for(made):
     of.sets = dict.fromkeys(accuracy.SETS, of.reference)
     asked = lambda part: {run.data for run in accuracy.wanted(of, part, ["trees"], 2, False, ())}  # noqa: E731
     both = {"prepared", "registers"}
-    assert asked(None) == {"reference", *both} and asked("prepared") == both and asked("sealed") == {"sealed", "sealed-registers"}
+    assert asked(None) == {"reference", *both, "searched"} and asked("prepared") == both
+    assert asked("sealed") == {"sealed", "sealed-registers"}
+    assert {run.platform for run in accuracy.wanted(of, "searched", ["trees", "tcl"], 2, False, ())} == {PLATFORMS[-1]}
+    assert {run.model for run in accuracy.wanted(of, "searched", ["trees", "tcl"], 2, False, ())} == {"trees"}
     assert {run.data for run in accuracy.wanted(of, None, ["trees"], 2, True, ())} == {"reference"}
 
 

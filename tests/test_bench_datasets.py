@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _datasets import VALIDATION, Case, Learned, Logs, Reference
+from _datasets import VALIDATION, Case, Learned, Logs, Reference, Searched
 from synthetic import ranking_problem
 
 from tcl_core import store
@@ -121,6 +121,18 @@ def test_of_data_sets_that_are_learned_together_one_is_ranked(prepared, tmp_path
     assert len(before) == len(first.before[0]) + len(second.before[0]) and set(before.tasks) == set(case.train.tasks)
     assert case.networks == second.networks
     np.testing.assert_array_equal(case.test.latencies_s, second.test.latencies_s)
+
+
+def test_of_what_searches_met_no_draw_is_ranked_but_learned(tmp_path):
+    folder, registers = FOLDER.with_name("searched"), FOLDER.with_name("registers")
+    place = lambda name: registers / f"platform={name}"  # noqa: E731
+    met, whole = (of.case("host-avx512") for of in (Searched(folder, tmp_path, 0, 0.9, place), Reference(folder, tmp_path)))
+    assert len(met.train) == len(whole.train) and met.networks == whole.networks
+    drawn = {record.key for record in store.read_records(place("host-avx512"))}
+    ranked, names = set(np.unique(whole.test.tasks).tolist()), Reference(folder, tmp_path).encoder.numbers
+    records = [r for r in store.read_records(folder / "platform=host-avx512") if names[r.task_key] in ranked]
+    searched = [record.latency_s for record in records if record.key not in drawn]
+    assert met.test.latencies_s.tolist() == searched and 1000 < len(searched) < len(records)
 
 
 def test_the_second_data_set_is_mostly_of_programs_that_add_up_in_registers(prepared):

@@ -69,6 +69,12 @@ def documents() -> str:
     return "\n".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "bench" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_published_results_are_json_to_any_reader(path):
+    """Python alone reads NaN and Infinity."""
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{path.name} has {name}"))
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_table_is_of_the_published_results(name, documents):
     results, table = SHOWN[name]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from _operators import by_operator
 from _paired import JUDGED, against, by_fold, compared, task_figures
+from _task_kinds import FAR, NEAR, by_kind, near_or_far
+
+from tcl_core.programs.tasks import Task
 
 LATENCIES_S = np.array([1.0, 2.0, 4.0, 3.0, 3.0, 1.5])
 TASKS = np.array([0, 0, 0, 1, 1, 1], np.int32)
@@ -77,10 +79,18 @@ def test_a_task_counts_once_however_many_seeds_were_tested_on_it():
 def test_each_operators_tasks_are_compared_apart_over_the_platforms_that_both_models_ranked():
     ours = {("a", "mamba"): {0: {0: 1.0, 1: 0.5, 2: 0.6}}, ("b", "mamba"): {0: {0: 0.8, 1: 0.7, 2: 0.4}}}
     theirs = {("a", "trees"): {0: {0: 0.4, 1: 0.9, 2: 0.5}, 1: {0: 0.0, 1: 0.0, 2: 0.0}}}
-    found = by_operator(judged(ours | theirs), {0: "softmax", 1: "conv2d", 2: "conv2d", 3: "norm"}, "mamba")
-    assert [(row["operator"], row["tasks"], row["model"]) for row in found] == [
+    found = by_kind(judged(ours | theirs), {0: "softmax", 1: "conv2d", 2: "conv2d", 3: "norm"}, "mamba")
+    assert [(row["kind"], row["tasks"], row["model"]) for row in found] == [
         (operator, tasks, model) for operator, tasks in (("conv2d", 2), ("softmax", 1)) for model in ("mamba", "trees")
     ]
     assert [row["u16"] for row in found] == pytest.approx([(0.6 + 0.5) / 2, (0.9 + 0.5) / 2, 0.9, 0.4])
     assert [row["u16_ours_less"][0] for row in found] == pytest.approx([0.0, (0.5 + 0.6 - 0.9 - 0.5) / 2, 0.0, 0.6])
-    assert by_operator(judged(theirs), {0: "softmax", 1: "conv2d", 2: "conv2d"}, "mamba") == []
+    assert by_kind(judged(theirs), {0: "softmax", 1: "conv2d", 2: "conv2d"}, "mamba") == []
+
+
+def test_a_tested_task_is_near_one_with_its_operator_and_as_many_operations():
+    task = lambda operator, flops: Task("0" * 16, operator, operator, flops, "{}")  # noqa: E731
+    tested = {3: task("conv2d", 101.0), 5: task("matmul", 100.0), 7: task("conv2d", 97.0), 9: task("take", 0.0)}
+    learned = [task("conv2d", 100.0), task("softmax", 100.0), task("take", 0.0)]
+    assert near_or_far(tested, learned) == {3: NEAR, 5: FAR, 7: FAR, 9: NEAR}
+    assert near_or_far(tested, []) == dict.fromkeys(tested, FAR)
