@@ -205,7 +205,7 @@ def distill(
     measured            M programs that ran on that hardware, with its hardware row; some 100 already help
     unlabelled          U further programs of the same tasks, with that row; their latencies are not read
     source_latencies_s  (M + U,) seconds of both on the hardware that ``model`` learned, NaN where they were not measured; or, for
-                        several earlier machines, (K, M + U), the nearest one first
+                        several earlier machines, in any order, (K, M + U)
     earlier             hardware, or hardware vectors, whose ranking is to be preserved; none: that of ``model`` if it is known
 
     The network has the size and speed of ``model``, which is not changed.  Raises UsageError for a model of another class than

@@ -6,7 +6,7 @@ measurements; fine-tuning it on those alone damages what it knew.  So its knowle
     1. the knowledge base scores measured and unlabelled programs of the pool with the new platform's hardware row
     2. where an earlier platform measured a program, its seconds replace the score
     3. the few measurements on the new platform correct all of these labels (``completion``): each earlier platform's by the
-       difference to that platform.  Of several that measured a program the nearest one in the chain counts
+       difference to that platform.  Of several that measured a program those near to the new platform count most
     4. if there are more than a few, labels by a teacher ensemble trained on them are mixed in (``teachers_share``)
     5. the knowledge base is trained on these thousands of labels by regression, like a teacher ensemble's student
        (``teaching``), and also on its own scores of the same programs under the earlier platforms' hardware rows, so that
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tcl_core.chain.completion import Completed, completed, nearest_of
+from tcl_core.chain.completion import Completed, combined, completed
 from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, in_phase
 from tcl_core.errors import DataError
@@ -107,8 +107,8 @@ def bridged(
 
     measured    programs measured on the platform, failed ones included, with its hardware row
     unlabelled  more programs of the same tasks, with the same hardware row; their latencies are not read
-    sources_s   (M + U,) seconds of measured, then unlabelled programs on each earlier platform with measurements, the nearest
-                first; NaN where not measured
+    sources_s   (M + U,) seconds of measured, then unlabelled programs on each earlier platform with measurements, in any order;
+                NaN where not measured
     settled     leave the network unchanged if the correction's share is 0 and few programs were measured
     earlier     hardware vectors of the platforms whose ranking is rehearsed
     checkpoint  as in ``fit_network``
@@ -123,7 +123,7 @@ def bridged(
     scores = base.predict(programs)
     guesses_s = [source_seconds(scores, programs, source_s) for source_s in (sources_s if len(sources_s) else (None,))]
     by_source = [completed(programs, guess_s, programs.latencies_s, settings.fit.seed) for guess_s in guesses_s]
-    labelled = nearest_of(by_source, sources_s, programs.latencies_s, programs.tasks) if len(by_source) > 1 else by_source[0]
+    labelled = combined(by_source, sources_s, programs.latencies_s, programs.tasks) if len(by_source) > 1 else by_source[0]
     model = copy.deepcopy(base)
     trust = teachers_share(measured)
     if settled and not labelled.share and not trust:

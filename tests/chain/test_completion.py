@@ -11,7 +11,7 @@ from tcl_core.features import layout
 from tcl_core.features.batches import Samples
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.chain.bridge import source_seconds
-from tcl_core.chain.completion import Completed, best_share, completed, nearest_of
+from tcl_core.chain.completion import Completed, best_share, combined, completed
 
 TASKS, EACH = 40, 25
 N = TASKS * EACH
@@ -95,17 +95,41 @@ def test_a_task_of_which_nothing_ran_on_the_source_is_on_the_targets_level(world
     assert found[:EACH] == pytest.approx(target_s[:EACH], rel=1e-6)
 
 
-def test_the_nearest_source_that_measured_a_program_tells_its_label_on_the_level_of_the_widest():
-    """Of two tasks with four programs each; of the second the near source measured none."""
+def test_of_several_sources_those_that_ran_a_program_tell_its_label_on_the_level_of_the_widest():
+    """Two tasks with four programs each; of the second the first source measured none.  Nothing says which is nearer."""
     tasks = np.repeat([0, 1], 4)
-    near, far = Completed(np.array([8.0, 2.0, 2.0, np.inf] + [1.0] * 4), 0.0, 1.0), Completed(np.arange(1.0, 9.0), 0.5, 0.6)
-    near_s = np.array([1.0, 1.0, np.nan, np.inf] + [np.nan] * 4)
-    far_s = np.array([np.nan, 1.0, 1.0, 1.0] + [1.0, np.inf, np.nan, 1.0])
+    one, wide = Completed(np.array([8.0, 2.0, 2.0, np.inf] + [1.0] * 4), 0.0, 1.0), Completed(np.arange(1.0, 9.0), 0.5, 0.6)
+    one_s = np.array([1.0, 1.0, np.nan, np.inf] + [np.nan] * 4)
+    wide_s = np.array([np.nan, 1.0, 1.0, 1.0] + [1.0, 1.0, np.nan, 1.0])
     target_s = np.array([np.nan, np.nan, np.nan, np.nan] + [5.0, np.nan, np.nan, np.nan])
-    found = nearest_of([near, far], [near_s, far_s], target_s, tasks)
+    found = combined([one, wide], [one_s, wide_s], target_s, tasks)
     factor = (1 * 2 * 3 / (8 * 2 * 2)) ** (1 / 3)  # of the programs that ran on both
-    assert found.latencies_s == pytest.approx([8 * factor, 2 * factor, 3.0, np.inf, 5.0, 6.0, 7.0, 8.0])
-    assert (found.share, found.left) == pytest.approx((0.5 * 5 / 8, (3 * 1.0 + 5 * 0.6) / 8))
+    assert found.latencies_s == pytest.approx([8 * factor, 2 * factor**0.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    assert (found.share, found.left) == pytest.approx((0.5 * 6.5 / 8, (1.5 * 1.0 + 6.5 * 0.6) / 8))
+
+
+def test_the_nearer_a_source_is_the_more_it_weighs():
+    """By its variance of log(target / source) within tasks, .25 and 1, each drawn to their mean by four more degrees of freedom."""
+    tasks, target_s = np.repeat([0, 1, 2], 3), np.array([1.0, 1.0, np.nan] * 3)
+    apart = lambda deviation: np.tile(np.exp([deviation / 2**0.5, -deviation / 2**0.5, 0.0]), 3)  # noqa: E731
+    near_s, far_s = apart(0.5), apart(1.0)
+    labels = [Completed(np.where(np.isnan(target_s), label, target_s), 1.0, 0.5) for label in (np.tile([1.0, 1.0, 4.0], 3), np.ones(9))]
+    labels[0].latencies_s[5] = labels[1].latencies_s[8] = np.inf  # one failed on either
+    found = combined(labels, [near_s, far_s], target_s, tasks)
+    near, far = ((3 * variance + 4 * 0.625) / 7 for variance in (0.25, 1.0))
+    level = -np.log(4)  # the first source is the widest: the other's labels are brought to its level
+    share = near**-2 / (near**-2 + far**-2)
+    assert 0.5 < share < 0.9
+    assert np.log(found.latencies_s[2]) == pytest.approx(share * np.log(4) + (1 - share) * (0.0 - level))
+    assert found.latencies_s[[0, 1, 3, 4, 6, 7]] == pytest.approx(1.0) and found.share == pytest.approx(1.0)
+    assert found.latencies_s[5] == pytest.approx(1.0) and found.latencies_s[8] == pytest.approx(4.0)
+
+
+def test_what_failed_on_each_source_that_measured_it_stays_failed():
+    nan, inf = np.nan, np.inf
+    labels = [Completed(np.array([inf, inf, 2.0]), 0.0, 1.0), Completed(np.array([inf, 3.0, 3.0]), 0.0, 1.0)]
+    found = combined(labels, [np.array([inf, inf, 2.0]), np.array([inf, nan, nan])], np.full(3, nan), np.zeros(3, int))
+    assert found.latencies_s == pytest.approx([inf, inf, 2.0])
 
 
 def test_programs_that_the_target_measured_count_for_the_widest_source():
@@ -113,7 +137,7 @@ def test_programs_that_the_target_measured_count_for_the_widest_source():
     tasks, nan = np.zeros(6, int), np.nan
     wide, near = Completed(np.array([np.inf, 2.0, 3.0, 4.0, 5.0, 6.0]), 0.0, 1.0), Completed(np.arange(10.0, 70.0, 10.0), 0.0, 1.0)
     wide_s, near_s = np.array([np.inf, nan, nan, nan, 1.0, 1.0]), np.array([1.0, nan, nan, nan, nan, nan])
-    found = nearest_of([near, wide], [near_s, wide_s], np.array([nan, nan, nan, nan, 5.0, 6.0]), tasks)
+    found = combined([near, wide], [near_s, wide_s], np.array([nan, nan, nan, nan, 5.0, 6.0]), tasks)
     assert found.latencies_s == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 
 
@@ -123,7 +147,7 @@ def test_programs_that_ran_on_the_target_keep_their_values_whatever_two_sources_
     known, near_s, far_s = measured(target_s, 200), measured(target_s, 300, seed=4), source_s
     near_s[np.isnan(near_s)] = np.where(np.arange(N) % 2, source_s, np.nan)[np.isnan(near_s)]
     each = [completed(programs, np.where(np.isnan(s), source_s, s), known) for s in (near_s, far_s)]
-    found, there = nearest_of(each, [near_s, far_s], known, programs.tasks), np.isfinite(known)
+    found, there = combined(each, [near_s, far_s], known, programs.tasks), np.isfinite(known)
     assert found.latencies_s[there] == pytest.approx(target_s[there])
 
 
