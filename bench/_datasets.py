@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tcl_core import datasets, store
+from tcl_core import datasets
 from tcl_core.datasets import Case, drawn
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.models import catalogue
@@ -56,22 +56,6 @@ class Reference(datasets.Reference):
     def heap(self, of: Callable[[Reference], Samples]) -> Samples:
         """``of`` each of ``sets`` in one heap, with one task numbering."""
         return of(self)
-
-
-class Searched(Reference):
-    """The data set of programs that searches met: drawn ones are learned beside them, but not ranked."""
-
-    def __init__(self, folder: Path, features: Path, unlabelled: int, lean: float, drawn: Callable[[str], Path]) -> None:
-        """``drawn``: folder of the records of the programs that a platform's machine drew."""
-        super().__init__(folder, features, unlabelled, lean)
-        self._drawn = drawn
-
-    def case(self, platform: str, reads: str = "tokens", tested: Sequence[str] = (), split: str = "held_out") -> Case:
-        found = super().case(platform, reads, tested, split)
-        of_test = np.isin(self.samples(platform).tasks, np.unique(found.test.tasks))
-        drawn = {record.key for record in store.read_records(self._drawn(platform))}
-        searched = np.array([record.key not in drawn for record in self._records(platform)])
-        return replace(found, test=found.test.take(searched[of_test]))
 
 
 class Learned:

@@ -38,10 +38,11 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 from _accuracy_results import COMMAND, CURVE, DATA, Results
 from _accuracy_runs import CHAINED, EPOCHS, MODELS, OURS, SEARCHED, SETS, Run
 from _curve import draw_curve
-from _datasets import Learned, Reference, Searched, reads_of
+from _datasets import Learned, Reference, reads_of
 from _paired import compared
 from _ranking_tables import calibration_table, compared_table, curve_table
 from _sealed import opened
+from _searched_data import Searched
 from _tables import ROOT, Quick, arguments, into_document, result_file
 from _task_kinds import kinds_table
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _datasets import VALIDATION, Case, Learned, Logs, Reference, Searched
+from _datasets import VALIDATION, Case, Learned, Logs, Reference
+from _searched_data import Searched
 from synthetic import ranking_problem
 
 from tcl_core import store
