@@ -22,18 +22,20 @@ COLLECT = "collect@"
 
 
 def table(summary: dict) -> str:
+    judged = [p for p in summary["platforms"].values() if "skipped" not in p]
+    # A summary by an earlier version has no peers' pairs.
+    beside = {of: [peer for peer in ALONE if any(peer in p.get(of, {}) for p in judged)] for of in ("peers_pairs", "peers")}
+    kinds = (("pairs ranked right", "pairwise_accuracy", "peers_pairs"), ("top-1", "top1", "peers"))
+    heads = [head for what, _, of in kinds for head in (what, *(f"{what} of {peer}" for peer in beside[of]))]
     rows = []
     for name, p in summary["platforms"].items():
         if "skipped" in p:
-            rows.append([name, f"skipped: {p['skipped']}", *[""] * (2 * (1 + len(ALONE)) + 2)])
+            rows.append([name, f"skipped: {p['skipped']}", *[""] * (len(heads) + 2)])
             continue
-        pairs, top1 = (
-            [f"{p[own]:.3f}", *(f"{p[others][peer]:.3f}" if peer in p[others] else "" for peer in ALONE)]
-            for own, others in (("pairwise_accuracy", "peers_pairs"), ("top1", "peers"))
-        )
-        rows.append([name, p["programs_measured"], *pairs, *top1, f"{p['random_top1']:.3f}", f"{p['top5']:.3f}"])
-    pairs, top1 = ([what, *(f"of {peer}" for peer in ALONE)] for what in ("pairs ranked right", "top-1"))
-    ranking = markdown(["platform", "programs measured", *pairs, *top1, "of a random ranking", "top-5"], rows)
+        cells = [cell for _, own, of in kinds for cell in (p[own], *(p.get(of, {}).get(peer) for peer in beside[of]))]
+        known = ["" if cell is None else f"{cell:.3f}" for cell in (*cells, p["random_top1"], p["top5"])]
+        rows.append([name, p["programs_measured"], *known])
+    ranking = markdown(["platform", "programs measured", *heads, "top-1 of a random ranking", "top-5"], rows)
     tuned = summary["tuned"]
     known = ("untuned_ms", "tuned_ms", "pytorch_ms", "compile_ms")
     times = [f"{tuned[key]:.2f} ms" if tuned.get(key) else "-" for key in known]
