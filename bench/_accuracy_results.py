@@ -169,8 +169,7 @@ class Results:
 
     def by_nearness(self, data: str) -> list[dict[str, Any]]:
         """The same for tested tasks near to one that was learned, and for those far from all."""
-        split = "sealed" if data in TWINS else "held_out"
-        learned = [tasks[number] for each in self.sets[data].sets for tasks in [_tasks(each)] for number in each._split((), split)[0]]
+        learned = [tasks[number] for each in self.sets[data].sets for tasks in [_tasks(each)] for number in each._split(())[0]]
         return [{"data": data, **row} for row in self._by_kind(data, near_or_far(self._tested(data), learned))]
 
     def _tested(self, data: str) -> dict[int, Task]:

@@ -127,6 +127,7 @@ def test_the_benchmark_shows_this_run(project, platforms):
     summary = json.loads((project / "data/reports/summary.json").read_text())
     text, known = pipeline.table(summary), summary["platforms"][platforms[-1]]
     assert f"| {platforms[-1]} | {known['programs_measured']} | {known['pairwise_accuracy']:.3f} |" in text
+    assert set(known["peers_pairs"]) == set(known["peers"]) and "| pairs ranked right of zero-shot |" in text
     assert f"| {summary['tuned']['tuned_ms']:.2f} ms |" in text and "Time in stages: " in text
     assert set(pipeline.collected(summary)) == set(platforms)
 

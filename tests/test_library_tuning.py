@@ -40,7 +40,7 @@ class Tuner:
         if out is not None:
             for file in ("network.so", "example.npz"):
                 (out / file).write_text("built")
-            shutil.copytree(folder, out / "database")
+            shutil.copytree(folder, out / "measured")
         return Tuned(24, 3, 9.0, 2.0, 3.0, 1e-7, 30.0, compared=COMPARED)
 
 
@@ -75,7 +75,7 @@ def test_the_same_call_goes_on_and_clears_up(tuner, tmp_path, with_folder):
     assert first == second == third and first.parent == tmp_path / "cache" / "tcl" / "tuning"
     assert not first.exists()
     if out:
-        assert {file.name for file in (out / "database").iterdir()} == {"measured-1", "measured-2", "measured-3"}
+        assert {file.name for file in (out / "measured").iterdir()} == {"measured-1", "measured-2", "measured-3"}
 
 
 def test_what_another_call_measured_is_not_its(tuner, tmp_path):

@@ -74,7 +74,8 @@ def test_a_call_as_in_the_readme_tunes_a_network(few_trees, tmp_path, monkeypatc
     tuned = tcl.tune(file, tcl.pretrained(), minutes=0.1, out=tmp_path / "fast")
     assert tuned.trials >= 8 and tuned.reference == "ONNX's reference evaluator" and tuned.difference < 1e-5
     assert [task.checked for task in tuned.task_times if task.latency_ms is not None] == [True]
-    assert {"network.so", "example.npz", "report.json", "report.md", "database"} <= {path.name for path in (tmp_path / "fast").iterdir()}
+    names = {"network.so", "example.npz", "report.json", "report.md", "database", "measured", "contents.json"}
+    assert {path.name for path in (tmp_path / "fast").iterdir()} == names
 
 
 def test_it_is_grown_once_and_each_has_it_for_himself(few_trees, data):

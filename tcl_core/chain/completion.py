@@ -77,20 +77,20 @@ def combined(found: Sequence[Completed], sources_s: Sequence[np.ndarray], target
     """Labels of N programs from ``completed`` labels by each of K sources.
 
     A program's label is the weighted mean, in logarithms, of those by the sources that ran it.  A source weighs the more, the nearer
-    it is to the target (``_distances``).  If no source measured a program, the one that measured the most programs labels it; if
-    all that did failed, it stays failed.  In each task the labels are brought to the level of that source's.  Programs measured on
+    it is to the target (``_distances``).  If no source measured a program, the one that measured the most programs labels it (of
+    several the nearest); if all that measured it failed, it stays failed.  In each task the labels are brought to the level of that source's.  Programs measured on
     the target keep their values.  ``share`` and ``left`` are means over the programs.
     """
     logs, open_ = np.log([one.latencies_s for one in found]), np.isnan(target_s)
-    measured = ~np.isnan(sources_s) & open_
-    widest = int((~np.isnan(sources_s)).sum(axis=1).argmax())
+    there, distances = ~np.isnan(sources_s), _distances(sources_s, target_s, tasks)
+    widest, measured = int(np.lexsort((distances, -there.sum(axis=1)))[0]), there & open_
     for task in rows_by_task(tasks):
         for labels in logs:
             both = task[open_[task] & np.isfinite(labels[task]) & np.isfinite(logs[widest, task])]
             if len(both):
                 labels[task] += np.mean(logs[widest, both] - labels[both])
     ran = measured & np.isfinite(logs)
-    weights = np.where(ran, _distances(sources_s, target_s, tasks)[:, None] ** -POWER, 0.0)
+    weights = np.where(ran, distances[:, None] ** -POWER, 0.0)
     weights[widest, ~ran.any(axis=0)] = 1.0
     weights /= weights.sum(axis=0)
     told = np.multiply(weights, logs, out=np.zeros_like(logs), where=weights > 0).sum(axis=0)

@@ -2,7 +2,8 @@
 
     network.so     the tuned network, its weights inside; TVM's runtime is all it needs
     example.npz    input_0, input_1, ..., output_0, ...: the inputs it was compared on, and the reference's outputs
-    database/      what was measured, as a MetaSchedule database from which TVM applies what the network was built with
+    database/      a MetaSchedule database of the programs that the network was built with
+    measured/      another, of all measurements, to start other tunings from
     report.json    how it was tuned and how fast it is, task by task
     report.md      the same for people
     contents.json  checksums of all of these
@@ -29,11 +30,12 @@ from tcl_core.files import TOKEN, shown, whole_folder, writing
 from tcl_core.outputs import difference
 from tcl_core.platforms import kind_measured
 from tcl_core.stages.machine import measuring_alone
-from tcl_core.tuning.library import DATABASE, EXAMPLE, LIBRARY, TOLERANCE
+from tcl_core.programs.tuning_logs.opening import INSIDE
+from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE
 
 FORMAT = "tuned network 2"
 REPORT, TEXT = "report.json", "report.md"
-WRITTEN = {LIBRARY, EXAMPLE, REPORT, TEXT, DATABASE, CONTENTS}
+WRITTEN = {LIBRARY, EXAMPLE, REPORT, TEXT, *INSIDE, CONTENTS}
 BESIDE = {".ipynb_checkpoints", ".DS_Store"}  # files that viewers leave
 ROUNDS = 7
 AGAIN = "tune again: tcl tune --out"

@@ -1,24 +1,24 @@
 """Builds a network as a shared library that holds its weights and needs only TVM's runtime, finds programs that spoil the build, and
-writes the database that goes with the library."""
+writes the databases that go with the library."""
 
 from __future__ import annotations
 
 import math
 import os
-import statistics
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tcl_core.compat import load_tvm, meta_schedule, quiet_compiler, structural_key
+from tcl_core.compat import load_tvm, meta_schedule, quiet_compiler
 from tcl_core.errors import PlatformError
 from tcl_core.files import shown, writing
 from tcl_core.programs.pt2_archive import last_line
-from tcl_core.tuning.database import Shelf, in_order, open_database, seconds_of
+from tcl_core.programs.tuning_logs.opening import DATABASE, MEASURED
+from tcl_core.tuning.database import Shelf, open_database
 
-# In a tuned network's folder: the library; inputs, with the reference's outputs; a MetaSchedule database
-LIBRARY, EXAMPLE, DATABASE = "network.so", "example.npz", "database"
+LIBRARY, EXAMPLE = "network.so", "example.npz"  # files of a tuned network's folder: the library; inputs, with the reference's outputs
 TOLERANCE = 1e-3  # largest difference of an output, relative to its magnitude: beyond it a network is refused
 Part = TypeVar("Part")
 ROOM = 16 << 20  # bytes: more than the object files of a network's code take, beside its weights
@@ -115,30 +115,18 @@ def database_of(records: Sequence[Any]) -> Any:
     return database
 
 
-def write_database(measured: Path, built: Sequence[Any], folder: Path) -> None:
-    """Write what was measured into a new database, from which TVM applies just what a network was built with.
+def write_databases(measured: Path, built: Sequence[Any], out: Path) -> None:
+    """Write ``out``/``MEASURED``, a copy of the database of all measurements, and ``out``/``DATABASE``, of ``built`` alone.
 
-    measured  the tuning's database, with every measurement;  built: the records that the network was built with, one of a task
-
-    A program that ever failed, or computed something else, has only that failure; of any other its last measurement counts, since the
-    first was selected for being fast.  Left out is what TVM would prefer to the built program: what was read fast by luck, or spoils
-    the network; and all that ran of a task of which the network has no measured program.
+    built  the records that the network was built with, guessed ones included: from their database TVM applies just these, while
+           that of all measurements also has programs that were wrong or read fast by luck
     """
-    chosen = {structural_key(record.workload.mod): record for record in built if seconds_of(record)}
+    folder = out / DATABASE
+    with writing(out / MEASURED):
+        shutil.copytree(measured, out / MEASURED)
     written = open_database(folder)
-    for records in by_task(in_order(open_database(measured))):
-        best = chosen.get(structural_key(records[0].workload.mod))
-        programs: dict[str, tuple[Any, tuple[float, ...]]] = {}
-        for record in records:
-            name = str(record.trace)
-            failed = name in programs and not programs[name][1]
-            programs[name] = record.trace, () if failed else seconds_of(record)
-        least_s = math.inf
-        if best is not None:
-            programs[str(best.trace)] = best.trace, seconds_of(best)
-            least_s = statistics.fmean(seconds_of(best))
-        shelf = Shelf(written, records[0].workload.mod, records[0].target)
-        for name, (trace, latencies_s) in programs.items():
-            is_best = best is not None and name == str(best.trace)
-            if not latencies_s or is_best or least_s < statistics.fmean(latencies_s):
-                shelf.put(trace, latencies_s)
+    try:
+        for record in built:
+            Shelf(written, record.workload.mod, record.target).put(record.trace, [float(seconds) for seconds in record.run_secs])
+    except PlatformError as error:
+        raise PlatformError(f"cannot write {shown(folder)}; free some space and run again, what was measured is kept") from error

@@ -30,7 +30,7 @@ from tcl_core.sandbox import scratch_folder
 from tcl_core.tuning import latency
 from tcl_core.tuning.coldness import is_cold, own_cache_bytes
 from tcl_core.tuning.database import open_database
-from tcl_core.tuning.library import DATABASE, EXAMPLE, LIBRARY, TOLERANCE, by_task, database_of, export, without_spoilers, write_database
+from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE, by_task, database_of, export, without_spoilers, write_databases
 from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import TaskTime, Tunable, Tuner
@@ -89,8 +89,8 @@ def tune_network(
 
     ``folder`` keeps the measurements as a MetaSchedule database, round by round; those of an earlier run count as trials.
     Without a model the search learns from its own measurements alone.  Programs of ``donors`` that fit a task are its first
-    trials.  ``out`` is a folder for the tuned library, for inputs with the reference's outputs and, given a ``folder``, for the database of
-    ``write_database``.
+    trials.  ``out`` is a folder for the tuned library, for inputs with the reference's outputs and, given a ``folder``, for those of
+    ``write_databases``.
     Raises PlatformError before any search if TVM cannot build the network or its outputs differ from the reference's, and
     UsageError if the reference's contain NaN, or nothing finite.
     """
@@ -115,7 +115,7 @@ def tune_network(
         compared = latency.compare(network, {"tuned": workshop.tuned}, threads, pin, inputs=imported.inputs, device=device)
         if out is not None:
             if folder is not None:
-                write_database(folder, workshop.kept, out / DATABASE)
+                write_databases(folder, workshop.kept, out)
             shutil.move(workshop.tuned, out / LIBRARY)
             arrays = {f"input_{number}": array for number, array in enumerate(imported.inputs)}
             np.savez(out / EXAMPLE, **arrays, **{f"output_{number}": array for number, array in enumerate(workshop.expected)})

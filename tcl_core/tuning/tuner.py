@@ -33,7 +33,7 @@ AGAIN, AGAIN_SHARE = 2, 0.25
 # Programs of a task that are measured again at the end: at most FINALISTS, none slower than CLOSE times the fastest.
 FINALISTS, CLOSE = 3, 1.1
 FINALS = 3  # most rounds of finals: another follows where all finalists of one fail, or others then seem faster
-LAST_FINALS = 10  # most of a task none of whose finalists is right yet: any right program that was measured is better than a guess
+LAST_FINALS = 6  # most of a task none of whose finalists is right yet: any right program that was measured is better than a guess
 DRIFT_OF = 8  # finalists from which on their second readings tell how much slower the machine has become since the first ones
 AT_ONCE = 32  # finalists measured at once, whose results are then kept
 GUESSES = 16  # best ranked candidates to try for a task without a program found right: some are invalid
@@ -148,15 +148,16 @@ class TaskRun:
         readings = self.readings[candidate]
         return statistics.median(readings) if readings else math.inf
 
-    def finalists(self, drift: float = 1.0) -> list[Candidate]:
+    def finalists(self, drift: float = 1.0, close: float = CLOSE) -> list[Candidate]:
         """The few best candidates, or, once some are in ``final``, the few best of those measured faster than all of these.
 
-        ``drift``: how many times as long a program takes now as when it was first measured.
+        ``drift``: how many times as long a program takes now as when it was first measured;  ``close``: how many times as long as the
+        fastest one candidates may take.
         """
         ran = sorted((self.latency_s(c), c) for c, readings in self.readings.items() if readings)
         if sure := [latency_s for latency_s, candidate in ran if candidate in self.final]:
             return [candidate for latency_s, candidate in ran if candidate not in self.final and drift * latency_s < min(sure)][:FINALISTS]
-        return [candidate for latency_s, candidate in ran if latency_s <= CLOSE * ran[0][0]][:FINALISTS]
+        return [candidate for latency_s, candidate in ran if latency_s <= close * ran[0][0]][:FINALISTS]
 
     def confirm(self, candidate: Candidate, outcome: Outcome) -> float | None:
         """Replace a finalist's first measurement, which was selected for being fast and thus partly lucky, by its second.
@@ -273,7 +274,7 @@ class Tuner:
             self._opened_s[number] += time.monotonic() - began
 
     def _lend(self, number: int) -> None:
-        """Offer what a task's first turn measured to the tasks that come later."""
+        """Offer what a task's first turn with a program that ran has measured to the tasks that come later."""
         run = self._runs[number]
         several = len(run.readings) > 1 and any(run.readings.values())  # a single program was not selected among others
         if self._neighbours and number not in self._lent and several:
@@ -284,7 +285,7 @@ class Tuner:
         """Spend the trials, then measure the best programs of each task again and check their outputs.
 
         With ``seconds`` the last turn begins early enough for all this to end in time, as estimated from the turns before, and after
-        them no second round of finals begins, but for tasks none of whose finalists is right.
+        them no second round of finals begins, but two more for tasks none of whose finalists is right.
         """
         end, rates_s = time.monotonic() + seconds, []  # seconds per program of each turn
         while turn := self.budget.next():
@@ -312,9 +313,12 @@ class Tuner:
                 on_trial(outcome)
         drifts: list[float] = []
         for number in range(LAST_FINALS):
-            late = number >= FINALS or number and time.monotonic() >= end
-            drift, runs = _drift(drifts), [run for run in self._runs.values() if not (late and run.final)]
-            pairs = [(run, candidate) for run in runs for candidate in run.finalists(drift)]
+            over = number and time.monotonic() >= end
+            if number >= FINALS and over:
+                break
+            drift, runs = _drift(drifts), [run for run in self._runs.values() if not (run.final and (over or number >= FINALS))]
+            close = math.inf if number else CLOSE  # of a task whose fastest programs are wrong any other may be right
+            pairs = [(run, candidate) for run in runs for candidate in run.finalists(drift, close)]
             for start in range(0, len(pairs), AT_ONCE):
                 drifts += self._finals(runner, pairs[start : start + AT_ONCE])
 

@@ -120,6 +120,9 @@ def test_an_earlier_platform_tells_of_what_the_last_one_did_not_measure(base, mo
     right = [pairwise_accuracy(-found, new.latencies_s, new.tasks) for found in (labels_s(half_s), labels_s(half_s, old_s))]
     assert right[1] > right[0] + 0.02
     np.testing.assert_allclose(labels_s(old_s, half_s), labels_s(half_s, old_s))
+    farther_s = old_s * np.exp(np.random.default_rng(4).normal(size=len(drawn)))
+    farther_s[80:120], old_s[80:120] = np.nan, np.nan  # some that neither measured, and as many of each
+    np.testing.assert_allclose(labels_s(old_s, farther_s), labels_s(farther_s, old_s))
 
 
 def test_a_settled_network_stays_as_it_is_where_there_is_no_difference(base):

@@ -12,7 +12,7 @@ import pytest
 from tcl_core.errors import DataError, UsageError
 from tcl_core.programs.tuning_logs import reading
 from tcl_core.programs.tuning_logs.known import Known
-from tcl_core.programs.tuning_logs.opening import INSIDE, RECORDS, WORKLOADS, log_file, log_name, open_log
+from tcl_core.programs.tuning_logs.opening import DATABASE, INSIDE, MEASURED, RECORDS, WORKLOADS, log_file, log_name, open_log
 from tests.programs.log_lines import ansor_line, autotvm_line, read, rows, write
 
 
@@ -142,11 +142,19 @@ def test_log_names(path, name):
     assert log_name(Path(path)) == name
 
 
-@pytest.mark.parametrize("place", ["fast", f"fast/{INSIDE}"])
+@pytest.mark.parametrize("place", ["fast", *(f"fast/{name}" for name in INSIDE)])
 def test_a_database_that_is_given_from_within_has_its_folders_name(tmp_path, monkeypatch, place):
     """Or that of the tuned network's folder around it: ".." is no name."""
-    (tmp_path / "fast" / INSIDE).mkdir(parents=True)
+    for name in INSIDE:
+        (tmp_path / "fast" / name).mkdir(parents=True)
     (tmp_path / "fast" / "report.json").touch()
     write(tmp_path / place / RECORDS, "[0, []]")
-    monkeypatch.chdir(tmp_path / "fast" / INSIDE)
+    monkeypatch.chdir(tmp_path / "fast" / DATABASE)
     assert log_name(log_file(Path(".."))) == "fast"
+
+
+def test_of_a_tuned_networks_two_databases_that_of_all_measurements_is_read(tmp_path):
+    for name in INSIDE:
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / RECORDS, "[0, []]")
+    assert log_file(tmp_path) == tmp_path / MEASURED / RECORDS and log_file(tmp_path / DATABASE) == tmp_path / DATABASE / RECORDS

@@ -76,7 +76,8 @@ def tuner(project, monkeypatch):
             if out is not None:
                 for name in ("network.so", "example.npz"):
                     (out / name).write_text("built")
-                shutil.copytree(folder, out / "database")
+                shutil.copytree(folder, out / "measured")
+                (out / "database").mkdir()
             times = (
                 TaskTime("fused_conv2d", 2.0, 1.5, 150, key=self.keys[0], checked=self.checked),
                 TaskTime("reshape", 1.0, None, 1, False, self.keys[1], self.guessed),
@@ -440,8 +441,8 @@ def test_a_tuned_network_has_a_folder_of_its_own(project, tuner, tmp_path):
     out = tmp_path / "below" / "fast"
     said = tune(project, None, P, 64, out=out)
     assert said.endswith(f" -> {out}") and [p.name for p in out.parent.iterdir()] == ["fast"]
-    names = {"network.so", "example.npz", "database", "report.json", "report.md", "contents.json"}
-    assert {path.name for path in out.iterdir()} == names and (out / "database" / "measured-1").is_file()
+    names = {"network.so", "example.npz", "database", "measured", "report.json", "report.md", "contents.json"}
+    assert {path.name for path in out.iterdir()} == names and (out / "measured" / "measured-1").is_file()
     report = read_json(out / "report.json", "")
     assert (report["network"], report["platform"], report["champion_version"], report["trials"]) == ("resnet-18", P, 1, 64)
     assert report["tasks_ms"] == 3.0 and report["compared"] == COMPARED and report["target"] and report["graph"]

@@ -18,10 +18,12 @@ from tcl_core.programs import graph
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.network_files import Imported, relax_from_exported
 from tcl_core.programs.tasks import EXTRACTION_TARGET
+from tcl_core.programs.tuning_logs.opening import DATABASE, MEASURED
 from tcl_core.stages.tuned_folder import unchecked_text
 from tcl_core.tuning import network
-from tcl_core.tuning.database import Shelf, open_database, seconds_of
-from tcl_core.tuning.library import ROOM, by_task, database_of, export, without_spoilers, write_database
+from tcl_core.tuning.database import GUESSED_S, Shelf, open_database
+from tcl_core.tuning.library import ROOM, by_task, database_of, export, without_spoilers, write_databases
+from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import TaskTime
 
 
@@ -47,30 +49,46 @@ def test_the_next_best_takes_the_place_of_what_spoils(spoilers, kept):
     assert "".join(without_spoilers(["abc", "de", "fg"], lambda parts: not set(parts) & set(spoilers))) == kept
 
 
-def test_tvm_applies_what_the_network_was_built_with(tmp_path, matmul, conv):
-    """Not what was read fast by luck, is wrong, or is of a task that was left to TVM."""
-    target, drawn = make_target(EXTRACTION_TARGET), lambda tiny: tiny.sample(tiny.sketches[0], 4)
-    schedules = {tiny.task.key: [tiny.space.materialise(tiny.sketches[0], one) for one in drawn(tiny)] for tiny in (matmul, conv)}
-    measured, winners = open_database(tmp_path / "measured"), meta_schedule().database.MemoryDatabase()
-    wrong, built, lucky, slow = (schedule.trace for schedule in schedules[matmul.task.key])
+def test_tvm_applies_what_the_network_was_built_with(tmp_path, matmul, conv, softmax):
+    """A winner that others seemed faster than, one that turned out wrong, and a guess; a task that was left to TVM stays as it is."""
+    target, tasks = make_target(EXTRACTION_TARGET), (matmul, conv, softmax)
+    schedules = {
+        tiny.task.key: [tiny.space.materialise(tiny.sketches[0], one) for one in tiny.sample(tiny.sketches[0], 3)] for tiny in tasks
+    }
+    measured, winners = open_database(tmp_path / "all"), meta_schedule().database.MemoryDatabase()
+    wrong, built, lucky = (schedule.trace for schedule in schedules[matmul.task.key])
     shelf = Shelf(measured, matmul.module, target)
-    for trace, seconds in ((wrong, [1e-5]), (built, [9e-5]), (lucky, [1e-4]), (slow, [3e-4, 1e-4]), (wrong, []), (built, [1.2e-4, 1.3e-4])):
+    for trace, seconds in ((wrong, [1e-5]), (built, [9e-5]), (lucky, [1e-4]), (wrong, []), (built, [1.2e-4, 1.4e-4])):
         shelf.put(trace, seconds)
-    shelf.put(slow, [2e-4])
-    Shelf(winners, matmul.module, target).put(built, [1.25e-4])
-    left = Shelf(measured, conv.module, target)
-    left.put(schedules[conv.task.key][0].trace, [1e-4])
-    left.put(schedules[conv.task.key][1].trace, [])
-    write_database(tmp_path / "measured", winners.get_all_tuning_records(), tmp_path / "written")
+    Shelf(measured, softmax.module, target).put(schedules[softmax.task.key][0].trace, [1e-4])
+    Shelf(winners, matmul.module, target).put(built, [1.3e-4])
+    Shelf(winners, conv.module, target).put(schedules[conv.task.key][2].trace, [GUESSED_S])
+    write_databases(tmp_path / "all", winners.get_all_tuning_records(), tmp_path)
 
-    written = open_database(tmp_path / "written")
-    with target, written:
-        applied = written.query_ir_module(matmul.module, target, "main")
-        assert structural_key(applied) == structural_key(schedules[matmul.task.key][1].mod)
-        assert written.query_tuning_record(conv.module, target, "main") is None
-    found = [(structural_key(r.workload.mod), seconds_of(r)) for r in written.get_all_tuning_records()]
-    key = matmul.task.key
-    assert sorted(found) == sorted([(key, ()), (key, (1.25e-4,)), (key, (2e-4,)), (conv.task.key, ())])
+    written = open_database(tmp_path / DATABASE)
+    found = {tiny.task.key: written.query_ir_module(tiny.module, target, "main") for tiny in tasks}
+    chosen = {key: None if module is None else structural_key(module) for key, module in found.items()}
+    of = lambda tiny, number: structural_key(schedules[tiny.task.key][number].mod)  # noqa: E731
+    assert chosen == {matmul.task.key: of(matmul, 1), conv.task.key: of(conv, 2), softmax.task.key: None}
+    names = sorted(path.name for path in (tmp_path / "all").iterdir())
+    assert len(names) == 2 and all((tmp_path / MEASURED / name).read_bytes() == (tmp_path / "all" / name).read_bytes() for name in names)
+    donors = Donors([tmp_path], EXTRACTION_TARGET)  # all but the wrong one
+    assert len(donors.of(matmul.sketches[0])) == 2
+
+
+def test_a_full_disk_while_the_databases_are_written_is_one_sentence(tmp_path, matmul, monkeypatch):
+    target, winners = make_target(EXTRACTION_TARGET), meta_schedule().database.MemoryDatabase()
+    trace = matmul.space.materialise(matmul.sketches[0], matmul.sample(matmul.sketches[0], 1)[0]).trace
+    Shelf(winners, matmul.module, target).put(trace, [1e-3])
+    open_database(tmp_path / "all")
+    (tmp_path / "out").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))  # Python ignores the signal
+    try:
+        with pytest.raises(PlatformError, match=r"^cannot write .*database; free some space and run again, what was measured is kept$"):
+            write_databases(tmp_path / "all", winners.get_all_tuning_records(), tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 class Compares(torch.nn.Module):

@@ -23,7 +23,7 @@ from tcl_core.programs.networks import import_network, load_relax
 from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import latency, network
-from tcl_core.programs.tuning_logs.opening import INSIDE, RECORDS
+from tcl_core.programs.tuning_logs.opening import MEASURED, RECORDS
 from tcl_core.tuning.database import seconds_of
 from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE, by_task
 from tcl_core.tuning.transfer import Donors
@@ -162,11 +162,11 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tunables, m
         best = {str(r.trace): float(r.run_secs[0]) for r, *_ in by_task(database.get_all_tuning_records())}
         return best, len(times), donated
 
-    first, tasks, donated = searched(60, folder=tmp_path / INSIDE)
+    first, tasks, donated = searched(60, folder=tmp_path / MEASURED)
     assert (len(first), donated) == (tasks, 0)
     assert [trials for trials, _ in points] == sorted(trials for trials, _ in points) and points[-1][0] == 60
     assert points[0][1] == float("inf") and 0 < points[-1][1] < float("inf")  # known as soon as every task has run
-    assert searched(60, folder=tmp_path / INSIDE)[1] == tasks and [trials for trials, _ in points] == [60]
+    assert searched(60, folder=tmp_path / MEASURED)[1] == tasks and [trials for trials, _ in points] == [60]
     assert points[0][1] < float("inf")  # a run that goes on begins with what it knows
     donors = Donors([tmp_path], EXTRACTION_TARGET)
     for options in ({"trials": tasks}, {"trials": 1000, "searches": False}):
@@ -177,12 +177,12 @@ def test_a_tuned_network_lends_its_programs_to_another_run(tmp_path, tunables, m
 def test_tasks_that_trials_did_not_reach_are_built_with_guesses(tmp_path, tunables, monkeypatch, make_setup):
     """All but one: what the model ranks first is applied, equal to the reference, without a latency and not kept as measured."""
     monkeypatch.setattr(network, "Runner", FakeRunner)
-    database, times, _ = network.search_tasks(tunables, Sum(), (1.0,) * 11, make_setup(), 1, 0, folder=tmp_path / INSIDE)
+    database, times, _ = network.search_tasks(tunables, Sum(), (1.0,) * 11, make_setup(), 1, 0, folder=tmp_path / MEASURED)
     records = database.get_all_tuning_records()
     guessed = [time for time in times if time.guessed]
     assert len(guessed) == len(times) - 1 > 0 and len(records) == len(times) and {time.trials for time in guessed} == {0}
     assert sum(not seconds_of(record) for record in records) == len(guessed)
-    kept = (tmp_path / INSIDE / RECORDS).read_text().splitlines()
+    kept = (tmp_path / MEASURED / RECORDS).read_text().splitlines()
     assert len({json.dumps(json.loads(line)[1][0]) for line in kept}) == 1  # one program, with its finals
 
     built = network._as_built(times, records)

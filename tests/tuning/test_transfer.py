@@ -16,7 +16,7 @@ from tcl_core.measure.runner import Runner
 from tcl_core.programs.registers import splitting
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, trace_to_json
 from tcl_core.programs.tasks import EXTRACTION_TARGET, describe
-from tcl_core.programs.tuning_logs.opening import INSIDE, RECORDS
+from tcl_core.programs.tuning_logs.opening import MEASURED, RECORDS
 from tcl_core.tuning.database import Shelf, open_database
 from tcl_core.tuning.schedules import ScheduleSearch, SearchSettings
 from tcl_core.tuning.transfer import FEW, TRANSFERRED, Donors, adapted, nearest, retiled, structure, transferred
@@ -259,8 +259,8 @@ def test_what_tvm_refuses_is_passed_over(cubes, tmp_path, monkeypatch):
 
 def test_a_folder_that_tuning_wrote_is_a_database_and_stays_as_it_is(cubes, tmp_path):
     """Also one whose last line a kill has torn: it is refused, and nothing is cut off."""
-    fill(tmp_path / INSIDE, cubes[128], some(cubes[128], 0, 2))
-    with (tmp_path / INSIDE / RECORDS).open("a") as file:
+    fill(tmp_path / MEASURED, cubes[128], some(cubes[128], 0, 2))
+    with (tmp_path / MEASURED / RECORDS).open("a") as file:
         file.write('[0,[[["GetSB')
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     donors = donors_of(tmp_path)

@@ -18,17 +18,19 @@ from tcl_core.programs.tuning_logs.reading import LineLog, Log, text_lines
 
 LOOKED_AT = 100  # first lines, one of which must be a record
 RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
-INSIDE = "database"  # the database's folder in a tuned network's folder
+# Folders of databases in a tuned network's folder: what was measured (an earlier version wrote it into the second one), and what the
+# network was built with.
+INSIDE = MEASURED, DATABASE = "measured", "database"
 SUFFIXES = (".gz", ".log", ".json", ".jsonl", ".txt")
 
 
 def log_file(given: Path) -> Path:
     """The file with a log's records: ``given`` itself, or the records of the database that ``given`` is, holds or belongs to.
 
-    A folder that ``tcl tune --out`` wrote has its database in ``INSIDE``.  Raises UsageError for a folder without one.
+    A folder that ``tcl tune --out`` wrote has its databases in ``INSIDE``, of which the first counts.  Raises UsageError for a folder without one.
     """
     if os.path.isdir(given):
-        for folder in (given, given / INSIDE):
+        for folder in (given, *(given / name for name in INSIDE)):
             if found := _plain_or_compressed(folder / RECORDS):
                 return found
         raise UsageError(f"the folder {shown(given)} has no {RECORDS}; give a log file or a MetaSchedule database")
@@ -50,7 +52,7 @@ def log_name(path: Path) -> str:
     Leading dots are dropped too, since hidden files do not count as records.
     """
     folder = Path(os.path.abspath(path)).parent  # ``absolute`` would keep a "..", which is no name
-    folder = folder.parent if folder.name == INSIDE and (folder.parent / "report.json").is_file() else folder
+    folder = folder.parent if folder.name in INSIDE and (folder.parent / "report.json").is_file() else folder
     name = folder.name if path.name.startswith(RECORDS) else path.name
     while name.lower().endswith(SUFFIXES):
         name = name[: name.rindex(".")]
