@@ -9,10 +9,10 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from _accuracy_runs import CHAINED, MODELS, OURS, SETS, TWINS, Run, figures, own_settings, ranked
+from _accuracy_runs import CHAINED, MODELS, OURS, SEARCHED, SETS, TWINS, Run, figures, own_settings, ranked
 from _calibration import calibration
 from _datasets import Case, Learned, Logs, Reference, reads_of
-from _identity import data_identity, identity
+from _identity import code_identity, data_identity, identity
 from _lessons import chain_case, lesson, log_lesson
 from _paired import ByTask, compared
 from _ranking_tables import FIGURES, LEAST, interval, overview_table, shown, sizes_and_times
@@ -48,6 +48,7 @@ class Results:
         digest = lambda of: " ".join(data_identity(each.folder, logs)["reference"] for each in of.sets)  # noqa: E731
         data = dict.fromkeys(DATA, "") | {name: digest(of) for name, of in sets.items()}
         data["logs"] = data_identity(self.reference.folder, logs)["logs"]
+        data[SEARCHED] += code_identity([], ["_searched_data"])  # what is ranked of it
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data], own_settings(run)))
         self.force, self.known = force, self._stored()
 
