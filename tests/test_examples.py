@@ -58,7 +58,7 @@ def moved(said: str) -> None:
 def tuned(said: str) -> None:
     untuned, fast = re.search(r"untuned ([\d.]+) ms, tuned ([\d.]+) ms, 24 programs", said).groups()
     assert min(float(fast), float(untuned)) > 0  # which is the smaller one says a quiet machine alone
-    assert said.splitlines()[-1] == "written: contents.json, database, example.npz, network.so, report.json, report.md"
+    assert said.splitlines()[-1] == "written: contents.json, database, example.npz, measured, network.so, report.json, report.md"
 
 
 SHOWN = {
