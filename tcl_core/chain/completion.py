@@ -78,8 +78,8 @@ def combined(found: Sequence[Completed], sources_s: Sequence[np.ndarray], target
 
     A program's label is the weighted mean, in logarithms, of those by the sources that ran it.  A source weighs the more, the nearer
     it is to the target (``_distances``).  If no source measured a program, the one that measured the most programs labels it (of
-    several the nearest); if all that measured it failed, it stays failed.  In each task the labels are brought to the level of that source's.  Programs measured on
-    the target keep their values.  ``share`` and ``left`` are means over the programs.
+    several the nearest); if all that measured it failed, it stays failed.  In each task the labels are brought to the level of the
+    widest source's.  Programs measured on the target keep their values.  ``share`` and ``left`` are means over the programs.
     """
     logs, open_ = np.log([one.latencies_s for one in found]), np.isnan(target_s)
     there, distances = ~np.isnan(sources_s), _distances(sources_s, target_s, tasks)

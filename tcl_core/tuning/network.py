@@ -89,8 +89,8 @@ def tune_network(
 
     ``folder`` keeps the measurements as a MetaSchedule database, round by round; those of an earlier run count as trials.
     Without a model the search learns from its own measurements alone.  Programs of ``donors`` that fit a task are its first
-    trials.  ``out`` is a folder for the tuned library, for inputs with the reference's outputs and, given a ``folder``, for those of
-    ``write_databases``.
+    trials.  ``out`` is a folder for the tuned library, for inputs with the reference's outputs and, given a ``folder``, for the
+    databases of ``write_databases``.
     Raises PlatformError before any search if TVM cannot build the network or its outputs differ from the reference's, and
     UsageError if the reference's contain NaN, or nothing finite.
     """

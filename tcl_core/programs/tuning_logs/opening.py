@@ -27,7 +27,8 @@ SUFFIXES = (".gz", ".log", ".json", ".jsonl", ".txt")
 def log_file(given: Path) -> Path:
     """The file with a log's records: ``given`` itself, or the records of the database that ``given`` is, holds or belongs to.
 
-    A folder that ``tcl tune --out`` wrote has its databases in ``INSIDE``, of which the first counts.  Raises UsageError for a folder without one.
+    A folder that ``tcl tune --out`` wrote has its databases in ``INSIDE``, of which the first counts.  Raises UsageError for a folder
+    without one.
     """
     if os.path.isdir(given):
         for folder in (given, *(given / name for name in INSIDE)):
