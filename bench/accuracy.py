@@ -8,8 +8,8 @@ reference   the reference data set, platform by platform: trained on the trainin
             networks', which share no task with them
 prepared    the two data sets of networks prepared as in projects, learned together; tested on the uniformly drawn programs of one and, as
             ``registers``, on those of the other, among which a search chooses
-searched    the same and what searches met of the training networks' tasks, as a project learns it; tested on the programs that searches
-            proposed for the held-out networks, on the one machine and platform that also measured the rest
+searched    one platform of the same and of what searches met of the training networks' tasks; tested on the programs that searches
+            proposed for the held-out networks, on the machine that also measured the second of the two on that platform
 sealed      the models of ``prepared``, tested on both data sets' programs of ten networks on which nothing was ever chosen.  Runs only when asked
             for, needs committed code, and adds a line to bench/sealed.md each time
 logs        imported AutoTVM and Ansor logs, device by device: trained on three quarters of the tasks, tested on the uniformly

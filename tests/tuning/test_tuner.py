@@ -411,7 +411,7 @@ def test_a_task_whose_finalists_all_fail_has_a_guess(tasks, conv):
 
 @pytest.mark.parametrize("seconds", [math.inf, 30.0])
 def test_many_fast_and_wrong_programs_do_not_hide_the_right_ones(matmul, clock, seconds):
-    """Five, each over a tenth faster than the next, so that a round of finals has one of them; also when the time is over."""
+    """Five, each over a tenth faster than the next, so that the first round of finals has one alone; also when the time is over."""
     order = []
 
     def answer(job):
