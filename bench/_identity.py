@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import subprocess
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ CODE = (
     "reference.py", "datasets.py", "records.py", "platforms", "stages/exchange.py",
 )  # fmt: skip
 NEUTRAL = ("_tables", "_identity", "_smallest")  # how figures are kept and shown, which does not change them
+ESTIMATE = ROOT / "tcl_core" / "models" / "estimate.py"  # which networks of before, and the paper's, have not
 SAME = ROOT / "bench" / "same_figures.toml"  # files whose latest changes cannot have changed a figure
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # the teachers of ``TAUGHT``
@@ -87,12 +88,14 @@ def code_of(model: str) -> list[Path]:
     """
     module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.chain.bridge"
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
-    return reached(modules, ["_datasets", *(["_lessons"] if model in TAUGHT else [])])
+    found = reached(modules, ["_datasets", *(["_lessons"] if model in TAUGHT else [])])
+    return [path for path in found if path != ESTIMATE or model != "mamba-paper"]
 
 
-def code_identity(modules: Sequence[str], scripts: Sequence[str]) -> str:
-    """Digest of the code of modules of tcl_core, of scripts of this folder, and of what they import."""
-    return hashlib.sha256("".join(map(_code_in, reached(modules, scripts))).encode()).hexdigest()[:16]
+def code_identity(modules: Sequence[str], scripts: Sequence[str], without: Container[Path] = ()) -> str:
+    """Digest of the code of modules of tcl_core, of scripts of this folder, and of what they import, but for the files ``without``."""
+    files = [path for path in reached(modules, scripts) if path not in without]
+    return hashlib.sha256("".join(map(_code_in, files)).encode()).hexdigest()[:16]
 
 
 def folder_identity(name: str) -> str:

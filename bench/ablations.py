@@ -49,19 +49,20 @@ CODE = ("tcl_core.models.mamba", "tcl_core.models.trees", "tcl_core.teaching", "
 class MeanPooled(MambaNetwork):
     """As the default, but the score is the mean of the tokens' scores."""
 
-    def __init__(self, features: int) -> None:
-        super().__init__(features, len(KINDS))
+    def __init__(self, features: int, estimate: bool = False) -> None:
+        super().__init__(features, len(KINDS), estimate=estimate)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         batch = TokenBatch.of(tokens, lengths)
-        return (self.activations(batch)[-1][..., 0] * batch.mask).sum(1) / lengths
+        mean = (self.activations(batch)[-1][..., 0] * batch.mask).sum(1) / lengths
+        return self.scored(mean[:, None], tokens, lengths)[:, 0]
 
 
 class TwoBlocks(MambaNetwork):
     """As the default, with a second Mamba block behind the first."""
 
-    def __init__(self, features: int) -> None:
-        super().__init__(features, len(KINDS), last=True)
+    def __init__(self, features: int, estimate: bool = False) -> None:
+        super().__init__(features, len(KINDS), last=True, estimate=estimate)
         self.first, width = self.block, self.WIDTHS[3]
         self.second, self.norm = MambaBlock(width, 8, 4, 8), nn.RMSNorm(width, eps=1e-5)
         self.block = nn.Module()  # takes the place of the one block that ``MambaNetwork`` calls
@@ -75,9 +76,11 @@ class TwoBlocks(MambaNetwork):
         return batch.read(once) + self.second.mix(self.second.project(every.rows), every)
 
 
-def fitted(train: Samples, settings: FitSettings, build: Callable[..., nn.Module] = network_of_tokens) -> MambaModel:
+def fitted(
+    train: Samples, settings: FitSettings, build: Callable[..., nn.Module] = network_of_tokens, estimates: bool = True
+) -> MambaModel:
     """Our model, or a variant with another network, fitted to ``train``."""
-    model = type("Variant", (MambaModel,), {"build": staticmethod(build)})(settings)
+    model = type("Variant", (MambaModel,), {"build": staticmethod(build), "estimates": estimates})(settings)
     model.fit(train)
     return model
 
@@ -92,6 +95,7 @@ class Variant:
     loss: str = STUDENT.loss
     teachers: tuple[Member, ...] | None = None
     unlabelled: float = 1.0  # share of the unlabelled programs
+    estimates: bool = True
 
 
 def without(*kinds: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -124,7 +128,8 @@ VARIANTS: dict[str, Variant] = {
     "taught on measured programs only": Variant(unlabelled=0.0),
     "a quarter of the unlabelled programs": Variant(unlabelled=0.25),
     "tokens not standardised": Variant(build=functools.partial(network_of_tokens, kinds=0)),
-    "sizes, not their logarithms": Variant(read=unscaled),
+    "no analytical estimate": Variant(estimates=False),
+    "sizes, not their logarithms, and no estimate": Variant(read=unscaled, estimates=False),  # which reads logarithms
     "nothing said of tiling levels": Variant(read=without("level")),
     "nothing said of the workload": Variant(read=without("workload")),
     "nothing said of the hardware": Variant(read=without("hardware")),
@@ -133,7 +138,8 @@ VARIANTS: dict[str, Variant] = {
     "two Mamba blocks": Variant(build=TwoBlocks),
 }
 
-FEW = ("default", "not taught: LambdaRank on the measured programs", "sizes, not their logarithms", "nothing said of the workload",
+FEW = ("default", "not taught: LambdaRank on the measured programs", "no analytical estimate", "sizes, not their logarithms, and no estimate",
+       "nothing said of the workload",
        "mean over the tokens", "two Mamba blocks", "no network: trees on per-store features")  # of the quick and smallest forms  # fmt: skip
 QUICK_UNLABELLED = 48  # of each task
 TREES = {
@@ -165,7 +171,7 @@ class Bench:
         epochs = round(self.epochs * (len(self.lesson.train) + len(self.lesson.unlabelled["tokens"])) / len(train))  # equal steps
         settings = replace(STUDENT, seed=seed, epochs=epochs, period=epochs, loss=variant.loss)
         seen = lambda samples: replace(samples, features=variant.read(samples.features))  # noqa: E731
-        return ranked(fitted(seen(train), settings, variant.build), replace(self.lesson, test=seen(self.lesson.test)))
+        return ranked(fitted(seen(train), settings, variant.build, variant.estimates), replace(self.lesson, test=seen(self.lesson.test)))
 
     def of_trees(self, name: str, loss: str, seed: int) -> list[float]:
         """Figures of boosted trees of the catalogue alone, with this loss."""

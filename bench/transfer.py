@@ -1,6 +1,6 @@
 """What one platform's knowledge is worth on another with few measurements.
 
-    python bench/transfer.py [--quick] [--data NAME] [--pair A>B ...] [--labels N|all ...] [--method NAME ...]
+    python bench/transfer.py [--quick] [--data NAME] [--plain] [--pair A>B ...] [--labels N|all ...] [--method NAME ...]
                              [--folds N] [--threads N] [--minutes M] [--logs FOLDER] [--force]
 
 Platform A is learned from all its programs, platform B from a number of its own (--labels), drawn uniformly: only the target is thinned.
@@ -40,7 +40,8 @@ Trees read tokens in every row.
 
 Pairs A>B are of the reference data's three platforms, by grouped cross-validation over its training networks, three held out in turn.
 --data prepared takes the data set of prepared networks, --data machines those that a Xeon and an EPYC measured, with programs as a search
-draws them; each has its own results and tables.
+draws them; each has its own results and tables.  So has --plain, without the analytical estimate (``tcl_core.models.estimate``) that all
+of the networks above add to their scores otherwise, but MTL-TLP's.
 A chain A>B>C continues likewise, with the same programs measured on B and C, and is judged on all its platforms; rows that are not
 sequential learn C alone.  Pairs of real devices are of imported logs: uniformly drawn programs that both measured, matched by task and
 decisions; a quarter of the tasks is held out in turn.
@@ -67,7 +68,7 @@ from typing import Any
 from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _datasets import Logs, Reference
-from _identity import code_identity, data_identity
+from _identity import ESTIMATE, code_identity, data_identity
 from _tables import ROOT, Quick, Results, arguments, into_document
 from _transfer_data import DEVICES, FOLDS, Devices, Targets
 from _transfer_machines import Machines
@@ -79,6 +80,7 @@ from _transfer_units import ALL, Learning, Unit, of_devices
 import numpy as np
 import torch
 
+from tcl_core.models.mamba import MambaModel
 from tcl_core.progress import progress
 
 COMMAND = "python bench/transfer.py"
@@ -93,8 +95,8 @@ MACHINES = (
 )  # fmt: skip
 DATA = ("reference", "prepared", "machines")
 LABELS = (160, ALL, 16, 600, 64, 2400)  # the first are run first
+PLAIN = "plain"
 UNMEASURED = 64
-PICTURE = ROOT / "docs" / "transfer_labels.png"
 QUICK_EPOCHS = 8  # of all networks
 
 
@@ -106,9 +108,11 @@ class Bench:
     ) -> None:
         """``room``: folder for imported logs;  ``epochs``: of all networks; None: their own."""
         self.logs, self.name = logs, name
+        MambaModel.estimates = PLAIN not in name
         code = code_identity(
             [f"tcl_core.{module}" for module in ("chain.bridge", "chain.ckd", "teaching", "models.mtl_tlp", "evaluation.metrics")],
             ["_transfer_units"],
+            [] if MambaModel.estimates else [ESTIMATE],
         )
         data = data_identity(targets.reference.folder, logs)
         measured = targets.digest if isinstance(targets, Machines) else data["reference"]
@@ -167,7 +171,7 @@ class Bench:
 
     def save(self) -> None:
         rows = [{"unit": astuple(unit), "figures": found} for unit, found in self.units.items()]
-        command = COMMAND + "".join(f" --data {data}" for data in DATA if self.name.endswith(f"_{data}"))
+        command = COMMAND + "".join(f" --data {data}" for data in DATA if f"_{data}" in self.name) + f" --{PLAIN}" * (PLAIN in self.name)
         self.published = self.results.save({"identity": self.identity, "summary": self.summary, "units": rows}, command)
 
 
@@ -193,6 +197,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="one pair, one number of labels, one fold")
     parser.add_argument("--data", choices=DATA, default=DATA[0], help=f"which data set of data/ ({DATA[0]})")
+    parser.add_argument(f"--{PLAIN}", action="store_true", help="networks without the analytical estimate")
     parser.add_argument("--pair", action="append", help=f"only this one; of {', '.join(PAIRS)}")
     parser.add_argument("--labels", action="append", type=labels_of, help=f"only so many, 0 or {ALL}; several: give it again")
     parser.add_argument("--method", action="append", choices=ROWS, help="only this row, beside zero-shot; several: give it again")
@@ -204,7 +209,7 @@ def main() -> None:
     given = parser.parse_args()
     until = time.monotonic() + 60 * given.minutes
     torch.set_num_threads(given.threads)
-    name = "transfer" if given.data == DATA[0] else f"transfer_{given.data}"
+    name = "_".join(["transfer", *[given.data] * (given.data != DATA[0]), *[PLAIN] * given.plain])
     usual = MACHINES if given.data == "machines" else PAIRS
     targets, unmeasured = None, UNMEASURED // 4 if given.quick else UNMEASURED
     pairs, labels, folds, epochs, room = given.pair, given.labels or LABELS, given.folds, None, ROOT / "data" / "bench"
@@ -231,8 +236,8 @@ def main() -> None:
         print("not published: what is published has units that are not computed again")
     elif not (given.quick or given.smallest):
         into_document(name, tables(bench.summary))
-        if name == "transfer" and (drawn := by_labels(bench.summary)):
-            drawn.savefig(PICTURE, dpi=100, metadata={"Software": None})
+        if given.data == DATA[0] and (drawn := by_labels(bench.summary)):
+            drawn.savefig(ROOT / "docs" / f"{name}_labels.png", dpi=100, metadata={"Software": None})
 
 
 def targets_of(data: str, unmeasured: int) -> Targets | Machines:

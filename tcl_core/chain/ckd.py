@@ -193,6 +193,8 @@ def start_column(base: MambaNetwork, settings: DistillSettings) -> LateralMambaM
         torch.default_generator.manual_seed(settings.fit.seed)  # torch.manual_seed would seed a caller's GPUs too
         column = MambaNetwork(**base.arguments)
         column.standardise.load_state_dict(base.standardise.state_dict())
+        if base.estimate is not None:
+            column.estimate.load_state_dict(base.estimate.state_dict())
         if settings.column_start == "knowledge_base":
             column.load_state_dict(base.state_dict())
         network = LateralMamba(column, copy.deepcopy(base), settings.adapter_width)

@@ -60,7 +60,7 @@ class LateralMamba(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B,) scores of (B, L, F) tokens; only a program's first ``lengths`` (B,) tokens count."""
         batch = TokenBatch.of(tokens, lengths, self.column.last)
-        return pool(self.activations(batch)[-1], batch)[:, 0]
+        return self.column.scored(pool(self.activations(batch)[-1], batch), tokens, lengths)[:, 0]
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B, 32) AC's last hidden layer, pooled like the score."""
@@ -71,7 +71,7 @@ class LateralMamba(nn.Module):
         """(B, 1 + 32) ``forward`` and ``embed`` in one pass."""
         batch = TokenBatch.of(tokens, lengths, self.column.last)
         *_, hidden, scores = self.activations(batch)
-        return torch.cat([pool(scores, batch), pool(hidden, batch)], dim=1)
+        return torch.cat([self.column.scored(pool(scores, batch), tokens, lengths), pool(hidden, batch)], dim=1)
 
     def activations(self, batch: TokenBatch) -> list[Tensor]:
         """Outputs of AC's seven layers, as in ``MambaNetwork.activations``."""

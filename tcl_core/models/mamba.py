@@ -1,7 +1,7 @@
 """The Mamba cost model (arXiv 2604.12891, section on the cost model; block as in Mamba-1, arXiv 2312.00752).
 
     tokens (B, L, F), standardised -> Linear 64, 128, 128 (ReLU) -> x + Mamba(RMSNorm(x)) -> RMSNorm -> Linear 64, 32
-    (ReLU), 1 -> sum over the sequence, or its last token -> score (B,)
+    (ReLU), 1 -> sum over the sequence, or its last token -> + an analytical estimate (``estimate``) -> score (B,)
 
 With 22 features per token that is 92,097 parameters, the paper's 0.35 MB.  The paper does not say whether the
 block has a residual connection; here it does, as in Mamba's own networks.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from tcl_core.features.batches import Samples
 from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import scan_kernel
+from tcl_core.models.estimate import Estimate
 from tcl_core.models.selective_scan import selective_scan
 from tcl_core.models.torch_model import TorchCostModel
 
@@ -178,15 +180,19 @@ class MambaNetwork(nn.Module):
     WIDTHS = (64, 128, 128, 128, 64, 32, 1)
     EMBEDDING = WIDTHS[-2]
 
-    def __init__(self, features: int, kinds: int = 0, last: bool = False, state: int = 8, kernel: int = 4, rank: int = 8) -> None:
+    def __init__(
+        self, features: int, kinds: int = 0, last: bool = False, state: int = 8, kernel: int = 4, rank: int = 8, estimate: bool = False
+    ) -> None:
         """``kinds``: number of token kinds to standardise by; 0 leaves tokens unscaled.  ``last``: read the score at the
-        last token in use, which has seen all the others, instead of summing over all tokens.
+        last token in use, which has seen all the others, instead of summing over all tokens.  ``estimate``: add an analytical
+        estimate to the score.
         """
         super().__init__()
         self.arguments = {
-            "features": features, "kinds": kinds, "last": last, "state": state, "kernel": kernel, "rank": rank
+            "features": features, "kinds": kinds, "last": last, "state": state, "kernel": kernel, "rank": rank, "estimate": estimate
         }  # fmt: skip
         self.last = last
+        self.estimate = Estimate() if estimate else None
         self.standardise = Standardise(features, kinds) if kinds else nn.Identity()
         sizes = (features, *self.WIDTHS)
         self.encoder = nn.ModuleList(nn.Linear(sizes[i], sizes[i + 1]) for i in range(3))
@@ -198,10 +204,14 @@ class MambaNetwork(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B,) scores of (B, L, F) tokens; only a program's first ``lengths`` (B,) tokens count."""
         batch = TokenBatch.of(tokens, lengths, self.last)
-        return pool(self.activations(batch)[-1], batch)[:, 0]
+        return self.scored(pool(self.activations(batch)[-1], batch), tokens, lengths)[:, 0]
+
+    def scored(self, found: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(B, 1) scores: what the layers ``found``, with the estimate, if there is one."""
+        return found if self.estimate is None else found + self.estimate(tokens, lengths)[:, None]
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, 32) the last hidden layer, pooled like the score; the score is linear in it."""
+        """(B, 32) the last hidden layer, pooled like the score; the score, less its estimate, is linear in it."""
         batch = TokenBatch.of(tokens, lengths, self.last)
         return pool(self.activations(batch)[-2], batch)
 
@@ -209,7 +219,7 @@ class MambaNetwork(nn.Module):
         """(B, 1 + 32) ``forward`` and ``embed`` in one pass."""
         batch = TokenBatch.of(tokens, lengths, self.last)
         *_, hidden, scores = self.activations(batch)
-        return torch.cat([pool(scores, batch), pool(hidden, batch)], dim=1)
+        return torch.cat([self.scored(pool(scores, batch), tokens, lengths), pool(hidden, batch)], dim=1)
 
     def activations(self, batch: TokenBatch, lateral: Sequence[Tensor | None] = NO_LATERAL) -> list[Tensor]:
         """Outputs of the seven layers: 1 to 3 (M, width) per distinct token, 4 to 7 (B, R, width).
@@ -227,10 +237,10 @@ class MambaNetwork(nn.Module):
         return [h1, h2, h3, h4, h5, h6, plus(self.decoder[2](h6), lateral[6])]
 
 
-def network_of_tokens(features: int, kinds: int | None = None, last: bool = True, **shape: int) -> MambaNetwork:
+def network_of_tokens(features: int, kinds: int | None = None, last: bool = True, estimate: bool = False, **shape: int) -> MambaNetwork:
     """A column that standardises the tokens of ``features.tokens``; it leaves tokens of another width unscaled."""
     known = len(layout.KINDS) if features == layout.WIDTH else 0
-    return MambaNetwork(features, known if kinds is None else kinds, last, **shape)
+    return MambaNetwork(features, known if kinds is None else kinds, last, estimate=estimate, **shape)
 
 
 SETTINGS = FitSettings(epochs=30, batch_size=512, learning_rate=2e-3, schedule="cosine", period=30, loss="scores")
@@ -239,22 +249,26 @@ accuracy table reports (docs/models.md)."""
 
 
 class MambaModel(TorchCostModel):
-    """The Mamba cost model; the first ``fit`` also sets the scale of the tokens.
+    """The Mamba cost model; the first ``fit`` also sets the scale of the tokens, and the costs of the analytical estimate.
 
     It learns best from a teacher ensemble's labels: ``Mamba().fit(teach(train))``.
     """
 
     name = "mamba"
     build = staticmethod(network_of_tokens)
+    estimates: ClassVar[bool] = True  # whether a fresh network that reads the tokens of ``features.tokens`` adds an estimate
 
     def __init__(self, settings: FitSettings = SETTINGS, device: str = "cpu") -> None:
         super().__init__(settings, device)
 
     def _start(self, train: Samples) -> nn.Module:
         check_features(train)
-        network = super()._start(train)
+        features = train.features.shape[2]
+        network = self._seeded(features, estimate=self.estimates and features == layout.WIDTH)
         if network.arguments["kinds"]:
             network.standardise.learn(train.features, train.lengths, [layout.KINDS.index("hardware")])
+        if network.estimate is not None:
+            network.estimate.learn(train)
         return network
 
 
