@@ -213,6 +213,45 @@ def _cell(by_labels: Mapping[str, Any], labels: str, method: str, name: str) -> 
     return f"{figures[name][0]:.3f}{'*' if star else ''}"
 
 
+def beside_plain(units: Units, plain: Units) -> dict[str, Any]:
+    """pair -> labels -> method -> figure -> its mean in ``plain`` units, and ``FIGURE_less_plain`` [mean, low, high], where both have the
+    same folds.
+    """
+    found: dict[str, Any] = {}
+    for pair, labels, method in dict.fromkeys((unit.pair, unit.labels, unit.method) for unit in units):
+        mine, theirs = (_folds(of, pair, labels, method) for of in (units, plain))
+        if mine and mine.keys() == theirs.keys():
+            figures: dict[str, Any] = {f"{name}_less_plain": _less(mine, theirs, name) for name in FIGURES}
+            figures |= {name: float(np.mean(list(_by_task(theirs, name).values()))) for name in FIGURES}
+            found.setdefault(short(pair), {}).setdefault(str(labels), {})[method] = figures
+    return found
+
+
+def beside_table(found: Mapping[str, Any], labels: str) -> str:
+    """A row per pair: figures without the estimate, and what it adds, zero-shot and with a number of labels."""
+    columns = [
+        ("0", ZERO_SHOT, "pairs"),
+        ("0", ZERO_SHOT, "u16"),
+        (labels, OURS, "pairs"),
+        (labels, OURS, "u16"),
+        (labels, "own-taught", "pairs"),
+    ]
+    heads = [f"{method}, {'U16' if name == 'u16' else name}" for _, method, name in columns]
+    rows = [
+        [pair.replace(">", " to "), *(_added(_row_of(by_labels, n, method), name) for n, method, name in columns)]
+        for pair, by_labels in found.items()
+    ]
+    return markdown(["from, to", *heads], rows)
+
+
+def _added(row: Mapping[str, Any] | None, name: str) -> str:
+    if row is None:
+        return "-"
+    mean, low, high = row[f"{name}_less_plain"]
+    between = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
+    return f"{row[name]:.3f}, {mean:+.3f}{between}"
+
+
 def size_of(labels: str) -> float:
     """A number of labels, to sort by; infinite for all."""
     return float(labels) if labels.isdigit() else np.inf

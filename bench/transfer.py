@@ -57,6 +57,7 @@ Units with the same code and data are kept.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import sys
 import time
@@ -69,12 +70,12 @@ from tcl_core import environment  # noqa: F401  (before all that imports torch)
 
 from _datasets import Logs, Reference
 from _identity import ESTIMATE, code_identity, data_identity
-from _tables import ROOT, Quick, Results, arguments, into_document
+from _tables import ROOT, Quick, Results, arguments, into_document, result_file
 from _transfer_data import DEVICES, FOLDS, Devices, Targets
 from _transfer_machines import Machines
 from _transfer_plot import by_labels
 from _transfer_rows import ROWS, ZERO_SHOT
-from _transfer_tables import best_variant, short, summary, tables
+from _transfer_tables import beside_plain, beside_table, best_variant, short, summary, tables
 from _transfer_units import ALL, Learning, Unit, of_devices
 
 import numpy as np
@@ -131,6 +132,7 @@ class Bench:
                 if isinstance(told, dict) and self._still_true(unit := Unit(*row["unit"]), told, code)
             }
         self.summary = self.results.published().get("summary", {})  # until there is a new one
+        self.beside_plain = self.results.published().get("beside_plain", {})
         self.learning = Learning(targets, lambda: Devices(Logs(logs, room / "logs")), epochs)
 
     def _still_true(self, unit: Unit, told: dict[str, str], code: str) -> bool:
@@ -147,8 +149,14 @@ class Bench:
             self._run([unit for unit in units if self.resolved(unit) not in self.units], until)
         finally:
             if self.units:  # else what is there stays
-                self.summary = summary(self.units)
+                self.summary, self.beside_plain = summary(self.units), beside_plain(self.units, self._plain())
                 self.save()
+
+    def _plain(self) -> dict[Unit, dict[str, Any]]:
+        """The published units of networks without the analytical estimate; none beside themselves."""
+        file = result_file(f"{self.name}_{PLAIN}.json")
+        rows = json.loads(file.read_text())["units"] if file.exists() else ()
+        return {Unit(*row["unit"]): row["figures"] for row in rows}
 
     def _run(self, todo: Sequence[Unit], until: float) -> None:
         with progress("learning from another platform", len(todo)) as shown:
@@ -172,7 +180,8 @@ class Bench:
     def save(self) -> None:
         rows = [{"unit": astuple(unit), "figures": found} for unit, found in self.units.items()]
         command = COMMAND + "".join(f" --data {data}" for data in DATA if f"_{data}" in self.name) + f" --{PLAIN}" * (PLAIN in self.name)
-        self.published = self.results.save({"identity": self.identity, "summary": self.summary, "units": rows}, command)
+        derived = {"summary": self.summary} | ({"beside_plain": self.beside_plain} if self.beside_plain else {})
+        self.published = self.results.save({"identity": self.identity, **derived, "units": rows}, command)
 
 
 def planned(pairs: Sequence[str], labels: Sequence[int | str], folds: int, methods: Sequence[str] = tuple(ROWS)) -> list[Unit]:
@@ -232,10 +241,14 @@ def main() -> None:
     asked, counts = {short(pair) for pair in pairs}, {"0", *map(str, labels)}
     known = {pair: {n: row for n, row in by.items() if n in counts} for pair, by in bench.summary.items() if pair in asked}
     print(tables(known))
+    if bench.beside_plain:
+        print(f"\nWithout the estimate, and what it adds:\n\n{beside_table(bench.beside_plain, str(LABELS[0]))}")
     if not bench.published:
         print("not published: what is published has units that are not computed again")
     elif not (given.quick or given.smallest):
         into_document(name, tables(bench.summary))
+        if bench.beside_plain:
+            into_document(f"{name}_beside_plain", beside_table(bench.beside_plain, str(LABELS[0])))
         if given.data == DATA[0] and (drawn := by_labels(bench.summary)):
             drawn.savefig(ROOT / "docs" / f"{name}_labels.png", dpi=100, metadata={"Software": None})
 
