@@ -89,7 +89,8 @@ def chained(run: Run, case: ChainCase) -> MambaModel:
     for place in range(1, len(platforms)):
         further = case.further[place]
         sources_s = [np.concatenate([side.latencies_s, np.full(len(further), np.nan)]) for side in reversed(platforms[:place])]
-        model, _ = bridged(model, platforms[place], further, settings, sources_s=sources_s, earlier=case.hardware[:place])
+        known = case.hardware[:place]
+        model, _ = bridged(model, platforms[place], further, settings, sources_s=sources_s, machines=known[::-1], earlier=known)
     return model
 
 

@@ -247,7 +247,8 @@ def _pooled(given: Lesson) -> Learned:
 
 def _bridged(given: Lesson, sources_s: Sequence[np.ndarray]) -> Learned:
     settings = BridgeSettings(given.fit)
-    model, _ = bridged(given.state.knowledge_base, given.few, given.rest, settings, sources_s=sources_s, earlier=given.hardware)
+    base, machines = given.state.knowledge_base, given.hardware[::-1] if len(sources_s) else ()
+    model, _ = bridged(base, given.few, given.rest, settings, sources_s=sources_s, machines=machines, earlier=given.hardware)
     return given.ranked_by(model, given.steps)
 
 

@@ -197,6 +197,7 @@ def distill(
     unlabelled: Samples | None = None,
     *,
     source_latencies_s: np.ndarray | Sequence[np.ndarray] | None = None,
+    source_hardware: Sequence[Sequence[float] | Hardware] = (),
     earlier: Sequence[Sequence[float] | Hardware] = (),
     seed: int = 0,
 ) -> MambaModel:
@@ -206,6 +207,8 @@ def distill(
     unlabelled          U further programs of the same tasks, with that row; their latencies are not read
     source_latencies_s  (M + U,) seconds of both on the hardware that ``model`` learned, NaN where they were not measured; or, for
                         several earlier machines, in any order, (K, M + U)
+    source_hardware     hardware, or hardware vector, of each of these machines, in their order: what follows from the difference
+                        is then counted (``models.estimate``); none: for one machine that of ``model`` if it is known
     earlier             hardware, or hardware vectors, whose ranking is to be preserved; none: that of ``model`` if it is known
 
     The network has the size and speed of ``model``, which is not changed.  Raises UsageError for a model of another class than
@@ -226,9 +229,12 @@ def distill(
             f"there are {count} programs, and source_latencies_s of shape {wrong[0]}; "
             "give, for one earlier machine or for each, a number of seconds for each program, NaN where it was not measured"
         )
+    machines = [vector_of(row) for row in source_hardware]
+    if not machines and len(sources_s) == 1 and trained.hardware:
+        machines = [trained.hardware_vector]
     usual = BridgeSettings()
     settings = replace(usual, fit=replace(usual.fit, seed=seed))
-    return bridged(trained.model, measured, more, settings, sources_s=sources_s, earlier=kept)[0]
+    return bridged(trained.model, measured, more, settings, sources_s=sources_s, machines=machines, earlier=kept)[0]
 
 
 def _by_machine(latencies_s: np.ndarray | Sequence[np.ndarray] | None) -> list[np.ndarray]:

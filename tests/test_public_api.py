@@ -404,6 +404,20 @@ def test_teaching_labels_measured_and_further_programs(samples, monkeypatch):
     assert len(tcl.teach(train)) == len(train)
 
 
+def test_distilling_knows_on_which_hardware_the_sources_ran(samples, model, monkeypatch):
+    """One source's is the model's own, if that is known; several are told."""
+    asked: list[list[tuple[float, ...]]] = []
+    told = lambda *_, machines, **others: asked.append(list(machines)) or (model, None)  # noqa: E731
+    monkeypatch.setattr("tcl_core.chain.bridge.bridged", told)
+    here, there = tcl.Hardware(simd_bytes=32), tcl.Hardware(simd_bytes=64)
+    few, seconds = samples.take(np.arange(0, 96, 3)), np.ones(len(samples) + 32)
+    tcl.distill(tcl.Trained(model, here), few, samples, source_latencies_s=seconds)
+    tcl.distill(model, few, samples, source_latencies_s=seconds)
+    tcl.distill(tcl.Trained(model, here), few, samples, source_latencies_s=[seconds, seconds])
+    tcl.distill(model, few, samples, source_latencies_s=[seconds, seconds], source_hardware=[there, here.vector()])
+    assert asked == [[here.vector()], [], [], [there.vector(), here.vector()]]
+
+
 def test_distilling_needs_a_network_that_can(samples, model):
     moved = tcl.distill(model, samples.take(np.arange(0, 96, 3)), samples)
     assert moved is not model and moved.parameter_count() == model.parameter_count()

@@ -4,7 +4,8 @@ A network that has learned one platform ranks another's programs better than a n
 measurements; fine-tuning it on those alone damages what it knew.  So its knowledge becomes the labels:
 
     1. the knowledge base scores measured and unlabelled programs of the pool with the new platform's hardware row
-    2. where an earlier platform measured a program, its seconds replace the score
+    2. where an earlier platform measured a program, its seconds replace the score, changed as the work that is counted for both
+       platforms' hardware says (``models.estimate``)
     3. the few measurements on the new platform correct all of these labels (``completion``): each earlier platform's by the
        difference to that platform.  Of several that measured a program those near to the new platform count most
     4. if there are more than a few, labels by a teacher ensemble trained on them are mixed in (``teachers_share``)
@@ -33,7 +34,7 @@ import numpy as np
 from tcl_core.chain.completion import Completed, combined, completed
 from tcl_core.chain.method import Learned, Method, Step
 from tcl_core.chain.state import ChainState, OnPhaseEpoch, in_phase
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, UsageError
 from tcl_core.features.batches import Samples, concatenate, rows_by_task
 from tcl_core.features.tokens import check_hardware, hardware_rows, with_hardware
 from tcl_core.learning.batches_by_task import any_usable, check_latencies
@@ -46,6 +47,7 @@ from tcl_core.teaching import STUDENT, standardised, teach
 FEW = 1000  # measured programs up to which teachers trained on them are not used
 LEAST = 16  # fewest paired programs to estimate the scale of the scores
 SCALES = 0.25, 4.0  # bounds of a score unit's worth in log(seconds)
+COUNTED = 0.75  # how much of the counted change is applied to an earlier platform's seconds
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,10 @@ class Bridge(Method):
         return passes(step.params.bridge.epochs, step.measured)
 
     def learn(self, step: Step, on_epoch: OnPhaseEpoch) -> Learned:
-        others, sources_s = step.others()
+        others, sources_s, machines = step.others()
         model, labelled = bridged(
             step.state.knowledge_base, step.measured, others, BridgeSettings.of(step.params),
-            sources_s=sources_s, settled=step.state.shipped, earlier=step.state.hardware,
+            sources_s=sources_s, machines=machines, settled=step.state.shipped, earlier=step.state.hardware,
             on_epoch=in_phase("bridge", on_epoch), checkpoint=step.checkpoint,
         )  # fmt: skip
         # Programs that are alone in their tasks can train it, but give no Fisher diagonal.
@@ -98,6 +100,7 @@ def bridged(
     settings: BridgeSettings = BridgeSettings(),
     *,
     sources_s: Sequence[np.ndarray] = (),
+    machines: Sequence[Sequence[float]] = (),
     settled: bool = False,
     earlier: Sequence[Sequence[float]] = (),
     on_epoch: OnEpoch | None = None,
@@ -109,18 +112,26 @@ def bridged(
     unlabelled  more programs of the same tasks, with the same hardware row; their latencies are not read
     sources_s   (M + U,) seconds of measured, then unlabelled programs on each earlier platform with measurements, in any order;
                 NaN where not measured
+    machines    hardware vector of each of these platforms; none: their seconds count as they are
     settled     leave the network unchanged if the correction's share is 0 and few programs were measured
     earlier     hardware vectors of the platforms whose ranking is rehearsed
     checkpoint  as in ``fit_network``
 
-    Raises DataError for invalid latencies, and for programs without a hardware row.
+    Raises DataError for invalid latencies, and for programs without a hardware row; UsageError for another number of ``machines`` than of
+    ``sources_s``.
     """
     check_latencies(measured)
     check_hardware(measured)
     if any((source_s <= 0).any() for source_s in sources_s):
         raise DataError("a latency of an earlier platform is not positive; make its records again.")
+    if len(machines) not in (0, len(sources_s)):
+        raise UsageError(
+            f"there are measurements of {len(sources_s)} earlier platforms, and the hardware of {len(machines)}; give that of each"
+        )
     programs = concatenate([measured, replace(unlabelled, latencies_s=np.full(len(unlabelled), np.nan))])
-    scores = base.predict(programs)
+    scores, sources_s = base.predict(programs), [np.asarray(source_s, dtype=np.float64) for source_s in sources_s]
+    for place, hardware in enumerate(machines):
+        sources_s[place] = sources_s[place] * np.exp(COUNTED * base.counted_change(programs, hardware))
     guesses_s = [source_seconds(scores, programs, source_s) for source_s in (sources_s if len(sources_s) else (None,))]
     by_source = [completed(programs, guess_s, programs.latencies_s, settings.fit.seed) for guess_s in guesses_s]
     labelled = combined(by_source, sources_s, programs.latencies_s, programs.tasks) if len(by_source) > 1 else by_source[0]

@@ -61,8 +61,9 @@ class Step(Protocol):
         their task's slowest.
         """
 
-    def others(self) -> tuple[Samples, Sequence[np.ndarray]]:
-        """U programs not measured on the next platform, and seconds on each of K earlier ones with records, the nearest first.
+    def others(self) -> tuple[Samples, Sequence[np.ndarray], Sequence[Sequence[float]]]:
+        """U programs not measured on the next platform, and seconds on each of K earlier ones with records, the nearest first, and
+        these platforms' hardware vectors.
 
         The programs are of the same tasks: first those that the nearest of these measured, then, up to ``train.unlabelled`` of a task,
         those of the others and unmeasured ones.  The seconds, (M + U,) of each, are of the M measured programs, then of these: inf

@@ -3,7 +3,7 @@
     time(x)  =  sum over terms i of  cost_i * work_i(x, hardware)
 
 The work is counted: vector instructions of the platform's width, moves of sums that its registers do not hold, turns of loops, bytes
-that pass each of its caches, all as uneven as the parallel loop divides among its threads, and the start of its threads.  Only the
+that pass each of three caches, all as uneven as the parallel loop divides among its threads, and the start of its threads.  Only the
 seven costs are learned, once, from the first data that a network sees.  The network adds what counting misses.
 
 A network that learned one vector width knows nothing of another: no program of its data tells what the hardware row's numbers do.  The
@@ -31,11 +31,13 @@ from tcl_core.platforms import Hardware
 TERMS = ("instructions", "sums", "turns", "through L1", "through L2", "through L3", "threads")
 LEVELS = 8  # most tiling levels, which are a program's last tokens
 FIELD = {field.name: place for place, field in enumerate(fields(Hardware))}
-UNKNOWN = {"simd_bytes": 16.0, "threads": 1.0, "l1_kib": 32.0, "l2_kib": 1024.0, "l3_kib": 32768.0}  # what stands for 0 in a hardware row
+UNKNOWN = {"simd_bytes": 16.0, "threads": 1.0}  # what stands for 0 in a hardware row
 FLOAT_BYTES = 4
 WIDE, REGISTERS, MORE_REGISTERS = 16, 16, 32  # floats of AVX-512's vectors; registers with narrower vectors, and with these
 SPARE = 2  # registers that hold operands
-KEPT = 0.5  # share of a cache that a tile may fill and stay
+# Bytes that a tile may have to stay in L1, L2 and L3.  Those that the hardware row reports ranked unseen platforms no better: a virtual
+# machine's L3 is its host's, hundreds of MiB.
+ROOMS = (2.0**14, 2.0**19, 2.0**24)
 START = 1e4  # work that starting the threads counts for, so that all terms are of one magnitude
 EACH, MOST = 16, 4096  # programs of a task, and in all, that the costs are learned from
 HELD = 0.3  # how firmly a cost stays near that of equal shares in the time
@@ -52,8 +54,12 @@ class Estimate(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B,) scores, higher is faster, of (B, L, F) tokens."""
+        return -self.unit * self.log_time(tokens, lengths)
+
+    def log_time(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(B,) logarithms of the estimated times, up to a constant; 0 where nothing is counted."""
         counted, known = work(tokens, lengths)
-        return -self.unit * torch.logsumexp(counted.log() + self.log_costs, dim=1) * known
+        return torch.logsumexp(counted.log() + self.log_costs, dim=1) * known
 
     def learn(self, train: Samples) -> None:
         """Fit the costs to the programs' labels within tasks: least squares on the logarithm, far ones counting linearly."""
@@ -86,7 +92,7 @@ def work(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     used = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
     hardware = _first(0, "hardware", tokens)[:, HARDWARE.fields]
     operations = _numbers(_first(1, "workload", tokens)[:, WORKLOAD.sizes.start])
-    bytes_wide, threads, *caches = (_told(hardware, name) for name in UNKNOWN)
+    bytes_wide, threads = (_told(hardware, name) for name in UNKNOWN)
     width, threads = (bytes_wide / FLOAT_BYTES).round().clamp_min(1.0), threads.round().clamp_min(1.0)
     parallel, vector, unrolled = _reaches(tokens, used).unbind(1)
 
@@ -105,7 +111,7 @@ def work(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     tile = torch.where(level[:, 0] & ~reduces[:, 0], inside[:, 0], 1.0).clamp_min(1.0)  # sums that the innermost levels add to at once
     held = tile * instructions <= torch.where(width >= WIDE, MORE_REGISTERS, REGISTERS) - SPARE
     added = torch.where(reduces.any(1), _numbers(rows[..., LEVEL.trips.start]).gather(1, reduces.int().argmax(1, keepdim=True))[:, 0], 1.0)
-    passed = [total * _bytes_per_iteration(level, inside, touched, KEPT * 1024.0 * cache) for cache in caches]
+    passed = [total * _bytes_per_iteration(level, inside, touched, room) for room in ROOMS]
     found = [
         operations * instructions,
         total * instructions / torch.where(held, added.clamp_min(1.0), 1.0),
@@ -117,9 +123,9 @@ def work(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     return counted.clamp(NOTHING, MUCH), level.any(1) & ~bound
 
 
-def _bytes_per_iteration(level: Tensor, inside: Tensor, touched: Tensor, room: Tensor) -> Tensor:
-    """(B,) bytes that enter a cache of (B,) ``room`` per iteration: those of the largest tile that fits; of a line where none does."""
-    fits = level & (touched <= room[:, None])
+def _bytes_per_iteration(level: Tensor, inside: Tensor, touched: Tensor, room: float) -> Tensor:
+    """(B,) bytes that enter a cache per iteration: those of the largest tile that fits into its room; of a line where none does."""
+    fits = level & (touched <= room)
     largest = torch.where(fits, inside, -1.0).argmax(1, keepdim=True)
     found = touched.gather(1, largest) / inside.gather(1, largest).clamp_min(1.0)
     return torch.where(fits.any(1), found[:, 0], float(LINE_BYTES))

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples
+from tcl_core.features.tokens import with_hardware
 from tcl_core.learning.batches_by_task import check_features
 from tcl_core.learning.fit import FitSettings
 from tcl_core.models import scan_kernel
@@ -270,6 +271,15 @@ class MambaModel(TorchCostModel):
         if network.estimate is not None:
             network.estimate.learn(train)
         return network
+
+    def counted_change(self, programs: Samples, hardware: Sequence[float]) -> np.ndarray:
+        """(N,) log(time under the programs' own hardware row / time on ``hardware``) by the estimate; zeros without one."""
+        change = np.zeros(len(programs))
+        if self.network is None or self.network.estimate is None:
+            return change
+        for samples, sign in ((programs, 1.0), (with_hardware(programs, hardware), -1.0)):
+            change += sign * self._in_chunks(samples, self.network.estimate.log_time, np.empty(len(programs), np.float32))
+        return change
 
 
 def pool(values: Tensor, batch: TokenBatch) -> Tensor:

@@ -322,7 +322,7 @@ class _Step:
             earlier = self.params.previous(earlier)
         return {name: seconds for name, seconds in found.items() if seconds}
 
-    def others(self) -> tuple[Samples, list[np.ndarray]]:
+    def others(self) -> tuple[Samples, list[np.ndarray], list[tuple[float, ...]]]:
         workspace, encoder, sources = self.workspace, self.workspace.encoder, self.sources.values()
         keys = [record.key for record in workspace.records(self.platform)]
         here, (nearest, *farther) = set(keys), [[key for key in there if key[:2] in encoder.texts] for there in sources] or [[]]
@@ -330,7 +330,9 @@ class _Step:
         tasks = {encoder.numbers[key[0]] for key in (*keys, *others, *preferred)}
         # What only farther platforms measured takes the place of unmeasured programs, so that training costs the same in a long chain.
         others += workspace.unlabelled_keys(sorted(tasks), self.params.train.unlabelled, here | set(others), preferred)
-        return encoder.encode(others, self.hardware), [np.array([there.get(key, np.nan) for key in (*keys, *others)]) for there in sources]
+        seconds = [np.array([there.get(key, np.nan) for key in (*keys, *others)]) for there in sources]
+        machines = [read_saved_hardware(workspace.records_folder(platform)).vector() for platform in self.sources]
+        return encoder.encode(others, self.hardware), seconds, machines
 
 
 def _own_data_only(step: _Step, shown: Progress) -> MambaModel | None:

@@ -23,7 +23,7 @@ from tcl_core.chain.bridge import (
     teachers_share,
 )
 from tcl_core.chain.state import ChainState
-from tcl_core.errors import DataError
+from tcl_core.errors import DataError, UsageError
 from tcl_core.evaluation.metrics import pairwise_accuracy
 from tcl_core.features import layout
 from tcl_core.features.batches import Samples, concatenate
@@ -123,6 +123,26 @@ def test_an_earlier_platform_tells_of_what_the_last_one_did_not_measure(base, mo
     farther_s = old_s * np.exp(np.random.default_rng(4).normal(size=len(drawn)))
     farther_s[80:120], old_s[80:120] = np.nan, np.nan  # some that neither measured, and as many of each
     np.testing.assert_allclose(labels_s(old_s, farther_s), labels_s(farther_s, old_s))
+
+
+def test_an_earlier_platforms_seconds_change_as_the_counted_work_does(base, monkeypatch):
+    """Three quarters of it, each platform's by its own hardware; what was measured stays, and without the hardware all does."""
+    monkeypatch.setattr(MambaModel, "fit", lambda *args, **kwargs: None)
+    changes = {OLD: np.log(4.0) * (np.arange(TASKS * EACH) % 2), NEW: np.zeros(TASKS * EACH)}
+    monkeypatch.setattr(MambaModel, "counted_change", lambda self, programs, hardware: changes[tuple(hardware)])
+    new, old_s = programs(NEW), programs(OLD).latencies_s
+    few, rest = new.take(np.arange(4)), new.take(np.arange(4, len(new)))  # too few for a correction
+
+    def labels_s(*machines: tuple[float, ...]) -> np.ndarray:
+        settings = BridgeSettings(FIT, rehearsal=0.0)
+        return bridged(base, few, rest, settings, sources_s=[old_s], machines=machines)[1].latencies_s[4:]
+
+    task = new.tasks[4:] == 3
+    for machines, change in (((OLD,), 0.75 * changes[OLD]), ((NEW,), 0.0), ((), 0.0)):
+        ratio = labels_s(*machines)[task] / (old_s * np.exp(change))[4:][task]
+        np.testing.assert_allclose(ratio, ratio[0])
+    with pytest.raises(UsageError, match="measurements of 1 earlier platforms, and the hardware of 2; give that of each"):
+        labels_s(OLD, NEW)
 
 
 def test_a_settled_network_stays_as_it_is_where_there_is_no_difference(base):
@@ -234,7 +254,7 @@ def test_programs_alone_in_their_tasks_leave_the_fisher_diagonal_as_it_was(base,
         seed=0,
     )
     state = ChainState(base, base, {"w": torch.ones(1)}, (OLD,), shipped=True)
-    others = rest, [np.full(len(new), np.nan)]
+    others = rest, [np.full(len(new), np.nan)], [OLD]
     step = SimpleNamespace(params=params, state=state, measured=lone, hardware=NEW, checkpoint=None, others=lambda: others)
     learned = Bridge().learn(step, None)
     assert learned.state.fisher is state.fisher and learned.state.hardware == (OLD, NEW) and learned.state.shipped

@@ -20,8 +20,7 @@ from tcl_core.models.lateral_mamba import LateralMamba
 from tcl_core.models.mamba import MambaModel, MambaNetwork
 from tcl_core.platforms import Hardware
 
-AVX2 = Hardware(threads=2, l1_kib=32, l2_kib=1024, l3_kib=32_768, simd_bytes=32)
-AVX512 = Hardware(threads=2, l1_kib=32, l2_kib=1024, l3_kib=32_768, simd_bytes=64)
+AVX2, AVX512 = Hardware(threads=2, simd_bytes=32), Hardware(threads=2, simd_bytes=64)
 OPERATIONS = 12_288
 # iterations from the level on, whether it is of reduced axes, its trips, lines touched in two accesses: 10,000, 600 and 100 of 64 bytes
 LEVELS = (6144, False, 3, 7000, 3000), (2048, True, 16, 500, 100), (128, False, 128, 60, 40)
@@ -55,7 +54,7 @@ def test_counted_by_hand():
         "instructions": OPERATIONS / 8 * uneven,
         "sums": 6144 / 8 * uneven,
         "turns": 6144 / (8 * 4) * uneven,
-        "through L1": 6144 * 100 * 64 / 128 * uneven,  # 6,400 bytes fit into half of 32 KiB, 38,400 do not
+        "through L1": 6144 * 100 * 64 / 128 * uneven,  # 6,400 bytes fit into 16 KiB, 38,400 do not
         "through L2": 6144 * 600 * 64 / 2048 * uneven,  # 640,000 do not fit into half of a MiB
         "through L3": 10_000 * 64 * uneven,
         "threads": START,
@@ -79,9 +78,7 @@ def test_where_nothing_fits_each_iteration_moves_a_line_and_one_loop_starts_no_t
 
 
 def test_what_the_hardware_row_does_not_say_has_a_usual_value():
-    assert counted(tokens_of(Hardware())) == pytest.approx(
-        counted(tokens_of(Hardware(threads=1, l1_kib=32, l2_kib=1024, l3_kib=32_768, simd_bytes=16))), rel=1e-5
-    )
+    assert counted(tokens_of(Hardware())) == pytest.approx(counted(tokens_of(Hardware(threads=1, simd_bytes=16))), rel=1e-5)
 
 
 def test_logs_and_programs_of_a_gpu_are_not_estimated():
@@ -159,6 +156,20 @@ def test_a_network_adds_the_estimate_to_its_score_and_keeps_it(tmp_path):
     model.save(tmp_path / "model")
     np.testing.assert_array_equal(MambaModel.load(tmp_path / "model").predict(samples), model.predict(samples))
     assert sum(p.numel() for p in network.estimate.parameters()) == 0  # nothing that gradient descent moves
+
+
+def test_how_times_change_from_one_platform_to_another_is_counted():
+    wide = drawn(40, AVX512, seed=3)
+    model = MambaModel(FitSettings(epochs=1, loss="scores")).fit(drawn(64, AVX2))
+    narrow = with_hardware(wide, AVX2.vector())
+    found = model.counted_change(wide, AVX2.vector())
+    expected = (predicted(model.network.estimate, narrow) - predicted(model.network.estimate, wide)) / model.network.estimate.unit.item()
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert (found <= 1e-6).all() and (found < -0.1).any()  # wider vectors and more registers make nothing slower
+    assert not model.counted_change(wide, AVX512.vector()).any()
+    plain = MambaModel()
+    plain.network = copy_without(model.network)
+    assert not plain.counted_change(wide, AVX2.vector()).any()
 
 
 def test_a_column_estimates_as_the_knowledge_base_does():

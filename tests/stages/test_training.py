@@ -209,7 +209,7 @@ def test_what_knows_the_shipped_stays_as_it_is_where_few_measurements_show_no_di
     few = samples("b", "records")
     few = few.take(few.tasks < 3)
     monkeypatch.setattr(training._Step, "measured", few)
-    monkeypatch.setattr(training._Step, "others", lambda step: (few.take(np.arange(0)), [np.full(len(few), np.nan)]))
+    monkeypatch.setattr(training._Step, "others", lambda step: (few.take(np.arange(0)), [np.full(len(few), np.nan)], [(0.0,) * 11]))
     training.train(chain)
     report = training.distill(chain, "b")
     kept = f"{len(few)} programs of b show no difference from a that can be believed: its model stays as it is for b"
@@ -336,7 +336,9 @@ def test_what_the_platform_before_measured_here_is_among_the_learned_tasks(folde
     monkeypatch.setattr(training.registry, "champion", lambda platform: (1, elsewhere))
     monkeypatch.setattr(TinyWorkspace, "seconds", lambda self, platform: {("of-a", 0, ()): 1.0})
     monkeypatch.setattr(TinyWorkspace, "recorded_tasks", lambda self, platform: frozenset({f"measured-{platform}"}))
-    monkeypatch.setattr(training._Step, "others", lambda step: (samples("b", "holdout").take(np.arange(0)), [np.full(64, np.nan)]))
+    monkeypatch.setattr(
+        training._Step, "others", lambda step: (samples("b", "holdout").take(np.arange(0)), [np.full(64, np.nan)], [(0.0,) * 11])
+    )
     training.distill(chain, "b", from_registry=True)
     assert provenance.learned_tasks(Workspace().model_folder("b")) == {"everywhere", "of-a", "measured-a", "measured-b"}
 
@@ -351,10 +353,13 @@ def test_a_step_is_told_what_each_earlier_platform_measured(folder, monkeypatch)
     monkeypatch.setattr(TinyWorkspace, "records", lambda self, platform: [SimpleNamespace(key=key(1))])
     monkeypatch.setattr(TinyWorkspace, "seconds", lambda self, platform: seconds[platform])
     monkeypatch.setattr(TinyWorkspace, "unlabelled_keys", lambda self, *given: asked.append(given) or [key(3), key(7)])
+    hardware = {"a": Hardware(simd_bytes=16), "b": Hardware(simd_bytes=32), "c": Hardware(simd_bytes=64)}
+    monkeypatch.setattr(training, "read_saved_hardware", lambda records: hardware[records.name.removeprefix("platform=")])
     step = training._Step(chain, "c", None, folder)
-    others, sources_s = step.others()
+    others, sources_s, machines = step.others()
     assert list(step.sources) == ["b", "a"] and others == (key(4), key(3), key(7))
     np.testing.assert_array_equal(sources_s, [[10.0, 40.0, np.nan, np.nan], [1.0, np.nan, 3.0, np.nan]])
+    assert machines == [hardware["b"].vector(), hardware["a"].vector()]
     ((tasks, _, known, preferred),) = asked
     assert tasks == [0] and known == {key(1), key(4)} and preferred == [key(1), key(2), key(3)]
 
