@@ -145,16 +145,17 @@ def tables(found: Mapping[str, Any]) -> str:
 
 
 def _of_pairs(found: Mapping[str, Any], labels: str, name: str) -> str:
-    """A row per pair, a column per method."""
+    """A row per pair, a column per method that any of them was run with."""
+    methods = [method for method in METHODS if any(_row_of(by_labels, labels, method) for by_labels in found.values())]
     rows = [
         [
             pair.replace(">", " to "),
-            *("-" if name == "forgetting" and _never_knew(pair, method) else _cell(by_labels, labels, method, name) for method in METHODS),
+            *("-" if name == "forgetting" and _never_knew(pair, method) else _cell(by_labels, labels, method, name) for method in methods),
         ]
         for pair, by_labels in found.items()
         if labels in by_labels
     ]
-    return markdown(["from, to", *METHODS], rows)
+    return markdown(["from, to", *methods], rows)
 
 
 def _of_labels(found: Mapping[str, Any], counts: Sequence[str], name: str) -> str:
@@ -167,7 +168,9 @@ def _of_labels(found: Mapping[str, Any], counts: Sequence[str], name: str) -> st
     most = max(run.values(), key=len)
     columns = {labels: list(pairs.values()) for labels, pairs in run.items() if pairs and pairs.keys() == most.keys()}
     rows = [
-        [method, *(_mean([_row_of(by, labels, method) for by in pairs], name) for labels, pairs in columns.items())] for method in METHODS
+        [method, *(_mean([_row_of(by, labels, method) for by in pairs], name) for labels, pairs in columns.items())]
+        for method in METHODS
+        if any(_row_of(by, labels, method) for labels, pairs in columns.items() for by in pairs)
     ]
     return markdown(["learned by", *(f"{labels} labels ({len(pairs)} pairs)" for labels, pairs in columns.items())], rows)
 

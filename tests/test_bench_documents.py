@@ -52,11 +52,13 @@ SHOWN: dict[str, tuple[str, Callable[[Found], str]]] = {
     "networks": ("networks", lambda found: networks.table(found["rows"])),
     "layouts": ("layouts", lambda found: layouts.table(found["units"])),
     "collect": ("collect", lambda found: collect.tables(found["figures"])),
+    "transfer": ("transfer", lambda found: transfer.tables(found["summary"])),
+    "transfer_beside_plain": ("transfer", lambda found: transfer.beside_table(found["beside_plain"], "160")),
     "transfer_plain": ("transfer_plain", lambda found: transfer.tables(found["summary"])),
     "transfer_machines_plain": ("transfer_machines_plain", lambda found: transfer.tables(found["summary"])),
     "model_speed": ("model_speed", lambda found: model_speed.table(found["programs_per_s"])),
     "cold_start": ("model_speed", lambda found: model_speed.cold_table(found["cold_start_s"])),
-    "ablations": ("ablations", lambda found: ablations.table(found["figures"])),
+    "ablations": ("ablations", lambda found: ablations.table(found["runs"])),
     "scale_out": ("scale_out", lambda found: scale_out.table(found["figures"])),
     "worker_memory": ("worker_memory", lambda found: worker_memory.table(found["figures"])),
     "pipeline": ("pipeline", lambda found: pipeline.table(found["summary"])),
@@ -80,4 +82,6 @@ def test_a_table_is_of_the_published_results(name, documents):
     results, table = SHOWN[name]
     found = json.loads((ROOT / "bench" / "results" / f"{results}.json").read_text())
     (shown,) = re.findall(f"<!-- {re.escape(name)} -->\n(.*?)\n<!-- /{re.escape(name)} -->", documents, re.DOTALL)
-    assert shown.startswith(table(found))
+    assert shown.startswith(made := table(found))
+    rows = lambda text: sum(line.startswith("|") for line in text.splitlines())  # noqa: E731
+    assert rows(shown) == rows(made) > 2 * made.count("| --- |\n")  # beyond heads
