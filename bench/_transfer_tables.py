@@ -239,6 +239,7 @@ def beside_table(found: Mapping[str, Any], labels: str) -> str:
         (labels, OURS, "u16"),
         (labels, "own-taught", "pairs"),
     ]
+    columns = [(n, method, name) for n, method, name in columns if any(_row_of(by_labels, n, method) for by_labels in found.values())]
     heads = [f"{method}, {'U16' if name == 'u16' else name}" for _, method, name in columns]
     rows = [
         [pair.replace(">", " to "), *(_added(_row_of(by_labels, n, method), name) for n, method, name in columns)]

@@ -54,6 +54,8 @@ SHOWN: dict[str, tuple[str, Callable[[Found], str]]] = {
     "collect": ("collect", lambda found: collect.tables(found["figures"])),
     "transfer": ("transfer", lambda found: transfer.tables(found["summary"])),
     "transfer_beside_plain": ("transfer", lambda found: transfer.beside_table(found["beside_plain"], "160")),
+    "transfer_machines": ("transfer_machines", lambda found: transfer.tables(found["summary"])),
+    "transfer_machines_beside_plain": ("transfer_machines", lambda found: transfer.beside_table(found["beside_plain"], "160")),
     "transfer_plain": ("transfer_plain", lambda found: transfer.tables(found["summary"])),
     "transfer_machines_plain": ("transfer_machines_plain", lambda found: transfer.tables(found["summary"])),
     "model_speed": ("model_speed", lambda found: model_speed.table(found["programs_per_s"])),

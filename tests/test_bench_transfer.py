@@ -316,7 +316,9 @@ def test_what_the_estimate_adds_is_said_for_what_both_kinds_of_network_learned()
     assert row["pairs"] == pytest.approx(0.4) and row["pairs_less_plain"] == pytest.approx([0.1] * 3) and row["u16"] == mine["u16"][0]
     assert "| a to b | 0.400, +0.100 (+0.100 to +0.100) |" in beside_table(found, "160")
     fewer = {unit: found for unit, found in plain.items() if unit.fold == 0}
-    assert beside_plain(units(), fewer) == {} and "-" in beside_table({"a>b": {}}, "160")
+    assert beside_plain(units(), fewer) == {}
+    assert "own-taught" not in beside_table(found, "160")  # which nobody ran
+    assert "| - |" in beside_table(found | {"b>a": {"0": found["a>b"]["0"]}}, "160")
 
 
 def test_the_plan_asks_for_variants_on_the_first_fold_alone():
