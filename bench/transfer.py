@@ -109,11 +109,10 @@ class Bench:
     ) -> None:
         """``room``: folder for imported logs;  ``epochs``: of all networks; None: their own."""
         self.logs, self.name = logs, name
-        MambaModel.estimates = PLAIN not in name
         code = code_identity(
             [f"tcl_core.{module}" for module in ("chain.bridge", "chain.ckd", "teaching", "models.mtl_tlp", "evaluation.metrics")],
             ["_transfer_units"],
-            [] if MambaModel.estimates else [ESTIMATE],
+            [ESTIMATE] if PLAIN in name else [],
         )
         data = data_identity(targets.reference.folder, logs)
         measured = targets.digest if isinstance(targets, Machines) else data["reference"]
@@ -159,6 +158,7 @@ class Bench:
         return {Unit(*row["unit"]): row["figures"] for row in rows}
 
     def _run(self, todo: Sequence[Unit], until: float) -> None:
+        MambaModel.estimates = PLAIN not in self.name
         with progress("learning from another platform", len(todo)) as shown:
             for place, asked in enumerate(todo):
                 if time.monotonic() > until:
