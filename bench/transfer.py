@@ -82,6 +82,7 @@ import numpy as np
 import torch
 
 from tcl_core.models.mamba import MambaModel
+from tcl_core.models.trees import TreesModel
 from tcl_core.progress import progress
 
 COMMAND = "python bench/transfer.py"
@@ -158,7 +159,7 @@ class Bench:
         return {Unit(*row["unit"]): row["figures"] for row in rows}
 
     def _run(self, todo: Sequence[Unit], until: float) -> None:
-        MambaModel.estimates = PLAIN not in self.name
+        MambaModel.estimates = TreesModel.estimates = PLAIN not in self.name
         with progress("learning from another platform", len(todo)) as shown:
             for place, asked in enumerate(todo):
                 if time.monotonic() > until:
@@ -206,7 +207,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--quick", action=Quick, help="one pair, one number of labels, one fold")
     parser.add_argument("--data", choices=DATA, default=DATA[0], help=f"which data set of data/ ({DATA[0]})")
-    parser.add_argument(f"--{PLAIN}", action="store_true", help="networks without the analytical estimate")
+    parser.add_argument(f"--{PLAIN}", action="store_true", help="networks and trees without the analytical estimate")
     parser.add_argument("--pair", action="append", help=f"only this one; of {', '.join(PAIRS)}")
     parser.add_argument("--labels", action="append", type=labels_of, help=f"only so many, 0 or {ALL}; several: give it again")
     parser.add_argument("--method", action="append", choices=ROWS, help="only this row, beside zero-shot; several: give it again")

@@ -35,6 +35,7 @@ MACHINE = "x86_64"  # architecture on which the data were measured
 LEARNS = (
     "reference.py",
     "records.py",
+    "models/estimate.py",
     "models/trees.py",
     *(f"{folder}/*.py" for folder in ("features", "learning", "platforms", "programs", "store")),
 )

@@ -56,6 +56,11 @@ class Estimate(nn.Module):
         """(B,) scores, higher is faster, of (B, L, F) tokens."""
         return -self.unit * self.log_time(tokens, lengths)
 
+    def scores(self, samples: Samples) -> np.ndarray:
+        """(N,) float32 scores of programs in tokens."""
+        with torch.no_grad():
+            return self(torch.from_numpy(samples.features), torch.from_numpy(samples.lengths.astype(np.int64))).numpy()
+
     def log_time(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B,) logarithms of the estimated times, up to a constant; 0 where nothing is counted."""
         counted, known = work(tokens, lengths)

@@ -1,4 +1,4 @@
-"""The analytical estimate: counted by hand, fitted to times that it could have made, and as part of a network."""
+"""The analytical estimate: counted by hand, fitted to times that it could have made, and as part of a network and of trees."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tcl_core.learning.fit import FitSettings
 from tcl_core.models.estimate import NOTHING, START, TERMS, Estimate, work
 from tcl_core.models.lateral_mamba import LateralMamba
 from tcl_core.models.mamba import MambaModel, MambaNetwork
+from tcl_core.models.trees import TreesModel
 from tcl_core.platforms import Hardware
 
 AVX2, AVX512 = Hardware(threads=2, simd_bytes=32), Hardware(threads=2, simd_bytes=64)
@@ -118,10 +119,6 @@ def samples_of(tokens: torch.Tensor, seconds: np.ndarray, tasks: np.ndarray) -> 
     return Samples(features=tokens.numpy(), lengths=np.full(len(tokens), tokens.shape[1] - 1), tasks=tasks, latencies_s=seconds)
 
 
-def predicted(estimate: Estimate, samples: Samples) -> np.ndarray:
-    return estimate(torch.from_numpy(samples.features), torch.from_numpy(samples.lengths)).numpy()
-
-
 def test_costs_are_learned_from_times_within_tasks_and_hold_for_other_hardware():
     estimate, learned, other = Estimate(), drawn(400, AVX2), drawn(400, AVX512, seed=1)
     slow = learned.latencies_s.copy()
@@ -129,7 +126,7 @@ def test_costs_are_learned_from_times_within_tasks_and_hold_for_other_hardware()
     estimate.learn(replace(learned, latencies_s=slow))
     for task in range(4):
         mine = other.take(other.tasks == task)
-        assert spearmanr(predicted(estimate, mine), -mine.latencies_s).statistic > 0.99
+        assert spearmanr(estimate.scores(mine), -mine.latencies_s).statistic > 0.99
     assert estimate.unit.item() == pytest.approx(1.0, abs=0.1)  # the labels are logarithms of seconds
     again = Estimate()
     again.learn(replace(learned, latencies_s=slow))
@@ -163,7 +160,7 @@ def test_how_times_change_from_one_platform_to_another_is_counted():
     model = MambaModel(FitSettings(epochs=1, loss="scores")).fit(drawn(64, AVX2))
     narrow = with_hardware(wide, AVX2.vector())
     found = model.counted_change(wide, AVX2.vector())
-    expected = (predicted(model.network.estimate, narrow) - predicted(model.network.estimate, wide)) / model.network.estimate.unit.item()
+    expected = (model.network.estimate.scores(narrow) - model.network.estimate.scores(wide)) / model.network.estimate.unit.item()
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert (found <= 1e-6).all() and (found < -0.1).any()  # wider vectors and more registers make nothing slower
     assert not model.counted_change(wide, AVX512.vector()).any()
@@ -210,6 +207,38 @@ def test_an_unseen_platform_is_ranked_by_its_hardware_row_alone():
     true = timed(torch.from_numpy(wide.features))
     rank = lambda scores: np.mean([spearmanr(scores[wide.tasks == t], -true[wide.tasks == t]).statistic for t in range(4)])  # noqa: E731
     assert rank(model.predict(wide)) > rank(model.predict(narrow)) + 0.01
+
+
+def test_trees_add_what_counting_misses_and_know_what_other_vectors_change():
+    """A tree cannot ask for a hardware row that it saw one of; all that changes is what is counted."""
+    narrow = drawn(200, AVX2, seed=2)
+    wide = with_hardware(narrow, AVX512.vector())
+    model = TreesModel(FitSettings(epochs=4, loss="pairs")).fit(drawn(400, AVX2))
+    changed = model.estimate.scores(wide) - model.estimate.scores(narrow)
+    assert np.abs(changed).max() > 0.1
+    np.testing.assert_allclose(model.predict(wide) - model.predict(narrow), changed, atol=1e-4)
+    grown = model.predict(narrow) - model.estimate.scores(narrow)
+    assert grown.std() > 0.01
+    scores, places = model.predict_and_embed(narrow)
+    np.testing.assert_allclose(scores, model.predict(narrow), atol=1e-4)
+    np.testing.assert_allclose(places.sum(1), grown, atol=1e-4)
+    before = model.estimate.log_costs.clone()
+    model.fit(drawn(40, AVX512, seed=5))  # more trees, upon the same estimate
+    assert torch.equal(model.estimate.log_costs, before)
+
+
+def test_trees_are_kept_with_their_estimate_and_those_of_before_load_without(tmp_path, monkeypatch):
+    samples = drawn(64, AVX2)
+    model = TreesModel(FitSettings(epochs=1, loss="pairs")).fit(samples)
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(TreesModel.load(tmp_path / "model").predict(samples), model.predict(samples))
+    monkeypatch.setattr(TreesModel, "estimates", False)
+    plain = TreesModel(FitSettings(epochs=1, loss="pairs")).fit(samples)
+    plain.save(tmp_path / "plain")
+    monkeypatch.undo()
+    loaded = TreesModel.load(tmp_path / "plain")
+    assert loaded.estimate is None and (loaded.predict(samples) != model.predict(samples)).any()
+    np.testing.assert_array_equal(loaded.predict(samples), plain.predict(samples))
 
 
 def test_broken_tokens_are_refused_before_they_are_counted():
