@@ -19,6 +19,7 @@ from tcl_core.programs.tuning_logs.opening import DATABASE, MEASURED
 from tcl_core.tuning.database import Shelf, open_database
 
 LIBRARY, EXAMPLE = "network.so", "example.npz"  # files of a tuned network's folder: the library; inputs, with the reference's outputs
+CURVE = "curve.json"  # beside an unfinished search's database: how the network became faster
 TOLERANCE = 1e-3  # largest difference of an output, relative to its magnitude: beyond it a network is refused
 Part = TypeVar("Part")
 ROOM = 16 << 20  # bytes: more than the object files of a network's code take, beside its weights
@@ -123,7 +124,7 @@ def write_databases(measured: Path, built: Sequence[Any], out: Path) -> None:
     """
     folder = out / DATABASE
     with writing(out / MEASURED):
-        shutil.copytree(measured, out / MEASURED)
+        shutil.copytree(measured, out / MEASURED, ignore=shutil.ignore_patterns(CURVE))
     written = open_database(folder)
     try:
         for record in built:

@@ -6,15 +6,16 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tcl_core.checked import read_json, write_json
 from tcl_core.compat import make_target, quiet_compiler, structural_key
-from tcl_core.errors import PlatformError, UsageError, last_line
+from tcl_core.errors import PlatformError, TclError, UsageError, last_line
 from tcl_core.files import shown
 from tcl_core.measure.job import Setup
 from tcl_core.measure.runner import Runner
@@ -30,13 +31,14 @@ from tcl_core.sandbox import scratch_folder
 from tcl_core.tuning import latency
 from tcl_core.tuning.coldness import is_cold, own_cache_bytes
 from tcl_core.tuning.database import open_database
-from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE, by_task, database_of, export, without_spoilers, write_databases
+from tcl_core.tuning.library import CURVE, EXAMPLE, LIBRARY, TOLERANCE, by_task, database_of, export, without_spoilers, write_databases
 from tcl_core.tuning.schedules import SearchSettings
 from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import TaskTime, Tunable, Tuner
 
 # Programs of a task to try in the network before the task is left to TVM.
 ALTERNATIVES = 3
+KEPT_S = 2.0  # how often the search's curve is written down
 PYTORCH, ONNX, UNTUNED = "PyTorch", "ONNX's reference evaluator", "the untuned network"
 SLOW_MS = 3e3  # an untuned network that takes longer is not run once more to time it
 
@@ -52,6 +54,7 @@ class Tuned:
     left_out     tasks left to TVM: with their best programs the network could not be built, or computed something else
     compared     ``latency.Latencies`` as plain data
     donated      tasks that programs of other networks fit
+    search_s     of all runs that the search took
     curve        [programs measured, seconds of the search, milliseconds of the network as the sum of its tasks' best programs],
                  each time that sum falls; begins when each task has a program that ran
     """
@@ -105,10 +108,13 @@ def tune_network(
     with scratch_folder("tuned") as scratch:
         workshop = _Workshop(network, module, target, setup, imported.inputs, imported.outputs, Path(scratch))
         workshop.build_untuned()
-        start = time.monotonic()
-        curve = _Curve()
-        database, times, donated = search_tasks(tunables, model, hardware, setup, trials, seed, folder, minutes, donors, on_trial=curve.add)
-        search_s = time.monotonic() - start
+        curve = _Curve(folder)
+        try:
+            database, times, donated = search_tasks(
+                tunables, model, hardware, setup, trials, seed, folder, minutes, donors, on_trial=curve.add
+            )
+        finally:
+            search_s = curve.keep()
         left_out = workshop.build_tuned(database)
         times = _as_built(times, workshop.kept)
         threads, pin, device = setup.protocol.threads, setup.protocol.pin_threads, setup.kind.device
@@ -145,16 +151,34 @@ def _as_built(times: Sequence[TaskTime], kept: Sequence[Any]) -> list[TaskTime]:
 
 
 class _Curve:
-    """Records how the network became faster during the search."""
+    """Records how the network became faster during the search, in all runs that it took: ``folder`` keeps it, if there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.points: list[tuple[int, float, float]] = []
-        self._began = time.monotonic()
+        self._file, self._before_s = folder and folder / CURVE, 0.0
+        self._began = self._kept = time.monotonic()
+        if self._file and self._file.exists():
+            with suppress(TclError):  # unreadable: then it is this run's alone
+                found = read_json(self._file, "it is begun anew")
+                self.points, self._before_s = [tuple(point) for point in found["points"]], found["seconds"]
 
     def add(self, trials: int, network_s: float) -> None:
         """Add a point if the network is faster than at the last one; ``network_s`` is inf while a task has no program that ran."""
         if math.isfinite(network_s) and (not self.points or network_s * 1e3 < self.points[-1][2]):
-            self.points.append((trials, time.monotonic() - self._began, network_s * 1e3))
+            self.points.append((trials, self._seconds(), network_s * 1e3))
+        if time.monotonic() > self._kept + KEPT_S:
+            self.keep()
+
+    def keep(self) -> float:
+        """Write it down, where this is possible; return the seconds of the search so far."""
+        self._kept = time.monotonic()
+        if self._file and self._file.parent.exists():
+            with suppress(TclError):  # a full disk, say: no reason to stop a search
+                write_json(self._file, {"seconds": self._seconds(), "points": self.points})
+        return self._seconds()
+
+    def _seconds(self) -> float:
+        return self._before_s + time.monotonic() - self._began
 
 
 class _Workshop:

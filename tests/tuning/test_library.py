@@ -22,7 +22,7 @@ from tcl_core.programs.tuning_logs.opening import DATABASE, MEASURED
 from tcl_core.stages.tuned_folder import unchecked_text
 from tcl_core.tuning import network
 from tcl_core.tuning.database import GUESSED_S, Shelf, open_database
-from tcl_core.tuning.library import ROOM, by_task, database_of, export, without_spoilers, write_databases
+from tcl_core.tuning.library import CURVE, ROOM, by_task, database_of, export, without_spoilers, write_databases
 from tcl_core.tuning.transfer import Donors
 from tcl_core.tuning.tuner import TaskTime
 
@@ -63,7 +63,10 @@ def test_tvm_applies_what_the_network_was_built_with(tmp_path, matmul, conv, sof
     Shelf(measured, softmax.module, target).put(schedules[softmax.task.key][0].trace, [1e-4])
     Shelf(winners, matmul.module, target).put(built, [1.3e-4])
     Shelf(winners, conv.module, target).put(schedules[conv.task.key][2].trace, [GUESSED_S])
+    (tmp_path / "all" / CURVE).write_text("{}")  # of the search, no part of the database
     write_databases(tmp_path / "all", winners.get_all_tuning_records(), tmp_path)
+    assert not (tmp_path / MEASURED / CURVE).exists()
+    (tmp_path / "all" / CURVE).unlink()
 
     written = open_database(tmp_path / DATABASE)
     found = {tiny.task.key: written.query_ir_module(tiny.module, target, "main") for tiny in tasks}

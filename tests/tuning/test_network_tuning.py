@@ -25,7 +25,7 @@ from tcl_core.programs.tasks import EXTRACTION_TARGET
 from tcl_core.tuning import latency, network
 from tcl_core.programs.tuning_logs.opening import MEASURED, RECORDS
 from tcl_core.tuning.database import seconds_of
-from tcl_core.tuning.library import EXAMPLE, LIBRARY, TOLERANCE, by_task
+from tcl_core.tuning.library import CURVE, EXAMPLE, LIBRARY, TOLERANCE, by_task
 from tcl_core.tuning.transfer import Donors
 
 ROOT = Path(__file__).parents[2]
@@ -192,11 +192,26 @@ def test_tasks_that_trials_did_not_reach_are_built_with_guesses(tmp_path, tunabl
 
 
 def test_the_curve_of_a_search_has_a_point_for_each_gain():
-    curve = network._Curve()
+    curve = network._Curve(None)
     for trials, network_s in ((8, float("inf")), (16, 0.5), (24, 0.5), (32, 0.25), (40, 0.3)):
         curve.add(trials, network_s)
     assert [(trials, ms) for trials, _, ms in curve.points] == [(16, 500.0), (32, 250.0)]
     assert 0 <= curve.points[0][1] <= curve.points[1][1]
+
+
+def test_a_search_that_goes_on_counts_the_seconds_of_all_its_runs(tmp_path, monkeypatch):
+    clock = iter(np.arange(0.0, 1e4, 100.0))
+    monkeypatch.setattr(network.time, "monotonic", lambda: next(clock))
+    first = network._Curve(tmp_path)
+    first.add(8, 0.5)  # and then it is killed
+    so_far = network._Curve(tmp_path)
+    assert so_far.points == first.points and len(first.points) == 1
+    so_far.add(8, 0.5)  # what it knows from the database is no gain
+    so_far.add(16, 0.25)
+    assert [(trials, ms) for trials, _, ms in so_far.points] == [(8, 500.0), (16, 250.0)]
+    assert so_far.points[1][1] > first.points[0][1] + 200 and so_far.keep() > so_far.points[1][1]
+    (tmp_path / CURVE).write_text("{")
+    assert network._Curve(tmp_path).points == []
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no protobuf"])
