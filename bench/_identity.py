@@ -25,7 +25,8 @@ CODE = (
     "reference.py", "datasets.py", "records.py", "platforms", "stages/exchange.py",
 )  # fmt: skip
 NEUTRAL = ("_tables", "_identity", "_smallest")  # how figures are kept and shown, which does not change them
-ESTIMATE = ROOT / "tcl_core" / "models" / "estimate.py"  # which networks of before, and the paper's, have not
+ESTIMATE = ROOT / "tcl_core" / "models" / "estimate.py"
+UNESTIMATED = ("mamba-paper", "xgboost", "world-model")  # which import it and have none
 SAME = ROOT / "bench" / "same_figures.toml"  # files whose latest changes cannot have changed a figure
 TAUGHT = ("mamba", "tcl")
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # the teachers of ``TAUGHT``
@@ -89,7 +90,7 @@ def code_of(model: str) -> list[Path]:
     module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.chain.bridge"
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
     found = reached(modules, ["_datasets", *(["_lessons"] if model in TAUGHT else [])])
-    return [path for path in found if path != ESTIMATE or model != "mamba-paper"]
+    return [path for path in found if path != ESTIMATE or model not in UNESTIMATED]
 
 
 def code_identity(modules: Sequence[str], scripts: Sequence[str], without: Container[Path] = ()) -> str:

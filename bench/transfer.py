@@ -41,7 +41,7 @@ Trees read tokens in every row.
 Pairs A>B are of the reference data's three platforms, by grouped cross-validation over its training networks, three held out in turn.
 --data prepared takes the data set of prepared networks, --data machines those that a Xeon and an EPYC measured, with programs as a search
 draws them; each has its own results and tables.  So has --plain, without the analytical estimate (``tcl_core.models.estimate``) that all
-of the networks above add to their scores otherwise, but MTL-TLP's.
+of the networks above but MTL-TLP's, and the trees that teach, add to their scores otherwise.
 A chain A>B>C continues likewise, with the same programs measured on B and C, and is judged on all its platforms; rows that are not
 sequential learn C alone.  Pairs of real devices are of imported logs: uniformly drawn programs that both measured, matched by task and
 decisions; a quarter of the tasks is held out in turn.
@@ -153,7 +153,7 @@ class Bench:
                 self.save()
 
     def _plain(self) -> dict[Unit, dict[str, Any]]:
-        """The published units of networks without the analytical estimate; none beside themselves."""
+        """The published units of models without the analytical estimate; none beside themselves."""
         file = result_file(f"{self.name}_{PLAIN}.json")
         rows = json.loads(file.read_text())["units"] if file.exists() else ()
         return {Unit(*row["unit"]): row["figures"] for row in rows}

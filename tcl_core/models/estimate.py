@@ -4,9 +4,9 @@
 
 The work is counted: vector instructions of the platform's width, moves of sums that its registers do not hold, turns of loops, bytes
 that pass each of three caches, all as uneven as the parallel loop divides among its threads, and the start of its threads.  Only the
-seven costs are learned, once, from the first data that a network sees.  The network adds what counting misses.
+seven costs are learned, once, from the first data that a model sees.  A network, or trees, add what counting misses.
 
-A network that learned one vector width knows nothing of another: no program of its data tells what the hardware row's numbers do.  The
+A model that learned one vector width knows nothing of another: no program of its data tells what the hardware row's numbers do.  The
 counted work changes with these numbers as it does on the machine, so a new platform is ranked better before anything was measured on
 it (docs/learning.md).  (Roofline models count likewise: Williams, Waterman and Patterson, CACM 2009.)
 
@@ -58,8 +58,10 @@ class Estimate(nn.Module):
 
     def scores(self, samples: Samples) -> np.ndarray:
         """(N,) float32 scores of programs in tokens."""
+        if not len(samples):  # without programs there may be no rows to look at
+            return np.zeros(0, dtype=np.float32)
         with torch.no_grad():
-            return self(torch.from_numpy(samples.features), torch.from_numpy(samples.lengths.astype(np.int64))).numpy()
+            return self(torch.from_numpy(samples.features).float(), torch.from_numpy(samples.lengths.astype(np.int64))).numpy()
 
     def log_time(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(B,) logarithms of the estimated times, up to a constant; 0 where nothing is counted."""
