@@ -26,7 +26,7 @@ RUN useradd --create-home --uid 1000 tcl \
  && mkdir -p /state data/tuned logs networks registry .dvc/cache .dvc/tmp .prefect mlruns \
  && chown tcl:tcl . params.yaml .dvc /state \
  && chown -R tcl:tcl data logs networks registry .dvc/cache .dvc/tmp .prefect mlruns \
- && mkdir /shipped && cp -a data/prepared data/reference data/registers data/searched /shipped
+ && mkdir /shipped && cp -a data/prepared data/reference data/registers data/searched data/variants /shipped
 USER tcl
 # A volume keeps the data sets of the image that it was made with, so this one's take their place; a project that is mounted has its own.
 ENTRYPOINT ["/bin/sh", "-c", "[ \"$PWD\" != /tcl ] || [ -e .git ] || { mkdir -p data/tuned && cp -a /shipped/. data/; } || echo 'the data sets in data/ may be of an older image' >&2; exec \"$@\"", "tcl"]

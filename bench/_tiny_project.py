@@ -31,6 +31,7 @@ COPIED = (
     "data/prepared",
     "data/registers",
     "data/searched",
+    "data/variants",
     "data/tuned",
 )
 MCPUS = {"host-sse42": "nehalem", "host-avx2": "haswell"}

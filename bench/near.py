@@ -7,7 +7,7 @@ drawn             data/prepared and data/registers: uniform draws, and draws suc
 + searched alone  and the searched programs in data/searched of that machine
 + both            and both, in the same tasks
 + elsewhere       drawn, and both of the other platforms, each of another machine
-+ all             all of it: what comes with TCL
++ all             all of these
 + all, LambdaRank the same by LambdaRank, where the other rows' trees count every pair alike
 
 Boosted trees on tokens learn each row in one heap, as the data that comes with TCL is learned, under this machine's hardware row, and

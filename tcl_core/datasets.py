@@ -17,7 +17,7 @@ from tcl_core.files import place, shown
 from tcl_core.platforms import Hardware, vector_of
 from tcl_core.programs.tuning_logs.known import Known
 from tcl_core.programs.tuning_logs.opening import log_file, open_log
-from tcl_core.reference import PACKAGED, PREPARED, REGISTERS, SEARCHED, Case, Reference, drawn
+from tcl_core.reference import PACKAGED, PREPARED, REGISTERS, SEARCHED, VARIANTS, Case, Reference, drawn
 from tcl_core.stages.exchange import Refused, encoder_of
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "PREPARED",
     "REGISTERS",
     "SEARCHED",
+    "VARIANTS",
     "Case",
     "Reference",
     "drawn",
@@ -33,6 +34,7 @@ __all__ = [
     "reference",
     "registers",
     "searched",
+    "variants",
 ]
 
 
@@ -67,6 +69,14 @@ def searched(features: str | Path | None = None) -> Reference:
     ``data/searched/README.md`` gives their numbers.
     """
     return reference(SEARCHED, features)
+
+
+def variants(features: str | Path | None = None) -> Reference:
+    """Few programs each of many more tasks, of the training networks in other sizes; not every target measured all of them.
+
+    ``data/variants/README.md`` gives their numbers.
+    """
+    return reference(VARIANTS, features)
 
 
 def log(path: str | Path, hardware: Sequence[float] | Hardware = (), target: str = "") -> Samples:

@@ -1,11 +1,12 @@
 """The data sets that come with TCL: measured programs of many networks' tasks, on several platforms.
 
-All platforms measured the same programs, except in SEARCHED.
+All platforms measured the same programs, except in SEARCHED and VARIANTS.
 
 PACKAGED   networks as their authors wrote them
 PREPARED   as params.yaml prepares them, without Winograd and rounding up, which came later: most of the tasks that projects have
 REGISTERS  as params.yaml prepares them; nine in ten programs are of the kind that a search chooses among (``programs.registers``)
 SEARCHED   programs that searches proposed for the tasks of REGISTERS, and random draws: AVX2 on another machine, and AVX-512
+VARIANTS   few programs each of many more tasks to train on: of the training networks in other sizes
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ PACKAGED = Path(__file__).parent / "package_data" / "reference"
 PREPARED = PACKAGED.with_name("prepared")
 REGISTERS = PACKAGED.with_name("registers")
 SEARCHED = PACKAGED.with_name("searched")
-LEARNED = PREPARED, REGISTERS, SEARCHED
+VARIANTS = PACKAGED.with_name("variants")
+LEARNED = PREPARED, REGISTERS, SEARCHED, VARIANTS
 """Data sets that projects learn beside their own measurements, and that the model that comes with TCL learns (``shipped``)."""
 
 
@@ -224,13 +226,19 @@ class Reference:
         return self._heap(lambda platform: _of(self.samples(platform), kept))
 
     def unmeasured(self, without: Collection[str] = ()) -> Samples:
-        """Further programs of the tasks of ``pooled`` that no platform measured, numbered alike; latencies are inf."""
+        """Further programs of the tasks of ``pooled``, on each platform those that it did not measure, numbered alike; latencies are inf."""
         kept, numbers = self._trained(without), self.encoder.numbers
-        known = {record.key for platform in self.platforms for record in self._records(platform)}
+        known = {platform: {record.key for record in self._records(platform)} for platform in self.platforms}
         rows = self._table("programs")
         programs = [(row["task_key"], row["sketch_id"], tuple(row["decisions"])) for row in rows if numbers[row["task_key"]] in kept]
-        tokens = self.encoder.encode([key for key in programs if key not in known], self.hardware(self.platforms[0]).vector())
-        return self._heap(lambda platform: with_hardware(tokens, self.hardware(platform).vector()))
+        programs = [key for key in programs if any(key not in measured for measured in known.values())]
+        tokens = self.encoder.encode(programs, self.hardware(self.platforms[0]).vector())
+
+        def of(platform: str) -> Samples:
+            further = np.array([key not in known[platform] for key in programs], dtype=bool)
+            return with_hardware(tokens.take(further), self.hardware(platform).vector())
+
+        return self._heap(of)
 
     def trained_keys(self, without: Collection[str] = ()) -> set[str]:
         """Keys of the tasks that ``pooled`` has."""

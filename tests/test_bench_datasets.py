@@ -101,14 +101,14 @@ def test_what_no_platform_measured_is_a_heap_of_the_same_tasks(prepared):
         np.testing.assert_array_equal(row, prepared.samples(platform).features[0, 0])
 
 
-def test_what_comes_with_tcl_is_three_data_sets_whose_tasks_are_numbered_apart():
+def test_what_comes_with_tcl_is_four_data_sets_whose_tasks_are_numbered_apart():
     """However many of its tasks a heap has, the next data set's are behind all of the one's before."""
     few, asked = ranking_problem(tasks=2, programs=3), []
     heap = shipped(lambda data: (asked.append(data), few)[1])
-    assert [data.folder.name for data in asked] == ["prepared", "registers", "searched"]
-    first, second, _ = (len(data.platforms) * len(data.encoder.numbers) for data in asked)
-    assert heap.tasks.tolist() == [*few.tasks, *(few.tasks + first), *(few.tasks + first + second)]
-    np.testing.assert_array_equal(heap.latencies_s, [*few.latencies_s, *few.latencies_s, *few.latencies_s])
+    assert [data.folder.name for data in asked] == ["prepared", "registers", "searched", "variants"]
+    first, second, third, _ = (len(data.platforms) * len(data.encoder.numbers) for data in asked)
+    assert heap.tasks.tolist() == [*few.tasks, *(few.tasks + first), *(few.tasks + first + second), *(few.tasks + first + second + third)]
+    np.testing.assert_array_equal(heap.latencies_s, [*few.latencies_s] * 4)
 
 
 def test_of_data_sets_that_are_learned_together_one_is_ranked(prepared, tmp_path):

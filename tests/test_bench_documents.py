@@ -17,6 +17,7 @@ import faults
 import gate
 import layouts
 import model_speed
+import more_tasks
 import near
 import networks
 import pipeline
@@ -43,6 +44,7 @@ SHOWN: dict[str, tuple[str, Callable[[Found], str]]] = {
     "near": ("near", lambda found: near.table(found["summary"])),
     "repeats": ("repeats", lambda found: repeats.table(found["summary"])),
     "pools": ("pools", lambda found: pool_rows(found["summary"], first=pools.UNIFORM, said="learned", of=" programs")),
+    "more_tasks": ("more_tasks", lambda found: pool_rows(found["summary"], first=more_tasks.DRAWN, said="learned", of=" programs")),
     "costly": ("costly", lambda found: pool_rows(found["summary"], first=costly.ALL, said="costly programs learned")),
     "shipped": ("shipped", lambda found: SHIPPED["table"](found["summary"])),
     "samplers": ("samplers", lambda found: samplers.table({pool: of for pool, of in found["summary"].items() if pool in samplers.POOLS})),

@@ -42,6 +42,12 @@ TABLES = {
     "layouts": (*(f"summary.{kind}" for kind in ("3x3", "depthwise")), "units.*.best_s.NCHW", "units.*.best_s.NHWC"),
     "lean": tuple(f"summary.*.{key}" for key in ("pairs", "u16", "found", "pairs_less_random", "u16_less_random", "found_less_random")),
     "model_speed": ("programs_per_s.*.*.train", "programs_per_s.*.*.infer", "cold_start_s.mamba.*.first", "cold_start_s.mamba.*.later"),
+    "more_tasks": tuple(
+        f"summary.{pool}.{row}.{figure}"
+        for pool in ("uniform", "leaning")
+        for row in ("drawn", "+ others", "+ variants", "fewer")
+        for figure in ("pairs", "u16", "pairs_less_drawn")
+    ),
     "networks": (
         *(f"summary.{key}" for key in ("networks", "cut", "tuned", "faster_than_pytorch")),
         *(f"rows.*.{key}" for key in ("network", "tasks", "untuned_ms", "tuned_ms", "pytorch_ms", "ratio")),

@@ -216,6 +216,7 @@ def test_what_makes_tokens_and_models_is_an_input_of_all_that_use_them(stages):
             "data/prepared",
             "data/registers",
             "data/searched",
+            "data/variants",
             "data/tuned",
             "tcl_core/reference.py",
             "tcl_core/chain/state.py",

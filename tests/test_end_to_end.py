@@ -26,6 +26,7 @@ COPIED = (
     "data/prepared",
     "data/registers",
     "data/searched",
+    "data/variants",
     "data/tuned",
     ".dvc/config",
     ".dvcignore",

@@ -106,6 +106,25 @@ def test_what_searches_met_is_what_its_readme_says(platform):
     assert len(numbers) == len(programs) and all(numbers[record.key] == record.program_id for record in records)
 
 
+def test_the_many_tasks_are_what_their_readme_says():
+    """None is another data set's, so none that a comparison holds out."""
+    folder = FOLDER.with_name("variants")
+    told, on = " ".join((folder / "README.md").read_text().split()), Counter[str]()
+    for platform in PLATFORMS:
+        records = store.read_records(folder / f"platform={platform}")
+        on.update({record.task_key for record in records})
+        failed, disturbed = sum(record.error != "ok" for record in records), sum(record.disturbed for record in records)
+        assert f"{platform} {len(records):,}, of these {failed} failed, {disturbed:,} disturbed" in told
+        assert len({record.host for record in records}) == 1 and max(Counter(record.task_key for record in records).values()) == 12
+    uses = store.read_table(folder / "networks.parquet", "networks")
+    assert {use["split"] for use in uses} == {"train"} and on.keys() == {use["task_key"] for use in uses}
+    counts = Counter(on.values())
+    assert f"{counts[2]} tasks by two, {counts[1]} by one" in told and f"Measured programs of {len(on)} tasks" in told
+    for other in ("reference", "prepared", "registers", "searched"):
+        theirs = {use["task_key"] for use in store.read_table(FOLDER.with_name(other) / "networks.parquet", "networks")}
+        assert not on.keys() & theirs
+
+
 def test_searches_meet_faster_programs_than_draws():
     """Of the tasks that the EPYC measured both ways on AVX2: the median program as searched beside the median as drawn."""
     drawn_keys = {record.key for record in store.read_records(FOLDER.parent / "epyc" / "registers" / "platform=host-avx2")}
@@ -120,7 +139,7 @@ def test_searches_meet_faster_programs_than_draws():
 
 def test_what_one_edition_holds_out_the_other_does_not_train_on():
     """All are learned in one heap, and their tasks were cut from graphs that differ a little."""
-    names = ("prepared", "registers", "searched")
+    names = ("prepared", "registers", "searched", "variants")
     uses = {name: store.read_table(FOLDER.with_name(name) / "networks.parquet", "networks") for name in names}
     of = {
         name: {split: {use["task_key"] for use in rows if use["split"] == split} for split in ("train", "held_out", "sealed")}

@@ -136,7 +136,7 @@ def test_a_user_without_a_home_reads_what_comes_with_tcl(monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert len(reference.learned_sets()) == 3
+    assert len(reference.learned_sets()) == 4
     data = tcl.datasets.searched()
     assert len(data.samples(data.platforms[0])) > 100
     with pytest.raises(UsageError, match=r"no folder to keep .* \(Could not determine home directory\.\); set XDG_CACHE_HOME to one"):

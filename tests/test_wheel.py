@@ -25,7 +25,7 @@ def wheel(tmp_path_factory) -> Path:
     for name in BUILT_FROM:
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy / name)
-    for name in ("tcl_core", "flows", "profiles", "data/reference", "data/prepared", "data/registers", "data/searched"):
+    for name in ("tcl_core", "flows", "profiles", "data/reference", "data/prepared", "data/registers", "data/searched", "data/variants"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     code = f"from setuptools.build_meta import build_wheel; print(build_wheel({str(out)!r}))"
     ended = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=LIMIT_S)

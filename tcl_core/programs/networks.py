@@ -93,8 +93,8 @@ def build_torch(network: str) -> tuple[Any, tuple[Any, ...]]:
         torch.default_generator.manual_seed(0)  # unlike torch.manual_seed, leaves GPUs' generators alone
         model = getattr(transformers, entry.model)(config).eval()
         first_output = _first_output(model).eval()
-        if entry.shape == TEXT:
-            return first_output, (torch.arange(TEXT[1]).reshape(TEXT),)
+        if len(entry.shape) == len(TEXT):
+            return first_output, (torch.arange(entry.shape[1]).reshape(entry.shape),)
         return first_output, (torch.randn(entry.shape),)
 
 

@@ -99,7 +99,7 @@ def _add_lines(file: Path, text: str) -> None:
 def without_sources(dvc: str) -> str:
     """dvc.yaml's text without dependencies on TCL's own code and data, which are installed elsewhere; a comment in it says so."""
     dvc = re.sub(WITH_SOURCES, WITHOUT_SOURCES, dvc, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"^ *- (tcl_core/\S+|data/(?:prepared|registers|searched)\b).*\n", "", dvc, flags=re.MULTILINE)
+    return re.sub(r"^ *- (tcl_core/\S+|data/(?:prepared|registers|searched|variants)\b).*\n", "", dvc, flags=re.MULTILINE)
 
 
 def outdated(project: Path) -> list[str]:

@@ -39,10 +39,10 @@ def test_stages_depend_on_data_alone(tmp_path):
     ours, theirs = (YAML(typ="safe").load(folder / "dvc.yaml")["stages"] for folder in (tmp_path, ROOT))
     assert ours.keys() == theirs.keys()
     text = (tmp_path / "dvc.yaml").read_text()
-    assert "- tcl_core" not in text and not re.search("- data/(prepared|registers|searched)", text)
-    assert text.count("- data/") == (ROOT / "dvc.yaml").read_text().count("- data/") - 3
+    assert "- tcl_core" not in text and not re.search("- data/(prepared|registers|searched|variants)", text)
+    assert text.count("- data/") == (ROOT / "dvc.yaml").read_text().count("- data/") - 4
     assert "after an upgrade of TCL say `dvc repro --force`" in text and "Stages depend on the code" not in text
-    deps = "  deps:\n    - tcl_core/x.py  # why\n    - data/prepared  # so\n    - data/registers\n    - data/searched\n    - data/y\n"
+    deps = "  deps:\n    - tcl_core/x.py  # why\n    - data/prepared  # so\n    - data/registers\n    - data/searched\n    - data/variants\n    - data/y\n"
     assert without_sources(deps) == "  deps:\n    - data/y\n"
 
 
