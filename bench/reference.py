@@ -149,7 +149,7 @@ def collections_of(workspace: Workspace, folder: Path) -> dict[str, Collection]:
 def know_disturbed(collection: Collection) -> None:
     """Count disturbed measurements as known, but where there is an undisturbed one.
 
-    A task's few programs are measured within seconds, and what disturbed the machine for longer hardly changes their order.
+    A task's few programs are measured within seconds, and what lasts longer slows them all.
     """
     rows = {key: row for row, key in enumerate(collection.keys)}
     for record in iter_journal(collection.journal):
