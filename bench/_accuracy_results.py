@@ -11,9 +11,10 @@ from typing import Any
 
 from _accuracy_runs import CHAINED, MODELS, OURS, SEARCHED, SETS, TWINS, Run, figures, own_settings, ranked
 from _calibration import calibration
+from _chain_case import chain_case
 from _datasets import Case, Learned, Logs, Reference, reads_of
 from _identity import code_identity, data_identity, identity
-from _lessons import chain_case, lesson, log_lesson
+from _lessons import lesson, log_lesson
 from _paired import ByTask, compared
 from _ranking_tables import FIGURES, LEAST, interval, overview_table, shown, sizes_and_times
 from _tables import ROOT, markdown, result_file, save

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from _chain_case import ChainCase
 from _datasets import Case
-from _lessons import ChainCase, Lesson
+from _lessons import Lesson
 from _paired import task_figures
 
 import numpy as np
@@ -85,12 +86,10 @@ def _ours(run: Run, usual: FitSettings) -> FitSettings:
 def chained(run: Run, case: ChainCase) -> MambaModel:
     """Our model along the chain, as in the pipeline: taught on the first platform, then bridged to each later one's measurements."""
     settings = BridgeSettings(_ours(run, BridgeSettings().fit))
-    model, platforms = taught(run, case.first), (*case.before, case.train)
-    for place in range(1, len(platforms)):
-        further = case.further[place]
-        sources_s = [np.concatenate([side.latencies_s, np.full(len(further), np.nan)]) for side in reversed(platforms[:place])]
-        known = case.hardware[:place]
-        model, _ = bridged(model, platforms[place], further, settings, sources_s=sources_s, machines=known[::-1], earlier=known)
+    model = taught(run, case.first)
+    for place, step in enumerate(case.steps, start=1):
+        known, nearest_first = case.hardware[:place], step.sources_s[::-1]
+        model, _ = bridged(model, step.measured, step.further, settings, sources_s=nearest_first, machines=known[::-1], earlier=known)
     return model
 
 

@@ -28,7 +28,7 @@ NEUTRAL = ("_tables", "_identity", "_smallest")  # how figures are kept and show
 ESTIMATE = ROOT / "tcl_core" / "models" / "estimate.py"
 UNESTIMATED = ("mamba-paper", "xgboost", "world-model")  # which import it and have none
 SAME = ROOT / "bench" / "same_figures.toml"  # files whose latest changes cannot have changed a figure
-TAUGHT = ("mamba", "tcl")
+TAUGHT = {"mamba": ["_lessons"], "tcl": ["_chain_case"]}  # model -> scripts of what teaches it
 TEACHING = ("tcl_core.teaching", "tcl_core.models.trees", "tcl_core.programs.unlabelled")  # the teachers of ``TAUGHT``
 
 
@@ -61,13 +61,16 @@ def code_digest(text: str) -> str:
 
 
 def code_as_of(commit: str, path: Path) -> str | None:
-    """A file's code in a commit; None where the history is not there, so that stored runs count as outdated."""
-    named = f"{commit}:{path.relative_to(ROOT).as_posix()}"
+    """A file's code in a commit, none if it was not there; None where the history is not there, so that stored runs count as outdated."""
+    name = path.relative_to(ROOT).as_posix()
     try:
-        shown = subprocess.run(["git", "-C", str(ROOT), "show", named], capture_output=True, text=True, check=True, timeout=60)
+        return code(_git("show", f"{commit}:{name}")) if _git("ls-tree", "--name-only", commit, "--", name) else ""
     except (OSError, subprocess.SubprocessError):
         return None
-    return code(shown.stdout)
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def digest_of(function: Callable[..., Any]) -> str:
@@ -89,7 +92,7 @@ def code_of(model: str) -> list[Path]:
     """
     module = catalogue.CLASSES[model].partition(":")[0] if model in catalogue.CLASSES else "tcl_core.chain.bridge"
     modules = [module, "tcl_core.evaluation.metrics", *(TEACHING if model in TAUGHT else ())]
-    found = reached(modules, ["_datasets", *(["_lessons"] if model in TAUGHT else [])])
+    found = reached(modules, ["_datasets", *TAUGHT.get(model, ())])
     return [path for path in found if path != ESTIMATE or model not in UNESTIMATED]
 
 

@@ -16,7 +16,6 @@ from _identity import code
 from tcl_core import store
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.per_store import with_per_store
-from tcl_core.features.tokens import with_hardware
 from tcl_core.files import replacing
 from tcl_core.platforms import pool_target, threads
 from tcl_core.programs import pool, unlabelled as drawing
@@ -46,28 +45,6 @@ class Lesson(Case):
 
 
 Thinned = tuple[int | None, int | None, int]
-
-
-@dataclass(frozen=True)
-class ChainCase(Case):
-    """A case to be learned along the chain; ``first`` teaches the chain's first platform.
-
-    further   unlabelled programs of the training tasks, once with the hardware row of each platform up to this one, in chain order
-    hardware  the hardware vectors of these platforms
-    """
-
-    first: Lesson | None = None
-    further: tuple[Samples, ...] = ()
-    hardware: tuple[tuple[float, ...], ...] = ()
-
-
-def chain_case(reference: Reference | Learned, platform: str, thin: Thinned, split: str = "held_out") -> ChainCase:
-    """A case of the reference data, the first platform's lesson, and what later ones learn from."""
-    case = reference.case(platform, "tokens", split=split).thinned(*thin)
-    first = lesson(reference, reference.platforms[0], thin=thin, split=split)
-    vectors = [reference.hardware(p).vector() for p in reference.platforms[: len(case.before) + 1]]
-    further = tuple(with_hardware(first.unlabelled["tokens"], vector) for vector in vectors)
-    return ChainCase(**_fields(case), first=first, further=further, hardware=tuple(map(tuple, vectors)))
 
 
 def lesson(

@@ -6,7 +6,7 @@
 
 reference   the reference data set, platform by platform: trained on the training networks' tasks, tested on the held-out
             networks', which share no task with them
-prepared    the two data sets of networks prepared as in projects, learned together; tested on the uniformly drawn programs of one and, as
+prepared    the two data sets of networks prepared as in projects, and the training networks in other sizes, learned together; tested on the uniformly drawn programs of one and, as
             ``registers``, on those of the other, among which a search chooses
 searched    one platform of the same and of what searches met of the training networks' tasks; tested on the programs that searches
             proposed for the held-out networks, on the machine that also measured the second of the two on that platform
@@ -45,13 +45,14 @@ from _sealed import opened
 from _searched_data import Searched
 from _tables import ROOT, Quick, arguments, into_document, result_file
 from _task_kinds import kinds_table
+from _variants_data import Variants
 
 import torch
 
 from tcl_core.errors import DataError, TclError
 from tcl_core.teaching import STUDENT
 
-FOLDERS = {name: ROOT / "data" / name for name in ("reference", "prepared", "registers", SEARCHED)}
+FOLDERS = {name: ROOT / "data" / name for name in ("reference", "prepared", "registers", SEARCHED, "variants")}
 PARTS = {
     "reference": ("reference",), "prepared": ("prepared", "registers"), SEARCHED: (SEARCHED,), "sealed": ("sealed", "sealed-registers"),
     "logs": ("logs",),
@@ -147,15 +148,18 @@ def results_of(given: argparse.Namespace) -> Results:
 
 
 def _sets(unlabelled: int) -> dict[str, Reference | Learned]:
-    """Data sets by name; of those learned together each gives half of the unlabelled programs, drawn as its own programs are."""
+    """Data sets by name.  Of those learned together each gives half of the unlabelled programs, drawn as its own programs are, and the
+    variants, which have few programs of many tasks, an eighth.
+    """
     reference = Reference(FOLDERS["reference"], FEATURES, unlabelled)
     uniform, leaning = (Reference(FOLDERS[name], FEATURES, unlabelled // 2, lean) for name, lean in (("prepared", 0.0), ("registers", 0.9)))
     met = Searched(FOLDERS[SEARCHED], FEATURES, unlabelled // 2, 0.9, lambda platform: FOLDERS["registers"] / f"platform={platform}")
-    of = {each: Learned((uniform, leaning), each) for each in (uniform, leaning)}
+    more = Variants(FOLDERS["variants"], FEATURES, unlabelled // 8)
+    of = {each: Learned((uniform, leaning, more), each) for each in (uniform, leaning)}
     return {
         "reference": reference,
         "prepared": of[uniform], "registers": of[leaning],
-        "sealed": of[uniform], "sealed-registers": of[leaning], SEARCHED: Learned((uniform, leaning, met), met),
+        "sealed": of[uniform], "sealed-registers": of[leaning], SEARCHED: Learned((uniform, leaning, met, more), met),
     }  # fmt: skip
 
 

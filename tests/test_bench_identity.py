@@ -37,6 +37,7 @@ def test_a_models_runs_depend_on_its_own_code_and_on_its_data():
     assert {"bridge.py", "completion.py", "state.py"} <= files["tcl"]
     assert all({"metrics.py", "autotvm.py", "ansor.py"} <= found for found in files.values())
     assert "_lessons.py" in files["mamba"] & files["tcl"] and "_lessons.py" not in files["trees"]
+    assert "_chain_case.py" in files["tcl"] - files["mamba"]
     assert len({identity(model, data, epochs) for model in files for data in "ab" for epochs in (None, 4)}) == 16
 
 
@@ -116,6 +117,15 @@ def test_a_change_that_is_said_to_change_no_figure_makes_no_run_untrue(repositor
     found, before, commit = repository
     assert found("A = 2\n") != before
     assert found("A = 2\n", entry(commit, "A = 2\n")) == before
+
+
+def test_a_file_that_was_not_there_was_no_part_of_the_identity(repository):
+    found, before, commit = repository
+    new = _identity.ROOT / "tcl_core" / "tuning" / "words.py"
+    new.write_text("B = 1\n")
+    assert found("A = 1\n") != before
+    assert found("A = 1\n", entry(commit, "B = 1\n").replace("search.py", "words.py")) == before
+    assert found("A = 1\n", entry("0" * 40, "B = 1\n").replace("search.py", "words.py")) != before
 
 
 def test_what_was_said_of_other_code_or_of_a_commit_that_is_not_there_does_not_count(repository):

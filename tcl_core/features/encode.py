@@ -19,8 +19,9 @@ from tcl_core.features.groups import by_sketch, samples_of
 from tcl_core.features.layout import WIDTH
 from tcl_core.features.tokens import program_tokens
 from tcl_core.programs.primitives import Primitive, sketch_primitives
-from tcl_core.programs.sketches import Sketch, read_sketch, trace_from_json
+from tcl_core.programs.sketches import Sketch, read_sketch
 from tcl_core.programs.tasks import Task
+from tcl_core.programs.trace_text import read_trace_text
 from tcl_core.programs.workload import Workload, read_workload
 from tcl_core.records import ProgramKey
 from tcl_core.store import Columns
@@ -36,17 +37,16 @@ class _Template:
 
 # Data sets share tasks and sketches, each of which takes TVM milliseconds to read: encoders share what was read recently.
 @lru_cache(maxsize=1024)
-def _read_task(operator: str, flops: float, module_json: str) -> tuple[Any, Workload]:
-    """A task's module, and what it computes."""
-    module = load_module(module_json)
-    return module, read_workload(operator, flops, module)
+def _read_task(operator: str, flops: float, module_json: str) -> Workload:
+    """What a task computes."""
+    return read_workload(operator, flops, load_module(module_json))
 
 
 @lru_cache(maxsize=4096)
 def _read_template(trace_json: str, *task: Any) -> _Template:
     """The template of a sketch; ``task`` are the arguments of ``_read_task`` for its task."""
-    module, workload = _read_task(*task)
-    sketch = read_sketch("", 0, trace_from_json(trace_json, module))
+    workload = _read_task(*task)
+    sketch = read_sketch("", 0, read_trace_text(trace_json, workload))
     return _Template(sketch_primitives(sketch, workload), sketch.width)
 
 
@@ -69,7 +69,7 @@ class Encoder:
     def workload(self, task_key: str) -> Workload:
         """What a task computes; read from its module on first use."""
         if task_key not in self._workloads:
-            self._workloads[task_key] = _read_task(*self._of_task(task_key))[1]
+            self._workloads[task_key] = _read_task(*self._of_task(task_key))
         return self._workloads[task_key]
 
     def _of_task(self, task_key: str) -> tuple[str, float, str]:
